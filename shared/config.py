@@ -1,0 +1,288 @@
+"""Settings: environment and `.env` become frozen dataclasses, once, in `load_settings`.
+
+Nothing else reads `os.environ` for a setting. A value that is not allowed refuses to start, and the
+message names the variable, the value and what is allowed. `.env.example` lists every variable with
+its default; a test keeps it equal to the tables here.
+"""
+
+import dataclasses
+import ipaddress
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_type_hints
+
+from dotenv import dotenv_values
+
+from shared.errors import StartError
+
+PROJECT_DIR: Final = Path(__file__).resolve().parent.parent
+POCKET: Final = "builtin:pocket"
+
+Parser = Callable[[str], Any]  # raises ValueError(what is allowed)
+
+
+def _integer(low: int, high: int) -> Parser:
+    def parse(text: str) -> int:
+        allowed = f"a whole number from {low:,} to {high:,}"
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(allowed) from None
+        if not low <= value <= high:
+            raise ValueError(allowed)
+        return value
+
+    return parse
+
+
+def _number(low: float, high: float) -> Parser:
+    def parse(text: str) -> float:
+        allowed = f"a number from {low:g} to {high:g}"
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(allowed) from None
+        if not math.isfinite(value) or not low <= value <= high:
+            raise ValueError(allowed)
+        return value
+
+    return parse
+
+
+def _boolean(text: str) -> bool:
+    words = {"true": True, "1": True, "yes": True, "on": True}
+    words |= {"false": False, "0": False, "no": False, "off": False}
+    if text.lower() not in words:
+        raise ValueError("true or false")
+    return words[text.lower()]
+
+
+def _one_of(*allowed: str) -> Parser:
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError("one of " + ", ".join(allowed))
+        return text.lower()
+
+    return parse
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _required_text(text: str) -> str:
+    if not text:
+        raise ValueError("not empty")
+    return text
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise ValueError("a directory")
+    return Path(text).expanduser().absolute()
+
+
+def _address(text: str) -> str:
+    if text != "localhost":
+        try:
+            ipaddress.ip_address(text)
+        except ValueError:
+            raise ValueError("an IP address or localhost") from None
+    return text
+
+
+def _setting(name: str, default: str, parse: Parser, about: str) -> Any:
+    """A field read from variable `name`; `about` is its line in `.env.example`."""
+    return dataclasses.field(
+        metadata={"name": name, "default": default, "parse": parse, "about": about}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that can be set, in the order of `.env.example`."""
+
+    model_path: str = _setting(
+        "MODEL_PATH",
+        POCKET,
+        _required_text,
+        "Hub id or directory of the model; builtin:pocket needs no download",
+    )
+    proxy_model_id: str = _setting(
+        "PROXY_MODEL_ID", "", _text, "Public model name; empty = the hub id or the directory's name"
+    )
+    model_aliases: tuple[str, ...] = _setting(
+        "MODEL_ALIASES", "", _words, "Further names for the model, comma-separated"
+    )
+    catch_all_models: tuple[str, ...] = _setting(
+        "CATCH_ALL_MODELS",
+        "claude-*, gpt-*",
+        _words,
+        "Patterns of model names that are served by the model too",
+    )
+    proxy_host: str = _setting(
+        "PROXY_HOST",
+        "127.0.0.1",
+        _address,
+        "Address to listen on; any but loopback needs PROXY_API_KEY",
+    )
+    proxy_port: int = _setting("PROXY_PORT", "4000", _integer(1, 65535), "Port to listen on")
+    proxy_api_key: str = _setting(
+        "PROXY_API_KEY", "", _text, "Key that every client must send; empty = none, loopback only"
+    )
+    cors_origins: tuple[str, ...] = _setting(
+        "CORS_ORIGINS",
+        "",
+        _words,
+        "Web origins that may use the API from a browser, comma-separated",
+    )
+    workers: int = _setting(
+        "WORKERS", "1", _integer(1, 16), "Workers to start, each with its own copy of the model"
+    )
+    run_dir: Path = _setting(
+        "RUN_DIR", "~/.hearth/run", _path, "Directory for sockets and the pid file (0700)"
+    )
+    model_dir: Path = _setting(
+        "MODEL_DIR", "~/.hearth/models", _path, "Directory where builtin models are made"
+    )
+    log_level: str = _setting(
+        "LOG_LEVEL",
+        "INFO",
+        _one_of("debug", "info", "warning", "error"),
+        "debug, info, warning or error",
+    )
+    max_kv_size: int = _setting(
+        "MAX_KV_SIZE",
+        "196608",
+        _integer(256, 16_777_216),
+        "Longest prompt and completion together, in tokens",
+    )
+    prefill_chunk: int = _setting(
+        "PREFILL_CHUNK",
+        "0",
+        _integer(0, 16_384),
+        "Prompt tokens in one forward; 0 = 256 on a CPU, 512 on a GPU",
+    )
+    live_slots_max: int = _setting(
+        "LIVE_SLOTS_MAX",
+        "4",
+        _integer(1, 64),
+        "Requests that compute at once in one worker; others wait",
+    )
+    queue_max: int = _setting(
+        "QUEUE_MAX",
+        "64",
+        _integer(1, 10_000),
+        "Requests that may wait in one worker; more get a 503",
+    )
+    default_temperature: float = _setting(
+        "DEFAULT_TEMPERATURE", "0.1", _number(0, 2), "Sampling temperature; 0 = greedy"
+    )
+    default_top_p: float = _setting(
+        "DEFAULT_TOP_P", "0.9", _number(0, 1), "Nucleus sampling; 1 = off"
+    )
+    default_top_k: int = _setting(
+        "DEFAULT_TOP_K", "40", _integer(0, 1_000_000), "Sample from the k likeliest; 0 = off"
+    )
+    default_min_p: float = _setting(
+        "DEFAULT_MIN_P",
+        "0.05",
+        _number(0, 1),
+        "Drop tokens less likely than this share of the likeliest",
+    )
+    default_repetition_penalty: float = _setting(
+        "DEFAULT_REPETITION_PENALTY",
+        "1.08",
+        _number(0.01, 10),
+        "Divides the logits of recent tokens; 1 = off",
+    )
+    default_repetition_context_size: int = _setting(
+        "DEFAULT_REPETITION_CONTEXT_SIZE",
+        "256",
+        _integer(1, 1_000_000),
+        "Recent tokens that it looks at",
+    )
+    default_max_tokens: int = _setting(
+        "DEFAULT_MAX_TOKENS",
+        "2048",
+        _integer(1, 16_777_216),
+        "Completion limit where the client names none",
+    )
+    default_thinking: bool = _setting(
+        "DEFAULT_THINKING",
+        "true",
+        _boolean,
+        "Whether templates that can think do so unless told otherwise",
+    )
+
+    @property
+    def model_name(self) -> str:
+        """The name clients see first in /v1/models."""
+        if self.proxy_model_id:
+            return self.proxy_model_id
+        if self.model_path.startswith("builtin:"):
+            return self.model_path.removeprefix("builtin:")
+        path = Path(self.model_path).expanduser()
+        return path.resolve().name if path.exists() else self.model_path
+
+    @property
+    def instance_dir(self) -> Path:
+        """Where this server's sockets and pid file are: one directory for each port."""
+        return self.run_dir / str(self.proxy_port)
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.proxy_host == "localhost" or ipaddress.ip_address(self.proxy_host).is_loopback
+
+
+REFUSED: Final = {
+    "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (
+        "it replaces what a tool wrote by a digest, so that the model is blinded; "
+        "remove the line, the cache does not need it"
+    ),
+}
+
+
+def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings:
+    """Return the settings of `env_file` (if it exists), overridden by `environ`.
+
+    Raises:
+        StartError: a value is not allowed, or values do not go together.
+    """
+    from_file = dotenv_values(env_file) if env_file is not None and env_file.exists() else {}
+    given = {name: text or "" for name, text in from_file.items()} | dict(environ)
+    for name, reason in REFUSED.items():
+        if given.get(name, "").lower() not in ("", "false", "0", "no", "off"):
+            raise StartError(f"{name} is refused: {reason}.")
+    values = {}
+    for row in dataclasses.fields(Settings):
+        about = row.metadata
+        text = given.get(about["name"], about["default"]).strip()
+        try:
+            values[row.name] = about["parse"](text)
+        except ValueError as error:
+            raise StartError(f"{about['name']} is {text!r}; allowed is {error}.") from None
+    settings = Settings(**values)
+    if not settings.is_loopback and not settings.proxy_api_key:
+        raise StartError(
+            f"PROXY_HOST is {settings.proxy_host}, which others can reach, and PROXY_API_KEY is "
+            "empty. Set PROXY_API_KEY, or PROXY_HOST=127.0.0.1."
+        )
+    return settings
+
+
+def example_lines() -> list[str]:
+    """Return what `.env.example` holds: each variable's line of explanation, then its default."""
+    lines = []
+    for row in dataclasses.fields(Settings):
+        lines += [f"# {row.metadata['about']}", f"{row.metadata['name']}={row.metadata['default']}"]
+    return lines
+
+
+assert set(get_type_hints(Settings)) == {row.name for row in dataclasses.fields(Settings)}

@@ -1,0 +1,62 @@
+"""What can go wrong for a reason that is not a bug of ours, with text that says what to do."""
+
+
+class RequestError(Exception):
+    """This request ends, the next one is served. Reaches the client in its own dialect.
+
+    `status` is the HTTP status, `code` a stable word for programs, the text is for people: the
+    measured value, the limit and the remedy.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        status: int = 400,
+        code: str = "invalid_request",
+        param: str | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+class PromptTooLong(RequestError):
+    """The prompt does not fit the context; clients that compact act on this code."""
+
+    def __init__(self, *, tokens: int, tokens_max: int) -> None:
+        super().__init__(
+            f"The prompt is {tokens:,} tokens and this server accepts {tokens_max:,}. "
+            f"Remove at least {tokens - tokens_max:,} tokens, or raise MAX_KV_SIZE if the model "
+            "allows more.",
+            code="context_length_exceeded",
+            param="messages",
+        )
+
+
+class Overloaded(RequestError):
+    """The queue is full; the same request may succeed in a few seconds."""
+
+    RETRY_AFTER_S = 5
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, status=503, code="overloaded")
+
+
+class WorkerLost(RequestError):
+    """The worker that held this request died or was not there; nothing is replayed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, status=503, code="worker_unavailable")
+
+
+class WireError(Exception):
+    """From decode: the peer is wrong, drop the frame. From encode: the request is, refuse it."""
+
+
+class StartError(Exception):
+    """The server cannot start as configured. Its text is one line and says what to change."""
+
+
+EXIT_CANNOT_START = 78  # EX_CONFIG: a restart with the same settings would fail the same way
