@@ -68,6 +68,7 @@ class RouterPort:
     """
 
     def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -90,6 +91,10 @@ class RouterPort:
     def post(self, peer: bytes, message: Message) -> None:
         """Queue `message` for `peer` and wake the owner. Any thread; never blocks."""
         self._outbox.append((peer, message))
+        self.wake()
+
+    def wake(self) -> None:
+        """End the owner's wait. Any thread, and signal handlers."""
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
             self._wake_write.send(b"\0")
 
@@ -97,7 +102,7 @@ class RouterPort:
         """Send what was posted, wait up to `wait_s` for something to happen, return what came."""
         self._flush()
         retry_soon = 0.02 if self._held else wait_s
-        self._poller.poll(min(wait_s, retry_soon) * 1000)
+        self._poller.poll(int(min(wait_s, retry_soon) * 1000))
         with contextlib.suppress(BlockingIOError):
             while self._wake_read.recv(4096):
                 pass
@@ -163,6 +168,8 @@ class RouterPort:
         self._flush()
         self._socket.close()
         self._context.term()
+        if self._endpoint.startswith("ipc://"):
+            Path(self._endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
         self._wake_read.close()
         self._wake_write.close()
 
@@ -187,8 +194,9 @@ class DealerLink:
             WireError: it cannot be encoded, or the worker stopped reading long ago.
         """
         frame = encode(message)
-        future: asyncio.Future[None] = self._socket.send(frame, zmq.NOBLOCK)
-        if future.done() and not future.cancelled() and future.exception() is not None:
+        future = self._socket.send(frame, zmq.NOBLOCK)
+        assert isinstance(future, asyncio.Future), type(future)
+        if future.done() and future.exception() is not None:
             raise WireError(f"the worker's queue is full ({QUEUE_FRAMES_MAX} frames)")
 
     async def receive(self) -> Message:

@@ -1,0 +1,191 @@
+"""Decoding: one token for every sequence in flight, alone in its own cache or batched.
+
+A lone sequence decodes in the cache that it was prefilled in, without a copy. Two or more of
+similar length share a BatchGenerator, which copies their caches when they join; they stay there
+until they end. Models whose caches cannot be merged take turns alone.
+Owner: the inference thread.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import TokenBuffer
+
+from worker.engine.sampling import Choice
+
+UNBOUNDED = 1 << 30  # the scheduler, not the batch, counts tokens
+CLEAR_EVERY_TOKENS = 256  # MLX's buffer cache is emptied this often, as mlx-lm does
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A prefilled request. `cache` holds `tokens`; `last` is the prompt's last token, not fed."""
+
+    key: str
+    cache: list[Any]
+    tokens: list[int]
+    last: int
+    choice: Choice
+    tokens_max: int  # of the completion
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One sampled token; `logprobs` (vocabulary,) only where the request asked for them."""
+
+    key: str
+    token_id: int
+    logprobs: mx.array | None
+
+
+class Decoder:
+    """All sequences that decode now."""
+
+    def __init__(self, model: Any, stream: Any, is_mergeable: bool) -> None:
+        self._model = model
+        self._stream = stream
+        self._is_mergeable = is_mergeable
+        self._lone: dict[str, _Lone] = {}
+        self._batches: dict[int, _Batch] = {}  # length bucket -> batch
+        self._steps = 0
+
+    def __len__(self) -> int:
+        return len(self._lone) + sum(len(batch) for batch in self._batches.values())
+
+    def add(self, sequence: Sequence) -> None:
+        """Feed the prompt's last token; the first answer token comes with a later `step`."""
+        with mx.stream(self._stream):
+            self._lone[sequence.key] = _Lone(self._model, sequence)
+
+    def step(self) -> list[Sampled]:
+        """Return the next token of each sequence (none for one that has just joined a batch)."""
+        self._steps += 1
+        with mx.stream(self._stream):
+            sampled = [one for batch in self._batches.values() for one in batch.step()]
+            joining = self._joining()
+            for key, lone in list(self._lone.items()):
+                sampled.append(lone.step(looks_ahead=key not in joining))
+            for key in joining:
+                self._join(self._lone.pop(key))
+        if self._steps % CLEAR_EVERY_TOKENS == 0:
+            mx.clear_cache()
+        return sampled
+
+    def remove(self, key: str) -> None:
+        """Forget a sequence that ended or was cancelled, and its cache."""
+        if self._lone.pop(key, None) is None:
+            for bucket, batch in list(self._batches.items()):
+                batch.remove(key)
+                if not len(batch):
+                    batch.close()
+                    del self._batches[bucket]
+
+    def _joining(self) -> set[str]:
+        """Return the lone sequences that have company of their length."""
+        if not self._is_mergeable:
+            return set()
+        buckets: dict[int, list[str]] = {}
+        for key, lone in self._lone.items():
+            buckets.setdefault(_bucket(lone), []).append(key)
+        return {
+            key
+            for bucket, keys in buckets.items()
+            if len(keys) > 1 or bucket in self._batches
+            for key in keys
+            if self._lone[key].remaining > 1
+        }
+
+    def _join(self, lone: "_Lone") -> None:
+        bucket = _bucket(lone)
+        if bucket not in self._batches:
+            self._batches[bucket] = _Batch(self._model, self._stream)
+        self._batches[bucket].add(lone)
+
+
+def _bucket(lone: "_Lone") -> int:
+    """Return the length class: a batch pads every row to its longest, at most fourfold here."""
+    return lone.prompt_length.bit_length() // 2
+
+
+class _Lone:
+    """One sequence in its own cache, one forward ahead of what was returned."""
+
+    def __init__(self, model: Any, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.prompt_length = len(sequence.tokens) + 1
+        self.remaining = sequence.tokens_max
+        self.fed = list(sequence.tokens)  # what the cache holds
+        self._model = model
+        self._context = TokenBuffer(sequence.tokens) if sequence.choice.processors else None
+        self._pending = self._forward(mx.array([sequence.last], dtype=mx.uint32))
+        self.fed.append(sequence.last)
+
+    def step(self, looks_ahead: bool) -> Sampled:
+        """Return the pending token. Looking ahead computes the next one meanwhile."""
+        assert self.remaining > 0, "a sequence past its limit is removed, not stepped"
+        token, logprobs = self._pending
+        self.remaining -= 1
+        if looks_ahead and self.remaining > 0:
+            self._pending = self._forward(token)
+        token_id: int = token.item()  # type: ignore[assignment]
+        if looks_ahead:
+            self.fed.append(token_id)
+        self.last_token_id = token_id
+        wanted = self.sequence.choice.top_logprobs is not None
+        return Sampled(self.sequence.key, token_id, logprobs[0] if wanted else None)
+
+    def _forward(self, inputs: mx.array) -> tuple[mx.array, mx.array]:
+        """Feed `inputs` (1,); return the next token (1,) and log probabilities (1, vocabulary)."""
+        logits = self._model(inputs[None], cache=self.sequence.cache)[:, -1, :]
+        if self._context is not None:
+            context = self._context.update_and_fetch(inputs)
+            for process in self.sequence.choice.processors:
+                logits = process(context, logits)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        token = self.sequence.choice.sampler(logprobs)
+        mx.async_eval(token, logprobs)  # type: ignore[no-untyped-call]
+        return token, logprobs
+
+
+class _Batch:
+    """Sequences of similar length in one BatchGenerator."""
+
+    def __init__(self, model: Any, stream: Any) -> None:
+        self._generator = BatchGenerator(model, max_tokens=UNBOUNDED, stream=stream)
+        self._by_uid: dict[int, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_uid)
+
+    def add(self, lone: _Lone) -> None:
+        """Take over a sequence whose newest token was returned but not fed."""
+        sequence = lone.sequence
+        (uid,) = self._generator.insert(
+            [[lone.last_token_id]],
+            max_tokens=[UNBOUNDED],
+            caches=[sequence.cache],
+            all_tokens=[lone.fed],
+            samplers=[sequence.choice.sampler],
+            logits_processors=[list(sequence.choice.processors)],
+        )
+        self._by_uid[uid] = sequence
+
+    def step(self) -> list[Sampled]:
+        sampled = []
+        for response in self._generator.next()[1]:
+            sequence = self._by_uid[response.uid]
+            wanted = sequence.choice.top_logprobs is not None
+            logprobs = response.logprobs if wanted else None
+            sampled.append(Sampled(sequence.key, int(response.token), logprobs))
+        return sampled
+
+    def remove(self, key: str) -> None:
+        uids = [uid for uid, sequence in self._by_uid.items() if sequence.key == key]
+        if uids:
+            self._generator.remove(uids)
+            del self._by_uid[uids[0]]
+
+    def close(self) -> None:
+        self._generator.close()

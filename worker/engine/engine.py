@@ -1,0 +1,63 @@
+"""The model's forwards: prefill by chunks, decode by steps. Knows tokens, not chat.
+
+Owner: the inference thread, which also loaded the model.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generation_stream
+from mlx_lm.models.cache import make_prompt_cache
+
+from worker.engine.decode import Decoder
+from worker.engine.model import LoadedModel, backend
+
+CHUNK_CPU, CHUNK_GPU = 256, 512  # prompt tokens in one forward
+
+
+def default_chunk() -> int:
+    return CHUNK_CPU if backend() == "cpu" else CHUNK_GPU
+
+
+class Engine:
+    """One model and the caches that it fills.
+
+    `prefill` leaves a cache that holds exactly the tokens it was given, evaluated, so that it may
+    be dropped or continued at any chunk's end.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model = loaded.model
+        self._wire_memory()
+        self.decoder = Decoder(loaded.model, generation_stream, _is_mergeable(self.new_cache()))
+
+    def new_cache(self) -> list[Any]:
+        """Return empty caches, one a layer, which take no memory before they are written."""
+        cache: list[Any] = make_prompt_cache(self._model)
+        return cache
+
+    def prefill(self, cache: list[Any], ids: list[int]) -> None:
+        """Feed `ids` in one forward and wait for its KV."""
+        with mx.stream(generation_stream):
+            self._model(mx.array(ids)[None], cache=cache)
+            mx.eval([layer.state for layer in cache])
+        mx.clear_cache()
+
+    def close(self) -> None:
+        """Let go of this thread's streams: without it the process aborts at its end."""
+        mx.synchronize()
+        mx.clear_streams()
+
+    def _wire_memory(self) -> None:
+        """Keep the weights in a GPU's reach for the worker's life, as mlx-lm does per call."""
+        limit = mx.device_info().get("max_recommended_working_set_size")
+        if limit is not None:
+            mx.set_wired_limit(int(limit))
+
+
+def _is_mergeable(cache: list[Any]) -> bool:
+    """Whether mlx-lm can put several of these caches into one batch."""
+    return all(
+        hasattr(layer, "merge") and _is_mergeable(list(getattr(layer, "caches", ())))
+        for layer in cache
+    )

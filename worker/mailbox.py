@@ -1,0 +1,160 @@
+"""The I/O thread: everything that arrives or leaves by socket. Never waits for the model."""
+
+import logging
+import os
+import queue
+import select
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.transport import HEARTBEAT_S, RouterPort
+from shared.wire import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Count,
+    Counted,
+    Failed,
+    Finished,
+    Heartbeat,
+    Hello,
+    Message,
+    Renew,
+    Submit,
+    Up,
+    Welcome,
+)
+from worker.request import Ticket
+
+log = logging.getLogger(__name__)
+
+Jobs = queue.SimpleQueue[tuple[Ticket, Submit | Count] | None]
+ANSWERS = (Finished, Failed, Counted)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which start of which worker this is."""
+
+    worker_id: int
+    boot_id: str
+
+
+class Mailbox:
+    """Owns the socket and the table of open requests. Owner: the main thread.
+
+    Every Submit and Count in `_open` leaves it by exactly one answer. `send` is the one method
+    that other threads call.
+    """
+
+    def __init__(
+        self,
+        port: RouterPort,
+        identity: Identity,
+        jobs: Jobs,
+        heartbeat: Callable[[], Heartbeat],
+        open_max: int,
+    ) -> None:
+        self._port = port
+        self._identity = identity
+        self._jobs = jobs
+        self._heartbeat = heartbeat
+        self._open_max = open_max
+        self._open: dict[str, Ticket] = {}
+        self._peers: set[bytes] = set()
+        self._next_beat = 0.0
+
+    def run(self, is_stopping: Callable[[], bool]) -> None:
+        """Work until told to stop, or until the supervisor's end of our stdin closes."""
+        while not is_stopping() and not _supervisor_is_gone():
+            for peer, message in self._port.turn(self._wait_s()):
+                self._handle(peer, message)
+            self._forget_gone_peers()
+            self._beat()
+
+    def send(self, message: Up) -> None:
+        """Send to whoever asked. An answer closes its request. Any thread."""
+        request_id: str = getattr(message, "request_id", "")
+        ticket = self._open.get(request_id)
+        if ticket is None:
+            return
+        if isinstance(message, ANSWERS):
+            self._open.pop(request_id, None)
+        self._port.post(ticket.peer, message)
+
+    def _handle(self, peer: bytes, message: Message) -> None:
+        match message:
+            case Hello():
+                self._peers.add(peer)
+                self._port.post(peer, self._welcome())
+                self._port.post(peer, self._heartbeat())
+            case Submit() | Count():
+                self._accept(peer, message)
+            case Cancel(request_id):
+                self._cancel(request_id)
+            case Renew(request_ids):
+                for request_id in request_ids:
+                    if ticket := self._open.get(request_id):
+                        ticket.renew()
+            case _:
+                log.warning("a proxy never sends %s; dropped", type(message).__name__)
+
+    def _accept(self, peer: bytes, message: Submit | Count) -> None:
+        failure = self._refusal(message)
+        if failure is not None:
+            self._port.post(peer, failure)
+            return
+        ticket = Ticket(message.request_id, peer)
+        self._open[message.request_id] = ticket
+        self._jobs.put((ticket, message))
+
+    def _refusal(self, message: Submit | Count) -> Failed | None:
+        request_id = message.request_id
+        if request_id in self._open:
+            return Failed(request_id, 400, "duplicate_request", "This request id is in use.")
+        if self._heartbeat().state != "ready":
+            text = "The model is still loading. Try again in a few seconds."
+            return Failed(request_id, 503, "model_loading", text)
+        if len(self._open) >= self._open_max:
+            text = (
+                f"{len(self._open)} requests are in this worker and it takes {self._open_max}. "
+                "Try again in a few seconds, or raise QUEUE_MAX."
+            )
+            return Failed(request_id, 503, "overloaded", text)
+        return None
+
+    def _cancel(self, request_id: str) -> None:
+        ticket = self._open.get(request_id)
+        if ticket is not None:
+            ticket.is_cancelled = True
+
+    def _forget_gone_peers(self) -> None:
+        for peer in self._port.gone:
+            self._peers.discard(peer)
+            for ticket in list(self._open.values()):
+                if ticket.peer == peer:
+                    ticket.is_cancelled = True
+
+    def _welcome(self) -> Welcome:
+        return Welcome(
+            PROTOCOL_VERSION, self._identity.worker_id, self._identity.boot_id, os.getpid()
+        )
+
+    def _wait_s(self) -> float:
+        return max(0.0, min(HEARTBEAT_S, self._next_beat - time.monotonic()))
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now < self._next_beat:
+            return
+        self._next_beat = now + HEARTBEAT_S
+        beat = self._heartbeat()
+        for peer in self._peers:
+            self._port.post(peer, beat)
+
+
+def _supervisor_is_gone() -> bool:
+    """Whether stdin reached its end: the supervisor holds the other end while it lives."""
+    readable, _, _ = select.select([sys.stdin], [], [], 0)
+    return bool(readable) and os.read(sys.stdin.fileno(), 4096) == b""

@@ -1,0 +1,164 @@
+"""`python -m worker.main`: one worker process. Started and watched by the proxy's supervisor.
+
+Threads: this one is the mailbox (socket, heartbeats); `inference` loads the model and is the only
+one that touches MLX; `prompt` renders and tokenises.
+"""
+
+import argparse
+import functools
+import logging
+import os
+import queue
+import secrets
+import signal
+import sys
+import threading
+from types import FrameType
+
+from shared.config import PROJECT_DIR, Settings, load_settings
+from shared.errors import EXIT_CANNOT_START, StartError
+from shared.log import configure
+from shared.transport import RouterPort
+from shared.wire import Heartbeat
+from worker.engine.engine import Engine, default_chunk
+from worker.engine.model import LoadedModel, load_model
+from worker.engine.sampling import Choice, make_choice
+from worker.loop import InferenceLoop
+from worker.mailbox import Identity, Jobs, Mailbox
+from worker.prompt.cuts import CutRule
+from worker.prompt.render import Renderer, end_of_turn_ids, turn_marks
+from worker.prompter import Prompter
+from worker.request import Request
+from worker.scheduler import Scheduler
+from worker.stream.detokenise import Vocabulary
+
+log = logging.getLogger("worker")
+
+EXIT_BROKEN = 70  # EX_SOFTWARE: a bug, or a fault of the device; a clean start may help
+STOP_WAIT_S = 2.0  # a chunk in flight may take this long before the process ends anyway
+
+
+class Worker:
+    """Wires the threads together; each part says in its own docstring who owns it."""
+
+    def __init__(self, settings: Settings, worker_id: int, endpoint: str) -> None:
+        self._settings = settings
+        self._jobs: Jobs = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._exit_code = 0
+        self._scheduler: Scheduler | None = None  # set once the model is loaded
+        self._loop: InferenceLoop | None = None
+        self._loaded: LoadedModel | None = None
+        self._port = RouterPort(endpoint)
+        self._mailbox = Mailbox(
+            self._port,
+            Identity(worker_id, secrets.token_hex(8)),
+            self._jobs,
+            self._heartbeat,
+            open_max=settings.live_slots_max + settings.queue_max,
+        )
+
+    def run(self) -> int:
+        """Work until SIGTERM or the supervisor's end; return the exit code."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to pass on
+        inference = threading.Thread(target=self._inference, name="inference", daemon=True)
+        inference.start()
+        self._mailbox.run(self._stop.is_set)
+        self._stop.set()
+        self._jobs.put(None)
+        inference.join(STOP_WAIT_S)
+        self._port.close()
+        return self._exit_code
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stop.set()
+        self._port.wake()
+
+    def _inference(self) -> None:
+        """The inference thread: load, say ready, compute until told to stop."""
+        try:
+            self._compute()
+        except StartError as error:
+            print(f"Hearth cannot start: {error}", file=sys.stderr, flush=True)
+            os._exit(EXIT_CANNOT_START)
+        except Exception:
+            log.exception("the inference thread broke; the supervisor starts a clean worker")
+            os._exit(EXIT_BROKEN)
+
+    def _compute(self) -> None:
+        loaded = load_model(self._settings)
+        engine = Engine(loaded)
+        vocabulary = Vocabulary(loaded.tokenizer)
+        scheduler = Scheduler(
+            engine,
+            vocabulary,
+            end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
+            functools.partial(self._choose, loaded.facts.vocab_size),
+            self._settings.live_slots_max,
+        )
+        self._start_prompt_thread(loaded, vocabulary)
+        loop = InferenceLoop(self._inbox, scheduler, self._mailbox.send)
+        self._loop, self._loaded, self._scheduler = loop, loaded, scheduler
+        log.info("ready model=%s layout=%s", loaded.facts.name, loaded.facts.cache_layout)
+        while not self._stop.is_set():
+            loop.run_once()
+        engine.close()
+
+    def _choose(self, vocab_size: int, request: Request) -> Choice:
+        return make_choice(request.sampling, self._settings, vocab_size, request.prompt_tokens)
+
+    def _start_prompt_thread(self, loaded: LoadedModel, vocabulary: Vocabulary) -> None:
+        facts = loaded.facts
+        chunk = self._settings.prefill_chunk or default_chunk()
+        prompter = Prompter(
+            self._settings,
+            Renderer(loaded.tokenizer, facts.context_tokens, self._settings.default_thinking),
+            CutRule(chunk, turn_marks(loaded.tokenizer)),
+            vocabulary,
+            (facts.context_tokens, facts.vocab_size),
+        )
+        arguments = (self._jobs, self._inbox, self._mailbox.send)
+
+        def work() -> None:
+            try:
+                prompter.run(*arguments)
+            except Exception:
+                log.exception("the prompt thread broke; the supervisor starts a clean worker")
+                os._exit(EXIT_BROKEN)
+
+        threading.Thread(target=work, name="prompt", daemon=True).start()
+
+    def _heartbeat(self) -> Heartbeat:
+        scheduler, loop, loaded = self._scheduler, self._loop, self._loaded
+        if scheduler is None or loop is None or loaded is None:
+            return Heartbeat("loading", 0, 0, 0, 0, None)
+        return Heartbeat(
+            "ready",
+            scheduler.running,
+            scheduler.waiting,
+            scheduler.steps,
+            loop.active_bytes,
+            loaded.facts,
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="worker.main", description=__doc__)
+    parser.add_argument("--worker-id", type=int, required=True)
+    parser.add_argument("--endpoint", required=True)
+    options = parser.parse_args()
+    try:
+        settings = load_settings(os.environ, PROJECT_DIR / ".env")
+    except StartError as error:
+        print(f"Hearth cannot start: {error}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    configure(settings.log_level.upper(), f"worker-{options.worker_id}")
+    return Worker(settings, options.worker_id, options.endpoint).run()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # daemon threads that use MLX must not outlive the interpreter

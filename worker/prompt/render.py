@@ -1,0 +1,162 @@
+"""Messages to token ids, through the model's own chat template.
+
+Owner: the prompt thread, which alone uses the tokenizer after start. Touches no MLX.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from shared.errors import PromptTooLong, RequestError
+from shared.wire import Prompt
+from worker.prompt.cuts import TurnMarks
+
+log = logging.getLogger(__name__)
+
+CHARACTERS_PER_TOKEN_MAX = 16  # text longer than this per token of context is refused unread
+
+
+class Renderer:
+    """Renders and tokenises prompts for one model.
+
+    template_failures counts prompts that the template refused; what a template raises is about
+    the request that it was given.
+    """
+
+    def __init__(self, tokenizer: Any, context_tokens: int, default_thinking: bool) -> None:
+        self._tokenizer = tokenizer
+        self._context_tokens = context_tokens
+        self._default_thinking = default_thinking
+        self.template_failures = 0
+
+    def ids(self, prompt: Prompt) -> list[int]:
+        """Return the token ids that the model is fed, generation prompt included.
+
+        Raises:
+            RequestError: the template refuses these messages, or they exceed the context.
+        """
+        text = self.text(prompt)
+        characters_max = self._context_tokens * CHARACTERS_PER_TOKEN_MAX
+        if len(text) > characters_max:
+            raise RequestError(
+                f"The prompt is {len(text):,} characters and this server's context is "
+                f"{self._context_tokens:,} tokens (at most {characters_max:,} characters). "
+                "Send less text.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) >= self._context_tokens:
+            raise PromptTooLong(tokens=len(ids), tokens_max=self._context_tokens - 1)
+        if not ids:
+            raise RequestError("The messages render to nothing. Send some text.", param="messages")
+        return ids
+
+    def text(self, prompt: Prompt) -> str:
+        """Return the rendered prompt. Raises RequestError when the template refuses it."""
+        messages = [_flat(message) for message in prompt.messages]
+        if not self._tokenizer.has_chat_template:
+            return _plain(messages)
+        options = {"enable_thinking": self._default_thinking, **prompt.template_kwargs}
+        for name in ("tokenize", "add_generation_prompt", "return_dict", "tools", "conversation"):
+            options.pop(name, None)
+        try:
+            rendered: str = self._tokenizer.apply_chat_template(
+                messages,
+                tools=prompt.tools or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **options,
+            )
+        except Exception as error:  # a template is a program; it raises whatever it likes
+            self.template_failures += 1
+            log.info("template refused count=%d %s", self.template_failures, type(error).__name__)
+            raise RequestError(
+                f"The model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        return rendered
+
+
+def _flat(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message with its content as one string: templates add strings."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(part.get("text", "") for part in content)
+    return {**message, "content": content or ""}
+
+
+def _plain(messages: list[dict[str, Any]]) -> str:
+    """Return a transcript for models without a chat template."""
+    lines = [f"{message['role']}: {message['content']}\n" for message in messages]
+    return "".join(lines) + "assistant:"
+
+
+def turn_marks(tokenizer: Any) -> TurnMarks:
+    """Return how the tokenizer's template marks messages, found by rendering probes."""
+    prompts = sorted(
+        {p for thinking in (True, False) for p in _generation_prompt(tokenizer, thinking)},
+        key=lambda ids: (-len(ids), ids),
+    )
+    special = set(tokenizer.all_special_ids)
+    header_ids = {prompt[0] for prompt in prompts if prompt[0] in special}
+    for role in ("system", "user", "assistant", "tool"):
+        between = [token for token in _between(tokenizer, role) if token in special]
+        if between and not header_ids.intersection(between):
+            unended = [token for token in between if token not in tokenizer.eos_token_ids]
+            header_ids.update(unended[:1])
+    usable = tuple(prompt for prompt in prompts if prompt[0] in header_ids)
+    return TurnMarks(frozenset(header_ids), usable)
+
+
+def end_of_turn_ids(tokenizer: Any, generation_config: dict[str, Any]) -> frozenset[int]:
+    """Return every token that ends a turn: of the model, its generation config, its template."""
+    ids = set(tokenizer.eos_token_ids)
+    configured = generation_config.get("eos_token_id")
+    ids.update(configured if isinstance(configured, list) else [configured])
+    special = set(tokenizer.all_special_ids)
+    headers = turn_marks(tokenizer).header_ids
+    for token in _between(tokenizer, "user", before="assistant"):
+        if token in headers:
+            break
+        if token in special:
+            ids.add(token)
+    return frozenset(token for token in ids if isinstance(token, int))
+
+
+_FIRST, _SECOND = "alpha", "omega"  # words that no template writes by itself
+
+
+def _generation_prompt(tokenizer: Any, thinking: bool) -> list[tuple[int, ...]]:
+    user = [{"role": "user", "content": _FIRST}]
+    closed = _probe(tokenizer, user, add_generation_prompt=False, enable_thinking=thinking)
+    opened = _probe(tokenizer, user, add_generation_prompt=True, enable_thinking=thinking)
+    if not closed or not opened.startswith(closed) or opened == closed:
+        return []
+    suffix = opened[len(closed) :]
+    return [tuple(tokenizer.encode(suffix, add_special_tokens=False))]
+
+
+def _between(tokenizer: Any, role: str, before: str = "user") -> Sequence[int]:
+    """Return the tokens between the contents of a `before` message and a `role` message."""
+    messages = [{"role": before, "content": _FIRST}, {"role": role, "content": _SECOND}]
+    if before == "assistant":
+        messages.insert(0, {"role": "user", "content": "x"})
+    text = _probe(tokenizer, messages, add_generation_prompt=False)
+    if _FIRST not in text or _SECOND not in text.split(_FIRST, 1)[1]:
+        return []
+    between: list[int] = tokenizer.encode(
+        text.split(_FIRST, 1)[1].split(_SECOND, 1)[0], add_special_tokens=False
+    )
+    return between
+
+
+def _probe(tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> str:
+    """Return the rendered probe; "" where the template does not allow such a conversation."""
+    if not tokenizer.has_chat_template:
+        return ""
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    except Exception as error:  # e.g. "roles must alternate": then this probe says nothing
+        log.debug("template probe refused: %s", error)
+        return ""
+    return text

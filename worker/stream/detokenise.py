@@ -1,0 +1,119 @@
+"""Token ids to text, one at a time, byte for byte what decoding all of them at once gives.
+
+A character whose bytes are spread over tokens appears when its last byte is there; bytes that
+never become a character at the end of a generation are dropped, so no U+FFFD is ever made up.
+"""
+
+import codecs
+import json
+import re
+from typing import Any, Protocol
+
+from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
+
+
+class Detokeniser(Protocol):
+    """One generation's text. Owner: the inference thread."""
+
+    def add(self, token_id: int) -> str:
+        """Return the text that this token completes, maybe none."""
+
+
+class Vocabulary:
+    """What each token id stands for. Made once per model; makes a Detokeniser per request."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._table, self._strips_first_space = _byte_table(tokenizer)
+
+    def detokeniser(self) -> Detokeniser:
+        if self._table is None:
+            return _Naive(self._tokenizer)
+        return _FromBytes(self._table, self._strips_first_space)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one token standing alone; b"" for an id without text."""
+        if self._table is None:
+            text: str = self._tokenizer.decode([token_id])
+            return text.encode("utf-8", "replace")
+        return self._table[token_id] if token_id < len(self._table) else b""
+
+
+class _FromBytes:
+    def __init__(self, table: list[bytes], strips_first_space: bool) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip_next = strips_first_space
+
+    def add(self, token_id: int) -> str:
+        piece = self._table[token_id] if token_id < len(self._table) else b""
+        text = self._decoder.decode(piece)
+        if self._strip_next and text:
+            self._strip_next = False
+            text = text.removeprefix(" ")
+        return text
+
+
+class _Naive:
+    """For tokenizers whose decoder is neither byte-level nor byte-fallback."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._inner = NaiveStreamingDetokenizer(tokenizer)
+
+    def add(self, token_id: int) -> str:
+        self._inner.add_token(token_id)
+        text: str = self._inner.last_segment
+        return text
+
+
+def _byte_table(tokenizer: Any) -> tuple[list[bytes] | None, bool]:
+    """Return each id's bytes (None: unknown kind) and whether a first space is dropped."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or backend.decoder is None:
+        return None, False
+    decoder = json.loads(backend.to_str())["decoder"]
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    kinds = [step["type"] for step in steps]
+    added = {token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items()}
+    words = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    if kinds == ["ByteLevel"]:
+        to_byte = _byte_level_alphabet()
+        plain = [_byte_level_bytes(word, to_byte) for word in words]
+        strips = False
+    elif "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
+        plain = [_byte_fallback_bytes(word) for word in words]
+        strips = "Strip" in kinds
+    else:
+        return None, False
+    for token_id, content in added.items():
+        plain[token_id] = content.encode()
+    return plain, strips
+
+
+def _byte_level_bytes(word: str | None, to_byte: dict[str, int]) -> bytes:
+    if word is None:
+        return b""
+    if all(character in to_byte for character in word):
+        return bytes(to_byte[character] for character in word)
+    return word.encode()
+
+
+def _byte_fallback_bytes(word: str | None) -> bytes:
+    if word is None:
+        return b""
+    hexadecimal = re.fullmatch(r"<0x([0-9A-F]{2})>", word)
+    if hexadecimal:
+        return bytes([int(hexadecimal[1], 16)])
+    return word.replace("\u2581", " ").encode()
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return the byte that each character of a byte-level vocabulary stands for.
+
+    Source: GPT-2's encoder.py: printable bytes stand for themselves, the others for the
+    characters from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -1,0 +1,29 @@
+"""What a client that asked for log probabilities is told of one sampled token."""
+
+import mlx.core as mx
+import numpy as np
+
+from shared.wire import TokenLogprob
+from worker.stream.detokenise import Vocabulary
+
+
+def describe(token_id: int, logprobs: mx.array, top: int, vocabulary: Vocabulary) -> TokenLogprob:
+    """Return the token with its `top` likeliest alternatives; `logprobs` is (vocabulary,)."""
+    values = np.array(logprobs.astype(mx.float32))
+    likeliest = np.argsort(-values, kind="stable")[:top].tolist()
+    return TokenLogprob(
+        token_id=token_id,
+        token=_text(vocabulary.token_bytes(token_id)),
+        token_bytes=vocabulary.token_bytes(token_id),
+        logprob=float(values[token_id]),
+        top=[_alternative(other, float(values[other]), vocabulary) for other in likeliest],
+    )
+
+
+def _alternative(token_id: int, logprob: float, vocabulary: Vocabulary) -> list[object]:
+    alone = vocabulary.token_bytes(token_id)
+    return [token_id, _text(alone), alone, logprob]
+
+
+def _text(alone: bytes) -> str:
+    return alone.decode("utf-8", "replace")

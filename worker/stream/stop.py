@@ -1,0 +1,62 @@
+"""Finds the client's stop strings in streamed text, across token boundaries."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StopHit:
+    """Text that may be shown, and the stop string that ended it (None: it goes on)."""
+
+    text: str
+    stop: str | None
+
+
+class StopMatcher:
+    """Passes text through, holding back only what may be the beginning of a stop string.
+
+    The text returned over all calls is the input up to the earliest stop string, exclusive; of
+    stop strings that begin at one place the longest that is complete counts.
+    Owner: the inference thread.
+    """
+
+    def __init__(self, stops: list[str]) -> None:
+        assert all(stops), "an empty stop string would end everything at once"
+        self._stops = stops
+        self._held = ""
+
+    def feed(self, text: str) -> StopHit:
+        """Take the next piece of text."""
+        if not self._stops:
+            return StopHit(text, None)
+        self._held += text
+        hit = self._earliest()
+        if hit is not None:
+            start, stop = hit
+            shown, self._held = self._held[:start], ""
+            return StopHit(shown, stop)
+        keep = self._partial_length()
+        cut = len(self._held) - keep
+        shown, self._held = self._held[:cut], self._held[cut:]
+        return StopHit(shown, None)
+
+    def finish(self) -> str:
+        """Return what was held back: no stop string can complete any more."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _earliest(self) -> tuple[int, str] | None:
+        hits = [(self._held.find(stop), stop) for stop in self._stops]
+        found = [(start, -len(stop), stop) for start, stop in hits if start >= 0]
+        if not found:
+            return None
+        start, _, stop = min(found)
+        return start, stop
+
+    def _partial_length(self) -> int:
+        """Return the length of the longest tail that begins some stop string."""
+        longest = max(len(stop) for stop in self._stops) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            tail = self._held[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0
