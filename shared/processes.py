@@ -4,6 +4,7 @@ A pid alone names nothing, because the system uses it again; a pid with its star
 """
 
 import calendar
+import contextlib
 import os
 import re
 import subprocess
@@ -46,7 +47,7 @@ def port_holder(port: int) -> tuple[int, str] | None:
 def _started_linux(pid: int) -> float | None:
     try:
         stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
     state, started = fields[0], fields[19]  # fields 3 and 22 of proc(5)
@@ -91,27 +92,37 @@ def _listening_inodes(port: int) -> set[str]:
 def _open_files(pid: int) -> set[str]:
     """Return what the descriptors of `pid` point at; empty for another user's process."""
     found = set()
-    try:
+    with contextlib.suppress(OSError):  # not ours to see, or it ended meanwhile
         for entry in os.scandir(_PROC / str(pid) / "fd"):
-            found.add(os.readlink(entry.path))
-    except OSError:
-        pass  # it ended, or closed the descriptor, while being looked at
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(entry.path))
     return found
 
 
 def _holder_lsof(port: int) -> tuple[int, str] | None:
-    listing = _tool("lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc")
+    try:
+        listing = _tool("lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc")
+    except (OSError, subprocess.TimeoutExpired):
+        return None
     first = re.search(r"^p(\d+)\nc(.*)$", listing, re.MULTILINE)
     return (int(first[1]), first[2]) if first else None
 
 
 def _tool(*command: str) -> str:
-    """Return what `command` prints, in C locale and UTC; empty if it fails or is not there."""
-    environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, timeout=_TOOL_WAIT_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+    """Return what `command` prints, in C locale and UTC; empty if it finds nothing.
+
+    Raises:
+        OSError, subprocess.TimeoutExpired: it gave no answer, which must not read as "nothing".
+    """
+    path = os.environ.get("PATH", "") + ":/bin:/usr/bin:/usr/sbin"
+    environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC", "PATH": path}
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        env=environment,
+        timeout=_TOOL_WAIT_S,
+    )
     return done.stdout

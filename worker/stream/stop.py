@@ -14,8 +14,8 @@ class StopHit:
 class StopMatcher:
     """Passes text through, holding back only what may be the beginning of a stop string.
 
-    The text returned over all calls is the input up to the earliest stop string, exclusive; of
-    stop strings that begin at one place the longest that is complete counts.
+    The text returned over all calls is the input up to the stop string that is complete first,
+    exclusive, however the input was cut into pieces; of several that end there the longest counts.
     Owner: the inference thread.
     """
 
@@ -29,7 +29,7 @@ class StopMatcher:
         if not self._stops:
             return StopHit(text, None)
         self._held += text
-        hit = self._earliest()
+        hit = self._first_complete()
         if hit is not None:
             start, stop = hit
             shown, self._held = self._held[:start], ""
@@ -44,12 +44,12 @@ class StopMatcher:
         shown, self._held = self._held, ""
         return shown
 
-    def _earliest(self) -> tuple[int, str] | None:
+    def _first_complete(self) -> tuple[int, str] | None:
         hits = [(self._held.find(stop), stop) for stop in self._stops]
-        found = [(start, -len(stop), stop) for start, stop in hits if start >= 0]
+        found = [(start + len(stop), start, stop) for start, stop in hits if start >= 0]
         if not found:
             return None
-        start, _, stop = min(found)
+        _, start, stop = min(found)
         return start, stop
 
     def _partial_length(self) -> int:

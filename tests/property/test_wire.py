@@ -1,0 +1,87 @@
+"""The codec over all messages, and over all bytes."""
+
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared import wire
+from shared.errors import WireError
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+PROMPTS = st.builds(
+    wire.Prompt,
+    messages=st.lists(JSON, max_size=3),
+    tools=st.lists(JSON, max_size=2),
+    template_kwargs=st.dictionaries(st.text(), JSON, max_size=2),
+)
+LOGPROBS = st.builds(wire.TokenLogprob, top=st.lists(st.lists(JSON, max_size=2), max_size=2))
+CARRIED = {wire.Submit: {"prompt": PROMPTS}, wire.Count: {"prompt": PROMPTS}}
+CARRIED[wire.Delta] = {"logprobs": st.lists(LOGPROBS, max_size=2)}
+MESSAGES = st.one_of(*(st.builds(k, **CARRIED.get(k, {})) for k in wire._KINDS.values()))
+
+
+@given(MESSAGES)
+def test_a_message_survives_the_wire_or_is_refused_before_it(message: wire.Message) -> None:
+    try:
+        frame = wire.encode(message)
+    except WireError:
+        return
+    assert repr(wire.decode(frame)) == repr(message)  # repr, because NaN != NaN
+
+
+@pytest.mark.parametrize(
+    "value", [2**64, "\ud800", {1, 2}, b"x" * 3], ids=["int", "surrogate", "type", "fine"]
+)
+def test_what_msgpack_cannot_carry_is_refused(value: Any) -> None:
+    message = wire.Submit("r", wire.Prompt([value]), wire.Sampling())
+    if isinstance(value, bytes):
+        assert wire.decode(wire.encode(message)) == message
+        return
+    with pytest.raises(WireError, match="Submit cannot be sent"):
+        wire.encode(message)
+
+
+def test_nesting_past_the_limit_is_refused_and_not_a_crash() -> None:
+    deep: Any = "x"
+    for _ in range(2000):
+        deep = [deep]
+    with pytest.raises(WireError, match="cannot be sent"):
+        wire.encode(wire.Submit("r", wire.Prompt([deep]), wire.Sampling()))
+
+
+KINDS = st.sampled_from(sorted(wire._KINDS)) | st.text(max_size=5)
+
+
+@given(
+    st.binary()
+    | JSON.map(msgpack.packb)
+    | st.tuples(KINDS, st.dictionaries(st.text(max_size=8), JSON, max_size=5)).map(
+        lambda pair: msgpack.packb({**pair[1], "kind": pair[0]})
+    )
+)
+def test_any_bytes_are_a_message_or_a_wire_error(frame: bytes) -> None:
+    try:
+        message = wire.decode(frame)
+    except WireError:
+        return
+    assert type(message) in wire._KINDS.values()
+
+
+def test_a_field_of_the_wrong_type_names_itself() -> None:
+    frame = msgpack.packb({"kind": "Cancel", "request_id": 7})
+    with pytest.raises(WireError, match=r"Cancel\.request_id is int, declared str"):
+        wire.decode(frame)
+    with pytest.raises(WireError, match="lacks, or has beyond its fields: 'request_id'"):
+        wire.decode(msgpack.packb({"kind": "Cancel"}))
