@@ -1,0 +1,248 @@
+"""The scheduler with a scripted engine: no MLX forward, no sockets."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.wire import Admitted, Delta, Finished, Progress, Sampling, Up
+from worker.engine.decode import Sampled, Sequence
+from worker.engine.sampling import Choice
+from worker.request import Request, Ticket
+from worker.scheduler import Scheduler
+from worker.stream.output import Output
+
+END = 0
+CHUNK = 10
+
+
+class Letters:
+    """Token n is the n-th letter; stands in for a Vocabulary and its detokenisers."""
+
+    def detokeniser(self) -> "Letters":
+        return self
+
+    def add(self, token_id: int) -> str:
+        return chr(ord("a") + token_id - 1)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.add(token_id).encode()
+
+
+class ScriptedDecoder:
+    """Gives each sequence the tokens of its script, then the end-of-turn token."""
+
+    def __init__(self, scripts: dict[str, list[int]]) -> None:
+        self.scripts = scripts
+        self.sequences: dict[str, Sequence] = {}
+        self.log: list[str] = []
+
+    def add(self, sequence: Sequence) -> None:
+        assert sequence.key not in self.sequences
+        self.sequences[sequence.key] = sequence
+        self.log.append(f"add {sequence.key}")
+
+    def step(self) -> list[Sampled]:
+        self.log.append("step")
+        sampled = []
+        for key in self.sequences:
+            script = self.scripts.setdefault(key, [])
+            sampled.append(Sampled(key, script.pop(0) if script else END, None))
+        return sampled
+
+    def remove(self, key: str) -> None:
+        del self.sequences[key]
+
+
+class ScriptedEngine:
+    def __init__(self, scripts: dict[str, list[int]]) -> None:
+        self.decoder = ScriptedDecoder(scripts)
+        self.caches_made = 0
+
+    def new_cache(self) -> list[Any]:
+        self.caches_made += 1
+        return []
+
+    def prefill(self, cache: list[Any], ids: list[int]) -> None:
+        cache += ids
+        self.decoder.log.append(f"chunk {len(ids)}")
+
+
+def request(name: str, prompt: int = 5, tokens_max: int = 100, stop: str = "") -> Request:
+    ids = list(range(1, prompt + 1))
+    return Request(
+        ticket=Ticket(name, b"peer"),
+        ids=ids,
+        cuts=[*range(CHUNK, prompt - 1, CHUNK), prompt - 1] if prompt > 1 else [],
+        sampling=Sampling(),
+        tokens_max=tokens_max,
+        output=Output(Letters(), [stop] if stop else []),
+    )
+
+
+def scheduler(slots: int = 4, **scripts: list[int]) -> tuple[Scheduler, ScriptedEngine]:
+    engine = ScriptedEngine(scripts)
+    choice = Choice(sampler=lambda x: x, processors=(), top_logprobs=None)
+    made = Scheduler(
+        engine,  # type: ignore[arg-type]
+        Letters(),  # type: ignore[arg-type]
+        frozenset({END}),
+        lambda request: choice,
+        slots,
+    )
+    return made, engine
+
+
+def run(scheduler: Scheduler) -> list[Up]:
+    events = []
+    for _ in range(10_000):
+        if scheduler.is_idle:
+            return events
+        events += scheduler.step()
+    raise AssertionError("the scheduler does not come to an end")
+
+
+def text_of(events: list[Up], name: str) -> str:
+    return "".join(e.text for e in events if isinstance(e, Delta) and e.request_id == name)
+
+
+def finish_of(events: list[Up], name: str) -> Finished:
+    (finished,) = [e for e in events if isinstance(e, Finished) and e.request_id == name]
+    return finished
+
+
+def test_a_request_is_admitted_prefilled_decoded_and_finished() -> None:
+    made, engine = scheduler(x=[8, 9])
+    made.submit(request("x", prompt=25))
+    events = run(made)
+    assert [type(e).__name__ for e in events[:4]] == ["Admitted"] + ["Progress"] * 3
+    assert engine.decoder.log[:4] == ["chunk 10", "chunk 10", "chunk 4", "add x"]
+    assert text_of(events, "x") == "hi"
+    usage = finish_of(events, "x").usage
+    assert (usage.prompt_tokens, usage.prefilled_tokens, usage.completion_tokens) == (25, 25, 3)
+    assert finish_of(events, "x").reason == "stop"
+
+
+def test_a_prompt_of_one_token_needs_no_chunk() -> None:
+    made, engine = scheduler(x=[8])
+    made.submit(request("x", prompt=1))
+    assert text_of(run(made), "x") == "h"
+    assert engine.decoder.log[0] == "add x"
+
+
+def test_decoding_goes_on_between_the_chunks_of_a_newcomer() -> None:
+    made, engine = scheduler(old=[1] * 50)
+    made.submit(request("old"))
+    made.step()
+    made.submit(request("new", prompt=100))
+    for _ in range(8):
+        made.step()
+    log = engine.decoder.log[3:]
+    assert log == ["chunk 10", "step"] * 8
+
+
+def test_a_short_prompt_overtakes_a_long_prefill_but_does_not_stop_it() -> None:
+    made, engine = scheduler(long=[1], short=[2])
+    made.submit(request("long", prompt=600))
+    made.step()
+    made.submit(request("short", prompt=8))
+    events = run(made)
+    order = [e.request_id for e in events if isinstance(e, Finished)]
+    assert order == ["short", "long"]
+    assert engine.decoder.log.index("add short") < 8
+
+
+def test_a_stream_of_short_prompts_cannot_starve_a_long_one() -> None:
+    made, engine = scheduler()
+    made.submit(request("long", prompt=200))
+    for number in range(100):
+        made.submit(request(f"s{number}", prompt=8))
+        made.step()
+    assert "add long" in engine.decoder.log
+
+
+def test_no_more_than_the_slots_hold_a_cache() -> None:
+    made, _ = scheduler(slots=2)
+    for number in range(5):
+        made.submit(request(f"r{number}", prompt=50))
+    made.step()
+    assert (made.running, made.waiting) == (2, 3)
+    events = run(made)
+    assert sum(isinstance(e, Finished) for e in events) == 5
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 12])
+def test_a_client_that_leaves_ends_its_request_within_one_step(steps: int) -> None:
+    made, engine = scheduler(x=[1] * 1000)
+    leaving = request("x", prompt=100)
+    made.submit(leaving)
+    for _ in range(steps):
+        made.step()
+    leaving.ticket.is_cancelled = True
+    events = made.step()
+    assert finish_of(events, "x").reason == "cancelled"
+    assert made.is_idle and not engine.decoder.sequences
+    assert leaving.cache is None
+
+
+def test_a_lease_that_ran_out_ends_the_request() -> None:
+    made, _ = scheduler(x=[1] * 1000)
+    forgotten = request("x")
+    made.submit(forgotten)
+    made.step()
+    forgotten.ticket.lease_until = 0
+    assert finish_of(made.step(), "x").reason == "cancelled"
+
+
+def test_the_limit_ends_with_length_and_shows_what_was_held_back() -> None:
+    made, _ = scheduler(x=[1, 2, 3, 4])
+    made.submit(request("x", tokens_max=3, stop="cd"))
+    events = run(made)
+    assert text_of(events, "x") == "abc"
+    assert finish_of(events, "x").reason == "length"
+
+
+def test_a_stop_string_ends_the_text_before_it_and_is_named() -> None:
+    made, _ = scheduler(x=[1, 2, 3, 4, 5])
+    made.submit(request("x", stop="cd"))
+    events = run(made)
+    assert text_of(events, "x") == "ab"
+    finished = finish_of(events, "x")
+    assert (finished.reason, finished.stop_sequence) == ("stop", "cd")
+    assert finished.usage.completion_tokens == 4
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 60), st.integers(1, 8), st.integers(0, 8), st.integers(0, 30)),
+        max_size=8,
+    )
+)
+def test_every_request_ends_in_exactly_one_finished(
+    arrivals: list[tuple[int, int, int, int]],
+) -> None:
+    made, engine = scheduler(slots=3, **{f"r{i}": [1] * a[2] for i, a in enumerate(arrivals)})
+    events = []
+    requests = {}
+    for number, (prompt, tokens_max, _, steps) in enumerate(arrivals):
+        requests[f"r{number}"] = request(f"r{number}", prompt, tokens_max)
+        made.submit(requests[f"r{number}"])
+        for _ in range(steps % 4):
+            events += made.step()
+        if steps % 5 == 0:
+            requests[f"r{number}"].ticket.is_cancelled = True
+    events += run(made)
+    ends = Counter(e.request_id for e in events if isinstance(e, Finished))
+    assert ends == Counter(requests.keys())
+    assert not engine.decoder.sequences
+    for name in requests:
+        mine = [e for e in events if getattr(e, "request_id", "") == name]
+        assert isinstance(mine[-1], Finished)
+        assert [e.seq for e in mine if isinstance(e, Delta)] == list(
+            range(sum(isinstance(e, Delta) for e in mine))
+        )
+        done = [e.done_tokens for e in mine if isinstance(e, Progress)]
+        assert done == sorted(set(done))
+        assert sum(isinstance(e, Admitted) for e in mine) <= 1
