@@ -74,20 +74,13 @@ def _byte_table(tokenizer: Any) -> tuple[list[bytes] | None, bool]:
     decoder = json.loads(backend.to_str())["decoder"]
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = [step["type"] for step in steps]
-    added = {token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items()}
     words = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     if kinds == ["ByteLevel"]:
         to_byte = _byte_level_alphabet()
-        plain = [_byte_level_bytes(word, to_byte) for word in words]
-        strips = False
-    elif "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
-        plain = [_byte_fallback_bytes(word) for word in words]
-        strips = "Strip" in kinds
-    else:
-        return None, False
-    for token_id, content in added.items():
-        plain[token_id] = content.encode()
-    return plain, strips
+        return [_byte_level_bytes(word, to_byte) for word in words], False
+    if "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
+        return [_byte_fallback_bytes(word) for word in words], "Strip" in kinds
+    return None, False
 
 
 def _byte_level_bytes(word: str | None, to_byte: dict[str, int]) -> bytes:

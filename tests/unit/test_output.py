@@ -1,0 +1,45 @@
+"""What of a token is shown when, with stop strings and log probabilities."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.wire import TokenLogprob
+from worker.stream.output import Output
+
+
+class Pieces:
+    """Token n stands for the n-th of these texts."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def add(self, token_id: int) -> str:
+        return self._texts[token_id]
+
+
+def entry(token_id: int) -> TokenLogprob:
+    return TokenLogprob(token_id, "", b"", -1.0, [])
+
+
+def test_a_logprob_waits_with_its_text_for_a_stop_string_that_may_come() -> None:
+    output = Output(Pieces(["a", "x", "y", "b"]), ["xyz"])
+    shown = [output.add(n, entry(n)) for n in range(4)]
+    assert [piece.text for piece in shown] == ["a", "", "", "xyb"]
+    assert [[e.token_id for e in piece.logprobs] for piece in shown] == [[0], [], [], [1, 2, 3]]
+
+
+def test_a_token_swallowed_by_a_stop_string_is_not_reported() -> None:
+    output = Output(Pieces(["a", "x", "y"]), ["xy"])
+    pieces = [output.add(n, entry(n)) for n in range(3)]
+    assert pieces[-1].stop == "xy"
+    assert [e.token_id for piece in pieces for e in piece.logprobs] == [0]
+
+
+@given(st.lists(st.text("abx", max_size=3), max_size=12))
+def test_without_a_stop_everything_comes_out_once_and_in_order(texts: list[str]) -> None:
+    output = Output(Pieces(texts), ["xx!"])
+    pieces = [output.add(n, entry(n)) for n in range(len(texts))]
+    pieces.append(output.finish())
+    assert "".join(piece.text for piece in pieces) == "".join(texts)
+    reported = [e.token_id for piece in pieces for e in piece.logprobs]
+    assert reported == list(range(len(texts)))

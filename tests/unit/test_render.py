@@ -1,0 +1,161 @@
+"""What is learned from chat templates of the large families, and what they refuse."""
+
+from typing import Any
+
+import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from shared.errors import PromptTooLong, RequestError
+from shared.wire import Prompt
+from worker.prompt.render import Renderer, end_of_turn_ids, turn_marks
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+LLAMA = (
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{{ m.content }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+GLM = (
+    "[gMASK]<sop>{% for m in messages %}<|{{ 'observation' if m.role == 'tool' else m.role }}|>\n"
+    "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+GEMMA = (
+    "<bos>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+HARMONY = (
+    "{% for m in messages %}<|start|>{{ m.role }}"
+    "{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+PLAIN = "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}"
+
+SPECIALS = {
+    CHATML: ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    LLAMA: ["<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+    GLM: [
+        "<|endoftext|>",
+        "[gMASK]",
+        "<sop>",
+        "<|system|>",
+        "<|user|>",
+        "<|assistant|>",
+        "<|observation|>",
+    ],
+    GEMMA: ["<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"],
+    HARMONY: ["<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"],
+    PLAIN: ["</s>"],
+}
+PROMPT = Prompt([{"role": "user", "content": "hello"}])
+
+
+def tokenizer_with(template: str | None) -> Any:
+    """A byte-level tokenizer without merges: every byte is a token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: n for n, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = SPECIALS[template or PLAIN]
+    tokenizer.add_special_tokens([AddedToken(s, special=True) for s in specials])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=specials[0],
+        extra_special_tokens=specials[1:],
+        chat_template=template,
+    )
+    return TokenizerWrapper(fast)
+
+
+def names(tokenizer: Any, ids: Any) -> set[str]:
+    return set(tokenizer.convert_ids_to_tokens(sorted(ids)))
+
+
+@pytest.mark.parametrize(
+    ("template", "headers", "ends"),
+    [
+        (CHATML, {"<|im_start|>"}, {"<|endoftext|>", "<|im_end|>"}),
+        (LLAMA, {"<|start_header_id|>"}, {"<|end_of_text|>", "<|eot_id|>"}),
+        (
+            GLM,
+            {"<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"},
+            {"<|endoftext|>"},
+        ),
+        (GEMMA, {"<start_of_turn>"}, {"<eos>", "<end_of_turn>"}),
+        (HARMONY, {"<|start|>"}, {"<|return|>", "<|end|>"}),
+        (PLAIN, set(), {"</s>"}),
+    ],
+    ids=["chatml", "llama3", "glm", "gemma", "harmony", "plain"],
+)
+def test_a_template_shows_its_headers_and_ends(
+    template: str, headers: set[str], ends: set[str]
+) -> None:
+    tokenizer = tokenizer_with(template)
+    assert names(tokenizer, turn_marks(tokenizer).header_ids) == headers
+    assert names(tokenizer, end_of_turn_ids(tokenizer, {})) == ends
+
+
+def test_the_generation_prompts_with_and_without_thinking_are_known_longest_first() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    texts = [tokenizer.decode(list(p)) for p in turn_marks(tokenizer).generation_prompts]
+    head = "<|im_start|>assistant\n"
+    assert texts == [f"{head}<think>\n\n</think>\n\n", head]
+
+
+def test_the_generation_config_adds_its_end_tokens() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    assert 7 in end_of_turn_ids(tokenizer, {"eos_token_id": [7]})
+    assert 8 in end_of_turn_ids(tokenizer, {"eos_token_id": 8})
+
+
+def test_content_parts_and_null_become_one_string() -> None:
+    renderer = Renderer(tokenizer_with(CHATML), 1000, True)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    prompt = Prompt([{"role": "user", "content": parts}, {"role": "assistant", "content": None}])
+    assert "ab<|im_end|>" in renderer.text(prompt)
+    assert "None" not in renderer.text(prompt)
+
+
+def test_thinking_follows_the_default_unless_the_request_says_otherwise() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    off = Prompt(PROMPT.messages, template_kwargs={"enable_thinking": False})
+    assert "</think>" in Renderer(tokenizer, 1000, True).text(off)
+    assert "</think>" not in Renderer(tokenizer, 1000, True).text(PROMPT)
+    assert "</think>" in Renderer(tokenizer, 1000, False).text(PROMPT)
+
+
+def test_template_kwargs_cannot_replace_what_rendering_is() -> None:
+    prompt = Prompt(PROMPT.messages, template_kwargs={"tokenize": True, "conversation": []})
+    assert "hello" in Renderer(tokenizer_with(CHATML), 1000, True).text(prompt)
+
+
+def test_what_a_template_refuses_is_the_requests_fault_and_counted() -> None:
+    renderer = Renderer(tokenizer_with(GEMMA), 1000, True)
+    with pytest.raises(RequestError, match="chat template refuses these messages: no system"):
+        renderer.ids(Prompt([{"role": "system", "content": "x"}]))
+    assert renderer.template_failures == 1
+
+
+def test_a_prompt_that_does_not_fit_says_by_how_much() -> None:
+    renderer = Renderer(tokenizer_with(CHATML), 64, True)
+    with pytest.raises(PromptTooLong, match=r"The prompt is 119 tokens .* accepts 63") as caught:
+        renderer.ids(Prompt([{"role": "user", "content": "x" * 100}]))
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_ten_megabytes_are_refused_without_tokenising_them() -> None:
+    renderer = Renderer(tokenizer_with(CHATML), 4096, True)
+    with pytest.raises(RequestError, match=r"10,000,0\d\d characters"):
+        renderer.ids(Prompt([{"role": "user", "content": "x" * 10_000_000}]))
+
+
+def test_a_model_without_a_template_gets_a_transcript() -> None:
+    renderer = Renderer(tokenizer_with(None), 1000, True)
+    assert renderer.text(PROMPT) == "user: hello\nassistant:"
