@@ -8,11 +8,12 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from worker.engine.pocket import (
     POCKET_CONTEXT_TOKENS,
+    QWEN_TOKENS,
     VOCAB_SIZE,
     added_token_ids,
     ensure_pocket,
@@ -104,7 +105,8 @@ def test_a_maker_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 @settings(deadline=None)
-@given(text=st.text())
+@example(text=" a <|im_end|> b\n<think> \0")
+@given(text=st.lists(st.text() | st.sampled_from(QWEN_TOKENS)).map("".join))
 def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids) == text

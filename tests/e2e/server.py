@@ -1,0 +1,117 @@
+"""A real Hearth for a test: the command that users start, on a free port, in its own directory."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from shared.blas import openblas_environment
+from shared.config import PROJECT_DIR
+
+READY_S_MAX = 120.0  # a loaded 2-core machine takes 20 s
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """One `python -m proxy.main`; use as a context manager."""
+
+    def __init__(self, **settings: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.run_dir = Path(tempfile.mkdtemp(prefix="hearth-"))
+        self.log = self.run_dir / "log"
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MODEL_", "PROXY_"))}
+        self.environment = {
+            **inherited,
+            **openblas_environment(os.environ),
+            "MODEL_PATH": "builtin:pocket",
+            "PROXY_PORT": str(self.port),
+            "RUN_DIR": str(self.run_dir / "run"),
+            "WORKERS": "1",
+            **settings,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start without waiting."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "proxy.main"],
+                cwd=PROJECT_DIR,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "Server":
+        self.start()
+        self.wait_until_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def stop(self, with_signal: int = signal.SIGTERM) -> float:
+        """End it as a user would and return the seconds that took."""
+        assert self.process is not None
+        began = time.monotonic()
+        if self.process.poll() is None:
+            self.process.send_signal(with_signal)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        return time.monotonic() - began
+
+    def wait_until_ready(self, wait_s: float = READY_S_MAX) -> None:
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            assert self.process is not None
+            assert self.process.poll() is None, f"it ended:\n{self.log.read_text()}"
+            if self.health().get("status") == "ok":
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"not ready after {wait_s} s:\n{self.log.read_text()}")
+
+    def health(self) -> dict[str, Any]:
+        """GET /health; {} while nothing answers."""
+        try:
+            return dict(self.get("/health"))
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return {}
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+            return json.load(answer)
+
+    def worker(self, number: int = 0) -> dict[str, Any]:
+        return dict(self.health()["workers"][number])
+
+    def wait_until_idle(self, wait_s: float = 10.0) -> None:
+        """Until no request is left in any worker."""
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            workers = self.health().get("workers", [])
+            if workers and all(w["running"] == w["waiting"] == 0 for w in workers):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"requests are left: {self.health()}")

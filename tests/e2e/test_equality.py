@@ -1,0 +1,85 @@
+"""Greedy output through the whole chain against mlx_lm.stream_generate, token for token."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+from mlx_lm.tokenizer_utils import load as load_tokenizer
+
+from shared.config import PROJECT_DIR
+from tests.e2e.server import Server
+from tests.fixtures import TEXT_NAMES, fixture_dir, mlx_environment
+from worker.stream.detokenise import Vocabulary
+
+TOKENS_MAX = 48
+TEXTS = [f"{n} tell me about caches {'and long tails ' * n}" for n in (1, 40, 150, 400)]
+
+
+def reference(name: str) -> list[list[int]]:
+    lines = "".join(json.dumps([TOKENS_MAX, text]) + "\n" for text in TEXTS)
+    command = [sys.executable, "-W", "ignore", "tests/reference.py", str(fixture_dir(name))]
+    done = subprocess.run(
+        command,
+        input=lines,
+        capture_output=True,
+        text=True,
+        cwd=PROJECT_DIR,
+        env={**mlx_environment(), "PYTHONPATH": str(PROJECT_DIR)},
+        timeout=120,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Chain:
+    """A server on one fixture, asked for token ids by way of their log probabilities' bytes."""
+
+    def __init__(self, name: str, server: Server) -> None:
+        self._client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        tokenizer = load_tokenizer(fixture_dir(name))
+        vocabulary = Vocabulary(tokenizer)
+        self._ids = {vocabulary.token_bytes(n): n for n in range(len(tokenizer))}
+        assert len(self._ids) == len(tokenizer), "two tokens share their bytes"
+
+    def tokens(self, text: str) -> tuple[list[int], str | None]:
+        answer = self._client.chat.completions.create(
+            model="local",
+            messages=[{"role": "user", "content": text}],
+            max_tokens=TOKENS_MAX,
+            temperature=0,
+            logprobs=True,
+            extra_body={"repetition_penalty": 1.0},
+        )
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        ids = [self._ids[bytes(entry.bytes or [])] for entry in logprobs.content or []]
+        return ids, answer.choices[0].finish_reason
+
+
+@pytest.fixture(params=TEXT_NAMES)
+def named_server(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
+    name: str = request.param
+    settings = {"MODEL_PATH": str(fixture_dir(name)), "PROXY_MODEL_ID": "local"}
+    with Server(**settings) as server:
+        yield name, server
+
+
+def same(expected: list[int], got: tuple[list[int], str | None]) -> bool:
+    """The end-of-turn token is part of what mlx-lm yields and no part of our text."""
+    ids, reason = got
+    return ids == (expected[:-1] if reason == "stop" else expected)
+
+
+def test_the_chain_answers_what_mlx_lm_answers(named_server: tuple[str, Server]) -> None:
+    name, server = named_server
+    expected = reference(name)
+    chain = Chain(name, server)
+    one_by_one = [chain.tokens(text) for text in TEXTS]
+    with ThreadPoolExecutor(len(TEXTS)) as pool:
+        together = list(pool.map(chain.tokens, TEXTS))
+    assert [same(e, g) for e, g in zip(expected, one_by_one, strict=True)] == [True] * len(TEXTS)
+    assert [same(e, g) for e, g in zip(expected, together, strict=True)] == [True] * len(TEXTS)

@@ -1,0 +1,88 @@
+"""A page from another origin, in a real browser, against the running server."""
+
+import http.server
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server import Server
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+PAGE = """<!doctype html><title>other origin</title><pre id=out>running</pre><script>
+const base = "%s";
+async function attempt(name, path, options) {
+  try {
+    const answer = await fetch(base + path, options);
+    return name + ": " + answer.type + " " + answer.status + " " + await answer.text();
+  } catch (error) { return name + ": blocked"; }
+}
+const chat = JSON.stringify({model: "local", max_tokens: 3000,
+  messages: [{role: "user", content: "from another origin"}]});
+(async () => {
+  const rows = [
+    await attempt("read models", "/v1/models", {}),
+    await attempt("read health", "/health", {}),
+    await attempt("chat as json", "/v1/chat/completions",
+      {method: "POST", headers: {"Content-Type": "application/json"}, body: chat}),
+    await attempt("chat as text", "/v1/chat/completions",
+      {method: "POST", headers: {"Content-Type": "text/plain"}, body: chat}),
+    await attempt("chat unseen", "/v1/chat/completions",
+      {method: "POST", mode: "no-cors", headers: {"Content-Type": "text/plain"}, body: chat}),
+    await attempt("messages unseen", "/v1/messages",
+      {method: "POST", mode: "no-cors", headers: {"Content-Type": "text/plain"}, body: chat}),
+  ];
+  document.getElementById("out").textContent = rows.join("\\n");
+})();
+</script>"""
+
+
+@pytest.fixture
+def page(server: Server) -> Iterator[str]:
+    """The URL of a page that tries everything, served from another port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write((PAGE % server.url).encode())
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{site.server_address[1]}/"
+        site.shutdown()
+
+
+def browse(url: str, profile: Path) -> str:
+    """Return the page's DOM after its scripts ran, in headless Chromium."""
+    assert CHROMIUM is not None
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
+    flags += " --disable-background-networking --disable-component-update --disable-sync"
+    command = [CHROMIUM, *flags.split(), f"--user-data-dir={profile}"]
+    done = subprocess.run(
+        [*command, "--virtual-time-budget=20000", "--dump-dom", url],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine; .ci/run installs it")
+def test_a_page_of_another_origin_can_neither_read_nor_generate(
+    server: Server, page: str, tmp_path: Path
+) -> None:
+    steps = server.worker()["steps"]
+    dom = browse(page, tmp_path)
+    assert "chat unseen" in dom, dom
+    for name in ("read models", "read health", "chat as json", "chat as text"):
+        assert f"{name}: blocked" in dom, dom
+    server.wait_until_idle()
+    assert server.worker()["steps"] == steps, "a page made the worker compute"

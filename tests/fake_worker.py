@@ -1,0 +1,226 @@
+"""A scripted worker over real ZeroMQ, with the command line of worker.main, to test the proxy.
+
+What it does is in the last message's text: words such as `n=3 delay=0.01 prefill=2 die=2`. With
+FAKE_WORKER_LOG set it appends a JSON line with a time for everything it receives.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from shared.transport import LEASE_S, RouterPort
+from shared.wire import (
+    PROTOCOL_VERSION,
+    Admitted,
+    Cancel,
+    Count,
+    Counted,
+    Delta,
+    Failed,
+    Finished,
+    Heartbeat,
+    Hello,
+    Message,
+    ModelFacts,
+    Progress,
+    Renew,
+    Submit,
+    TokenLogprob,
+    Usage,
+    Welcome,
+)
+
+NAME = os.environ.get("PROXY_MODEL_ID") or "pocket"
+FACTS = ModelFacts(
+    NAME, "builtin:pocket", "qwen3", 32_768, 151_936, 27_400_000, 54_800_000, "4 x KVCache", "cpu"
+)
+Step = Message | float  # a message to send, or seconds to wait
+
+
+def script_of(submit: Submit) -> dict[str, str]:
+    """Return the words `name=value` of the last message."""
+    content = submit.prompt.messages[-1].get("content", "")
+    return dict(re.findall(r"([a-z_]+)=(\S+)", content))
+
+
+def prompt_tokens(messages: list[Any]) -> int:
+    return sum(len(json.dumps(row).split()) for row in messages)
+
+
+def steps_of(submit: Submit) -> Iterator[Step]:
+    """Yield what the worker does for `submit`."""
+    words = script_of(submit)
+    name = submit.request_id
+    if words.get("die") == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "refuse" in words:
+        status, _, code = words["refuse"].partition(":")
+        yield Failed(name, int(status), code, f"Refused as asked with {status}.")
+        return
+    tokens = prompt_tokens(submit.prompt.messages)
+    yield Admitted(name, tokens, tokens // 2)
+    prefill_s = float(words.get("prefill", 0))
+    for done in range(3):
+        yield prefill_s / 3
+        yield Progress(name, done, tokens)
+    yield from _pieces(submit, words)
+    count, reason_count = int(words.get("n", 3)), int(words.get("reason", 0))
+    limit = submit.sampling.max_tokens
+    reason = "length" if limit is not None and limit < count else "stop"
+    yield Finished(
+        name,
+        reason,
+        "STOP" if "stopped" in words else None,
+        Usage(tokens, tokens // 2, tokens - tokens // 2, count + reason_count, reason_count, "ram"),
+    )
+
+
+def _pieces(submit: Submit, words: dict[str, str]) -> Iterator[Step]:
+    count = int(words.get("n", 3))
+    if submit.sampling.max_tokens is not None:
+        count = min(count, submit.sampling.max_tokens)
+    thoughts = int(words.get("reason", 0))
+    for index in range(thoughts + count):
+        yield float(words.get("delay", 0))
+        if words.get("die") == str(index + 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if words.get("fail") == str(index + 1):
+            yield Failed(submit.request_id, 500, "internal_error", "Broke as asked.")
+            return
+        thinking = index < thoughts
+        text = f"think{index} " if thinking else f"tok{index - thoughts} "
+        seq = index + (1 if words.get("lose") == str(index + 1) else 0)
+        logprobs = []
+        if submit.sampling.top_logprobs is not None and not thinking:
+            top = [[7, text, text.encode(), -0.5]] * submit.sampling.top_logprobs
+            logprobs = [TokenLogprob(7, text, text.encode(), -0.5, top)]
+        channel = "reasoning" if thinking else "content"
+        yield Delta(submit.request_id, seq, channel, text, logprobs)
+
+
+class FakeWorker:
+    """Runs the scripts of all requests in one thread."""
+
+    def __init__(self, endpoint: str, worker_id: int) -> None:
+        self._port = RouterPort(endpoint)
+        self._worker_id = worker_id
+        self._boot_id = uuid.uuid4().hex
+        self._peers: set[bytes] = set()
+        self._running: dict[str, tuple[bytes, Iterator[Step], float]] = {}
+        self._lease: dict[str, float] = {}
+        self._log_path = os.environ.get("FAKE_WORKER_LOG")
+        self._ready_at = time.monotonic() + float(os.environ.get("FAKE_WORKER_LOAD_S", "0"))
+        self._beat_at = 0.0
+        self._mute = False
+
+    def run(self) -> None:
+        while True:
+            for peer, message in self._port.turn(self._wait_s()):
+                self._take(peer, message)
+            self._beat()
+            for name in list(self._running):
+                self._advance(name)
+
+    def _wait_s(self) -> float:
+        due = min((row[2] for row in self._running.values()), default=float("inf"))
+        return max(0.0, min(due - time.monotonic(), 0.05))
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        is_ready = now >= self._ready_at
+        if self._mute or now < self._beat_at:
+            return
+        self._beat_at = now + (0.1 if not is_ready else 0.5)
+        for peer in self._peers:
+            state = "ready" if is_ready else "loading"
+            running = len(self._running)
+            self._port.post(peer, Heartbeat(state, running, 0, 0, 0, FACTS if is_ready else None))
+
+    def _take(self, peer: bytes, message: Message) -> None:
+        self._note(message)
+        if isinstance(message, Hello):
+            self._peers.add(peer)
+            self._beat_at = 0.0
+            welcome = Welcome(PROTOCOL_VERSION, self._worker_id, self._boot_id, os.getpid())
+            self._port.post(peer, welcome)
+        elif isinstance(message, Submit):
+            if "mute" in script_of(message):
+                self._mute = True
+            self._running[message.request_id] = (peer, steps_of(message), time.monotonic())
+            self._lease[message.request_id] = time.monotonic() + LEASE_S
+        elif isinstance(message, Cancel):
+            self._running.pop(message.request_id, None)
+        elif isinstance(message, Renew):
+            for name in message.request_ids:
+                self._lease[name] = time.monotonic() + LEASE_S
+        elif isinstance(message, Count):
+            tokens = prompt_tokens(message.prompt.messages)
+            self._port.post(peer, Counted(message.request_id, tokens))
+
+    def _advance(self, name: str) -> None:
+        peer, steps, due = self._running[name]
+        if self._lease[name] < time.monotonic():
+            self._note_row({"event": "lease_expired", "request_id": name})
+            del self._running[name]
+            return
+        while due <= time.monotonic():
+            step = next(steps, None)
+            if step is None:
+                self._note_row({"event": "done", "request_id": name})
+                del self._running[name]
+                return
+            if isinstance(step, float):
+                due += step
+            else:
+                self._port.post(peer, step)
+        self._running[name] = (peer, steps, due)
+
+    def _note(self, message: Message) -> None:
+        row: dict[str, Any] = {"event": type(message).__name__}
+        if isinstance(message, Submit | Cancel | Count):
+            row["request_id"] = message.request_id
+        if isinstance(message, Renew):
+            row["request_ids"] = message.request_ids
+        if isinstance(message, Submit):
+            sampling = {k: getattr(message.sampling, k) for k in message.sampling.__slots__}
+            prompt = {k: getattr(message.prompt, k) for k in message.prompt.__slots__}
+            row |= {"prompt": prompt, "sampling": sampling}
+        self._note_row(row)
+
+    def _note_row(self, row: dict[str, Any]) -> None:
+        if self._log_path:
+            with open(self._log_path, "a") as file:
+                file.write(json.dumps(row | {"at": time.time(), "pid": os.getpid()}) + "\n")
+
+
+def _end_with_parent() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--worker-id", type=int, required=True)
+    parser.add_argument("--endpoint", required=True)
+    options = parser.parse_args()
+    if reason := os.environ.get("FAKE_WORKER_REFUSES"):
+        print(f"hearth: {reason}", file=sys.stderr)
+        sys.exit(78)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    FakeWorker(options.endpoint, options.worker_id).run()
+
+
+if __name__ == "__main__":
+    main()
