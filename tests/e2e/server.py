@@ -16,6 +16,7 @@ from typing import Any
 
 from shared.blas import openblas_environment
 from shared.config import PROJECT_DIR
+from shared.transport import HEARTBEAT_S
 
 READY_S_MAX = 120.0  # a loaded 2-core machine takes 20 s
 
@@ -107,7 +108,8 @@ class Server:
         return dict(self.health()["workers"][number])
 
     def wait_until_idle(self, wait_s: float = 10.0) -> None:
-        """Until no request is left in any worker."""
+        """Until no request is left in any worker, as a heartbeat sent from now on says."""
+        time.sleep(HEARTBEAT_S * 1.2)
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
             workers = self.health().get("workers", [])

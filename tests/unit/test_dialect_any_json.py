@@ -1,0 +1,64 @@
+"""Whatever JSON comes in: our request, or a RequestError; and what passes can be sent."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.dialects import chat, messages, responses
+from proxy.request import ParsedRequest
+from shared.errors import RequestError
+from shared.wire import Submit, decode, encode
+
+WORDS = (
+    "role content type text messages input system tools tool_calls function name arguments "
+    "parameters input_schema user assistant tool tool_result tool_use_id tool_call_id thinking "
+    "function_call function_call_output call_id output reasoning summary stop stop_sequences "
+    "temperature max_tokens top_p top_k seed logprobs top_logprobs logit_bias stream n "
+    "stream_options response_format tool_choice auto none instructions custom is_error"
+).split()
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(WORDS)
+    | st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=8)
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=6)
+    ),
+    max_leaves=20,
+)
+BODIES = st.dictionaries(st.sampled_from(WORDS), JSON, max_size=8)
+ROW = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "tool"]), "content": JSON},
+    optional={"tool_calls": JSON, "tool_call_id": JSON, "type": JSON, "name": JSON},
+)
+PARSERS = (chat.parse, messages.parse, responses.parse)
+
+
+def check(body: dict[str, Any]) -> None:
+    for parse in PARSERS:
+        try:
+            request = parse(body)
+        except RequestError as error:
+            assert 400 <= error.status < 500
+            continue
+        assert isinstance(request, ParsedRequest)
+        submit = Submit("r", request.prompt, request.sampling)
+        assert decode(encode(submit)) == submit
+
+
+@settings(max_examples=300, deadline=None)
+@given(BODIES)
+def test_any_body_is_parsed_or_refused(body: dict[str, Any]) -> None:
+    check(body)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(ROW, max_size=3), BODIES)
+def test_any_conversation_is_parsed_or_refused(rows: list[Any], body: dict[str, Any]) -> None:
+    check(body | {"messages": rows, "input": rows})

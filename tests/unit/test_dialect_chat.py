@@ -1,0 +1,251 @@
+"""OpenAI chat bodies become our request, or a RequestError that names the field."""
+
+from typing import Any
+
+import pytest
+
+from proxy.dialects import chat
+from shared.errors import RequestError
+from shared.wire import TokenLogprob, Usage
+
+USER = {"role": "user", "content": "hi"}
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [USER], **fields}
+
+
+def messages(*rows: Any) -> list[Any]:
+    return chat.parse(body(messages=list(rows))).prompt.messages
+
+
+def refused(**fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        chat.parse(body(**fields))
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_a_plain_body_leaves_everything_to_the_workers_settings() -> None:
+    request = chat.parse(body())
+    assert request.prompt.messages == [USER]
+    assert request.sampling.temperature is None
+    assert request.sampling.max_tokens is None
+    assert not request.stream
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 2.1),
+        ("temperature", -0.1),
+        ("temperature", True),
+        ("temperature", "1"),
+        ("temperature", float("nan")),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", 2),
+        ("repetition_penalty", 0),
+        ("presence_penalty", 3),
+        ("frequency_penalty", -3),
+        ("seed", "1"),
+        ("seed", 2**64),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_completion_tokens", 0),
+        ("max_tokens", True),
+        ("n", 2),
+        ("n", 0),
+        ("stop", ""),
+        ("stop", ["a"] * 17),
+        ("stop", ["x" * 257]),
+        ("stop", [1]),
+        ("stop", {}),
+        ("stream", "true"),
+        ("logprobs", 1),
+        ("logit_bias", []),
+        ("messages", {}),
+        ("messages", None),
+        ("tools", {}),
+        ("chat_template_kwargs", []),
+        ("enable_thinking", 1),
+        ("stream_options", []),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
+    error = refused(**{name: value})
+    assert error.param == name
+    assert name in str(error)
+    assert "allowed is" in str(error)
+
+
+def test_logprobs_need_a_count_in_range_and_to_be_switched_on() -> None:
+    assert chat.parse(body(logprobs=True)).sampling.top_logprobs == 0
+    assert chat.parse(body(logprobs=True, top_logprobs=20)).sampling.top_logprobs == 20
+    assert chat.parse(body()).sampling.top_logprobs is None
+    assert refused(logprobs=True, top_logprobs=21).param == "top_logprobs"
+    assert refused(top_logprobs=2).param == "top_logprobs"
+
+
+@pytest.mark.parametrize("bias", [{"a": 1}, {"1": 101}, {"-1": 0}, {"1": None}, {"٣": 1}])
+def test_a_logit_bias_is_token_ids_to_bounded_numbers(bias: Any) -> None:
+    assert "logit_bias" in str(refused(logit_bias=bias))
+
+
+def test_sampling_fields_arrive() -> None:
+    sampling = chat.parse(
+        body(
+            temperature=0,
+            top_p=0.5,
+            top_k=-1,
+            min_p=0.1,
+            repetition_penalty=1.1,
+            presence_penalty=1,
+            frequency_penalty=-1,
+            seed=-1,
+            max_tokens=5,
+            max_completion_tokens=7,
+            stop="x",
+            logit_bias={"007": 3},
+        )
+    ).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 0)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
+    assert (sampling.seed, sampling.max_tokens, sampling.stop) == (2**64 - 1, 7, ["x"])
+    assert sampling.logit_bias == {"7": 3.0}
+
+
+def test_top_p_zero_means_the_likeliest_token_alone() -> None:
+    sampling = chat.parse(body(top_p=0)).sampling
+    assert (sampling.top_p, sampling.top_k) == (1.0, 1)
+
+
+def test_roles_are_checked_by_index() -> None:
+    error = refused(messages=[USER, {"role": "robot", "content": "x"}])
+    assert error.param == "messages[1].role"
+    assert "robot" in str(error)
+
+
+def test_developer_is_system_and_function_is_tool() -> None:
+    rows = messages(
+        {"role": "developer", "content": "d"}, {"role": "function", "name": "f", "content": "r"}
+    )
+    assert rows[0] == {"role": "system", "content": "d"}
+    assert rows[1] == {"role": "tool", "content": "r", "name": "f"}
+
+
+def test_a_system_message_in_the_middle_stays_there() -> None:
+    rows = messages(USER, {"role": "system", "content": "now"}, USER)
+    assert [row["role"] for row in rows] == ["user", "system", "user"]
+
+
+def test_tool_calls_and_results_are_carried_with_arguments_as_objects() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
+    rows = messages(
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "r"}]},
+    )
+    assert rows[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": [1]}}
+    assert rows[1]["reasoning_content"] == "hm"
+    assert rows[1]["content"] == ""
+    assert rows[2] == {"role": "tool", "content": "r", "tool_call_id": "c1"}
+
+
+@pytest.mark.parametrize("text", ["{not json", "[1]", '{"a": 1' + "0" * 30 + "}", "[" * 500])
+def test_arguments_that_are_no_object_stay_the_text_that_the_model_wrote(text: str) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": text}}
+    rows = messages(USER, {"role": "assistant", "tool_calls": [call]})
+    assert rows[1]["tool_calls"][0]["function"]["arguments"] == text
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": 5}, "messages[0].content"),
+        ({"role": "user", "content": ["x"]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "assistant", "content": None}, "messages[0].content"),
+        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
+        ("x", "messages[0]"),
+        ({"role": ["user"], "content": "x"}, "messages[0].role"),
+    ],
+)
+def test_a_message_without_what_it_needs_is_refused(message: Any, param: str) -> None:
+    assert refused(messages=[message]).param == param
+
+
+def test_an_image_is_refused_with_a_reason() -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    error = refused(messages=[{"role": "user", "content": [part]}])
+    assert "this model takes text only" in str(error)
+
+
+def test_tools_are_normalised_and_hosted_ones_are_counted() -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    function = {"parameters": schema, "description": "d", "name": "f", "strict": True}
+    request = chat.parse(
+        body(tools=[{"function": function, "type": "function"}, {"type": "web_search"}])
+    )
+    (tool,) = request.prompt.tools
+    assert list(tool["function"]) == ["name", "description", "parameters"]
+    assert list(tool["function"]["parameters"]["properties"]) == ["b", "a"]
+    assert request.dropped_tools == ("web_search",)
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "function"}, "tools[0].function"),
+        ({"type": "function", "function": {}}, "tools[0].function.name"),
+        (
+            {"type": "function", "function": {"name": "f", "parameters": "x"}},
+            "tools[0].function.parameters",
+        ),
+        (
+            {"type": "function", "function": {"name": "f", "parameters": [1]}},
+            "tools[0].function.parameters",
+        ),
+        ({}, "tools[0].type"),
+        (7, "tools[0]"),
+    ],
+)
+def test_a_broken_tool_is_refused_by_name(tool: Any, param: str) -> None:
+    assert refused(tools=[tool]).param == param
+
+
+def test_tool_choice_none_hides_the_tools_and_a_forced_call_is_refused() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert chat.parse(body(tools=tools, tool_choice="none")).prompt.tools == []
+    assert len(chat.parse(body(tools=tools, tool_choice="auto")).prompt.tools) == 1
+    assert refused(tools=tools, tool_choice="required").param == "tool_choice"
+    assert refused(tools=tools, tool_choice=["auto"]).param == "tool_choice"
+
+
+def test_thinking_switches_reach_the_template() -> None:
+    request = chat.parse(body(enable_thinking=False, chat_template_kwargs={"x": 1}))
+    assert request.prompt.template_kwargs == {"x": 1, "enable_thinking": False}
+
+
+def test_a_constrained_format_is_refused_rather_than_ignored() -> None:
+    assert refused(response_format={"type": "json_object"}).param == "response_format"
+    assert chat.parse(body(response_format={"type": "text"}))
+
+
+def test_usage_counts_the_cached_tokens_inside_the_prompt() -> None:
+    told = chat.usage_fields(Usage(10, 4, 6, 3, 1, "ram"))
+    assert told["total_tokens"] == 13
+    assert told["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert told["kv_cache"]["source"] == "ram"
+    assert told["kv_cache"]["cache_hit"]
+
+
+def test_logprobs_carry_the_bytes_and_no_infinity() -> None:
+    row = TokenLogprob(1, "�", b"\xe2", -0.5, [[2, "b", b"b", float("-inf")]])
+    (told,) = chat.logprob_fields([row])["content"]
+    assert told["bytes"] == [0xE2]
+    assert told["top_logprobs"][0]["logprob"] == -9999.0
