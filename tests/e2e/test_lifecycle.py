@@ -30,6 +30,7 @@ def assert_nothing_is_left(server: Server, family: list[psutil.Process]) -> None
     run_dir = server.run_dir / "run" / str(server.port)
     assert not list(run_dir.glob("*.sock")) and not list(run_dir.glob("*.json"))
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # past TIME_WAIT, not a holder
         probe.bind(("127.0.0.1", server.port))
 
 

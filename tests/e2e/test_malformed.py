@@ -103,23 +103,29 @@ RAW = {
     "not UTF-8": b'{"model": "\xff"}',
     "deep": DEEP,
     "big integer": BASE + b'"seed":' + b"9" * 40 + b"}",
-    "big integer in a schema": BASE
-    + b'"tools":[{"type":"function","name":"f","input_schema":{},"function":{"name":"f",'
-    + b'"parameters":{"type":"object","maximum":99999999999999999999}}}]}',
     "lone surrogate": BASE.replace(b'"x"', rb'"\ud800"') + b'"top_p":1}',
     "NaN temperature": BASE + b'"temperature":NaN}',
     "zero tokens": BASE.replace(b":2,", b":0,") + b'"top_p":1}',
     "minus one tokens": BASE.replace(b":2,", b":-1,") + b'"top_p":1}',
-    "tool schema not an object": BASE
-    + b'"tools":[{"type":"function","name":"f","input_schema":7,'
-    + b'"function":{"name":"f","parameters":7}}]}',
+}
+TOOLS = {
+    "/v1/chat/completions": b'{"type":"function","function":{"name":"f","parameters":%s}}',
+    "/v1/messages": b'{"name":"f","input_schema":%s}',
+    "/v1/responses": b'{"type":"function","name":"f","parameters":%s}',
+}
+SCHEMAS = {
+    "tool schema not an object": b"7",
+    "big integer in a schema": b'{"type":"object","maximum":99999999999999999999}',
 }
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))
-@pytest.mark.parametrize("name", sorted(RAW))
+@pytest.mark.parametrize("name", [*RAW, *SCHEMAS])
 def test_a_broken_body_is_a_4xx_that_helps(server: Server, path: str, name: str) -> None:
-    payload = RAW[name]
+    if name in SCHEMAS:
+        payload = BASE + b'"tools":[' + TOOLS[path] % SCHEMAS[name] + b"]}"
+    else:
+        payload = RAW[name]
     if path == "/v1/responses":
         payload = payload.replace(b'"max_tokens"', b'"max_output_tokens"').replace(
             b'"messages"', b'"input"'
