@@ -1,18 +1,35 @@
-"""Which process is which: start times, names, and who listens on a port. Linux and macOS.
+"""Which process is which, and which Hearth holds a port. Linux and macOS, standard library only.
 
-A pid alone names nothing, because the system uses it again; a pid with its start time does.
+A pid alone names nothing, because the system uses it again; a pid with its start time does. The
+supervisor writes both, its own and its children's, into `hearth.json` in its instance directory.
 """
 
 import calendar
 import contextlib
+import errno
+import fcntl
+import json
 import os
 import re
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
+
+from shared.errors import StartError
+
+PID_FILE = "hearth.json"
+END_WAIT_S = 2.0  # after SIGTERM, before SIGKILL
 
 _PROC = Path("/proc")
+_LOG_TAIL_LINES = 20
+_SESSION_WAIT_S = 1.2  # after each of three signals
 _TOOL_WAIT_S = 5.0  # ps and lsof answer in a tenth of a second
 _LISTEN = "0A"  # the state column of /proc/net/tcp
 _GONE = "ZX"  # a zombie holds nothing any more and only waits for its parent
@@ -33,7 +50,10 @@ def process_name(pid: int) -> str:
             return (_PROC / str(pid) / "comm").read_text(errors="replace").strip() or "unknown"
         except OSError:
             return "unknown"
-    return os.path.basename(_tool("ps", "-o", "comm=", "-p", str(pid)).strip()) or "unknown"
+    try:
+        return os.path.basename(_tool("ps", "-o", "comm=", "-p", str(pid)).strip()) or "unknown"
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
 
 
 def port_holder(port: int) -> tuple[int, str] | None:
@@ -42,6 +62,123 @@ def port_holder(port: int) -> tuple[int, str] | None:
     None: no process does, or it is another user's and the system hides which one it is.
     """
     return _holder_linux(port) if sys.platform == "linux" else _holder_lsof(port)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process for all time: a later one with the same pid started later."""
+
+    pid: int
+    started: float
+
+    @property
+    def is_running(self) -> bool:
+        return process_started(self.pid) == self.started
+
+
+def read_pid_file(path: Path) -> tuple[Process | None, list[Process]]:
+    """Return supervisor and children that `path` names; none where it is missing or damaged."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return _process(record["supervisor"]), [_process(row) for row in record["children"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, []
+
+
+def _process(row: dict[str, Any]) -> Process:
+    pid, started = row["pid"], row["started"]
+    if type(pid) is not int or pid < 2 or not isinstance(started, int | float):
+        raise ValueError(row)  # 0 and below would signal whole groups of processes
+    return Process(pid, float(started))
+
+
+def end_processes(processes: Iterable[Process]) -> None:
+    """End those of `processes` that still run: SIGTERM, and SIGKILL after END_WAIT_S."""
+    left = list(processes)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in left:
+            if process.is_running:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.pid, number)
+        deadline = time.monotonic() + END_WAIT_S
+        while (left := [each for each in left if each.is_running]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def take_port(host: str, port: int, instance_dir: Path, *, is_check: bool = False) -> str:
+    """Return a sentence about `port`, which is free now, also from a Hearth that died there.
+
+    Ends processes that the pid file of a dead supervisor names, then removes it and its sockets.
+    A living Hearth is never ended, nor is anybody else. With `is_check` it changes nothing.
+
+    Raises:
+        StartError: the port is not to be had.
+    """
+    supervisor, children = read_pid_file(instance_dir / PID_FILE)
+    if supervisor and supervisor.is_running:
+        raise StartError(
+            f"Hearth already runs on {_url(host, port)} (pid {supervisor.pid}). "
+            f"Stop it with: kill {supervisor.pid}"
+        )
+    stale = [child for child in children if child.is_running]
+    was_free = can_listen(host, port)
+    if is_check and (was_free or _is_held_by(stale, port)):
+        return (
+            f"{port} is free" if was_free else f"{port} is held by a stale Hearth; a start ends it"
+        )
+    if not is_check:
+        end_processes(stale)
+    if not can_listen(host, port):
+        raise StartError(_held_text(port))
+    _sweep(instance_dir)
+    return f"{port} is free" if was_free else f"freed port {port} from a stale Hearth"
+
+
+def can_listen(host: str, port: int) -> bool:
+    """Tell whether a server could listen on `host` and `port` now.
+
+    Raises:
+        StartError: none ever could.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise StartError(
+                f"Can't listen on {host}, port {port}: {error.strerror}. Set PROXY_HOST to an "
+                "address of this machine and PROXY_PORT to a port above 1023."
+            ) from None
+    # macOS binds 127.0.0.1 although another has 0.0.0.0
+    return sys.platform != "darwin" or port_holder(port) is None
+
+
+def _is_held_by(processes: Iterable[Process], port: int) -> bool:
+    holder = port_holder(port)
+    return holder is not None and holder[0] in [process.pid for process in processes]
+
+
+def _held_text(port: int) -> str:
+    holder = port_holder(port)
+    who = f"pid {holder[0]} ({holder[1]})" if holder else "another user's process"
+    return (
+        f"Port {port} is held by {who}, which is not Hearth's and is left alone. "
+        f"End it, or choose another port with --port {port + 1 if port < 65535 else 4000}."
+    )
+
+
+def _sweep(instance_dir: Path) -> None:
+    for path in [*instance_dir.glob("*.sock"), instance_dir / PID_FILE]:
+        path.unlink(missing_ok=True)
+
+
+def _url(host: str, port: int) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
 
 
 def _started_linux(pid: int) -> float | None:
@@ -126,3 +263,119 @@ def _tool(*command: str) -> str:
         timeout=_TOOL_WAIT_S,
     )
     return done.stdout
+
+
+@contextlib.contextmanager
+def only_one(directory: Path) -> Iterator[int]:
+    """Hold `directory` locked, waiting for whoever installs there now. Leaves no file behind."""
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            print(f"Another install is at work in {directory}; waiting for it.", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+class Step:
+    """Runs the commands of an install: everything into the log, in brief to the terminal.
+
+    `lock` is open in the commands too, so that one that outlives us keeps others waiting.
+    """
+
+    def __init__(self, log: TextIO, lock: int, directory: Path, environ: Mapping[str, str]) -> None:
+        self.log = log
+        self._lock = lock
+        self._directory = directory
+        self._environ = environ
+        self._phase = ""
+
+    def run(self, command: list[str]) -> None:
+        """Run `command`; if it is interrupted, end all of its processes.
+
+        Raises:
+            StartError: it failed.
+        """
+        print("$", *command, file=self.log, flush=True)
+        process = subprocess.Popen(
+            command,
+            cwd=self._directory,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[self._lock],
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        with process.stdout:
+            try:
+                for line in process.stdout:
+                    self._take(line.decode("utf-8", "replace"))
+                status = process.wait()
+            except BaseException:
+                end_session(process)
+                raise
+            finally:
+                self._show("", "")
+        if status:
+            raise StartError(self._failure(command, status))
+
+    def _take(self, line: str) -> None:
+        self.log.write(line)
+        self.log.flush()
+        found = condensed(line)
+        if found:
+            self._show(*found)
+
+    def _show(self, phase: str, detail: str) -> None:
+        if sys.stderr.isatty():
+            columns = shutil.get_terminal_size().columns
+            print("\r\x1b[K" + detail[: columns - 1], end="", file=sys.stderr, flush=True)
+        elif phase and phase != self._phase:
+            print(phase, file=sys.stderr, flush=True)
+        self._phase = phase or self._phase
+
+    def _failure(self, command: list[str], status: int) -> str:
+        self.log.flush()
+        lines = Path(self.log.name).read_text(encoding="utf-8").splitlines()[-_LOG_TAIL_LINES:]
+        tail = "\n".join("  " + line for line in lines)
+        return (
+            f"Installing failed: {' '.join(command[1:4])} ended with status {status}. The last "
+            f"lines of {self.log.name}:\n{tail}\nRun the same command again to go on from here."
+        )
+
+
+def condensed(line: str) -> tuple[str, str] | None:
+    """Return the phase and the news in a line of pip's output; None where there is no news."""
+    words = line.split()
+    if words[:3] == ["Installing", "collected", "packages:"]:
+        text = f"Installing packages ({len(words) - 3})"
+        return text, text + " (a minute or so)"
+    collecting = "Collecting and downloading packages"
+    if words[:1] in (["Collecting"], ["Downloading"]):
+        return collecting, " ".join(words[:4])
+    if words[:3] == ["Requirement", "already", "satisfied:"]:
+        return collecting, "Found " + " ".join(words[3:4])
+    if words[:2] == ["Using", "cached"]:
+        return collecting, "Found " + " ".join(words[2:3])
+    if words[:2] == ["Building", "wheel"]:
+        return "Building packages", " ".join(words)
+    return None
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """End `process` and all that it started: kindly, so that pip removes its temporary files."""
+    for number in map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)):
+        deadline = time.monotonic() + _SESSION_WAIT_S
+        while time.monotonic() < deadline:
+            process.poll()  # reaps it: the group lives on while one of its processes does
+            try:
+                os.killpg(process.pid, number)
+            except (ProcessLookupError, PermissionError):  # macOS: a group of zombies only
+                return
+            number = 0  # from here on it only asks
+            time.sleep(0.02)

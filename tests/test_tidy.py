@@ -26,7 +26,7 @@ FORBIDDEN = {
 ONLY_IN = {
     "zmq": ("shared/transport.py",),
     "litellm": ("proxy/litellm_front.py", "proxy/dialects/", "proxy/auth.py"),
-    "mlx": ("worker/engine/", "worker/stream/logprobs.py", "worker/scheduler.py", "worker/loop.py"),
+    "mlx": ("worker/engine/", "worker/stream/logprobs.py", "worker/loop.py"),
     "dotenv": ("shared/config.py",),
 }
 HISTORY = re.compile(r"#.*\b(previously|used to|no longer|round[- ]?\d|PR ?#?\d)\b", re.I)

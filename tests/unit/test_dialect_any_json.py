@@ -16,23 +16,24 @@ WORDS = (
     "function_call function_call_output call_id output reasoning summary stop stop_sequences "
     "temperature max_tokens top_p top_k seed logprobs top_logprobs logit_bias stream n "
     "stream_options response_format tool_choice auto none instructions custom is_error"
-).split()
+)
 SCALARS = (
     st.none()
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.sampled_from(WORDS)
+    | st.sampled_from(WORDS.split())
     | st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=8)
 )
 JSON = st.recursive(
     SCALARS,
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=6)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(WORDS.split()), inner, max_size=6)
     ),
     max_leaves=20,
 )
-BODIES = st.dictionaries(st.sampled_from(WORDS), JSON, max_size=8)
+BODIES = st.dictionaries(st.sampled_from(WORDS.split()), JSON, max_size=8)
 ROW = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system", "tool"]), "content": JSON},
     optional={"tool_calls": JSON, "tool_call_id": JSON, "type": JSON, "name": JSON},

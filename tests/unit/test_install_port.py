@@ -315,9 +315,12 @@ def test_a_bad_setting_ends_the_command_with_the_servers_own_words_and_78() -> N
     assert refusal.value.code == 78
 
 
-def test_a_python_without_the_packages_is_told_apart_from_a_bad_setting() -> None:
-    with pytest.raises(Stop, match="delete .venv and run the same command again") as refusal:
-        install_and_run.read_settings("/bin/false", environment())
+def test_a_python_without_the_packages_is_told_apart_from_a_bad_setting(tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho No module named dotenv >&2; exit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(Stop, match=r"No module named dotenv\n.*delete \.venv") as refusal:
+        install_and_run.read_settings(str(broken), environment())
     assert refusal.value.code == 1
 
 

@@ -122,7 +122,7 @@ _POCKET_CONFIG: Final = {
 
 
 def ensure_pocket(model_dir: Path) -> Path:
-    """Return the directory of the pocket model, made if it is not there; about 4 s the first time.
+    """Return the directory of the pocket model, made in a second if it is not there.
 
     Any thread may call it, and several processes at once: all end with the same directory. MLX's
     random state is not seeded by it.
