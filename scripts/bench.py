@@ -1,0 +1,30 @@
+#!/usr/bin/env python
+"""Measures Hearth beside others on this machine; nothing here asserts a timing.
+
+    scripts/bench.py serve [--pairs 20] [--model DIR] [--sides raw,server,hearth] [--out FILE]
+
+Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts import bench_serve
+
+COMMANDS = {"serve": bench_serve}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, module in COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=module.ABOUT))
+    options = parser.parse_args()
+    COMMANDS[options.command].run(options)
+
+
+if __name__ == "__main__":
+    main()
