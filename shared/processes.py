@@ -77,19 +77,26 @@ class Process:
 
 
 def read_pid_file(path: Path) -> tuple[Process | None, list[Process]]:
-    """Return supervisor and children that `path` names; none where it is missing or damaged."""
+    """Return supervisor and children that `path` names.
+
+    Nobody where the file is missing or damaged: without a supervisor that can be called dead, no
+    child is anybody's to end.
+    """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return _process(record["supervisor"]), [_process(row) for row in record["children"]]
+        supervisor = _process(record["supervisor"])
+        children = [_process(row) for row in record["children"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None, []
+    return supervisor, [child for child in children if child] if supervisor else []
 
 
-def _process(row: dict[str, Any]) -> Process:
+def _process(row: dict[str, Any]) -> Process | None:
+    """Return the process in `row`, or None where it names none for sure."""
     pid, started = row["pid"], row["started"]
-    if type(pid) is not int or pid < 2 or not isinstance(started, int | float):
-        raise ValueError(row)  # 0 and below would signal whole groups of processes
-    return Process(pid, float(started))
+    if type(pid) is not int or pid < 2:  # 0 and below would signal whole groups of processes
+        return None
+    return Process(pid, float(started)) if isinstance(started, int | float) else None
 
 
 def end_processes(processes: Iterable[Process]) -> None:
@@ -251,8 +258,8 @@ def _tool(*command: str) -> str:
     Raises:
         OSError, subprocess.TimeoutExpired: it gave no answer, which must not read as "nothing".
     """
-    path = os.environ.get("PATH", "") + ":/bin:/usr/bin:/usr/sbin"
-    environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC", "PATH": path}
+    environment = {**os.environ, "LC_ALL": "C", "TZ": "UTC"}
+    environment["PATH"] = environment.get("PATH", "") + ":/bin:/usr/bin:/usr/sbin"
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,

@@ -36,7 +36,7 @@ class InferenceLoop:
                 request = self._inbox.get(block=wait_s > 0, timeout=wait_s or None)
             except queue.Empty:
                 break
-            self._scheduler.submit(request)
+            self._send(self._scheduler.submit(request))
             wait_s = 0.0
         if not self._scheduler.is_idle:
             for message in self._scheduler.step():

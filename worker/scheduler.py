@@ -56,18 +56,18 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request) -> Admitted:
+        """Take a request; it waits for a slot. Return what its client is told at once."""
         self._waiting.append(request)
+        return Admitted(request.request_id, request.prompt_tokens, cached_tokens=0)
 
-    def step(self) -> list[Up]:
-        """Do one chunk and one decode step; return what the clients are to be told."""
+    def step(self) -> Iterator[Up]:
+        """Do one chunk and one decode step; yield what clients are told, as soon as it holds."""
         self.steps += 1
-        events: list[Up] = []
-        events += self._drop_gone()
-        events += self._admit()
-        events += self._prefill()
-        events += self._decode()
-        return events
+        yield from self._drop_gone()
+        self._give_slots()
+        yield from self._prefill()
+        yield from self._decode()
 
     def _drop_gone(self) -> Iterator[Up]:
         """End the requests whose client left or whose lease ran out."""
@@ -80,12 +80,11 @@ class Scheduler:
         for request in [r for r in self._decoding.values() if r.ticket.is_gone]:
             yield self._end(request, "cancelled")
 
-    def _admit(self) -> Iterator[Up]:
+    def _give_slots(self) -> None:
         while self._waiting and self.running < self._slots_max:
             request = self._waiting.popleft()
             request.cache = self._engine.new_cache()
             self._prefilling.append(request)
-            yield Admitted(request.request_id, request.prompt_tokens, cached_tokens=0)
 
     def _prefill(self) -> Iterator[Up]:
         """Feed one chunk of one prompt; start decoding it when it was the last."""

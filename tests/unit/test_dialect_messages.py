@@ -106,6 +106,7 @@ def test_tools_take_their_schema_and_hosted_ones_are_counted() -> None:
         ([HI], {"thinking": {"type": "maybe"}}, "thinking.type"),
         ([HI], {"tool_choice": {"type": "any"}}, "tool_choice"),
         ([HI], {"system": 5}, "system"),
+        ([HI], {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
     ],
 )
 def test_what_is_wrong_is_named(rows: list[Any], fields: Any, param: str) -> None:

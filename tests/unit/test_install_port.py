@@ -165,11 +165,17 @@ def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatc
 def test_a_damaged_pid_file_names_nobody(row: object, tmp_path: Path) -> None:
     good = {"pid": 7, "started": 1}
     path = tmp_path / "hearth.json"
-    for record in ({"supervisor": row, "children": []}, {"supervisor": good, "children": [row]}):
-        path.write_text(json.dumps(record))
-        assert read_pid_file(path) == (None, [])
+    path.write_text(json.dumps({"supervisor": row, "children": [good]}))
+    assert read_pid_file(path) == (None, [])
     path.write_text('{"supervisor"')
     assert read_pid_file(path) == (None, [])
+
+
+def test_a_child_that_ended_before_it_was_written_down_hides_nobody_else(tmp_path: Path) -> None:
+    gone, good = {"pid": 8, "started": None}, {"pid": 7, "started": 1}
+    path = tmp_path / "hearth.json"
+    path.write_text(json.dumps({"supervisor": good, "children": [gone, good]}))
+    assert read_pid_file(path) == (Process(7, 1.0), [Process(7, 1.0)])
 
 
 # ---- whose a port is ----
@@ -423,8 +429,10 @@ def test_cuda_without_the_driver_is_refused_before_anything_is_installed(
     assert "NVIDIA's driver" in capsys.readouterr().err
 
 
-def test_an_unknown_option_is_refused_by_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in ("--modell", "--mod", "serve"):
+def test_an_unknown_option_is_refused_by_the_usage(
+    started: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong in ("--modell", "--mod=x", "serve"):
         with pytest.raises(SystemExit) as refusal:
             install_and_run.main([wrong])
         assert refusal.value.code == 2

@@ -100,7 +100,7 @@ def run(scheduler: Scheduler) -> list[Up]:
     for _ in range(10_000):
         if scheduler.is_idle:
             return events
-        events += scheduler.step()
+        events += list(scheduler.step())
     raise AssertionError("the scheduler does not come to an end")
 
 
@@ -115,9 +115,9 @@ def finish_of(events: list[Up], name: str) -> Finished:
 
 def test_a_request_is_admitted_prefilled_decoded_and_finished() -> None:
     made, engine = scheduler(x=[8, 9])
-    made.submit(request("x", prompt=25))
+    assert made.submit(request("x", prompt=25)) == Admitted("x", 25, 0)
     events = run(made)
-    assert [type(e).__name__ for e in events[:4]] == ["Admitted"] + ["Progress"] * 3
+    assert [type(e).__name__ for e in events[:4]] == ["Progress"] * 3 + ["Delta"]
     assert engine.decoder.log[:4] == ["chunk 10", "chunk 10", "chunk 4", "add x"]
     assert text_of(events, "x") == "hi"
     usage = finish_of(events, "x").usage
@@ -135,10 +135,10 @@ def test_a_prompt_of_one_token_needs_no_chunk() -> None:
 def test_decoding_goes_on_between_the_chunks_of_a_newcomer() -> None:
     made, engine = scheduler(old=[1] * 50)
     made.submit(request("old"))
-    made.step()
+    list(made.step())
     made.submit(request("new", prompt=100))
     for _ in range(8):
-        made.step()
+        list(made.step())
     log = engine.decoder.log[3:]
     assert log == ["chunk 10", "step"] * 8
 
@@ -146,7 +146,7 @@ def test_decoding_goes_on_between_the_chunks_of_a_newcomer() -> None:
 def test_a_short_prompt_overtakes_a_long_prefill_but_does_not_stop_it() -> None:
     made, engine = scheduler(long=[1], short=[2])
     made.submit(request("long", prompt=600))
-    made.step()
+    list(made.step())
     made.submit(request("short", prompt=8))
     events = run(made)
     order = [e.request_id for e in events if isinstance(e, Finished)]
@@ -159,7 +159,7 @@ def test_a_stream_of_short_prompts_cannot_starve_a_long_one() -> None:
     made.submit(request("long", prompt=200))
     for number in range(100):
         made.submit(request(f"s{number}", prompt=8))
-        made.step()
+        list(made.step())
     assert "add long" in engine.decoder.log
 
 
@@ -167,7 +167,7 @@ def test_no_more_than_the_slots_hold_a_cache() -> None:
     made, _ = scheduler(slots=2)
     for number in range(5):
         made.submit(request(f"r{number}", prompt=50))
-    made.step()
+    list(made.step())
     assert (made.running, made.waiting) == (2, 3)
     events = run(made)
     assert sum(isinstance(e, Finished) for e in events) == 5
@@ -179,9 +179,9 @@ def test_a_client_that_leaves_ends_its_request_within_one_step(steps: int) -> No
     leaving = request("x", prompt=100)
     made.submit(leaving)
     for _ in range(steps):
-        made.step()
+        list(made.step())
     leaving.ticket.is_cancelled = True
-    events = made.step()
+    events = list(made.step())
     assert finish_of(events, "x").reason == "cancelled"
     assert made.is_idle and not engine.decoder.sequences
     assert leaving.cache is None
@@ -191,9 +191,9 @@ def test_a_lease_that_ran_out_ends_the_request() -> None:
     made, _ = scheduler(x=[1] * 1000)
     forgotten = request("x")
     made.submit(forgotten)
-    made.step()
+    list(made.step())
     forgotten.ticket.lease_until = 0
-    assert finish_of(made.step(), "x").reason == "cancelled"
+    assert finish_of(list(made.step()), "x").reason == "cancelled"
 
 
 def test_the_limit_ends_with_length_and_shows_what_was_held_back() -> None:
@@ -245,4 +245,3 @@ def test_every_request_ends_in_exactly_one_finished(
         )
         done = [e.done_tokens for e in mine if isinstance(e, Progress)]
         assert done == sorted(set(done))
-        assert sum(isinstance(e, Admitted) for e in mine) <= 1
