@@ -1,0 +1,496 @@
+"""Hearth in one command: checks this machine, installs into .venv, starts the server.
+
+Standard library only. Any Python from 3.6 on must compile this file, so that an old one can say
+what to install: annotations are quoted, and `shared` is imported after the version check only.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TYPE_CHECKING = False  # the name that type checkers know, without importing typing
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from shared.processes import Step
+
+PROJECT = Path(__file__).resolve().parent
+VENV = PROJECT / ".venv"
+VERSION = "{}.{}".format(*sys.version_info[:2])
+SUPPORTED = ("3.12", "3.13", "3.11")  # in the order in which they are looked for
+DISK_BYTES = 4000000000  # about 2 GB installed, and as much again in pip's cache and unpacking
+DISK_BYTES_CUDA = 8000000000  # the CUDA libraries take as much again
+EXIT_CANNOT_START = 78  # as in shared/errors.py: the same settings would fail again
+
+PROBE = (
+    "import sys, platform, venv, ensurepip;"
+    "print('%d.%d' % sys.version_info[:2], platform.machine(), sys.executable)"
+)
+VENV_PROBE = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
+SETTINGS_PROBE = """
+import json, os, sys
+from shared.config import PROJECT_DIR, load_settings
+from shared.errors import StartError
+try:
+    found = load_settings(os.environ, PROJECT_DIR / ".env")
+except StartError as error:
+    print(error, file=sys.stderr), sys.exit(78)
+print(json.dumps({"host": found.proxy_host, "port": found.proxy_port, "model": found.model_path,
+                  "workers": found.workers, "instance_dir": str(found.instance_dir)}))
+"""
+CONFIGURED = r"^version(?:_info)?\s*=\s*(\d+\.\d+)"
+# pip writes the second form where a path is too long for the first, or has a space
+SHEBANG = r"\A#!(/.*?python[\d.]*)(?:\s.*)?$|\A#!/bin/sh\n'''exec' \"?(.+?)\"? \"\$0\""
+# Each of these would make .venv's Python import, or be, something else than what is installed.
+FOREIGN_VARIABLES = ("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "__PYVENV_LAUNCHER__")
+
+HELP = """\
+Installs Hearth into .venv if needed and starts it. Settings are read from the environment,
+then from .env; the options below come before both.
+
+commands:
+  test [pytest arguments]   install what the tests need and run them
+
+examples:
+  python3 install_and_run.py
+  python3 install_and_run.py --model mlx-community/Qwen3-8B-4bit --port 4001
+  python3 install_and_run.py test tests/unit -q"""
+PYTHON_HELP = """\
+Hearth needs Python 3.11, 3.12 or 3.13 with venv, and this is Python {}, at {}.
+No working one was found on PATH or in the usual places. Install one:
+  macOS            brew install python@3.12
+  Debian, Ubuntu   sudo apt install python3.12 python3.12-venv   (or the 3.11 or 3.13 it has)
+  Fedora           sudo dnf install python3.12
+  anywhere         pyenv install 3.12     or     uv python install 3.12
+Then run the same command again."""
+
+
+class Stop(Exception):
+    """Ends the command: the text is for the user, `code` is the exit status."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def platform_problem(system: str, machine: str, mac_release: str) -> "str | None":
+    """Return why Hearth can't run on this platform, or None if it can."""
+    here = "{} on {}".format(system or "an unknown system", machine or "an unknown processor")
+    supported = "Supported: macOS 14 or newer on Apple silicon, Linux on x86_64 or aarch64."
+    if system == "Darwin" and machine != "arm64":
+        return (
+            f"This is {here}, and MLX needs Apple silicon. {supported} If this Mac has Apple "
+            "silicon, this Python is an Intel build: start with another, as /opt/homebrew/bin's."
+        )
+    if system == "Darwin" and 11 <= int(mac_release.split(".")[0] or 0) < 14:
+        return f"This is macOS {mac_release}, and MLX needs 14. {supported} Update macOS."
+    if system != "Darwin" and (system, machine) not in (("Linux", "x86_64"), ("Linux", "aarch64")):
+        hint = " WSL 2 on Windows is a Linux." if system == "Windows" else ""
+        return f"This is {here}, for which MLX has no build. {supported}{hint}"
+    return None
+
+
+def cuda_problem() -> "str | None":
+    """Return why MLX's CUDA build can't run here; a .venv that has it could not even import it."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return f"--cuda needs Linux with NVIDIA's driver, and there is none: {error}."
+    return None
+
+
+def is_usable_here() -> bool:
+    """Tell whether this interpreter is a supported version that can make a .venv."""
+    modules = ("venv", "ensurepip")  # Debian has both in a package of their own
+    return VERSION in SUPPORTED and all(map(importlib.util.find_spec, modules))
+
+
+def interpreter_candidates(version: str, environ: "dict[str, str]") -> "list[str]":
+    """Return paths at which a Python `version` may be; not each one works, or exists."""
+    name = "python" + version
+    found = [os.path.join(place, name) for place in environ.get("PATH", "").split(os.pathsep)]
+    home = Path.home() / ".pyenv"
+    for root in (Path(environ.get("PYENV_ROOT") or home), home):
+        found += sorted(map(str, root.glob(f"versions/{version}*/bin/{name}")), reverse=True)
+    framework = f"/Library/Frameworks/Python.framework/Versions/{version}/bin"
+    found += [f"{place}/{name}" for place in ("/opt/homebrew/bin", "/usr/local/bin", framework)]
+    if shutil.which("uv", path=environ.get("PATH")):
+        found.append(output_of(["uv", "python", "find", version]))
+    return [path for path in dict.fromkeys(found) if os.path.isfile(path)]
+
+
+def find_interpreter(environ: "dict[str, str]") -> "str | None":
+    """Return a supported Python for this processor that runs and can make a .venv."""
+    for version in SUPPORTED:
+        for path in interpreter_candidates(version, environ):
+            words = output_of([path, "-c", PROBE]).split(" ", 2)  # a pyenv shim may only complain
+            if words[:2] == [version, platform.machine()]:
+                return words[2]
+    return None
+
+
+def output_of(command: "list[str]") -> str:
+    """Return what `command` prints, without its end of line; empty if it fails."""
+    try:
+        found = subprocess.check_output(
+            command,
+            env=clean_environment(),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=20,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.decode("utf-8", "replace").strip()
+
+
+def change_interpreter(arguments: "list[str]") -> None:
+    """Go on in a supported Python if this is none, which does not return; Stop without one."""
+    if is_usable_here():
+        return
+    other = find_interpreter(clean_environment())
+    if other is None:
+        raise Stop(PYTHON_HELP.format(platform.python_version(), sys.executable))
+    say(f"Python {platform.python_version()} can't run Hearth; going on with {other}.")
+    os.execve(other, [other, str(PROJECT / "install_and_run.py"), *arguments], clean_environment())
+
+
+def clean_environment() -> "dict[str, str]":
+    return {name: text for name, text in os.environ.items() if name not in FOREIGN_VARIABLES}
+
+
+def venv_version(venv: Path) -> "str | None":
+    """Return the version of `venv`'s Python; None if it does not run, or is not `venv`'s."""
+    version, _, prefix = output_of([str(venv / "bin/python"), "-c", VENV_PROBE]).partition(" ")
+    return version if prefix and os.path.realpath(prefix) == os.path.realpath(venv) else None
+
+
+def artefacts(venv: Path, version: "str | None", is_finished: bool) -> "list[str]":
+    """Return what in `venv` is of another Python than its own `version`, a sentence each."""
+    found = []
+    python = venv / "bin/python"
+    if version is None and (is_finished or (os.path.lexists(python) and not python.exists())):
+        link = f", a link to {os.path.realpath(python)}," if os.path.islink(python) else ""
+        found.append(f"bin/python{link} does not run in this .venv")
+    if version is not None and version not in SUPPORTED:
+        found.append(f"bin/python is Python {version}; supported are {', '.join(SUPPORTED)}")
+    version = version or VERSION  # one that has none yet is going to be ours
+    for path in sorted([*venv.glob("bin/python*"), *venv.glob("lib/python*")]):
+        named = re.match(r"python(\d+\.\d+)$", path.name)
+        if named and named.group(1) != version:
+            found.append(f"{path.relative_to(venv)} is not of Python {version}")
+    configured = search_head(venv / "pyvenv.cfg", CONFIGURED)
+    if configured not in (None, version):
+        found.append(f"pyvenv.cfg says Python {configured}, and bin/python is {version}")
+    for script in sorted(venv.glob("bin/pip*")):
+        runs = search_head(script, SHEBANG)
+        if runs and os.path.realpath(os.path.dirname(runs)) != os.path.realpath(venv / "bin"):
+            found.append(f"bin/{script.name} runs {runs}")
+    return found
+
+
+def search_head(path: Path, pattern: str) -> "str | None":
+    """Return the group of `pattern` that is found at the head of `path`, if one is."""
+    found = None
+    with contextlib.suppress(OSError):
+        text = path.read_bytes()[:2000].decode("utf-8", "replace")
+        found = re.search(pattern, text, re.MULTILINE)
+    return next(filter(None, found.groups()), None) if found else None
+
+
+def checked_version(venv: Path) -> "str | None":
+    """Return the version of `venv`'s Python, or None while it is missing or half made.
+
+    Raises:
+        Stop: the .venv is contaminated by another Python.
+    """
+    if not venv.exists():
+        return None
+    version = venv_version(venv)
+    found = artefacts(venv, version, is_finished=bool(read_stamp(venv).get("requirements")))
+    if found:
+        raise Stop(
+            "{} is contaminated by another Python:\n  {}\nDelete it and run the same command "
+            "again: rm -rf '{}'".format(venv, "\n  ".join(found), venv)
+        )
+    return version
+
+
+def requirements(pyproject: Path, extras: "list[str]") -> "list[str]":
+    """Return what `pyproject` declares, with what `extras` add.
+
+    An extra's requirement stands in for the same package's among the dependencies: mlx[cpu] and
+    mlx[cuda13] both bring mlx/lib/libmlx.so, and the one that pip unpacks last would win.
+    """
+    import tomllib
+
+    project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+    added = [text for extra in extras for text in project["optional-dependencies"].get(extra, [])]
+    replaced = set(map(package_and_marker, added))
+    return [t for t in project["dependencies"] if package_and_marker(t) not in replaced] + added
+
+
+def package_and_marker(requirement: str) -> "tuple[str, str]":
+    name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
+    return name, requirement.partition(";")[2].strip()
+
+
+def read_stamp(venv: Path) -> "dict[str, Any]":
+    """Return what the last install wrote; its "requirements" are empty until it has finished."""
+    try:
+        found = json.loads((venv / "installed.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def wanted_stamp(venv: Path, extras: "list[str]", version: str) -> "dict[str, Any]":
+    """Return what `installed.json` holds once `extras`, and those of before, are installed."""
+    before = read_stamp(venv).get("extras")
+    kept = sorted({*extras, *(before if isinstance(before, list) else [])})
+    wanted = requirements(PROJECT / "pyproject.toml", kept)
+    return {"python": version, "extras": kept, "requirements": wanted}
+
+
+def write_stamp(venv: Path, stamp: "dict[str, Any]") -> None:
+    part = venv / "installed.json.part"
+    part.write_text(json.dumps(stamp, indent=1), encoding="utf-8")
+    part.replace(venv / "installed.json")
+
+
+def check_disk(venv: Path, needed: int) -> None:
+    """Refuse to begin an install that the disk can't hold. What is in `venv` needs no more room."""
+    there = sum(path.lstat().st_size for path in venv.rglob("*")) if venv.exists() else 0
+    needed = max(0, needed - there)
+    free = shutil.disk_usage(str(venv.parent)).free
+    if free < needed:
+        raise Stop(
+            f"{free / 1e9:.1f} GB are free at {venv.parent}, and installing needs about "
+            f"{needed / 1e9:.1f} GB. Free {(needed - free) / 1e9:.1f} GB, or move this directory "
+            "to a larger disk."
+        )
+
+
+def prepare(venv: Path, extras: "list[str]") -> str:
+    """Install into `venv` what is not there yet; return its Python's version."""
+    from shared.processes import only_one
+
+    version = current_version(venv, extras)
+    if version is None:
+        with only_one(venv.parent) as lock:
+            version = current_version(venv, extras) or install(venv, extras, lock)
+    return version
+
+
+def current_version(venv: Path, extras: "list[str]") -> "str | None":
+    """Return the version of `venv`'s Python if all of `extras` is installed, else None."""
+    version = checked_version(venv)
+    is_current = version and wanted_stamp(venv, extras, version) == read_stamp(venv)
+    return version if is_current else None
+
+
+def install(venv: Path, extras: "list[str]", lock: int) -> str:
+    """Make `venv` or go on with a half made one; return its Python's version."""
+    from shared.processes import Step
+
+    if "cuda" in extras or not read_stamp(venv).get("requirements"):
+        check_disk(venv, DISK_BYTES_CUDA if "cuda" in extras else DISK_BYTES)
+    began = time.monotonic()
+    venv.mkdir(exist_ok=True)
+    with (venv / "install.log").open("w", encoding="utf-8") as log:
+        step = Step(log, lock, PROJECT, clean_environment())
+        version = make_venv(venv, step)
+        stamp = wanted_stamp(venv, extras, version)
+        write_stamp(venv, {**stamp, "requirements": []})
+        forget_half_installed(venv)
+        pip = [str(venv / "bin/python"), "-m", "pip"]
+        if "cuda" in stamp["extras"] and list(venv.glob("lib/*/site-packages/mlx_cpu-*")):
+            # removing it takes their common libmlx.so along, so the other must be unpacked anew
+            step.run([*pip, "uninstall", "--yes", "mlx-cpu", "mlx-cuda-13"])
+        quiet = ["--no-input", "--no-user", "--disable-pip-version-check", "--progress-bar=off"]
+        step.run([*pip, "install", *quiet, *stamp["requirements"]])
+    write_stamp(venv, stamp)
+    say(f"Installed into {venv} in {time.monotonic() - began:.0f} s.")
+    return version
+
+
+def make_venv(venv: Path, step: "Step") -> str:
+    """Make `venv` with a working pip, or what of it is missing; return its Python's version."""
+    python = str(venv / "bin/python")
+    version = venv_version(venv)
+    if version is None:
+        say(f"Making {venv} with Python {VERSION}.")
+        step.run([sys.executable, "-m", "venv", "--without-pip", str(venv)])
+        version = checked_version(venv)
+    if version is None:
+        raise Stop(f"{python} does not run although it was just made; the log is {step.log.name}.")
+    if not output_of([python, "-m", "pip", "--version"]):
+        for part in venv.glob("lib/*/site-packages/pip*"):  # an interrupted one looks installed
+            shutil.rmtree(str(part))
+        step.run([python, "-m", "ensurepip", "--default-pip"])
+    return version
+
+
+def forget_half_installed(venv: Path) -> None:
+    """Make pip install again what it was unpacking when it was killed."""
+    for info in venv.glob("lib/*/site-packages/*.dist-info"):
+        if not (info / "INSTALLER").exists():  # pip writes it after all of the package's files
+            shutil.rmtree(str(info))
+
+
+def write_env(project: Path) -> None:
+    """Copy .env.example to .env, readable by this user only, unless there is a .env."""
+    text = (project / ".env.example").read_bytes()
+    try:
+        handle = os.open(str(project / ".env"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(handle, "wb") as file:
+        file.write(text)
+    say(f"Wrote {project / '.env'}: the settings, at their defaults.")
+
+
+def server_environment(options: argparse.Namespace) -> "dict[str, str]":
+    """Return the server's environment: ours, with the options as the settings they stand for."""
+    environ = clean_environment()
+    model = options.model
+    if model and os.path.exists(model):
+        model = os.path.abspath(model)  # the server runs in another directory
+    given = {"MODEL_PATH": model, "WORKERS": options.workers, "PROXY_PORT": options.port}
+    environ.update({name: text for name, text in given.items() if text is not None})
+    return environ
+
+
+def read_settings(python: str, environ: "dict[str, str]") -> "dict[str, Any]":
+    """Return the settings that the server will see, read by the server's own code."""
+    done = subprocess.run(
+        [python, "-c", SETTINGS_PROBE],
+        cwd=str(PROJECT),
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    said = done.stderr.strip()
+    if done.returncode == EXIT_CANNOT_START:
+        raise Stop(said, EXIT_CANNOT_START)
+    if done.returncode:
+        raise Stop(
+            f"{python} can't read the settings:\n{said}\nIf a package is missing or broken, delete "
+            ".venv and run the same command again."
+        )
+    if said:
+        say(said)
+    return dict(json.loads(done.stdout))
+
+
+def start(version: str, options: argparse.Namespace) -> None:
+    """Become the server, once its settings are good and its port is free.
+
+    With --check, say what was found and return.
+    """
+    from shared.processes import take_port
+
+    environ = server_environment(options)
+    python = str(VENV / "bin/python")
+    found = read_settings(python, environ)
+    directory = Path(found["instance_dir"])
+    about_port = take_port(found["host"], found["port"], directory, is_check=options.check)
+    if options.check:
+        say(f"Python    {version} in {VENV}, {platform.system()} on {platform.machine()}")
+        say(f"Settings  model {found['model']}, workers {found['workers']}\nPort      {about_port}")
+        return
+    if "freed" in about_port:
+        say(about_port)
+    become([python, "-m", "proxy.main"], environ)
+
+
+def start_tests(arguments: "list[str]") -> None:
+    """Become pytest, with what makes MLX fast on a CPU."""
+    from shared.blas import openblas_environment
+
+    environ = clean_environment()
+    environ.update(openblas_environment(environ))
+    become([str(VENV / "bin/python"), "-m", "pytest", *arguments], environ)
+
+
+def become(command: "list[str]", environ: "dict[str, str]") -> "NoReturn":
+    """Replace this process by `command`, so that signals reach it and its status is ours."""
+    os.chdir(str(PROJECT))
+    os.execve(command[0], command, environ)
+
+
+def parse(arguments: "list[str]") -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="install_and_run.py",
+        description=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", metavar="X", help="hub id or directory of the model (MODEL_PATH)")
+    add("--workers", metavar="N", help="workers to start (WORKERS)")
+    add("--port", metavar="N", help="port to listen on (PROXY_PORT)")
+    add("--check", action="store_true", help="install and check everything, start nothing")
+    add("--cuda", action="store_true", help="use MLX for NVIDIA GPUs (Linux); .venv keeps it")
+    return parser.parse_args(arguments)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def on_signal(number: int, frame: object) -> None:
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # once is enough: the way out takes no longer than 5 s
+    raise KeyboardInterrupt(number)
+
+
+def run(arguments: "list[str]") -> None:
+    """Do what `arguments` ask; returns only where nothing is to be started."""
+    is_test = arguments[:1] == ["test"]
+    options = parse([] if is_test else arguments)
+    problem = platform_problem(platform.system(), platform.machine(), platform.mac_ver()[0])
+    problem = problem or (cuda_problem() if options.cuda else None)
+    if problem:
+        raise Stop(problem)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
+            signal.signal(number, on_signal)
+    change_interpreter(arguments)
+    from shared.errors import StartError
+
+    try:
+        version = prepare(VENV, [*["cuda"] * options.cuda, *["dev"] * is_test])
+        if is_test:
+            start_tests(arguments[1:])
+        write_env(PROJECT)
+        start(version, options)
+    except StartError as error:
+        raise Stop(str(error)) from None
+
+
+def main(arguments: "list[str]") -> int:
+    try:
+        run(arguments)
+    except Stop as stop:
+        say(str(stop))
+        return stop.code
+    except KeyboardInterrupt as interrupt:
+        say("\nInterrupted. Run the same command again to go on from here.")
+        return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
