@@ -23,7 +23,7 @@ TYPE_CHECKING = False  # the name that type checkers know, without importing typ
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from shared.processes import Step
+    from shared.installing import Step
 
 PROJECT = Path(__file__).resolve().parent
 VENV = PROJECT / ".venv"
@@ -284,7 +284,7 @@ def check_disk(venv: Path, needed: int) -> None:
 
 def prepare(venv: Path, extras: "list[str]") -> str:
     """Install into `venv` what is not there yet; return its Python's version."""
-    from shared.processes import only_one
+    from shared.installing import only_one
 
     version = current_version(venv, extras)
     if version is None:
@@ -302,7 +302,7 @@ def current_version(venv: Path, extras: "list[str]") -> "str | None":
 
 def install(venv: Path, extras: "list[str]", lock: int) -> str:
     """Make `venv` or go on with a half made one; return its Python's version."""
-    from shared.processes import Step
+    from shared.installing import Step
 
     if "cuda" in extras or not read_stamp(venv).get("requirements"):
         check_disk(venv, DISK_BYTES_CUDA if "cuda" in extras else DISK_BYTES)

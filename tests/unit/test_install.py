@@ -18,7 +18,8 @@ import pytest
 import install_and_run
 from install_and_run import PROJECT, VERSION, Stop
 from shared.errors import StartError
-from shared.processes import Step, condensed, only_one, process_started
+from shared.installing import Step, condensed, only_one
+from shared.processes import process_started
 
 BASE_PYTHON = Path(sys.base_prefix, "bin", f"python{VERSION}")
 OTHER = "3.12" if VERSION != "3.12" else "3.13"
@@ -421,7 +422,7 @@ WAITING = """
 import os, sys
 from pathlib import Path
 import install_and_run
-from shared.processes import only_one, Step
+from shared.installing import only_one, Step
 directory = Path(sys.argv[1])
 def run(arguments):
     for number in (2, 15):
@@ -455,7 +456,7 @@ def test_an_interrupted_install_ends_all_that_pip_started(
 
 def test_a_second_install_in_the_same_directory_waits_for_the_first(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from shared.processes import only_one\n"
+        "import sys; from pathlib import Path; from shared.installing import only_one\n"
         "with only_one(Path(sys.argv[1])): print('mine', flush=True)"
     )
     command = [sys.executable, "-c", script, tmp_path]
