@@ -74,6 +74,18 @@ def test_reasoning_before_a_call_belongs_to_the_call() -> None:
     assert rows[1]["tool_calls"][0]["function"]["arguments"] == {}
 
 
+def test_reasoning_between_a_text_and_a_call_keeps_its_place() -> None:
+    rows = parsed(
+        [
+            message("assistant", "first"),
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "then"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        ]
+    )
+    assert [row.get("reasoning_content") for row in rows] == [None, "then"]
+    assert "tool_calls" in rows[1]
+
+
 def test_a_stored_conversation_is_refused_with_what_to_do() -> None:
     error = refused("hi", previous_response_id="resp_1")
     assert error.param == "previous_response_id"

@@ -1,0 +1,134 @@
+"""An answer while it arrives: what a worker sent for one request, until its client takes it."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+
+from shared.errors import RequestError, WorkerLost
+from shared.wire import Admitted, Delta, Failed, Finished, Progress
+
+
+class ClientGone(RequestError):
+    """Nobody is left to read the answer."""
+
+    def __init__(self) -> None:
+        super().__init__("The client is gone.", status=499, code="client_closed")
+
+
+class Answer:
+    """One request's events, from Submit to its one Finished or Failed.
+
+    Invariant: after `_ended` is set nothing is added, and `_release` has been called exactly once.
+    Owner: the event loop. `take` and `close` never block.
+    """
+
+    def __init__(self, request_id: str, release: Callable[[bool], None]) -> None:
+        """`release(cancel)` forgets this answer at its link, and cancels it at the worker."""
+        self.request_id = request_id
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.done_tokens = 0  # of the prompt, while it prefills
+        self.is_admitted = False
+        self.ended_as = ""  # a finish reason, or a failure's code
+        self._release = release
+        self._inbox: deque[Delta | Finished | RequestError] = deque()
+        self._wake = asyncio.Event()
+        self._ended = False
+        self._next_seq = 0
+
+    def take(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
+        """Accept the worker's next message about this request."""
+        if self._ended:
+            return
+        if isinstance(message, Admitted):
+            self.is_admitted = True
+            self.prompt_tokens = message.prompt_tokens
+            self.cached_tokens = message.cached_tokens
+        elif isinstance(message, Progress):
+            self.done_tokens = message.done_tokens
+            return
+        elif isinstance(message, Delta):
+            self._take_delta(message)
+        elif isinstance(message, Finished):
+            self._take_finished(message)
+        else:
+            self._end(RequestError(message.text, status=message.status, code=message.code))
+        self._wake.set()
+
+    def _take_delta(self, delta: Delta) -> None:
+        if delta.seq != self._next_seq:
+            text = f"Part {self._next_seq} of the answer was lost on its way from the worker."
+            self._end(WorkerLost(text), cancel=True)
+            return
+        self._next_seq += 1
+        self._inbox.append(delta)
+
+    def _take_finished(self, finished: Finished) -> None:
+        if finished.reason == "cancelled":
+            self._end(WorkerLost("The worker took this request for abandoned; send it again."))
+        else:
+            self._end(finished)
+
+    def fail(self, error: RequestError) -> None:
+        """End with `error`: the worker is gone, or this server stops."""
+        if not self._ended:
+            self._end(error)
+
+    def close(self) -> None:
+        if not self._ended:
+            self._inbox.clear()
+            self._end(ClientGone(), cancel=True)
+
+    def _end(self, last: Finished | RequestError, *, cancel: bool = False) -> None:
+        assert not self._ended, self.request_id
+        self._ended = True
+        self.ended_as = last.reason if isinstance(last, Finished) else last.code
+        self._inbox.append(last)
+        self._release(cancel)
+        self._wake.set()
+
+    async def admitted(self) -> None:
+        """Wait until the worker has accepted the request.
+
+        Raises:
+            RequestError: it refused, or is gone.
+        """
+        while not (self.is_admitted or self._inbox):
+            self._wake.clear()
+            await self._wake.wait()
+        if not self.is_admitted and isinstance(self._inbox[0], RequestError):
+            raise self._inbox[0]
+
+    async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s if not self._inbox else None):
+                while not self._inbox:
+                    self._wake.clear()
+                    await self._wake.wait()
+        if not self._inbox:
+            return None
+        first = self._inbox.popleft()
+        if isinstance(first, RequestError):
+            self._inbox.append(first)  # whoever asks again is told again
+            raise first
+        return self._merged(first) if isinstance(first, Delta) else first
+
+    def _merged(self, first: Delta) -> Delta:
+        """Return `first` with everything behind it of the same channel in one delta."""
+        parts = [first]
+        while self._inbox:
+            other = self._inbox[0]
+            if not isinstance(other, Delta) or other.channel != first.channel:
+                break
+            parts.append(other)
+            self._inbox.popleft()
+        if len(parts) == 1:
+            return first
+        return Delta(
+            first.request_id,
+            first.seq,
+            first.channel,
+            "".join(part.text for part in parts),
+            [row for part in parts for row in part.logprobs],
+        )

@@ -1,0 +1,16 @@
+"""Server-sent events as bytes, and when a silent stream says that it is alive."""
+
+from typing import Any, Final
+
+import orjson
+
+PING_S: Final = 10.0  # proxies and clients give up on a stream that is silent for a minute or less
+
+
+def event(kind: str, data: dict[str, Any]) -> bytes:
+    """Return one named event, its type repeated in the data as the official APIs do."""
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **data}) + b"\n\n"
+
+
+def data(row: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(row) + b"\n\n"

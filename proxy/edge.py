@@ -1,0 +1,183 @@
+"""The outermost layer: what may come in, as what, and where it goes.
+
+Everything that reaches a model passes `Edge`: Host, Origin, key, path, body size and the body
+itself are checked here, in the caller's dialect, before LiteLLM or a worker sees anything.
+"""
+
+import logging
+import time
+from typing import Any, Final
+
+from proxy.answer import ClientGone
+from proxy.auth import KeyCheck
+from proxy.dialects import chat, messages, responses, responses_events
+from proxy.exchange import App, Exchange, Receive, Scope, Send, wrong_method
+from proxy.failures import error_body, error_headers
+from proxy.origin import OriginRules
+from proxy.pool import WorkerPool
+from proxy.relay import Relay
+from proxy.request import Dialect, ParsedRequest, Ticket
+from proxy.routes import Routes
+from proxy.strict_json import parse_object
+from shared.config import Settings
+from shared.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+_GENERATE: Final[dict[str, Dialect]] = {
+    "/v1/chat/completions": "chat",
+    "/chat/completions": "chat",
+    "/v1/messages": "messages",
+    "/v1/responses": "responses",
+    "/responses": "responses",
+}
+_COUNT: Final = "/v1/messages/count_tokens"
+_OPEN_PATH: Final = "/health"  # the only one that needs no key
+_PARSERS: Final = {"chat": chat.parse, "messages": messages.parse, "responses": responses.parse}
+_CORS_METHODS: Final = b"GET, POST, OPTIONS"
+
+
+class Edge:
+    """The ASGI app that the server runs."""
+
+    def __init__(
+        self, settings: Settings, pool: WorkerPool, routes: Routes, front: App, token: str
+    ) -> None:
+        """`front` is LiteLLM's app, `token` what it accepts."""
+        self._origins = OriginRules(settings.proxy_host, settings.cors_origins)
+        self._keys = KeyCheck(settings.proxy_api_key)
+        self._names = routes.names
+        self._pool = pool
+        self._routes = routes
+        self._front = front
+        self._relay = Relay(front, token)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._front(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # there is none here
+        else:
+            await self._http(Exchange(scope, receive, send))
+
+    async def _http(self, exchange: Exchange) -> None:
+        for name in (b"x-request-id", b"request-id"):  # OpenAI's SDK reads one, Anthropic's other
+            exchange.reply_headers.append((name, exchange.request_id.encode()))
+        try:
+            await self._admit(exchange)
+        except RequestError as error:
+            await self._refuse(exchange, error)
+        except Exception:
+            log.exception("request failed by a bug path=%.80r", exchange.path)
+            text = "The proxy failed at this request; its log says where."
+            bug = RequestError(text, status=500, code="internal_error")
+            await self._refuse(exchange, bug)
+        finally:
+            exchange.end()
+
+    @staticmethod
+    async def _refuse(exchange: Exchange, error: RequestError) -> None:
+        if exchange.has_started or isinstance(error, ClientGone):
+            return
+        log.info(
+            "refused id=%s path=%.80r status=%d code=%s",
+            exchange.request_id,
+            exchange.path,
+            error.status,
+            error.code,
+        )
+        is_anthropic = (
+            exchange.path.startswith("/v1/messages") or "anthropic-version" in exchange.headers
+        )
+        dialect: Dialect = "messages" if is_anthropic else "chat"
+        body = error_body(error, dialect, exchange.request_id)
+        await exchange.drain()
+        await exchange.send_json(error.status, body, error_headers(error))
+
+    async def _admit(self, exchange: Exchange) -> None:
+        """Check who asks, then dispatch."""
+        hosts = [value for name, value in exchange.raw_headers if name == b"host"]
+        self._origins.check_host([host.decode("latin-1") for host in hosts])
+        origin = self._origins.check_origin(
+            exchange.headers, exchange.scope.get("scheme", "http"), exchange.method
+        )
+        if origin is not None:
+            exchange.reply_headers += _cors(origin)
+            if exchange.method == "OPTIONS":
+                await _preflight(exchange)
+                return
+        if exchange.path != _OPEN_PATH:
+            self._keys.check(exchange.raw_headers)
+        await self._dispatch(exchange)
+
+    async def _dispatch(self, exchange: Exchange) -> None:
+        path = exchange.path
+        dialect = _GENERATE.get(path)
+        if dialect is None and path != _COUNT:
+            await self._routes.serve(exchange)
+            return
+        if exchange.method != "POST":
+            raise wrong_method(exchange, "POST")
+        if dialect is None:
+            request = await self._parsed(exchange, "messages")
+            count = await exchange.while_connected(self._pool.count(request))
+            await exchange.send_json(200, {"input_tokens": count})
+        else:
+            await self._generate(exchange, await self._parsed(exchange, dialect))
+
+    async def _parsed(self, exchange: Exchange, dialect: Dialect) -> ParsedRequest:
+        body = parse_object(await exchange.read_body())
+        self._names.check(body.get("model"))
+        return _PARSERS[dialect](body)
+
+    async def _generate(self, exchange: Exchange, request: ParsedRequest) -> None:
+        started = time.monotonic()
+        answer = await exchange.while_connected(self._pool.open(request, exchange.request_id))
+        ticket = Ticket(request, self._names.public, answer)
+        exchange.on_disconnect(answer.close)
+        try:
+            if request.dialect == "responses":
+                await _respond(exchange, ticket)
+            else:
+                await self._relay.serve(ticket, exchange, exchange.gone)
+        finally:
+            answer.close()
+            log.info(
+                "request id=%s dialect=%s stream=%d prompt=%d cached=%d ended=%s wall_ms=%d",
+                answer.request_id,
+                request.dialect,
+                request.stream,
+                answer.prompt_tokens,
+                answer.cached_tokens,
+                answer.ended_as,
+                (time.monotonic() - started) * 1000,
+            )
+
+
+async def _respond(exchange: Exchange, ticket: Ticket) -> None:
+    if ticket.request.stream:
+        await exchange.send_events(responses_events.events(ticket))
+    else:
+        await exchange.send_json(200, await responses_events.whole(ticket))
+
+
+def _cors(origin: str) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-expose-headers", b"x-request-id, retry-after"),
+        (b"vary", b"origin"),
+    ]
+
+
+async def _preflight(exchange: Exchange) -> None:
+    headers: list[tuple[bytes, Any]] = [
+        (b"access-control-allow-methods", _CORS_METHODS),
+        (b"access-control-max-age", b"600"),
+    ]
+    asked = exchange.headers.get("access-control-request-headers")
+    if asked:
+        headers.append((b"access-control-allow-headers", asked.encode("latin-1")))
+    if exchange.headers.get("access-control-request-private-network") == "true":
+        headers.append((b"access-control-allow-private-network", b"true"))
+    await exchange.start(204, headers)
+    await exchange.body(b"", more=False)

@@ -1,0 +1,192 @@
+"""One HTTP exchange over ASGI: its body within limits, its client watched, its reply sent once."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from proxy.answer import ClientGone
+from shared.errors import RequestError
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+RawHeaders = list[tuple[bytes, bytes]]
+T = TypeVar("T")
+
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+BODY_WAIT_S_MAX: Final = 120.0
+DRAIN_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # read past the limit so that the 413 can be read
+DRAIN_WAIT_S_MAX: Final = 10.0
+_SSE: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Exchange:
+    """A request and its one reply. Owner: the task that serves it.
+
+    Invariant: nothing is sent after the reply's end, and a reply starts at most once.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.request_id = uuid.uuid4().hex
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.raw_headers: RawHeaders = list(scope["headers"])
+        self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in self.raw_headers}
+        self.reply_headers: RawHeaders = []  # added to whatever is replied
+        self.has_started = False
+        self._has_body = False  # read to its end
+        self.gone = asyncio.Event()
+        self._receive = receive
+        self._send = send
+        self._watcher: asyncio.Task[None] | None = None
+
+    # -------------------------------------------------- what the client sends
+
+    async def read_body(self) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            RequestError: over BODY_BYTES_MAX, compressed, slower than BODY_WAIT_S_MAX, or the
+                client left.
+        """
+        if self.headers.get("content-encoding", "identity") != "identity":
+            raise RequestError(
+                f"Content-Encoding {self.headers['content-encoding']!r:.40} is not supported; "
+                "send the body uncompressed.",
+                status=415,
+                code="unsupported_encoding",
+            )
+        try:
+            async with asyncio.timeout(BODY_WAIT_S_MAX):
+                return await self._read()
+        except TimeoutError:
+            raise RequestError(
+                f"The body did not arrive within {BODY_WAIT_S_MAX:g} s.",
+                status=408,
+                code="body_timeout",
+            ) from None
+
+    async def _read(self) -> bytes:
+        chunks: list[bytes] = []
+        size, more = 0, True
+        while more and size <= DRAIN_BYTES_MAX:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone()
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size <= BODY_BYTES_MAX:
+                chunks.append(chunk)
+            else:
+                chunks.clear()
+            more = message.get("more_body", False)
+        self._has_body = not more
+        if size > BODY_BYTES_MAX:
+            measured = f"{size:,}" if not more else f"over {size:,}"
+            raise RequestError(
+                f"The body is {measured} bytes and this server accepts {BODY_BYTES_MAX:,}. "
+                "Send less.",
+                status=413,
+                code="body_too_large",
+            )
+        return b"".join(chunks)
+
+    async def drain(self) -> None:
+        """Read what is left of the body: a client that is cut off while it sends sees no reply."""
+        if not self._has_body and self._watcher is None:
+            with contextlib.suppress(RequestError, TimeoutError):
+                async with asyncio.timeout(DRAIN_WAIT_S_MAX):
+                    await self._read()
+
+    async def while_connected(self, work: Awaitable[T]) -> T:
+        """Return what `work` gives; it is cancelled when the client goes away first.
+
+        Raises:
+            ClientGone: it did. And whatever `work` raises.
+        """
+        task = asyncio.ensure_future(work)
+        watcher = self._watch()
+        try:
+            await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.done():
+            return task.result()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, RequestError):
+            await task
+        raise ClientGone()
+
+    def on_disconnect(self, action: Callable[[], None]) -> None:
+        """Call `action` when the client goes away, at once if it has."""
+        self._watch().add_done_callback(lambda _: action())
+
+    def _watch(self) -> asyncio.Task[None]:
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._until_gone())
+        return self._watcher
+
+    async def _until_gone(self) -> None:
+        """Return when the client has left; needs the body to have been read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone.set()
+
+    def end(self) -> None:
+        """Stop watching."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    # -------------------------------------------------- what the client is sent
+
+    async def start(self, status: int, headers: RawHeaders) -> None:
+        assert not self.has_started, self.path
+        self.has_started = True
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*headers, *self.reply_headers],
+            }
+        )
+
+    async def body(self, chunk: bytes, *, more: bool) -> None:
+        if self.method == "HEAD":
+            chunk = b""
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+
+    async def send_json(self, status: int, value: Any, headers: RawHeaders | None = None) -> None:
+        content = orjson.dumps(value)
+        fixed = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(content)),
+        ]
+        await self.start(status, fixed + (headers or []))
+        await self.body(content, more=False)
+
+    async def send_events(self, frames: AsyncGenerator[bytes, None]) -> None:
+        """Send a stream of events; it is closed on every way out."""
+        await self.start(200, list(_SSE))
+        async with contextlib.aclosing(frames):
+            async for frame in frames:
+                await self.body(frame, more=True)
+        await self.body(b"", more=False)
+
+
+def wrong_method(exchange: Exchange, allowed: str) -> RequestError:
+    """Return the 405 for `exchange`, whose reply will name what is allowed."""
+    exchange.reply_headers.append((b"allow", allowed.encode()))
+    text = f"{exchange.path:.120} takes {allowed}, not {exchange.method:.20}."
+    return RequestError(text, status=405, code="method_not_allowed")

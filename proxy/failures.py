@@ -1,0 +1,60 @@
+"""A RequestError as each API tells it: body, status and headers."""
+
+from typing import Any, Final
+
+from proxy.request import Dialect
+from shared.errors import Overloaded, RequestError
+
+_OPENAI_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """Return what stands under "error" in OpenAI's answers and streams."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return {
+        "message": str(error),
+        "type": _OPENAI_TYPES.get(error.status, kind),
+        "param": error.param or _known_param(error),
+        "code": error.code,
+    }
+
+
+def _known_param(error: RequestError) -> str | None:
+    return "messages" if error.code == "context_length_exceeded" else None
+
+
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    """Return what stands under "error" in Anthropic's answers and events."""
+    kind = "api_error" if error.status >= 500 else "invalid_request_error"
+    if error.code == "overloaded":
+        kind = "overloaded_error"
+    text = str(error)
+    if error.code == "context_length_exceeded":
+        text = f"prompt is too long: {text}"  # the words that Claude Code compacts on
+    return {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": text}
+
+
+def error_body(error: RequestError, dialect: Dialect, request_id: str) -> dict[str, Any]:
+    """Return the body of an answer that failed before it began."""
+    if dialect == "messages":
+        return {"type": "error", "error": anthropic_error(error), "request_id": request_id}
+    return {"error": openai_error(error)}
+
+
+def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
+    if error.status == 503:
+        return [(b"retry-after", b"%d" % Overloaded.RETRY_AFTER_S)]
+    if error.status == 401:
+        return [(b"www-authenticate", b"Bearer")]
+    return []

@@ -1,0 +1,208 @@
+"""The server: `python -m proxy.main` starts the workers and serves until a signal ends it."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import tomllib
+from collections.abc import Generator, Mapping, Sequence
+from typing import Final, NoReturn
+
+import uvicorn
+import uvloop
+
+from proxy import litellm_front
+from proxy.edge import Edge
+from proxy.origin import OriginRules
+from proxy.pidfile import PidFile
+from proxy.pool import WorkerPool
+from proxy.ready import ready_lines, starting_line
+from proxy.routes import Routes
+from proxy.supervisor import Supervisor
+from shared import log as logs
+from shared.blas import openblas_environment
+from shared.config import PROJECT_DIR, Settings, load_settings
+from shared.errors import EXIT_CANNOT_START, StartError
+from shared.transport import private_directory
+
+log = logging.getLogger(__name__)
+
+WORKER_COMMAND: Final = (sys.executable, "-m", "worker.main")
+GRACE_S: Final = 2  # for streams to say goodbye after a signal
+KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
+BACKLOG: Final = 512
+CONNECTIONS_MAX: Final = 1_000  # each may hold a body of 64 MB
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: ours end the workers too."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class Hearth:
+    """The whole server process: socket, workers, LiteLLM, HTTP. Owner: the event loop."""
+
+    def __init__(
+        self, settings: Settings, environ: Mapping[str, str], worker_command: Sequence[str]
+    ) -> None:
+        """Raises: StartError: the port is taken, or a directory or socket can not be used."""
+        self._settings = settings
+        self._directory = private_directory(settings.instance_dir)
+        self._version = project_version()
+        OriginRules(settings.proxy_host, settings.cors_origins)  # refuses a bad CORS_ORIGINS now
+        self._pool = WorkerPool()
+        environment = {**environ, **openblas_environment(environ)}
+        self._supervisor = Supervisor(
+            worker_command, settings.workers, self._directory, self._pool, environment
+        )
+        self._routes = Routes(settings, self._version, self._supervisor, self._pool)
+        self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
+        self._supervisor.on_change = self._write_pid_file
+        self._socket = bind(settings.proxy_host, settings.proxy_port)
+        self._server: _Server | None = None
+        self._stop = asyncio.Event()
+        self._is_stopping = False
+
+    def _write_pid_file(self) -> None:
+        self._pid_file.write(self._supervisor.pids)
+
+    async def run(self) -> int:
+        """Serve until a signal; return the exit code."""
+        loop = asyncio.get_running_loop()
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored means nohup
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            loop.add_signal_handler(number, self._on_signal, number)
+        print(starting_line(self._settings, self._version), flush=True)
+        serving = asyncio.create_task(self._serve(), name="serve")
+        stopping = asyncio.create_task(self._stop.wait())
+        refused = asyncio.create_task(self._supervisor.cannot_start.wait())
+        try:
+            await asyncio.wait({serving, stopping, refused}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()  # uvicorn ended by itself: raise what ended it
+        finally:
+            await self._shut_down(serving)
+        return EXIT_CANNOT_START if refused.done() else 0
+
+    def _on_signal(self, number: int) -> None:
+        if self._is_stopping:  # a second signal: at once
+            self._supervisor.kill_all()
+            self._remove_files()
+            os._exit(128 + number)
+        self._is_stopping = True
+        self._stop.set()
+
+    async def _serve(self) -> None:
+        self._write_pid_file()
+        await self._supervisor.start()
+        app, token = await asyncio.to_thread(litellm_front.load, self._settings)
+        edge = Edge(self._settings, self._pool, self._routes, app, token)
+        self._server = _Server(
+            uvicorn.Config(
+                edge,
+                log_config=None,
+                access_log=False,
+                lifespan="on",
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                limit_concurrency=CONNECTIONS_MAX,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=GRACE_S,
+            )
+        )
+        announcing = asyncio.create_task(self._announce())
+        try:
+            await self._server.serve(sockets=[self._socket])
+        except SystemExit as error:  # what uvicorn makes of a failed start, which it has logged
+            raise RuntimeError("LiteLLM's app did not start") from error
+        finally:
+            announcing.cancel()
+
+    async def _announce(self) -> None:
+        """Say what is served as soon as a client would be answered."""
+        assert self._server is not None
+        while not (self._server.started and self._pool.facts and self._pool.has_ready):
+            await asyncio.sleep(0.02)
+        for line in ready_lines(self._settings, self._pool.facts):
+            print(line, flush=True)
+
+    async def _shut_down(self, serving: asyncio.Task[None]) -> None:
+        """End clients, workers and the server, in an order in which nobody waits for another."""
+        log.info("shutting down")
+        self._pool.close()
+        ending = asyncio.create_task(self._supervisor.stop())
+        if self._server is not None and self._server.started:
+            self._server.should_exit = True
+        else:
+            serving.cancel()
+        await asyncio.gather(serving, ending, return_exceptions=True)
+        self._socket.close()
+        self._remove_files()
+
+    def _remove_files(self) -> None:
+        self._supervisor.remove_sockets()
+        self._pid_file.remove()
+        (self._directory / litellm_front.CONFIG_NAME).unlink(missing_ok=True)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket bound to exactly this address.
+
+    Raises:
+        StartError: something else has it.
+    """
+    address = "127.0.0.1" if host == "localhost" else host
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((address, port))
+        bound.listen(BACKLOG)  # two processes may bind one port on Linux; only one may listen
+    except OSError as error:
+        bound.close()
+        raise StartError(
+            f"PROXY_PORT: {host}:{port} can not be listened on ({error.strerror}). Stop what uses "
+            "it, or set PROXY_PORT."
+        ) from None
+    return bound
+
+
+def project_version() -> str:
+    with (PROJECT_DIR / "pyproject.toml").open("rb") as file:
+        version: str = tomllib.load(file)["project"]["version"]
+    return version
+
+
+def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
+    """Run the server; return its exit code."""
+    environ = dict(os.environ)  # as it was: workers get it without LiteLLM's additions
+    try:
+        settings = load_settings(environ, PROJECT_DIR / ".env")
+        logs.configure(settings.log_level.upper(), "proxy")
+        hearth = Hearth(settings, environ, worker_command)
+    except StartError as error:
+        print(f"hearth: {error}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop.run_until_complete(hearth.run())
+
+
+def end(code: int) -> NoReturn:
+    """Leave without waiting for the threads that LiteLLM leaves behind."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main())

@@ -1,0 +1,295 @@
+"""The workers as the proxy sees them: one link to each, requests out, events back.
+
+The supervisor opens a link when it starts a worker and closes it when the worker is gone; then
+every client that waits on it is told at once. Nothing here starts or kills a process.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from proxy.answer import Answer
+from proxy.request import ParsedRequest
+from proxy.routing import choose
+from shared.errors import Overloaded, RequestError, WireError, WorkerLost
+from shared.transport import LEASE_RENEW_S, DealerLink
+from shared.wire import (
+    PROTOCOL_VERSION,
+    Admitted,
+    Cancel,
+    Count,
+    Counted,
+    Delta,
+    Failed,
+    Finished,
+    Heartbeat,
+    Hello,
+    Message,
+    ModelFacts,
+    Progress,
+    Prompt,
+    Renew,
+    Submit,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+READY_WAIT_S_MAX = 1.0  # a request that finds no ready worker waits this long for one
+COUNT_WAIT_S_MAX = 30.0
+ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
+
+
+class WorkerLink:
+    """The line to one start of one worker. Owner: the event loop."""
+
+    def __init__(self, worker_id: int, endpoint: str, on_change: Callable[[], None]) -> None:
+        self.worker_id = worker_id
+        self.heartbeat: Heartbeat | None = None
+        self.welcome: Welcome | None = None
+        self.heard_at = time.monotonic()
+        self.answers: dict[str, Answer] = {}
+        self._counts: dict[str, asyncio.Future[int]] = {}
+        self._on_change = on_change
+        self._line = DealerLink(endpoint)
+        self._line.send(Hello(PROTOCOL_VERSION))
+        self._closed = False
+        self._reader = asyncio.create_task(self._read(), name=f"link {worker_id}")
+        self._reader.add_done_callback(self._read_ended)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may be sent requests: it said Welcome, and that its model is loaded."""
+        if self._closed or self.welcome is None or self.heartbeat is None:
+            return False
+        return self.heartbeat.state == "ready"
+
+    @property
+    def load(self) -> int:
+        return len(self.answers) + len(self._counts)
+
+    @property
+    def silence_s(self) -> float:
+        return time.monotonic() - self.heard_at
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                message = await self._line.receive()
+            except WireError as error:
+                log.warning("bad frame dropped worker=%d: %s", self.worker_id, error)
+                continue
+            self.heard_at = time.monotonic()
+            self._take(message)
+
+    def _read_ended(self, reader: asyncio.Task[None]) -> None:
+        """A bug of ours ended the reader: nobody may wait on it. The supervisor sees silence."""
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            log.error("link failed worker=%d", self.worker_id, exc_info=error)
+            self.close("The proxy lost its line to the worker.")
+
+    def _take(self, message: Message) -> None:
+        was_ready = self.is_ready
+        if isinstance(message, Admitted | Progress | Delta | Finished | Failed):
+            self._route(message)
+        elif isinstance(message, Counted):
+            self._settle(message.request_id, message.tokens)
+        elif isinstance(message, Heartbeat):
+            self.heartbeat = message
+        elif isinstance(message, Welcome):
+            self._greet(message)
+        if self.is_ready and not was_ready:
+            self._on_change()
+
+    def _route(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
+        answer = self.answers.get(message.request_id)
+        if answer is not None:
+            answer.take(message)
+        elif isinstance(message, Failed):
+            error = RequestError(message.text, status=message.status, code=message.code)
+            self._settle(message.request_id, error)
+
+    def _greet(self, welcome: Welcome) -> None:
+        version = welcome.protocol_version
+        if version == PROTOCOL_VERSION:
+            self.welcome = welcome
+            return
+        log.error(
+            "worker=%d speaks protocol %d, this proxy %d: start both from one checkout",
+            self.worker_id,
+            version,
+            PROTOCOL_VERSION,
+        )
+        self.close("The worker speaks another version of the protocol.")
+
+    def submit(self, request: ParsedRequest, request_id: str) -> Answer:
+        """Send `request` and return its answer, which nothing has arrived for yet."""
+        assert request_id not in self.answers, request_id
+
+        def release(cancel: bool) -> None:
+            self.answers.pop(request_id, None)
+            if cancel:
+                self._send_late(Cancel(request_id))
+
+        self._send(Submit(request_id, request.prompt, request.sampling))
+        answer = self.answers[request_id] = Answer(request_id, release)
+        return answer
+
+    async def count(self, prompt: Prompt) -> int:
+        request_id = uuid.uuid4().hex
+        self._send(Count(request_id, prompt))
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._counts[request_id] = future
+        try:
+            async with asyncio.timeout(COUNT_WAIT_S_MAX):
+                return await future
+        except TimeoutError:
+            raise Overloaded(f"No count within {COUNT_WAIT_S_MAX:g} s; try again.") from None
+        finally:
+            self._counts.pop(request_id, None)
+
+    def _settle(self, request_id: str, result: int | RequestError) -> None:
+        future = self._counts.get(request_id)
+        if future is None or future.done():
+            return
+        if isinstance(result, int):
+            future.set_result(result)
+        else:
+            future.set_exception(result)
+
+    def _send(self, message: Submit | Count) -> None:
+        try:
+            self._line.send(message)
+        except WireError as error:
+            raise RequestError(f"The request cannot be carried: {error}.") from None
+
+    def _send_late(self, message: Cancel | Renew) -> None:
+        """Send what a dead worker, or one that does not read, does not need any more."""
+        if not self._closed:
+            with contextlib.suppress(WireError):
+                self._line.send(message)
+
+    def renew(self) -> None:
+        if self.answers:
+            self._send_late(Renew(list(self.answers)))
+
+    def close(self, text: str) -> None:
+        """Tell every client that waits on this worker that it is gone."""
+        if self._closed:
+            return
+        self._closed = True
+        self._reader.cancel()
+        self._line.close()
+        for answer in list(self.answers.values()):
+            answer.fail(WorkerLost(text))
+        for request_id in list(self._counts):
+            self._settle(request_id, WorkerLost(text))
+
+
+@dataclass(slots=True)
+class WorkerPool:
+    """All links, and the choice among them. Owner: the event loop."""
+
+    links: dict[int, WorkerLink] = field(default_factory=dict)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _renewer: asyncio.Task[None] | None = None
+    _stopped: bool = False
+
+    def connect(self, worker_id: int, endpoint: str) -> WorkerLink:
+        """Open the line to a worker that was just started."""
+        assert worker_id not in self.links, worker_id
+        if self._renewer is None:
+            self._renewer = asyncio.create_task(self._renew(), name="leases")
+        link = self.links[worker_id] = WorkerLink(worker_id, endpoint, self._changed.set)
+        return link
+
+    def disconnect(self, worker_id: int, text: str) -> None:
+        """Close the line to a worker that is gone; `text` tells its clients why."""
+        link = self.links.pop(worker_id, None)
+        if link is not None:
+            link.close(text)
+
+    def close(self) -> None:
+        """This server stops: every client is told, nothing new is taken."""
+        self._stopped = True
+        if self._renewer is not None:
+            self._renewer.cancel()
+        for worker_id in list(self.links):
+            self.disconnect(worker_id, "The server is shutting down.")
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """What is served, once a worker has loaded it."""
+        rows = (link.heartbeat.model for link in self.links.values() if link.heartbeat)
+        return next((row for row in rows if row is not None), None)
+
+    @property
+    def has_ready(self) -> bool:
+        return any(link.is_ready for link in self.links.values())
+
+    async def open(self, request: ParsedRequest, request_id: str) -> Answer:
+        """Return the answer of a worker that has admitted `request`, named `request_id` from here.
+
+        Where a worker dies before it admitted, another ready one is asked, once. After Admitted
+        nothing is sent twice.
+
+        Raises:
+            RequestError: refused by the worker, or nobody is there to take it.
+        """
+        lost: set[int] = set()
+        while True:
+            link = await self._ready_link(request, lost)
+            answer = link.submit(request, request_id)
+            try:
+                await answer.admitted()
+            except WorkerLost:
+                lost.add(link.worker_id)
+                if len(lost) == ATTEMPTS_MAX or not self._ready(lost):
+                    raise
+            except BaseException:
+                answer.close()
+                raise
+            else:
+                return answer
+
+    async def count(self, request: ParsedRequest) -> int:
+        """Return how many tokens `request`'s prompt is."""
+        link = await self._ready_link(request, set())
+        return await link.count(request.prompt)
+
+    def _ready(self, lost: set[int]) -> list[WorkerLink]:
+        links = self.links.values()
+        return [link for link in links if link.is_ready and link.worker_id not in lost]
+
+    async def _ready_link(self, request: ParsedRequest, lost: set[int]) -> WorkerLink:
+        """Return the worker to ask, waiting READY_WAIT_S_MAX for one to become ready.
+
+        Workers in `lost` are not asked: this request may be what killed them.
+        """
+        deadline = time.monotonic() + READY_WAIT_S_MAX
+        while not self._stopped:
+            link = choose(self._ready(lost), request)
+            if link is not None:
+                return link
+            wait_s = deadline - time.monotonic()
+            if wait_s <= 0:
+                break
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+        raise self._nobody()
+
+    def _nobody(self) -> RequestError:
+        if self._stopped:
+            return WorkerLost("The server is shutting down.")
+        return Overloaded("The model is still loading; try again in a few seconds.")
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_RENEW_S)
+            for link in self.links.values():
+                link.renew()

@@ -1,0 +1,87 @@
+"""JSON from clients, parsed once and refused where something behind it could not carry it."""
+
+import json
+import re
+from typing import Any, Final
+
+import orjson
+
+from shared.errors import RequestError
+
+DEPTH_MAX: Final = 100
+VALUES_MAX: Final = 2_000_000  # a 64 MB body of empty lists would hold this server up for seconds
+_LONG_NUMBER: Final = re.compile(rb"[0-9]{19}")  # the shortest run that may pass 64 bits
+_INTEGER_MIN, _INTEGER_MAX = -(2**63), 2**64 - 1
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in `body`.
+
+    Raises:
+        RequestError: not JSON (the text says where), not an object, NaN or Infinity, a lone
+            surrogate, an integer beyond 64 bits, deeper than DEPTH_MAX.
+    """
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise RequestError(
+            f"The body is a JSON {_kind(value)}; a JSON object is expected.", code="invalid_json"
+        )
+    _check_nesting(value)  # first: the second look at long numbers would recurse as deep
+    _check_integers(body)
+    return value
+
+
+def parse_argument(text: str) -> dict[str, Any] | None:
+    """Return the object that a tool call's argument string holds; None where it holds none."""
+    try:
+        return parse_object(text.encode())
+    except (RequestError, UnicodeEncodeError):
+        return None
+
+
+def _check_integers(body: bytes) -> None:
+    """orjson reads an integer beyond 64 bits as a float: look again where one may be."""
+    if _LONG_NUMBER.search(body):
+        json.loads(body, parse_int=_bounded_integer)
+
+
+def _bounded_integer(digits: str) -> int:
+    if len(digits) > 20 or not _INTEGER_MIN <= int(digits) <= _INTEGER_MAX:
+        raise RequestError(
+            f"The body holds the integer {digits[:24]}{'...' if len(digits) > 24 else ''}; "
+            "allowed are integers of 64 bits.",
+            code="invalid_json",
+        )
+    return int(digits)
+
+
+def _check_nesting(value: Any) -> None:
+    level = [value]
+    count = 0
+    for _ in range(DEPTH_MAX + 1):
+        count += len(level)
+        if count > VALUES_MAX:
+            raise RequestError(
+                f"The body holds more than {VALUES_MAX:,} JSON values; send fewer.",
+                code="invalid_json",
+            )
+        level = [item for node in level for item in _children(node)]
+        if not level:
+            return
+    raise RequestError(
+        f"The body is nested deeper than {DEPTH_MAX} levels; send it flatter.", code="invalid_json"
+    )
+
+
+def _children(node: Any) -> Any:
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list) else ()
+
+
+def _kind(value: Any) -> str:
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")

@@ -1,0 +1,73 @@
+"""A few answers from nobody, so that the first client does not wait for LiteLLM's late imports."""
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from proxy.exchange import App, RawHeaders
+from proxy.relay import Relay
+from proxy.request import Dialect, ParsedRequest, Ticket
+from shared.errors import RequestError
+from shared.wire import Delta, Finished, Prompt, Sampling, Usage
+
+log = logging.getLogger(__name__)
+
+_DIALECTS: Final[tuple[Dialect, ...]] = ("chat", "messages")
+
+
+class CannedAnswer:
+    """An answer that no worker gives: two deltas and an end."""
+
+    request_id = "warm-up"
+    prompt_tokens = 1
+    cached_tokens = 0
+
+    def __init__(self) -> None:
+        self._events: list[Delta | Finished] = [
+            Delta(self.request_id, 0, "reasoning", "."),
+            Delta(self.request_id, 1, "content", "."),
+            Finished(self.request_id, "stop", None, Usage(1, 0, 1, 2)),
+        ]
+
+    async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
+        return self._events.pop(0)
+
+    def close(self) -> None:
+        pass
+
+
+class _Sink:
+    """Takes a reply and keeps nothing of it."""
+
+    async def start(self, status: int, headers: RawHeaders) -> None:
+        pass
+
+    async def body(self, chunk: bytes, *, more: bool) -> None:
+        pass
+
+
+async def warm_up(app: App, token: str, model: str) -> None:
+    """Send one canned answer through `app` in each dialect, streamed and not.
+
+    Raises:
+        RequestError: LiteLLM does not pass our answers on; it must not serve clients.
+    """
+    started = time.monotonic()
+    relay = Relay(app, token)
+    for dialect in _DIALECTS:
+        for stream in (False, True):
+            request = ParsedRequest(
+                dialect=dialect,
+                model=model,
+                prompt=Prompt([]),
+                sampling=Sampling(),
+                stream=stream,
+                body={},
+                include_usage=True,
+            )
+            ticket = Ticket(request, model, CannedAnswer())
+            await relay.serve(ticket, _Sink(), asyncio.Event())
+            if ticket.failure is not None:
+                raise RequestError(f"warm-up of {dialect} failed: {ticket.failure}", status=500)
+    log.info("warmed up wall_ms=%d", (time.monotonic() - started) * 1000)

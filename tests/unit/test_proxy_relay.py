@@ -1,0 +1,126 @@
+"""What the relay makes of whatever LiteLLM does, with an app in LiteLLM's place."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from proxy.answer import ClientGone
+from proxy.dialects import chat, sse
+from proxy.relay import Broken, Relay
+from proxy.request import Ticket, current_ticket
+from proxy.warm_up import CannedAnswer
+from shared.errors import RequestError, WorkerLost
+
+OK = {"type": "http.response.start", "status": 200, "headers": [(b"x-litellm-cost", b"0")]}
+DONE = {"type": "http.response.body", "body": b""}
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: Any = None
+        self.chunks: list[bytes] = []
+
+    async def start(self, status: int, headers: Any) -> None:
+        self.status, self.headers = status, headers
+
+    async def body(self, chunk: bytes, *, more: bool) -> None:
+        self.chunks.append(chunk)
+
+
+def ticket(stream: bool = True) -> Ticket:
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": stream}
+    return Ticket(chat.parse(body), "m", CannedAnswer())
+
+
+def serve(app: Callable[..., Awaitable[None]], made: Ticket, *, gone: bool = False) -> Sink:
+    sink = Sink()
+
+    async def run() -> None:
+        left = asyncio.Event()
+        if gone:
+            left.set()
+        await Relay(app, "token").serve(made, sink, left)
+
+    asyncio.run(run())
+    return sink
+
+
+def test_the_app_sees_the_ticket_the_token_and_nothing_of_the_client() -> None:
+    made = ticket()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert current_ticket.get() is made
+        assert scope["path"] == "/v1/chat/completions"
+        assert dict(scope["headers"])[b"authorization"] == b"Bearer token"
+        assert (await receive())["more_body"] is False
+        await send(OK)
+        await send(DONE)
+
+    sink = serve(app, made)
+    assert (sink.status, sink.headers) == (200, [])
+
+
+def test_an_error_of_litellms_is_ours_to_tell() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({**OK, "status": 429})
+        await send({**DONE, "body": b"litellm.RateLimitError"})
+
+    with pytest.raises(Broken) as caught:
+        serve(app, ticket())
+    assert caught.value.status == 500
+    made = ticket()
+    made.failure = WorkerLost("gone")
+    with pytest.raises(WorkerLost):
+        serve(app, made)
+
+
+def test_no_reply_at_all_is_an_error() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+    with pytest.raises(Broken):
+        serve(app, ticket())
+
+
+def test_a_bug_in_litellm_is_passed_on_unless_the_client_left() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        serve(app, ticket())
+    with pytest.raises(ClientGone):
+        serve(app, ticket(), gone=True)
+
+
+def test_an_error_in_the_stream_is_told_in_our_words() -> None:
+    made = ticket()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(OK)
+        await send({**DONE, "body": b'data: {"error": "answer"}\n\n', "more_body": True})
+        made.failure = RequestError("ours", status=500, code="c")
+        await send({**DONE, "body": b'data: {"error": {"message": "litellm..."}}\n\n'})
+
+    first, second = serve(app, made).chunks
+    assert b"answer" in first  # nothing had failed yet
+    assert second.startswith(b'data: {"error":{"message":"ours"')
+
+
+def test_a_silent_stream_is_kept_alive_and_a_whole_answer_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sse, "PING_S", 0.05)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(OK)
+        await asyncio.sleep(0.18)
+        await send(DONE)
+        await asyncio.sleep(0.1)
+
+    chunks = serve(app, ticket()).chunks
+    assert set(chunks[:-1]) == {b": ping\n\n"}
+    assert chunks[-1] == b""  # and nothing after the end
+    assert serve(app, ticket(stream=False)).chunks == [b""]

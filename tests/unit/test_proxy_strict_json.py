@@ -1,0 +1,72 @@
+"""Bodies are parsed once; what could not be carried further is refused, and the text says why."""
+
+import json
+
+import pytest
+
+from proxy.strict_json import DEPTH_MAX, parse_argument, parse_object
+from shared.errors import RequestError
+
+
+def refusal(body: bytes) -> str:
+    with pytest.raises(RequestError) as caught:
+        parse_object(body)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+    return str(caught.value)
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a":' * depth + b"1" + b"}" * depth
+
+
+def test_a_good_body_is_what_it_says() -> None:
+    body = {"a": [1, -2, 2.5, None, True, "\u00e9\U0001f600"], "b": {"c": 2**64 - 1}}
+    assert parse_object(json.dumps(body).encode()) == body
+
+
+def test_broken_json_is_located() -> None:
+    assert "line 2 column 5" in refusal(b'{"a":\n"b" c}')
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (b"", "not valid JSON"),
+        (b"[1]", "array"),
+        (b'"x"', "string"),
+        (b"true", "boolean"),
+        (b"null", "null"),
+        (b"1.5", "number"),
+        (b'{"a": NaN}', "not valid JSON"),
+        (b'{"a": -Infinity}', "not valid JSON"),
+        (b'{"a": "\\ud800"}', "surrogate"),
+        (b'{"a": "\xff"}', "UTF-8"),
+        (b'{"a": 18446744073709551616}', "64 bits"),
+        (b'{"a": -9223372036854775809}', "64 bits"),
+        (b'{"a": 1' + b"0" * 200 + b"}", "64 bits"),
+        (b'{"a": 1e999}', "not valid JSON"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused(body: bytes, word: str) -> None:
+    assert word in refusal(body)
+
+
+@pytest.mark.parametrize("body", [b'{"a": 18446744073709551615}', b'{"a": -9223372036854775808}'])
+def test_the_ends_of_64_bits_pass(body: bytes) -> None:
+    assert parse_object(body) == json.loads(body)
+
+
+def test_a_long_run_of_digits_in_text_passes() -> None:
+    assert parse_object(b'{"a": "' + b"1" * 400 + b'"}') == {"a": "1" * 400}
+
+
+def test_nesting_is_bounded_exactly() -> None:
+    assert parse_object(nested(DEPTH_MAX))
+    assert "deeper than" in refusal(nested(DEPTH_MAX + 1))
+    assert refusal(nested(100_000))
+
+
+def test_an_argument_is_an_object_or_nothing() -> None:
+    assert parse_argument('{"a": 1}') == {"a": 1}
+    for text in ("", "x", "[1]", "\ud800", nested(300).decode()):
+        assert parse_argument(text) is None
