@@ -79,6 +79,7 @@ class Worker:
             "running": beat.running if beat else 0,
             "waiting": beat.waiting if beat else 0,
             "in_flight": self.link.load if self.link else 0,
+            "steps": beat.steps if beat else 0,
             "active_bytes": beat.active_bytes if beat else 0,
             "heartbeat_age_s": round(self.link.silence_s, 3) if self.link and beat else None,
             "model": model.name if model else None,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.blas import openblas_environment
-from shared.config import PROJECT_DIR
+from shared.config import PROJECT_DIR, example_lines
 from shared.transport import HEARTBEAT_S
 
 READY_S_MAX = 120.0  # a loaded 2-core machine takes 20 s
@@ -36,23 +36,22 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         self.run_dir = Path(tempfile.mkdtemp(prefix="hearth-"))
         self.log = self.run_dir / "log"
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MODEL_", "PROXY_"))}
+        defaults = dict(line.split("=", 1) for line in example_lines()[1::2])
         self.environment = {
-            **inherited,
+            **os.environ,
             **openblas_environment(os.environ),
-            "MODEL_PATH": "builtin:pocket",
+            **defaults,  # whatever a developer's .env says
             "PROXY_PORT": str(self.port),
             "RUN_DIR": str(self.run_dir / "run"),
-            "WORKERS": "1",
             **settings,
         }
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Start without waiting."""
+    def start(self, *command: str) -> None:
+        """Start without waiting; `command` is what runs instead of the server itself."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "proxy.main"],
+                [sys.executable, *(command or ("-m", "proxy.main"))],
                 cwd=PROJECT_DIR,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,

@@ -57,6 +57,28 @@ def test_a_signal_ends_everything_within_5_s_twice_in_a_row(number: signal.Signa
             assert_nothing_is_left(server, family)
 
 
+def test_the_command_starts_it_leaves_a_running_one_alone_and_ends_with_it() -> None:
+    with Server() as server:
+        server.stop()
+        server.start("install_and_run.py", "--port", str(server.port))
+        server.wait_until_ready()
+        assert server.process is not None
+        second = subprocess.run(
+            [sys.executable, "install_and_run.py"],
+            cwd=PROJECT_DIR,
+            env=server.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert second.returncode == 1
+        assert f"already runs on {server.url} (pid {server.process.pid})" in second.stderr
+        assert server.health()["status"] == "ok"
+        family = children(server)
+        assert server.stop(signal.SIGINT) < END_S_MAX
+        assert_nothing_is_left(server, family)
+
+
 def test_workers_end_by_themselves_when_the_supervisor_is_killed() -> None:
     with Server() as server:
         family = children(server)

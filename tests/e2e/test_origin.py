@@ -12,6 +12,9 @@ import pytest
 from tests.e2e.server import Server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium on this machine; .ci/run installs it"
+)
 PAGE = """<!doctype html><title>other origin</title><pre id=out>running</pre><script>
 const base = "%s";
 async function attempt(name, path, options) {
@@ -20,7 +23,7 @@ async function attempt(name, path, options) {
     return name + ": " + answer.type + " " + answer.status + " " + await answer.text();
   } catch (error) { return name + ": blocked"; }
 }
-const chat = JSON.stringify({model: "local", max_tokens: 3000,
+const chat = JSON.stringify({model: "local", max_tokens: 50,
   messages: [{role: "user", content: "from another origin"}]});
 (async () => {
   const rows = [
@@ -40,23 +43,26 @@ const chat = JSON.stringify({model: "local", max_tokens: 3000,
 </script>"""
 
 
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves the page that attacks the server named in its query."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write((PAGE % self.path.partition("?")[2]).encode())
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
 @pytest.fixture
-def page(server: Server) -> Iterator[str]:
-    """The URL of a page that tries everything, served from another port."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write((PAGE % server.url).encode())
-
-        def log_message(self, *arguments: object) -> None:
-            pass
+def page() -> Iterator[str]:
+    """The origin of a page that tries everything, on another port."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as site:
         threading.Thread(target=site.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{site.server_address[1]}/"
+        yield f"http://127.0.0.1:{site.server_address[1]}"
         site.shutdown()
 
 
@@ -75,14 +81,26 @@ def browse(url: str, profile: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine; .ci/run installs it")
+@NEEDS_CHROMIUM
 def test_a_page_of_another_origin_can_neither_read_nor_generate(
     server: Server, page: str, tmp_path: Path
 ) -> None:
+    server.wait_until_idle()
     steps = server.worker()["steps"]
-    dom = browse(page, tmp_path)
+    dom = browse(f"{page}/?{server.url}", tmp_path)
     assert "chat unseen" in dom, dom
     for name in ("read models", "read health", "chat as json", "chat as text"):
         assert f"{name}: blocked" in dom, dom
     server.wait_until_idle()
     assert server.worker()["steps"] == steps, "a page made the worker compute"
+
+
+@NEEDS_CHROMIUM
+def test_the_same_page_can_read_and_generate_where_its_origin_is_listed(
+    page: str, tmp_path: Path
+) -> None:
+    """The control: without the rule the page would get through."""
+    with Server(CORS_ORIGINS=page, PROXY_MODEL_ID="local") as server:
+        dom = browse(f"{page}/?{server.url}", tmp_path)
+        assert "read models: cors 200" in dom, dom
+        assert "chat as text: cors 200" in dom, dom
