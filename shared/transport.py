@@ -102,12 +102,11 @@ class RouterPort:
         """Send what was posted, wait up to `wait_s` for something to happen, return what came."""
         self._flush()
         retry_soon = 0.02 if self._held else wait_s
-        self._poller.poll(int(min(wait_s, retry_soon) * 1000))
-        with contextlib.suppress(BlockingIOError):
-            while self._wake_read.recv(4096):
-                pass
+        ready = {where for where, _ in self._poller.poll(int(min(wait_s, retry_soon) * 1000))}
+        if self._wake_read.fileno() in ready:
+            self._wake_read.recv(65536)
         self._flush()
-        return self._receive()
+        return self._receive() if self._socket in ready else []
 
     def _receive(self) -> list[tuple[bytes, Message]]:
         received = []

@@ -16,7 +16,7 @@ import pytest
 
 from proxy import pool as pool_module
 from proxy import supervisor as supervisor_module
-from proxy.answer import Answer, ClientGone
+from proxy.answer import PACE_S, Answer, ClientGone
 from proxy.dialects import chat
 from proxy.pidfile import PidFile
 from proxy.pool import WorkerPool
@@ -359,5 +359,27 @@ def test_an_answer_the_worker_gave_up_is_an_error() -> None:
         answer.take(Finished("r", "cancelled", None, Usage(1, 0, 1, 0)))
         with pytest.raises(WorkerLost):
             await answer.next_event()
+
+    asyncio.run(body())
+
+
+def test_deltas_gather_between_two_but_the_first_and_the_end_do_not_wait() -> None:
+    async def body() -> None:
+        answer, _ = lone()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        answer.take(delta(0, "content", "a"))
+        assert await answer.next_event() == delta(0, "content", "a")
+        assert loop.time() - began < PACE_S
+        answer.take(delta(1, "content", "b"))
+        loop.call_later(PACE_S / 3, answer.take, delta(2, "content", "c"))
+        assert await answer.next_event() == delta(1, "content", "bc")
+        assert loop.time() - began >= PACE_S
+        answer.take(delta(3, "content", "d"))
+        answer.take(Finished("r", "stop", None, Usage(1, 0, 1, 4)))
+        began = loop.time()
+        assert await answer.next_event() == delta(3, "content", "d")
+        assert isinstance(await answer.next_event(), Finished)
+        assert loop.time() - began < PACE_S
 
     asyncio.run(body())
