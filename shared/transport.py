@@ -83,6 +83,7 @@ class RouterPort:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
+        self._is_woken = False  # a wake is on its way: another one would tell nothing new
         self._outbox: deque[tuple[bytes, Message]] = deque()
         self._held: dict[bytes, deque[bytes]] = {}  # peer -> frames its queue had no room for
         self.gone: set[bytes] = set()  # peers that a send found missing, for the owner to collect
@@ -91,10 +92,12 @@ class RouterPort:
     def post(self, peer: bytes, message: Message) -> None:
         """Queue `message` for `peer` and wake the owner. Any thread; never blocks."""
         self._outbox.append((peer, message))
-        self.wake()
+        if not self._is_woken:
+            self.wake()
 
     def wake(self) -> None:
         """End the owner's wait. Any thread, and signal handlers."""
+        self._is_woken = True
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
             self._wake_write.send(b"\0")
 
@@ -105,6 +108,7 @@ class RouterPort:
         ready = {where for where, _ in self._poller.poll(int(min(wait_s, retry_soon) * 1000))}
         if self._wake_read.fileno() in ready:
             self._wake_read.recv(65536)
+        self._is_woken = False  # before the flush: what is posted from here on wakes again
         self._flush()
         return self._receive() if self._socket in ready else []
 

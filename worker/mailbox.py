@@ -67,11 +67,15 @@ class Mailbox:
 
     def run(self, is_stopping: Callable[[], bool]) -> None:
         """Work until told to stop, or until the supervisor's end of our stdin closes."""
-        while not is_stopping() and not _supervisor_is_gone():
+        while not is_stopping():
             for peer, message in self._port.turn(self._wait_s()):
                 self._handle(peer, message)
-            self._forget_gone_peers()
-            self._beat()
+            if self._port.gone:
+                self._forget_gone_peers()
+            if time.monotonic() >= self._next_beat:
+                if _supervisor_is_gone():
+                    return
+                self._beat()
 
     def send(self, message: Up) -> None:
         """Send to whoever asked. An answer closes its request. Any thread."""
@@ -145,10 +149,7 @@ class Mailbox:
         return max(0.0, min(HEARTBEAT_S, self._next_beat - time.monotonic()))
 
     def _beat(self) -> None:
-        now = time.monotonic()
-        if now < self._next_beat:
-            return
-        self._next_beat = now + HEARTBEAT_S
+        self._next_beat = time.monotonic() + HEARTBEAT_S
         beat = self._heartbeat()
         for peer in self._peers:
             self._port.post(peer, beat)
