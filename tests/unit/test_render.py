@@ -33,8 +33,18 @@ GEMMA = (
 )
 HARMONY = (
     "{% for m in messages %}<|start|>{{ m.role }}"
-    "{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>"
+    "{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}"
+    "{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}"
     "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+PHI = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{{ '<|assistant|>\n' if add_generation_prompt else '<|endoftext|>' }}"
+)
+MISTRAL = (
+    "<s>{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% elif m.role == 'assistant' %}{{ m.content }}</s>{% else %}{{ raise_exception('role') }}"
+    "{% endif %}{% endfor %}"
 )
 PLAIN = "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}"
 
@@ -52,6 +62,8 @@ SPECIALS = {
     ],
     GEMMA: ["<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"],
     HARMONY: ["<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"],
+    PHI: ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"],
+    MISTRAL: ["</s>", "<s>", "[INST]", "[/INST]"],
     PLAIN: ["</s>"],
 }
 PROMPT = Prompt([{"role": "user", "content": "hello"}])
@@ -89,10 +101,16 @@ def names(tokenizer: Any, ids: Any) -> set[str]:
             {"<|endoftext|>"},
         ),
         (GEMMA, {"<start_of_turn>"}, {"<eos>", "<end_of_turn>"}),
-        (HARMONY, {"<|start|>"}, {"<|return|>", "<|end|>"}),
+        (HARMONY, {"<|start|>"}, {"<|return|>"}),
+        (
+            PHI,
+            {"<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"},
+            {"<|endoftext|>", "<|end|>"},
+        ),
+        (MISTRAL, {"[/INST]"}, {"</s>"}),
         (PLAIN, set(), {"</s>"}),
     ],
-    ids=["chatml", "llama3", "glm", "gemma", "harmony", "plain"],
+    ids=["chatml", "llama3", "glm", "gemma", "harmony", "phi", "mistral", "plain"],
 )
 def test_a_template_shows_its_headers_and_ends(
     template: str, headers: set[str], ends: set[str]
@@ -107,6 +125,18 @@ def test_the_generation_prompts_with_and_without_thinking_are_known_longest_firs
     texts = [tokenizer.decode(list(p)) for p in turn_marks(tokenizer).generation_prompts]
     head = "<|im_start|>assistant\n"
     assert texts == [f"{head}<think>\n\n</think>\n\n", head]
+
+
+def test_a_template_that_closes_a_conversation_still_shows_its_generation_prompt() -> None:
+    tokenizer = tokenizer_with(PHI)
+    (prompt,) = turn_marks(tokenizer).generation_prompts
+    assert tokenizer.decode(list(prompt)) == "<|assistant|>\n"
+
+
+def test_a_question_that_ends_itself_is_the_generation_prompt() -> None:
+    tokenizer = tokenizer_with(MISTRAL)
+    (prompt,) = turn_marks(tokenizer).generation_prompts
+    assert tokenizer.decode(list(prompt)) == "[/INST]"
 
 
 def test_the_generation_config_adds_its_end_tokens() -> None:

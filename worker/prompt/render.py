@@ -98,55 +98,75 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
         key=lambda ids: (-len(ids), ids),
     )
     special = set(tokenizer.all_special_ids)
+    ends = {*tokenizer.eos_token_ids, *_template_ends(tokenizer)}
     header_ids = {prompt[0] for prompt in prompts if prompt[0] in special}
     for role in ("system", "user", "assistant", "tool"):
         between = [token for token in _between(tokenizer, role) if token in special]
-        if between and not header_ids.intersection(between):
-            unended = [token for token in between if token not in tokenizer.eos_token_ids]
-            header_ids.update(unended[:1])
+        if not header_ids.intersection(between):
+            header_ids.update([token for token in between if token not in ends][:1])
     usable = tuple(prompt for prompt in prompts if prompt[0] in header_ids)
     return TurnMarks(frozenset(header_ids), usable)
 
 
 def end_of_turn_ids(tokenizer: Any, generation_config: dict[str, Any]) -> frozenset[int]:
     """Return every token that ends a turn: of the model, its generation config, its template."""
-    ids = set(tokenizer.eos_token_ids)
     configured = generation_config.get("eos_token_id")
-    ids.update(configured if isinstance(configured, list) else [configured])
-    special = set(tokenizer.all_special_ids)
-    headers = turn_marks(tokenizer).header_ids
-    for token in _between(tokenizer, "user", before="assistant"):
-        if token in headers:
-            break
-        if token in special:
-            ids.add(token)
+    configured = configured if isinstance(configured, list) else [configured]
+    ids = [*tokenizer.eos_token_ids, *configured, *_template_ends(tokenizer)]
     return frozenset(token for token in ids if isinstance(token, int))
+
+
+def _template_ends(tokenizer: Any) -> list[int]:
+    """Return the token that the template puts behind the answer that ends a conversation.
+
+    Not what it puts between two messages: harmony ends a message of a turn, its reasoning for
+    one, with <|end|>, and only the whole turn with <|return|>.
+    """
+    messages = [{"role": "user", "content": _FIRST}, {"role": "assistant", "content": _SECOND}]
+    text = _probe(tokenizer, messages, add_generation_prompt=False)
+    _, found, tail = text.partition(_SECOND)
+    special = set(tokenizer.all_special_ids)
+    tail_ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
+    return [token for token in tail_ids if token in special][:1]
 
 
 _FIRST, _SECOND = "alpha", "omega"  # words that no template writes by itself
 
 
 def _generation_prompt(tokenizer: Any, thinking: bool) -> list[tuple[int, ...]]:
-    user = [{"role": "user", "content": _FIRST}]
-    closed = _probe(tokenizer, user, add_generation_prompt=False, enable_thinking=thinking)
-    opened = _probe(tokenizer, user, add_generation_prompt=True, enable_thinking=thinking)
-    if not closed or not opened.startswith(closed) or opened == closed:
-        return []
-    suffix = opened[len(closed) :]
-    return [tuple(tokenizer.encode(suffix, add_special_tokens=False))]
+    """Return what the template puts in front of an answer, if it puts anything there."""
+    closed = _after_question(tokenizer, thinking, False)
+    opened = _after_question(tokenizer, thinking, True)
+    if opened == closed:  # as Mistral's: the question's own end is what an answer follows
+        special = set(tokenizer.all_special_ids)
+        between = _between(tokenizer, "assistant")
+        starts = [at for at, token in enumerate(between) if token in special]
+        return [tuple(between[starts[0] :])] if starts else []
+    common = 0
+    while common < min(len(closed), len(opened)) and closed[common] == opened[common]:
+        common += 1
+    return [tuple(opened[common:])] if common < len(opened) else []
 
 
-def _between(tokenizer: Any, role: str, before: str = "user") -> Sequence[int]:
-    """Return the tokens between the contents of a `before` message and a `role` message."""
-    messages = [{"role": before, "content": _FIRST}, {"role": role, "content": _SECOND}]
-    if before == "assistant":
-        messages.insert(0, {"role": "user", "content": "x"})
-    text = _probe(tokenizer, messages, add_generation_prompt=False)
-    if _FIRST not in text or _SECOND not in text.split(_FIRST, 1)[1]:
-        return []
-    between: list[int] = tokenizer.encode(
-        text.split(_FIRST, 1)[1].split(_SECOND, 1)[0], add_special_tokens=False
+def _after_question(tokenizer: Any, thinking: bool, add_generation_prompt: bool) -> list[int]:
+    text = _probe(
+        tokenizer,
+        [{"role": "user", "content": _FIRST}],
+        add_generation_prompt=add_generation_prompt,
+        enable_thinking=thinking,
     )
+    _, found, tail = text.partition(_FIRST)
+    ids: list[int] = tokenizer.encode(tail, add_special_tokens=False) if found else []
+    return ids
+
+
+def _between(tokenizer: Any, role: str) -> Sequence[int]:
+    """Return the tokens between the contents of a user's message and of a `role` message."""
+    messages = [{"role": "user", "content": _FIRST}, {"role": role, "content": _SECOND}]
+    text = _probe(tokenizer, messages, add_generation_prompt=False)
+    _, _, rest = text.partition(_FIRST)
+    inner, found, _ = rest.partition(_SECOND)
+    between: list[int] = tokenizer.encode(inner, add_special_tokens=False) if found else []
     return between
 
 
