@@ -42,7 +42,7 @@ def load_model(settings: Settings) -> LoadedModel:
     elif source.startswith("builtin:"):
         raise StartError(f"MODEL_PATH is {source!r}; the only builtin model is {POCKET}.")
     else:
-        _check_local(source)
+        source = _checked(source)
     try:
         with _open_file_limit_kept():
             model, tokenizer, config = load(source, return_config=True)
@@ -59,17 +59,19 @@ def load_model(settings: Settings) -> LoadedModel:
     )
 
 
-def _check_local(source: str) -> None:
-    """Tell a mistyped path from a hub id before a hub is asked for it."""
+def _checked(source: str) -> str:
+    """Return the directory or hub id; a mistyped path is told apart before a hub is asked."""
     path = Path(source).expanduser()
     looks_local = source.startswith(("/", ".", "~")) or source.count("/") != 1
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise StartError(f"MODEL_PATH is {source!r}, a directory without a config.json.")
-    elif looks_local:
+        return str(path)
+    if looks_local:
         raise StartError(
             f"MODEL_PATH is {source!r}, which is neither a directory nor a hub id (owner/name)."
         )
+    return source
 
 
 @contextlib.contextmanager
