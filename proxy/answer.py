@@ -9,6 +9,7 @@ from collections.abc import Callable
 from shared.errors import RequestError, WorkerLost
 from shared.wire import Admitted, Delta, Failed, Finished, Progress
 
+ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
 PACE_S = 0.015  # between two deltas of one answer: 66 a second look as smooth as any
 
 
@@ -98,11 +99,16 @@ class Answer:
         """Wait until the worker has accepted the request.
 
         Raises:
-            RequestError: it refused, or is gone.
+            RequestError: it refused, is gone, or has not said a word for ADMIT_WAIT_S_MAX.
         """
-        while not (self.is_admitted or self._inbox):
-            self._wake.clear()
-            await self._wake.wait()
+        try:
+            async with asyncio.timeout(ADMIT_WAIT_S_MAX):
+                while not (self.is_admitted or self._inbox):
+                    self._wake.clear()
+                    await self._wake.wait()
+        except TimeoutError:
+            text = f"The worker has not taken this request within {ADMIT_WAIT_S_MAX:g} s."
+            raise RequestError(text, status=503, code="worker_unavailable") from None
         if not self.is_admitted and isinstance(self._inbox[0], RequestError):
             raise self._inbox[0]
 

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
+import subprocess
 import sys
 import tomllib
 from collections.abc import Generator, Mapping, Sequence
@@ -35,6 +37,7 @@ GRACE_S: Final = 2  # for streams to say goodbye after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512
 CONNECTIONS_MAX: Final = 1_000  # each may hold a body of 64 MB
+OPEN_FILES: Final = 4096  # two a connection, and some
 
 
 class _Server(uvicorn.Server):
@@ -70,7 +73,10 @@ class Hearth:
         self._is_stopping = False
 
     def _write_pid_file(self) -> None:
-        self._pid_file.write(self._supervisor.pids)
+        try:
+            self._pid_file.write(self._supervisor.pids)
+        except (OSError, subprocess.SubprocessError) as error:  # supervision must not end by it
+            log.error("pid file cannot be written: %s", error)
 
     async def run(self) -> int:
         """Serve until a signal; return the exit code."""
@@ -154,6 +160,14 @@ class Hearth:
         (self._directory / litellm_front.CONFIG_NAME).unlink(missing_ok=True)
 
 
+def raise_open_file_limit() -> None:
+    """Make room for CONNECTIONS_MAX clients: macOS starts with 256 open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket bound to exactly this address.
 
@@ -188,6 +202,7 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     try:
         settings = load_settings(environ, PROJECT_DIR / ".env")
         logs.configure(settings.log_level.upper(), "proxy")
+        raise_open_file_limit()
         hearth = Hearth(settings, environ, worker_command)
     except StartError as error:
         print(f"hearth: {error}", file=sys.stderr)

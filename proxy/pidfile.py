@@ -18,12 +18,13 @@ class PidFile:
         self.path = directory / PID_FILE_NAME
         self._host = host
         self._port = port
+        self._rows: dict[int, dict[str, Any]] = {}  # pid -> its row: asking for it may take a while
 
     def write(self, worker_pids: Iterable[int]) -> None:
         """Replace the file as a whole, readable by this user only."""
         row = {
-            "supervisor": _process(os.getpid()),
-            "children": [_process(pid) | {"role": "worker"} for pid in worker_pids],
+            "supervisor": self._process(os.getpid()),
+            "children": [self._process(pid) | {"role": "worker"} for pid in worker_pids],
             "host": self._host,
             "port": self._port,
         }
@@ -34,9 +35,10 @@ class PidFile:
             json.dump(row, file)
         fresh.replace(self.path)
 
+    def _process(self, pid: int) -> dict[str, Any]:
+        if pid not in self._rows:
+            self._rows[pid] = {"pid": pid, "started": process_started(pid)}
+        return self._rows[pid]
+
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
-
-
-def _process(pid: int) -> dict[str, Any]:
-    return {"pid": pid, "started": process_started(pid)}

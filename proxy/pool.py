@@ -16,7 +16,7 @@ from proxy.answer import Answer
 from proxy.request import ParsedRequest
 from proxy.routing import choose
 from shared.errors import Overloaded, RequestError, WireError, WorkerLost
-from shared.transport import LEASE_RENEW_S, DealerLink
+from shared.transport import LEASE_RENEW_S, DealerLink, QueueFull
 from shared.wire import (
     PROTOCOL_VERSION,
     Admitted,
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 READY_WAIT_S_MAX = 1.0  # a request that finds no ready worker waits this long for one
 COUNT_WAIT_S_MAX = 30.0
+LOADING = "The model is still loading; try again in a few seconds."
 ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
 
 
@@ -164,6 +165,8 @@ class WorkerLink:
     def _send(self, message: Submit | Count) -> None:
         try:
             self._line.send(message)
+        except QueueFull:
+            raise WorkerLost("The worker does not take requests now; try again.") from None
         except WireError as error:
             raise RequestError(f"The request cannot be carried: {error}.") from None
 
@@ -198,6 +201,7 @@ class WorkerPool:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _renewer: asyncio.Task[None] | None = None
     _stopped: bool = False
+    why_nobody: str = LOADING
 
     def connect(self, worker_id: int, endpoint: str) -> WorkerLink:
         """Open the line to a worker that was just started."""
@@ -286,7 +290,7 @@ class WorkerPool:
     def _nobody(self) -> RequestError:
         if self._stopped:
             return WorkerLost("The server is shutting down.")
-        return Overloaded("The model is still loading; try again in a few seconds.")
+        return Overloaded(self.why_nobody)
 
     async def _renew(self) -> None:
         while True:

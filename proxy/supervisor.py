@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from proxy.pool import WorkerLink, WorkerPool
+from proxy.pool import LOADING, WorkerLink, WorkerPool
 from shared.config import PROJECT_DIR
 from shared.errors import EXIT_CANNOT_START
 from shared.transport import SILENCE_S_MAX, ipc_endpoint
@@ -27,6 +27,7 @@ WATCH_S: Final = 1.0
 START_SILENCE_S_MAX: Final = 120.0  # until the first heartbeat: importing MLX from a cold disk
 BACKOFF_S_MAX: Final = 30.0
 TERM_WAIT_S: Final = 2.0
+KILL_WAIT_S: Final = 1.0
 
 State = Literal["loading", "ready", "dead", "restarting"]
 
@@ -64,7 +65,7 @@ class Worker:
     def kill(self, signal_number: int) -> None:
         """Signal the worker and whatever it started."""
         if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: zombies
                 os.killpg(self.pid, signal_number)
 
     def row(self) -> dict[str, Any]:
@@ -106,6 +107,7 @@ class Supervisor:
         self._pool = pool
         self._environ = dict(environ)
         self._stopping = False
+        self._was_ready = False  # some worker, once: what it loaded may be loadable again
         self._tasks: list[asyncio.Task[None]] = []
         self.cannot_start = asyncio.Event()  # a worker said that restarting would not help
         self.on_change: Callable[[], None] = lambda: None  # a worker's pid changed
@@ -147,7 +149,7 @@ class Supervisor:
             if self._stopping:
                 return
             self._bury(worker, code)
-            if code == EXIT_CANNOT_START:
+            if code == EXIT_CANNOT_START and not self._was_ready:
                 self.cannot_start.set()
                 return
             await self._respawn(worker)
@@ -168,9 +170,16 @@ class Supervisor:
     def _bury(self, worker: Worker, code: int) -> None:
         assert worker.link is not None
         was_ready = worker.link.heartbeat is not None and worker.link.heartbeat.state == "ready"
+        self._was_ready |= was_ready
         worker.early_deaths = 0 if was_ready else worker.early_deaths + 1
+        self._pool.why_nobody = LOADING
+        if worker.early_deaths > 1:
+            self._pool.why_nobody = (
+                f"No worker is ready: worker {worker.worker_id} died {worker.early_deaths} times "
+                f"while it was loading ({_how(code)}). The server's log says why."
+            )
         held = worker.link.load
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        how = _how(code)
         log.error("worker died id=%d how=%s requests=%d", worker.worker_id, how, held)
         self._pool.disconnect(
             worker.worker_id,
@@ -209,7 +218,8 @@ class Supervisor:
         except TimeoutError:
             log.warning("worker does not end id=%d: killed", worker.worker_id)
             worker.kill(signal.SIGKILL)
-            await worker.process.wait()
+            with contextlib.suppress(TimeoutError):  # one stuck in a driver ends when it can
+                await asyncio.wait_for(worker.process.wait(), KILL_WAIT_S)
 
     def kill_all(self) -> None:
         """End every worker now, waiting for nothing. Safe in a signal handler."""
@@ -224,3 +234,8 @@ class Supervisor:
 def _backoff_s(early_deaths: int) -> float:
     """Return 0 after a death in service, else 1, 2, 4 ... BACKOFF_S_MAX."""
     return min(2.0 ** (early_deaths - 1), BACKOFF_S_MAX) if early_deaths else 0.0
+
+
+def _how(code: int) -> str:
+    """Return how a process ended, from its return code."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -31,12 +31,17 @@ IPC_PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107  # sun_path less i
 
 
 def private_directory(path: Path) -> Path:
-    """Make `path` (and its parents) a directory that only this user can enter, and return it.
+    """Make `path` a directory that only this user can enter, and return it.
 
     Raises:
-        StartError: it belongs to someone else, or is not a directory.
+        StartError: it belongs to someone else, is not a directory, or cannot be made.
     """
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StartError(
+            f"RUN_DIR: {path} cannot be made ({error.strerror}). Set RUN_DIR."
+        ) from None
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise StartError(f"RUN_DIR: {path} is not a directory. Remove it or set RUN_DIR.")
@@ -98,7 +103,7 @@ class RouterPort:
     def wake(self) -> None:
         """End the owner's wait. Any thread, and signal handlers."""
         self._is_woken = True
-        with contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
+        with contextlib.suppress(OSError):  # full: that wakes just as well; closed: nobody waits
             self._wake_write.send(b"\0")
 
     def turn(self, wait_s: float) -> list[tuple[bytes, Message]]:
@@ -177,6 +182,10 @@ class RouterPort:
         self._wake_write.close()
 
 
+class QueueFull(WireError):
+    """The worker stopped reading long ago."""
+
+
 class DealerLink:
     """A proxy's end of the line to one start of one worker. Owner: the event loop."""
 
@@ -194,13 +203,14 @@ class DealerLink:
         """Queue `message` without waiting.
 
         Raises:
-            WireError: it cannot be encoded, or the worker stopped reading long ago.
+            WireError: it cannot be encoded.
+            QueueFull: the worker stopped reading long ago.
         """
         frame = encode(message)
         future = self._socket.send(frame, zmq.NOBLOCK)
         assert isinstance(future, asyncio.Future), type(future)
         if future.done() and future.exception() is not None:
-            raise WireError(f"the worker's queue is full ({QUEUE_FRAMES_MAX} frames)")
+            raise QueueFull(f"the worker's queue is full ({QUEUE_FRAMES_MAX} frames)")
 
     async def receive(self) -> Message:
         """Wait for the next message.

@@ -134,7 +134,7 @@ class Mailbox:
             ticket.is_cancelled = True
 
     def _forget_gone_peers(self) -> None:
-        for peer in self._port.gone:
+        for peer in [self._port.gone.pop() for _ in range(len(self._port.gone))]:
             self._peers.discard(peer)
             for ticket in list(self._open.values()):
                 if ticket.peer == peer:

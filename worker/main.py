@@ -35,7 +35,7 @@ from worker.stream.detokenise import Vocabulary
 log = logging.getLogger("worker")
 
 EXIT_BROKEN = 70  # EX_SOFTWARE: a bug, or a fault of the device; a clean start may help
-STOP_WAIT_S = 2.0  # a chunk in flight may take this long before the process ends anyway
+STOP_WAIT_S = 1.0  # for a chunk in flight; the supervisor kills after 2
 
 
 class Worker:

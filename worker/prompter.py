@@ -46,6 +46,9 @@ class Prompter:
         """Work until None comes."""
         while (job := jobs.get()) is not None:
             ticket, message = job
+            if ticket.is_gone:
+                send(Failed(message.request_id, 499, "client_closed", "The client is gone."))
+                continue
             try:
                 if isinstance(message, Count):
                     tokens = len(self._renderer.ids(message.prompt))

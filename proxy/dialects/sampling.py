@@ -8,6 +8,7 @@ from shared.wire import Sampling
 
 TOKENS_MAX: Final = 2**31 - 1
 TOP_K_MAX: Final = 10_000_000
+PENALTY_MIN: Final = 0.01  # a logit divided by less overflows
 PENALTY_MAX: Final = 10.0
 STOPS_MAX: Final = 16
 STOP_CHARS_MAX: Final = 256
@@ -28,7 +29,7 @@ def read_sampling(
         top_p=top_p,
         top_k=top_k,
         min_p=fields.number(body, "min_p", 0, 1),
-        repetition_penalty=_repetition_penalty(body),
+        repetition_penalty=fields.number(body, "repetition_penalty", PENALTY_MIN, PENALTY_MAX),
         presence_penalty=fields.number(body, "presence_penalty", -2, 2) or 0.0,
         frequency_penalty=fields.number(body, "frequency_penalty", -2, 2) or 0.0,
         seed=_seed(body),
@@ -48,13 +49,6 @@ def read_max_tokens(body: Body, *names: str) -> int | None:
 def _top_k(body: Body) -> int | None:
     value = fields.integer(body, "top_k", -1, TOP_K_MAX)
     return 0 if value == -1 else value  # other servers write -1 for "off"
-
-
-def _repetition_penalty(body: Body) -> float | None:
-    value = fields.number(body, "repetition_penalty", 0, PENALTY_MAX)
-    if value == 0:
-        fields.refuse("repetition_penalty", value, f"a number above 0, up to {PENALTY_MAX:g}")
-    return value
 
 
 def _seed(body: Body) -> int | None:

@@ -82,6 +82,16 @@ def test_removing_at_any_moment_leaves_the_others_alone(model: Any) -> None:
         assert got[:15] == expected
 
 
+def test_a_long_row_and_a_short_one_do_not_share_a_batch() -> None:
+    model = load(str(fixture_dir("qwen3", tiny=True)))[0]
+    decoder = Decoder(model, generation_stream, is_mergeable=True)
+    for key, length in {"long": 600, "short": 9, "longer": 900, "shorter": 12}.items():
+        decoder.add(sequence(model, key, list(range(20, 20 + length))))
+    decoder.step()
+    rows = [{s.key for s in batch._by_uid.values()} for batch in decoder._batches]
+    assert sorted(map(sorted, rows)) == [["long", "longer"], ["short", "shorter"]]
+
+
 def test_removing_what_is_not_there_does_nothing(model: Any) -> None:
     decoder = Decoder(model, generation_stream, is_mergeable=True)
     decoder.remove("nobody")

@@ -1,14 +1,19 @@
 """What is learned from chat templates of the large families, and what they refuse."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tokenizer_utils import load as load_from_disk
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from shared.errors import PromptTooLong, RequestError
 from shared.wire import Prompt
+from tests.fixtures import TEXT_NAMES, fixture_dir
+from worker.engine.pocket import ensure_pocket
+from worker.prompt.cuts import CutRule
 from worker.prompt.render import Renderer, end_of_turn_ids, turn_marks
 
 CHATML = (
@@ -161,9 +166,49 @@ def test_thinking_follows_the_default_unless_the_request_says_otherwise() -> Non
     assert "</think>" in Renderer(tokenizer, 1000, False).text(PROMPT)
 
 
-def test_template_kwargs_cannot_replace_what_rendering_is() -> None:
-    prompt = Prompt(PROMPT.messages, template_kwargs={"tokenize": True, "conversation": []})
-    assert "hello" in Renderer(tokenizer_with(CHATML), 1000, True).text(prompt)
+@pytest.mark.parametrize(
+    "name", ["tokenize", "conversation", "chat_template", "tokenizer_kwargs", "return_dict"]
+)
+def test_template_kwargs_cannot_change_what_rendering_is(name: str) -> None:
+    """A template of the client's own could keep the prompt thread busy for ever."""
+    prompt = Prompt(PROMPT.messages, template_kwargs={name: "{% for i in range(99) %}{% endfor %}"})
+    with pytest.raises(RequestError, match=f"chat_template_kwargs has {name}"):
+        Renderer(tokenizer_with(CHATML), 1000, True).text(prompt)
+
+
+@pytest.mark.parametrize("name", TEXT_NAMES)
+def test_the_marks_of_a_checkpoint_on_disk_are_found(name: str) -> None:
+    """Loaded from files, most control tokens have no name of their own."""
+    tokenizer = load_from_disk(fixture_dir(name))
+    marks = turn_marks(tokenizer)
+    assert names(tokenizer, marks.header_ids) == {"<|im_start|>"}
+    heads = [tokenizer.decode(list(p)) for p in marks.generation_prompts]
+    assert "<|im_start|>assistant\n" in heads
+    assert {"<|im_end|>"} <= names(tokenizer, end_of_turn_ids(tokenizer, {}))
+
+
+def test_pocket_is_cut_at_its_messages(tmp_path: Path) -> None:
+    tokenizer = load_from_disk(ensure_pocket(tmp_path))
+    system = {"role": "system", "content": "rule " * 60}
+    turns = [{"role": role, "content": "word " * 90} for role in ("user", "assistant", "user")]
+    ids = Renderer(tokenizer, 4096, True).ids(Prompt([system, *turns]))
+    header = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    starts = [at for at, token in enumerate(ids) if token == header]
+    cuts = CutRule(256, turn_marks(tokenizer)).cuts(ids)
+    assert starts[1] in cuts, "the end of system"
+    head = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
+    assert starts[2] + len(head) - 1 in cuts, "before the last token of an old generation prompt"
+    assert starts[3] in cuts, "a message header"
+
+
+def test_a_model_without_a_template_gets_its_beginning_of_text() -> None:
+    tokenizer = tokenizer_with(None)
+    asked = []
+    tokenizer._tokenizer.encode = lambda text, add_special_tokens: (
+        asked.append(add_special_tokens) or [1]
+    )
+    Renderer(tokenizer, 1000, True).ids(PROMPT)
+    assert asked == [True]
 
 
 def test_what_a_template_refuses_is_the_requests_fault_and_counted() -> None:

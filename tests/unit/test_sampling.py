@@ -38,8 +38,9 @@ def test_any_64_bit_seed_is_accepted(seed: int) -> None:
     assert len(draws(Sampling(temperature=1.0, seed=seed, **OFF), ramp(), 3)) == 3
 
 
-def test_zero_temperature_takes_the_likeliest() -> None:
-    assert set(draws(Sampling(temperature=0.0), ramp())) == {VOCABULARY - 1}
+@pytest.mark.parametrize("temperature", [0.0, 1e-40, 1e-5])
+def test_a_temperature_of_nothing_takes_the_likeliest(temperature: float) -> None:
+    assert set(draws(Sampling(temperature=temperature), ramp())) == {VOCABULARY - 1}
 
 
 @pytest.mark.parametrize(

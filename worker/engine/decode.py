@@ -16,6 +16,7 @@ from mlx_lm.models.cache import TokenBuffer
 from worker.engine.sampling import Choice
 
 UNBOUNDED = 1 << 30  # the scheduler, not the batch, counts tokens
+ROWS_MAX = 64  # as many as LIVE_SLOTS_MAX may be
 CLEAR_EVERY_TOKENS = 256  # MLX's buffer cache is emptied this often, as mlx-lm does
 
 
@@ -48,11 +49,11 @@ class Decoder:
         self._stream = stream
         self._is_mergeable = is_mergeable
         self._lone: dict[str, _Lone] = {}
-        self._batches: dict[int, _Batch] = {}  # length bucket -> batch
+        self._batches: list[_Batch] = []
         self._steps = 0
 
     def __len__(self) -> int:
-        return len(self._lone) + sum(len(batch) for batch in self._batches.values())
+        return len(self._lone) + sum(len(batch) for batch in self._batches)
 
     def add(self, sequence: Sequence) -> None:
         """Feed the prompt's last token; the first answer token comes with a later `step`."""
@@ -63,7 +64,7 @@ class Decoder:
         """Return the next token of each sequence (none for one that has just joined a batch)."""
         self._steps += 1
         with mx.stream(self._stream):
-            sampled = [one for batch in self._batches.values() for one in batch.step()]
+            sampled = [one for batch in self._batches for one in batch.step()]
             joining = self._joining()
             for key, lone in list(self._lone.items()):
                 sampled.append(lone.step(looks_ahead=key not in joining))
@@ -76,37 +77,41 @@ class Decoder:
     def remove(self, key: str) -> None:
         """Forget a sequence that ended or was cancelled, and its cache."""
         if self._lone.pop(key, None) is None:
-            for bucket, batch in list(self._batches.items()):
+            for batch in self._batches:
                 batch.remove(key)
-                if not len(batch):
-                    batch.close()
-                    del self._batches[bucket]
+            for empty in [batch for batch in self._batches if not len(batch)]:
+                empty.close()
+                self._batches.remove(empty)
 
     def _joining(self) -> set[str]:
         """Return the lone sequences that have company of their length."""
         if not self._is_mergeable:
             return set()
-        buckets: dict[int, list[str]] = {}
+        classes: dict[int, list[str]] = {}
         for key, lone in self._lone.items():
-            buckets.setdefault(_bucket(lone), []).append(key)
-        return {
-            key
-            for bucket, keys in buckets.items()
-            if len(keys) > 1 or bucket in self._batches
-            for key in keys
-            if self._lone[key].remaining > 1
-        }
+            if lone.remaining > 1:
+                classes.setdefault(_length_class(len(lone.fed)), []).append(key)
+        batched = {_length_class(batch.length) for batch in self._batches}
+        together = [keys for c, keys in classes.items() if len(keys) > 1 or c in batched]
+        return {key for keys in together for key in keys}
 
     def _join(self, lone: "_Lone") -> None:
-        bucket = _bucket(lone)
-        if bucket not in self._batches:
-            self._batches[bucket] = _Batch(self._model, self._stream)
-        self._batches[bucket].add(lone)
+        wanted = _length_class(len(lone.fed))
+        for batch in self._batches:
+            if _length_class(batch.length) == wanted:
+                break
+        else:
+            batch = _Batch(self._model, self._stream)
+            self._batches.append(batch)
+        batch.add(lone)
 
 
-def _bucket(lone: "_Lone") -> int:
-    """Return the length class: a batch pads every row to its longest, at most fourfold here."""
-    return lone.prompt_length.bit_length() // 2
+def _length_class(tokens: int) -> int:
+    """Return what sequences must share to join: a batch pads every row to its longest.
+
+    Within a class that is at most fourfold.
+    """
+    return tokens.bit_length() // 2
 
 
 class _Lone:
@@ -114,7 +119,6 @@ class _Lone:
 
     def __init__(self, model: Any, sequence: Sequence) -> None:
         self.sequence = sequence
-        self.prompt_length = len(sequence.tokens) + 1
         self.remaining = sequence.tokens_max
         self.fed = list(sequence.tokens)  # what the cache holds
         self._model = model
@@ -153,11 +157,19 @@ class _Batch:
     """Sequences of similar length in one BatchGenerator."""
 
     def __init__(self, model: Any, stream: Any) -> None:
-        self._generator = BatchGenerator(model, max_tokens=UNBOUNDED, stream=stream)
+        self._generator = BatchGenerator(
+            model, max_tokens=UNBOUNDED, completion_batch_size=ROWS_MAX, stream=stream
+        )
         self._by_uid: dict[int, Sequence] = {}
+        self._lengths: dict[int, int] = {}  # uid -> tokens in its row
 
     def __len__(self) -> int:
         return len(self._by_uid)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest row, which all are padded to."""
+        return max(self._lengths.values())
 
     def add(self, lone: _Lone) -> None:
         """Take over a sequence whose newest token was returned but not fed."""
@@ -171,11 +183,13 @@ class _Batch:
             logits_processors=[list(sequence.choice.processors)],
         )
         self._by_uid[uid] = sequence
+        self._lengths[uid] = len(lone.fed) + 1
 
     def step(self) -> list[Sampled]:
         sampled = []
         for response in self._generator.next()[1]:
             sequence = self._by_uid[response.uid]
+            self._lengths[response.uid] += 1
             wanted = sequence.choice.top_logprobs is not None
             logprobs = response.logprobs if wanted else None
             sampled.append(Sampled(sequence.key, int(response.token), logprobs))
@@ -185,7 +199,7 @@ class _Batch:
         uids = [uid for uid, sequence in self._by_uid.items() if sequence.key == key]
         if uids:
             self._generator.remove(uids)
-            del self._by_uid[uids[0]]
+            del self._by_uid[uids[0]], self._lengths[uids[0]]
 
     def close(self) -> None:
         self._generator.close()

@@ -1,10 +1,8 @@
 """Loads a model and says what it is. Runs on the inference thread: MLX arrays belong to it."""
 
-import contextlib
 import json
-import resource
+import logging
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,11 @@ from shared.config import POCKET, Settings
 from shared.errors import StartError
 from shared.wire import ModelFacts
 from worker.engine.pocket import ensure_pocket
+
+log = logging.getLogger(__name__)
+
+POSITION_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+UNKNOWN_LENGTH = 1 << 40  # transformers writes a larger number where a tokenizer tells none
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +41,31 @@ def load_model(settings: Settings) -> LoadedModel:
     """
     source = settings.model_path
     if source == POCKET:
-        source = str(ensure_pocket(settings.model_dir))
+        source = _pocket(settings.model_dir)
     elif source.startswith("builtin:"):
         raise StartError(f"MODEL_PATH is {source!r}; the only builtin model is {POCKET}.")
     else:
         source = _checked(source)
     try:
-        with _open_file_limit_kept():
-            model, tokenizer, config = load(source, return_config=True)
-    except Exception as error:  # whatever a hub, a file or an architecture can raise
+        model, tokenizer, config = load(source, return_config=True)
+        mx.eval(model.parameters())
+        directory = Path(source) if Path(source).exists() else hf_repo_to_path(source)
+    except Exception as error:  # whatever a hub, a file, an architecture or the device can raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise StartError(f"MODEL_PATH is {source!r}, which cannot be loaded: {reason}") from error
-    mx.eval(model.parameters())
-    directory = Path(source) if Path(source).exists() else hf_repo_to_path(source)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         generation_config=_generation_config(directory),
-        facts=_facts(model, config, source, settings),
+        facts=_facts(model, tokenizer, config, source, settings),
     )
+
+
+def _pocket(model_dir: Path) -> str:
+    try:
+        return str(ensure_pocket(model_dir))
+    except OSError as error:
+        raise StartError(f"MODEL_DIR: {model_dir} cannot be written ({error.strerror}).") from None
 
 
 def _checked(source: str) -> str:
@@ -74,40 +83,40 @@ def _checked(source: str) -> str:
     return source
 
 
-@contextlib.contextmanager
-def _open_file_limit_kept() -> Iterator[None]:
-    """mlx_lm lowers the limit of open files, hard limit too, when it loads."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        yield
-    finally:
-        now_hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, now_hard), now_hard))
-
-
 def _generation_config(directory: Path) -> dict[str, Any]:
-    path = directory / "generation_config.json"
-    if not path.exists():
+    """Return what the file says; a missing or broken one says nothing, as for mlx-lm."""
+    try:
+        content = json.loads((directory / "generation_config.json").read_text())
+    except (OSError, ValueError):
         return {}
-    content = json.loads(path.read_text())
     return content if isinstance(content, dict) else {}
 
 
-def _facts(model: Any, config: dict[str, Any], source: str, settings: Settings) -> ModelFacts:
+def _facts(
+    model: Any, tokenizer: Any, config: dict[str, Any], source: str, settings: Settings
+) -> ModelFacts:
     text = config.get("text_config") or config
-    length = text.get("max_position_embeddings") or settings.max_kv_size
     return ModelFacts(
         name=settings.model_name,
         path=source,
         architecture=str(config.get("model_type", "unknown")),
-        context_tokens=min(int(length), settings.max_kv_size),
+        context_tokens=min(_positions(text, tokenizer), settings.max_kv_size),
         vocab_size=_vocab_size(model, text),
         parameter_count=int(get_total_parameters(model)),
         weight_bytes=sum(weight.nbytes for _, weight in tree_flatten(model.parameters())),
         cache_layout=cache_layout(make_prompt_cache(model)),
         backend=backend(),
     )
+
+
+def _positions(config: dict[str, Any], tokenizer: Any) -> int:
+    """Return the longest context that the model was made for, by whatever name it is told."""
+    told = [config.get(name) for name in POSITION_NAMES]
+    told.append(getattr(tokenizer, "model_max_length", None))
+    known = [int(n) for n in told if isinstance(n, int | float) and 0 < n < UNKNOWN_LENGTH]
+    if not known:
+        log.warning("the checkpoint does not tell its context length; MAX_KV_SIZE alone limits it")
+    return known[0] if known else UNKNOWN_LENGTH
 
 
 def _vocab_size(model: Any, config: dict[str, Any]) -> int:

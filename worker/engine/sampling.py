@@ -26,6 +26,7 @@ LogitsProcessor = Callable[[mx.array, mx.array], mx.array]  # (all tokens, logit
 T = TypeVar("T")
 
 TOP_P_MIN = 1e-6  # OpenAI allows top_p = 0, which means the likeliest token
+TEMPERATURE_MIN = 1e-4  # below it a logit divided by it overflows; only the likeliest is left
 ALL_GENERATED = 1 << 30  # presence and frequency penalties look at everything generated
 
 
@@ -62,7 +63,7 @@ def check(sampling: Sampling, vocab_size: int) -> None:
 
 def _sampler(sampling: Sampling, settings: Settings, vocab_size: int) -> Sampler:
     temperature = _default(sampling.temperature, settings.default_temperature)
-    if temperature == 0:
+    if temperature < TEMPERATURE_MIN:
         return greedy_sampler
     top_p = max(_default(sampling.top_p, settings.default_top_p), TOP_P_MIN)
     min_p = _default(sampling.min_p, settings.default_min_p)

@@ -3,9 +3,12 @@
 Owner: the prompt thread, which alone uses the tokenizer after start. Touches no MLX.
 """
 
+import inspect
 import logging
 from collections.abc import Sequence
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from shared.errors import PromptTooLong, RequestError
 from shared.wire import Prompt
@@ -13,6 +16,10 @@ from worker.prompt.cuts import TurnMarks
 
 log = logging.getLogger(__name__)
 
+# Arguments of the renderer itself: a client that could set them could bring its own template.
+NOT_TEMPLATE_VARIABLES = frozenset(
+    inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+)
 CHARACTERS_PER_TOKEN_MAX = 16  # text longer than this per token of context is refused unread
 
 
@@ -45,7 +52,9 @@ class Renderer:
                 code="context_length_exceeded",
                 param="messages",
             )
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        # A template writes its own beginning-of-text token; without one the tokenizer must.
+        add_special = not self._tokenizer.has_chat_template
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special)
         if len(ids) >= self._context_tokens:
             raise PromptTooLong(tokens=len(ids), tokens_max=self._context_tokens - 1)
         if not ids:
@@ -58,8 +67,12 @@ class Renderer:
         if not self._tokenizer.has_chat_template:
             return _plain(messages)
         options = {"enable_thinking": self._default_thinking, **prompt.template_kwargs}
-        for name in ("tokenize", "add_generation_prompt", "return_dict", "tools", "conversation"):
-            options.pop(name, None)
+        if not_variables := sorted(options.keys() & NOT_TEMPLATE_VARIABLES):
+            raise RequestError(
+                f"chat_template_kwargs has {', '.join(not_variables)}, which a template cannot be "
+                "given. Remove it.",
+                param="chat_template_kwargs",
+            )
         try:
             rendered: str = self._tokenizer.apply_chat_template(
                 messages,
@@ -97,7 +110,7 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
         {p for thinking in (True, False) for p in _generation_prompt(tokenizer, thinking)},
         key=lambda ids: (-len(ids), ids),
     )
-    special = set(tokenizer.all_special_ids)
+    special = _control_ids(tokenizer)
     ends = {*tokenizer.eos_token_ids, *_template_ends(tokenizer)}
     header_ids = {prompt[0] for prompt in prompts if prompt[0] in special}
     for role in ("system", "user", "assistant", "tool"):
@@ -125,9 +138,17 @@ def _template_ends(tokenizer: Any) -> list[int]:
     messages = [{"role": "user", "content": _FIRST}, {"role": "assistant", "content": _SECOND}]
     text = _probe(tokenizer, messages, add_generation_prompt=False)
     _, found, tail = text.partition(_SECOND)
-    special = set(tokenizer.all_special_ids)
+    special = _control_ids(tokenizer)
     tail_ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
     return [token for token in tail_ids if token in special][:1]
+
+
+def _control_ids(tokenizer: Any) -> set[int]:
+    """Return the tokens that no merge makes: what a template's marks are.
+
+    `all_special_ids` alone has only those with a name of their own, such as eos_token.
+    """
+    return {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
 
 
 _FIRST, _SECOND = "alpha", "omega"  # words that no template writes by itself
@@ -138,7 +159,7 @@ def _generation_prompt(tokenizer: Any, thinking: bool) -> list[tuple[int, ...]]:
     closed = _after_question(tokenizer, thinking, False)
     opened = _after_question(tokenizer, thinking, True)
     if opened == closed:  # as Mistral's: the question's own end is what an answer follows
-        special = set(tokenizer.all_special_ids)
+        special = _control_ids(tokenizer)
         between = _between(tokenizer, "assistant")
         starts = [at for at, token in enumerate(between) if token in special]
         return [tuple(between[starts[0] :])] if starts else []
