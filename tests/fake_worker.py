@@ -217,6 +217,8 @@ def main() -> None:
     if reason := os.environ.get("FAKE_WORKER_REFUSES"):
         print(f"hearth: {reason}", file=sys.stderr)
         sys.exit(78)
+    if os.path.exists(os.environ.get("FAKE_WORKER_REFUSES_WHILE", "")):
+        sys.exit(78)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     FakeWorker(options.endpoint, options.worker_id).run()

@@ -14,6 +14,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import openai
+
 from shared.blas import openblas_environment
 from shared.config import PROJECT_DIR, example_lines
 from shared.transport import HEARTBEAT_S
@@ -98,6 +100,10 @@ class Server:
             return dict(self.get("/health"))
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return {}
+
+    def openai(self, api_key: str = "none") -> openai.OpenAI:
+        """Return a client of this server; close it, or use it in a `with`."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(self.url + path, timeout=5) as answer:

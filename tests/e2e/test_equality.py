@@ -38,8 +38,8 @@ def reference(name: str) -> list[list[int]]:
 class Chain:
     """A server on one fixture, asked for token ids by way of their log probabilities' bytes."""
 
-    def __init__(self, name: str, server: Server) -> None:
-        self._client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    def __init__(self, name: str, client: openai.OpenAI) -> None:
+        self._client = client
         tokenizer = load_tokenizer(fixture_dir(name))
         vocabulary = Vocabulary(tokenizer)
         self._ids = {vocabulary.token_bytes(n): n for n in range(len(tokenizer))}
@@ -77,9 +77,9 @@ def same(expected: list[int], got: tuple[list[int], str | None]) -> bool:
 def test_the_chain_answers_what_mlx_lm_answers(named_server: tuple[str, Server]) -> None:
     name, server = named_server
     expected = reference(name)
-    chain = Chain(name, server)
-    one_by_one = [chain.tokens(text) for text in TEXTS]
-    with ThreadPoolExecutor(len(TEXTS)) as pool:
+    with server.openai() as client, ThreadPoolExecutor(len(TEXTS)) as pool:
+        chain = Chain(name, client)
+        one_by_one = [chain.tokens(text) for text in TEXTS]
         together = list(pool.map(chain.tokens, TEXTS))
     assert [same(e, g) for e, g in zip(expected, one_by_one, strict=True)] == [True] * len(TEXTS)
     assert [same(e, g) for e, g in zip(expected, together, strict=True)] == [True] * len(TEXTS)

@@ -29,8 +29,9 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with server.openai() as client:
+        yield client
 
 
 def ask(client: openai.OpenAI, text: str, **options: Any) -> Any:

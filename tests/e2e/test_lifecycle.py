@@ -43,15 +43,15 @@ def test_a_signal_ends_everything_within_5_s_twice_in_a_row(number: signal.Signa
                 server.wait_until_ready()
             family = children(server)
             assert len(family) >= 2
-            client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-            stream = client.chat.completions.create(
-                model="pocket",
-                messages=[{"role": "user", "content": "go on for ever"}],
-                max_tokens=20_000,
-                stream=True,
-            )
-            next(iter(stream))
-            took = server.stop(number)
+            with server.openai() as client:
+                stream = client.chat.completions.create(
+                    model="pocket",
+                    messages=[{"role": "user", "content": "go on for ever"}],
+                    max_tokens=20_000,
+                    stream=True,
+                )
+                next(iter(stream))
+                took = server.stop(number)
             assert took < END_S_MAX, f"{took:.1f} s"
             assert server.process is not None and server.process.returncode == 0
             assert_nothing_is_left(server, family)
@@ -91,13 +91,13 @@ def test_workers_share_the_work_and_one_death_is_not_the_others() -> None:
     with Server(WORKERS="2") as server:
         first, second = server.health()["workers"]
         psutil.Process(first["pid"]).kill()
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         deadline = time.monotonic() + 20
         while server.worker(0)["restarts"] == 0 and time.monotonic() < deadline:
             time.sleep(0.05)
-        answer = client.chat.completions.create(
-            model="pocket", messages=[{"role": "user", "content": "x"}], max_tokens=2
-        )
+        with server.openai() as client:
+            answer = client.chat.completions.create(
+                model="pocket", messages=[{"role": "user", "content": "x"}], max_tokens=2
+            )
         assert answer.choices
         assert server.worker(1)["pid"] == second["pid"]
 
@@ -159,12 +159,14 @@ def test_the_key_is_required_and_neither_it_nor_a_prompt_is_logged() -> None:
     with Server(PROXY_API_KEY="sk-secret-of-the-test") as server:
         for process in children(server):
             assert "sk-secret" not in " ".join(process.cmdline())
-        with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong").models.list()
-        right = openai.OpenAI(base_url=f"{server.url}/v1", api_key="sk-secret-of-the-test")
-        right.chat.completions.create(
-            model="pocket", messages=[{"role": "user", "content": "my-private-words"}], max_tokens=2
-        )
+        with server.openai("wrong") as wrong, pytest.raises(openai.AuthenticationError):
+            wrong.models.list()
+        with server.openai("sk-secret-of-the-test") as right:
+            right.chat.completions.create(
+                model="pocket",
+                messages=[{"role": "user", "content": "my-private-words"}],
+                max_tokens=2,
+            )
         server.stop()
         log = server.log.read_text()
         assert "sk-secret" not in log and "my-private-words" not in log

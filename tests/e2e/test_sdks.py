@@ -1,6 +1,7 @@
 """The official SDKs against the running server, in all three dialects."""
 
 import codecs
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -21,13 +22,15 @@ TOOL = {
 
 
 @pytest.fixture
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with server.openai() as client:
+        yield client
 
 
 @pytest.fixture
-def claude(server: Server) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+def claude(server: Server) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+        yield claude
 
 
 def test_models_lists_the_model_with_its_context(client: openai.OpenAI) -> None:

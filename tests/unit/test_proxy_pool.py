@@ -253,6 +253,26 @@ def test_a_worker_that_cannot_start_says_so(directory: Path) -> None:
     run(body)
 
 
+def test_a_reload_that_fails_after_a_good_start_is_tried_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "BACKOFF_S_MAX", 0.1)
+    obstacle = directory / "obstacle"
+
+    async def body() -> None:
+        async with bench(directory, FAKE_WORKER_REFUSES_WHILE=str(obstacle)) as made:
+            await made.until(lambda: made.ready_count() == 1)
+            obstacle.touch()
+            os.kill(made.supervisor.pids[0], signal.SIGKILL)
+            await made.until(lambda: made.supervisor.workers[0].early_deaths > 1)
+            assert not made.supervisor.cannot_start.is_set()
+            assert "died" in str(made.pool._nobody())
+            obstacle.unlink()
+            await made.until(lambda: made.ready_count() == 1)
+
+    run(body)
+
+
 def test_only_deaths_before_ready_back_off() -> None:
     assert [supervisor_module._backoff_s(count) for count in range(8)] == [
         0,
