@@ -7,8 +7,6 @@ outbound connection. A new version of LiteLLM must pass this file first.
 import contextlib
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +17,6 @@ import httpx
 import openai
 import pytest
 
-from shared.config import PROJECT_DIR
 from tests.e2e.server import Server
 
 KEY = "a-secret-key"
@@ -53,17 +50,8 @@ class FakeServer(Server):
             "AUDIT_LOG": str(self.audit_log),
         }
 
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", LAUNCH],
-                cwd=PROJECT_DIR,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+    def start(self, *command: str) -> None:
+        super().start(*(command or ("-c", LAUNCH)))
 
     def events(self, kind: str, after: float = 0.0) -> list[dict[str, Any]]:
         rows = map(json.loads, self.worker_log.read_text().splitlines())
