@@ -59,5 +59,10 @@ def test_system_and_tools_end_in_a_cut_and_close_headers_do_not() -> None:
     assert wide.cuts([*system, *far, 9, 9])[1] == len(system) + len(far) - len(question)
 
 
+def test_a_question_costs_one_forward_and_its_last_token() -> None:
+    question = [HEADER, ROLE_U, NEWLINE, *[9] * 20, HEADER, ROLE_A, NEWLINE]
+    assert RULE.cuts(question) == [len(question) - 1]
+
+
 def test_one_token_is_fed_alone() -> None:
     assert RULE.cuts([HEADER]) == []

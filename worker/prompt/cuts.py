@@ -50,13 +50,16 @@ class CutRule:
     def _candidates(self, ids: Sequence[int]) -> Iterator[tuple[int, bool]]:
         """Yield (position, is a cut wherever the last one was), ascending."""
         always = set(range(self.chunk, len(ids), self.chunk))
-        headers = self._header_positions(ids)
-        always.update(headers[1:2])  # the second message begins where system and tools end
-        for start in headers:
+        maybe = set()
+        for number, start in enumerate(self._header_positions(ids)):
             length = self._generation_prompt_length(ids, start)
-            if length:
+            if length:  # one cut for an assistant's header: a second would cost each turn a forward
                 always.add(start + length - 1)
-        maybe = set(headers) - always
+            elif number == 1:  # the second message begins where system and tools end
+                always.add(start)
+            else:
+                maybe.add(start)
+        maybe -= always
         yield from sorted([(p, True) for p in always] + [(p, False) for p in maybe])
 
     def _header_positions(self, ids: Sequence[int]) -> list[int]:
