@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from proxy.dialects import fields, sampling, tools
+from proxy.dialects.parts import content_text
 from proxy.request import ParsedRequest
 from shared.errors import RequestError
 from shared.wire import Prompt, TokenLogprob, Usage
@@ -11,7 +12,6 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _ROLE_SHOWN: Final = {"developer": "system", "function": "tool"}  # as chat templates know them
 _FORCED: Final = frozenset(("required", "function", "custom", "allowed_tools"))
 _LOGPROB_MIN: Final = -9999.0  # JSON has no infinity
-_TEXT_PARTS: Final = frozenset(("text", "input_text", "output_text"))
 
 
 def parse(body: dict[str, Any]) -> ParsedRequest:
@@ -101,7 +101,10 @@ def _message(value: Any, param: str) -> dict[str, Any]:
         fields.refuse(f"{param}.role", role, "one of " + ", ".join(ROLES))
     if role == "assistant":
         return _assistant(row, param)
-    message = {"role": _ROLE_SHOWN.get(role, role), "content": _content(row, param)}
+    message = {
+        "role": _ROLE_SHOWN.get(role, role),
+        "content": content_text(row.get("content"), f"{param}.content", untyped="text"),
+    }
     if role == "tool":
         message["tool_call_id"] = fields.required_text(row, "tool_call_id", f"{param}.tool_call_id")
     if name := fields.text(row, "name", f"{param}.name"):
@@ -111,7 +114,11 @@ def _message(value: Any, param: str) -> dict[str, Any]:
 
 def _assistant(row: dict[str, Any], param: str) -> dict[str, Any]:
     calls = _tool_calls(row, param)
-    content = _content(row, param) if row.get("content") is not None else ""
+    content = (
+        content_text(row.get("content"), f"{param}.content", untyped="text")
+        if row.get("content") is not None
+        else ""
+    )
     reasoning = fields.text(row, "reasoning_content", f"{param}.reasoning_content")
     if reasoning is None:
         reasoning = fields.text(row, "reasoning", f"{param}.reasoning")
@@ -160,31 +167,7 @@ def _arguments(inner: dict[str, Any], where: str) -> Any:
 
 
 def _content(row: dict[str, Any], param: str) -> str:
-    content = row.get("content")
-    if type(content) is str:
-        return content
-    if type(content) is not list:
-        fields.refuse(f"{param}.content", content, "a string or a list of parts")
-    return join_text(
-        [_part(value, f"{param}.content[{index}]") for index, value in enumerate(content)]
-    )
-
-
-def _part(value: Any, param: str) -> str:
-    row = fields.record(value, param)
-    kind = fields.text(row, "type", f"{param}.type") or "text"
-    if kind in _TEXT_PARTS:
-        found = fields.text(row, "text", f"{param}.text")
-        return found if found is not None else fields.refuse(f"{param}.text", None, "a string")
-    if kind == "refusal":
-        return fields.text(row, "refusal", f"{param}.refusal") or ""
-    tools.refuse_images(param, kind)
-    fields.refuse(f"{param}.type", kind, "'text'")
-
-
-def join_text(parts: list[str]) -> str:
-    """Return text parts as the one string that chat templates read, each on its own line."""
-    return "\n".join(parts)
+    return content_text(row.get("content"), f"{param}.content", untyped="text")
 
 
 # ---------------------------------------------------------------- our events to its fields

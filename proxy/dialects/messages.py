@@ -4,7 +4,8 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from proxy.dialects import fields, sampling, tools
-from proxy.dialects.chat import join_text, kv_cache_fields
+from proxy.dialects.chat import kv_cache_fields
+from proxy.dialects.parts import join_text
 from proxy.dialects.sse import PING_S, event
 from proxy.failures import anthropic_error
 from proxy.request import ParsedRequest, Ticket

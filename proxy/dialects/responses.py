@@ -3,14 +3,13 @@
 from typing import Any, Final
 
 from proxy.dialects import fields, sampling, tools
-from proxy.dialects.chat import join_text
+from proxy.dialects.parts import content_text, join_text
 from proxy.request import ParsedRequest
 from shared.errors import RequestError
 from shared.wire import Prompt
 
 ROLES: Final = ("system", "developer", "user", "assistant")
 _FORCED: Final = frozenset(("required", "function", "custom", "allowed_tools"))
-_TEXT_PARTS: Final = frozenset(("input_text", "output_text", "text"))
 
 
 def parse(body: dict[str, Any]) -> ParsedRequest:
@@ -40,7 +39,7 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
         if body.get(name) is not None:
             raise RequestError(
                 f"{name} is not supported: this server keeps no conversations. Send the whole "
-                "conversation in input; the part that was sent before costs nothing again.",
+                "conversation in input.",
                 code="unsupported_parameter",
                 param=name,
             )
@@ -109,7 +108,7 @@ class _Items:
         elif kind in ("function_call_output", "custom_tool_call_output"):
             self.flush_reasoning()
             call_id = fields.required_text(item, "call_id", f"{param}.call_id")
-            content = _text(item.get("output"), f"{param}.output")
+            content = content_text(item.get("output"), f"{param}.output")
             self._messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         else:
             allowed = "message, reasoning, function_call, function_call_output and custom tools'"
@@ -119,7 +118,7 @@ class _Items:
         role = item.get("role")
         if type(role) is not str or role not in ROLES:
             fields.refuse(f"{param}.role", role, "one of " + ", ".join(ROLES))
-        content = _text(item.get("content"), f"{param}.content")
+        content = content_text(item.get("content"), f"{param}.content")
         if role == "assistant":
             self._messages.append(self._with_reasoning({"role": role, "content": content}))
             return
@@ -165,23 +164,3 @@ def _reasoning_texts(item: dict[str, Any], param: str) -> list[str]:
         if any(texts):
             return texts
     return []
-
-
-def _text(content: Any, param: str) -> str:
-    if type(content) is str:
-        return content
-    if type(content) is not list:
-        fields.refuse(param, content, "a string or a list of parts")
-    return join_text([_part(value, f"{param}[{index}]") for index, value in enumerate(content)])
-
-
-def _part(value: Any, param: str) -> str:
-    row = fields.record(value, param)
-    kind = fields.text(row, "type", f"{param}.type") or ""
-    if kind in _TEXT_PARTS:
-        found = fields.text(row, "text", f"{param}.text")
-        return found if found is not None else fields.refuse(f"{param}.text", None, "a string")
-    if kind == "refusal":
-        return fields.text(row, "refusal", f"{param}.refusal") or ""
-    tools.refuse_images(param, kind)
-    fields.refuse(f"{param}.type", kind, "input_text or output_text")
