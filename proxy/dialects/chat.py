@@ -103,7 +103,7 @@ def _message(value: Any, param: str) -> dict[str, Any]:
         return _assistant(row, param)
     message = {
         "role": _ROLE_SHOWN.get(role, role),
-        "content": content_text(row.get("content"), f"{param}.content", untyped="text"),
+        "content": _content(row, param),
     }
     if role == "tool":
         message["tool_call_id"] = fields.required_text(row, "tool_call_id", f"{param}.tool_call_id")
@@ -114,11 +114,7 @@ def _message(value: Any, param: str) -> dict[str, Any]:
 
 def _assistant(row: dict[str, Any], param: str) -> dict[str, Any]:
     calls = _tool_calls(row, param)
-    content = (
-        content_text(row.get("content"), f"{param}.content", untyped="text")
-        if row.get("content") is not None
-        else ""
-    )
+    content = _content(row, param) if row.get("content") is not None else ""
     reasoning = fields.text(row, "reasoning_content", f"{param}.reasoning_content")
     if reasoning is None:
         reasoning = fields.text(row, "reasoning", f"{param}.reasoning")
