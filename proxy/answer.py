@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from shared.errors import RequestError, WorkerLost
-from shared.wire import Admitted, Delta, Failed, Finished, Progress
+from shared.wire import Admitted, Delta, Failed, Finished, Progress, Usage
 
 ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
 PACE_S = 0.015  # between two deltas of one answer: 66 a second look as smooth as any
@@ -31,10 +31,11 @@ class Answer:
         """`release(cancel)` forgets this answer at its link, and cancels it at the worker."""
         self.request_id = request_id
         self.prompt_tokens = 0
-        self.cached_tokens = 0
+        self.cached_tokens = 0  # when it was admitted; `usage` has what was then used
         self.done_tokens = 0  # of the prompt, while it prefills
         self.is_admitted = False
         self.ended_as = ""  # a finish reason, or a failure's code
+        self.usage: Usage | None = None  # once the worker has told it
         self._release = release
         self._inbox: deque[Delta | Finished | RequestError] = deque()
         self._wake = asyncio.Event()
@@ -71,6 +72,7 @@ class Answer:
         self._inbox.append(delta)
 
     def _take_finished(self, finished: Finished) -> None:
+        self.usage = finished.usage
         if finished.reason == "cancelled":
             self._end(WorkerLost("The worker took this request for abandoned; send it again."))
         else:

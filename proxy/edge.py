@@ -34,7 +34,7 @@ _GENERATE: Final[dict[str, Dialect]] = {
 _COUNT: Final = "/v1/messages/count_tokens"
 _OPEN_PATH: Final = "/health"  # the only one that needs no key
 _PARSERS: Final = {"chat": chat.parse, "messages": messages.parse, "responses": responses.parse}
-_CORS_METHODS: Final = b"GET, POST, OPTIONS"
+_CORS_METHODS: Final = b"GET, POST, DELETE, OPTIONS"
 
 
 class Edge:
@@ -148,7 +148,7 @@ class Edge:
                 request.dialect,
                 request.stream,
                 answer.prompt_tokens,
-                answer.cached_tokens,
+                answer.usage.cached_tokens if answer.usage else answer.cached_tokens,
                 answer.ended_as,
                 (time.monotonic() - started) * 1000,
             )

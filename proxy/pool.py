@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
 from proxy.answer import Answer
 from proxy.request import ParsedRequest
@@ -33,7 +34,9 @@ from shared.wire import (
     Progress,
     Prompt,
     Renew,
+    Status,
     Submit,
+    Told,
     Welcome,
 )
 
@@ -41,8 +44,12 @@ log = logging.getLogger(__name__)
 
 READY_WAIT_S_MAX = 1.0  # a request that finds no ready worker waits this long for one
 COUNT_WAIT_S_MAX = 30.0
+STATUS_WAIT_S_MAX = 5.0
 LOADING = "The model is still loading; try again in a few seconds."
 ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
+
+What = Literal["cache", "clear_cache", "prompt"]  # of Status
+Reply = TypeVar("Reply", Counted, Told)
 
 
 class WorkerLink:
@@ -54,7 +61,7 @@ class WorkerLink:
         self.welcome: Welcome | None = None
         self.heard_at = time.monotonic()
         self.answers: dict[str, Answer] = {}
-        self._counts: dict[str, asyncio.Future[int]] = {}
+        self._asked: dict[str, asyncio.Future[Counted | Told]] = {}  # request id -> its one reply
         self._on_change = on_change
         self._line = DealerLink(endpoint)
         self._line.send(Hello(PROTOCOL_VERSION))
@@ -71,7 +78,7 @@ class WorkerLink:
 
     @property
     def load(self) -> int:
-        return len(self.answers) + len(self._counts)
+        return len(self.answers) + len(self._asked)
 
     @property
     def silence_s(self) -> float:
@@ -97,8 +104,8 @@ class WorkerLink:
         was_ready = self.is_ready
         if isinstance(message, Admitted | Progress | Delta | Finished | Failed):
             self._route(message)
-        elif isinstance(message, Counted):
-            self._settle(message.request_id, message.tokens)
+        elif isinstance(message, Counted | Told):
+            self._settle(message.request_id, message)
         elif isinstance(message, Heartbeat):
             self.heartbeat = message
         elif isinstance(message, Welcome):
@@ -141,28 +148,44 @@ class WorkerLink:
         return answer
 
     async def count(self, prompt: Prompt) -> int:
-        request_id = uuid.uuid4().hex
-        self._send(Count(request_id, prompt))
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._counts[request_id] = future
-        try:
-            async with asyncio.timeout(COUNT_WAIT_S_MAX):
-                return await future
-        except TimeoutError:
-            raise Overloaded(f"No count within {COUNT_WAIT_S_MAX:g} s; try again.") from None
-        finally:
-            self._counts.pop(request_id, None)
+        message = Count(uuid.uuid4().hex, prompt)
+        return (await self._reply(message, Counted, COUNT_WAIT_S_MAX)).tokens
 
-    def _settle(self, request_id: str, result: int | RequestError) -> None:
-        future = self._counts.get(request_id)
+    async def ask(self, what: What, about: str = "") -> dict[str, Any]:
+        """Return what the worker tells about its cache.
+
+        Raises:
+            RequestError: it refuses, is gone, or has not answered within STATUS_WAIT_S_MAX.
+        """
+        message = Status(uuid.uuid4().hex, what, about)
+        return (await self._reply(message, Told, STATUS_WAIT_S_MAX)).body
+
+    async def _reply(self, message: Count | Status, kind: type[Reply], wait_s: float) -> Reply:
+        """Send what is answered by one message of `kind`, or by a Failed, and return that."""
+        self._send(message)
+        future: asyncio.Future[Counted | Told] = asyncio.get_running_loop().create_future()
+        self._asked[message.request_id] = future
+        try:
+            async with asyncio.timeout(wait_s):
+                reply = await future
+        except TimeoutError:
+            text = f"The worker has not answered within {wait_s:g} s; try again."
+            raise Overloaded(text) from None
+        finally:
+            self._asked.pop(message.request_id, None)
+        assert isinstance(reply, kind), (type(reply), kind)
+        return reply
+
+    def _settle(self, request_id: str, result: Counted | Told | RequestError) -> None:
+        future = self._asked.get(request_id)
         if future is None or future.done():
             return
-        if isinstance(result, int):
-            future.set_result(result)
-        else:
+        if isinstance(result, RequestError):
             future.set_exception(result)
+        else:
+            future.set_result(result)
 
-    def _send(self, message: Submit | Count) -> None:
+    def _send(self, message: Submit | Count | Status) -> None:
         try:
             self._line.send(message)
         except QueueFull:
@@ -177,8 +200,8 @@ class WorkerLink:
                 self._line.send(message)
 
     def renew(self) -> None:
-        if self.answers:
-            self._send_late(Renew(list(self.answers)))
+        if self.answers or self._asked:
+            self._send_late(Renew([*self.answers, *self._asked]))
 
     def close(self, text: str) -> None:
         """Tell every client that waits on this worker that it is gone."""
@@ -189,7 +212,7 @@ class WorkerLink:
         self._line.close()
         for answer in list(self.answers.values()):
             answer.fail(WorkerLost(text))
-        for request_id in list(self._counts):
+        for request_id in list(self._asked):
             self._settle(request_id, WorkerLost(text))
 
 
@@ -264,6 +287,22 @@ class WorkerPool:
         """Return how many tokens `request`'s prompt is."""
         link = await self._ready_link(request, set())
         return await link.count(request.prompt)
+
+    async def ask(self, what: What, about: str = "") -> dict[int, dict[str, Any] | RequestError]:
+        """Return, by worker, what each ready one tells, or why it does not.
+
+        All are asked at once, so that the whole takes STATUS_WAIT_S_MAX at most.
+        """
+
+        async def told_by(link: WorkerLink) -> dict[str, Any] | RequestError:
+            try:
+                return await link.ask(what, about)
+            except RequestError as error:
+                return error
+
+        links = self._ready(set())
+        told = await asyncio.gather(*(told_by(link) for link in links))
+        return {link.worker_id: row for link, row in zip(links, told, strict=True)}
 
     def _ready(self, lost: set[int]) -> list[WorkerLink]:
         links = self.links.values()

@@ -1,4 +1,4 @@
-"""The routes that need no model: health and the list of models. Everything else is a 404."""
+"""The routes about the server itself: health, models and the cache. Everything else is a 404."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -6,12 +6,16 @@ from urllib.parse import unquote
 
 from proxy.exchange import Exchange, wrong_method
 from proxy.models import ModelNames
-from proxy.pool import WorkerPool
+from proxy.pool import What, WorkerPool
 from proxy.supervisor import Supervisor
 from shared.config import Settings
 from shared.errors import RequestError
 
-_MODEL_PATHS: Final = ("/v1/models", "/models")
+_MODELS: Final = ("/v1/models/", "/models/")
+_PROMPTS: Final = "/v1/cache/prompts/"
+_NOT_READY: Final = "This worker is not ready; /health tells its state."
+
+Methods = dict[str, Callable[[Exchange], Awaitable[None]]]  # HEAD is answered as GET
 
 
 class Routes:
@@ -25,31 +29,37 @@ class Routes:
         self._supervisor = supervisor
         self._pool = pool
         self.names = ModelNames.of(settings)
-        self._table: dict[str, Callable[[Exchange], Awaitable[None]]] = {
-            "/": self._root,
-            "/health": self._health,
-            "/v1/models": self._models,
-            "/models": self._models,
+        self._table: dict[str, Methods] = {
+            "/": {"GET": self._root},
+            "/health": {"GET": self._health},
+            "/v1/models": {"GET": self._models},
+            "/models": {"GET": self._models},
+            "/v1/cache": {"GET": self._cache, "DELETE": self._clear_cache},
         }
+        self._shows_prompts = settings.cache_debug
 
     async def serve(self, exchange: Exchange) -> None:
-        """Answer a GET of ours.
+        """Answer a request for one of our paths.
 
         Raises:
-            RequestError: 404 or 405.
+            RequestError: 404 or 405, or what the route refuses.
         """
-        handler = self._table.get(exchange.path)
-        name = _model_name(exchange.path)
-        if handler is None and name is None:
+        methods = self._methods(exchange.path)
+        if not methods:
             text = f"{exchange.path!r:.120} is not served here."
             raise RequestError(text, status=404, code="not_found")
-        if exchange.method not in ("GET", "HEAD"):
-            raise wrong_method(exchange, "GET, HEAD")
-        if handler is not None:
-            await handler(exchange)
-        else:
-            row = self.names.row(self.names.check(name), self._pool.facts)
-            await exchange.send_json(200, row)
+        handler = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
+        if handler is None:
+            raise wrong_method(exchange, ", ".join(methods).replace("GET", "GET, HEAD"))
+        await handler(exchange)
+
+    def _methods(self, path: str) -> Methods:
+        """Return what `path` is answered by; nothing where it is not ours."""
+        if _rest(path, *_MODELS):
+            return {"GET": self._model}
+        if self._shows_prompts and _rest(path, _PROMPTS):
+            return {"GET": self._prompt}
+        return self._table.get(path, {})
 
     async def _root(self, exchange: Exchange) -> None:
         await exchange.send_json(200, {"name": "hearth", "version": self._version})
@@ -59,6 +69,40 @@ class Routes:
         first, last = rows[0]["id"], rows[-1]["id"]
         listing = {"object": "list", "data": rows, "has_more": False}
         await exchange.send_json(200, listing | {"first_id": first, "last_id": last})
+
+    async def _model(self, exchange: Exchange) -> None:
+        name = self.names.check(unquote(_rest(exchange.path, *_MODELS)))
+        await exchange.send_json(200, self.names.row(name, self._pool.facts))
+
+    async def _cache(self, exchange: Exchange) -> None:
+        await self._ask_all(exchange, "cache")
+
+    async def _clear_cache(self, exchange: Exchange) -> None:
+        await self._ask_all(exchange, "clear_cache")
+
+    async def _ask_all(self, exchange: Exchange, what: What) -> None:
+        """Answer with a row for each worker, in which one that cannot tell says why."""
+        told = await exchange.while_connected(self._pool.ask(what))
+        rows = []
+        for worker in self._supervisor.workers:
+            row = told.get(worker.worker_id, _NOT_READY)
+            body = row if isinstance(row, dict) else {"error": str(row)}
+            rows.append({"worker": worker.worker_id, **body})
+        await exchange.send_json(200, {"object": "cache", "workers": rows})
+
+    async def _prompt(self, exchange: Exchange) -> None:
+        """Answer with the token ids of a recent prompt, from the worker that rendered it."""
+        request_id = _rest(exchange.path, _PROMPTS)
+        told = await exchange.while_connected(self._pool.ask("prompt", request_id))
+        text = f"No worker remembers the prompt of {request_id!r:.80}; they keep recent ones only."
+        failure = RequestError(text, status=404, code="not_found")
+        for row in told.values():
+            if isinstance(row, dict):
+                await exchange.send_json(200, {"request_id": request_id, "ids": row["ids"]})
+                return
+            if row.status != 404:  # it may well know
+                failure = row
+        raise failure
 
     async def _health(self, exchange: Exchange) -> None:
         await exchange.send_json(200, self.health())
@@ -76,8 +120,6 @@ class Routes:
         return {"status": status, "version": self._version, "workers": rows}
 
 
-def _model_name(path: str) -> str | None:
-    for prefix in _MODEL_PATHS:
-        if path.startswith(f"{prefix}/") and len(path) > len(prefix) + 1:
-            return unquote(path[len(prefix) + 1 :])
-    return None
+def _rest(path: str, *prefixes: str) -> str:
+    """Return what follows one of `prefixes`; nothing where none fits."""
+    return next((path[len(prefix) :] for prefix in prefixes if path.startswith(prefix)), "")

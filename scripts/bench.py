@@ -2,6 +2,7 @@
 """Measures Hearth beside others on this machine; nothing here asserts a timing.
 
     scripts/bench.py serve [--pairs 20] [--model DIR] [--sides raw,server,hearth] [--out FILE]
+    scripts/bench.py cache [--fixtures qwen3] [--traces NAME,...] [--limit N] [--only replay|micro]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
 """
@@ -12,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts import bench_serve
+from scripts import bench_cache, bench_serve
 
-COMMANDS = {"serve": bench_serve}
+COMMANDS = {"serve": bench_serve, "cache": bench_cache}
 
 
 def main() -> None:

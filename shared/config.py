@@ -68,6 +68,19 @@ def _one_of(*allowed: str) -> Parser:
     return parse
 
 
+def _bits(text: str) -> int:
+    """Bits of a quantised value; 0 = off."""
+    if text.lower() not in ("off", "4", "8"):
+        raise ValueError("off, 4 or 8")
+    return 0 if text.lower() == "off" else int(text)
+
+
+def _group_size(text: str) -> int:
+    if text not in ("32", "64", "128"):
+        raise ValueError("32, 64 or 128")
+    return int(text)
+
+
 def _text(text: str) -> str:
     return text
 
@@ -173,13 +186,61 @@ class Settings:
         "LIVE_SLOTS_MAX",
         "4",
         _integer(1, 64),
-        "Requests that compute at once in one worker; others wait",
+        "Requests that compute at once in one worker, and live caches it holds; others wait",
     )
     queue_max: int = _setting(
         "QUEUE_MAX",
         "64",
         _integer(1, 10_000),
         "Requests that may wait in one worker; more get a 503",
+    )
+    cache_ram_budget_mb: int = _setting(
+        "CACHE_RAM_BUDGET_MB",
+        "0",
+        _integer(0, 4_194_304),
+        "Kept KV beside the live caches, in MB; 0 = a fifth of what the device recommends",
+    )
+    cache_exact: str = _setting(
+        "CACHE_EXACT",
+        "auto",
+        _one_of("auto", "true", "false"),
+        "Reuse only KV that a cold run would have made to the bit; auto = where it shows",
+    )
+    prompt_cache_ttl_seconds: int = _setting(
+        "PROMPT_CACHE_TTL_SECONDS",
+        "1800",
+        _integer(0, 31_536_000),
+        "KV unused for so long is the first to go when room is needed; 0 = never",
+    )
+    prompt_cache_session_max_idle_seconds: int = _setting(
+        "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS",
+        "1800",
+        _integer(0, 31_536_000),
+        "A live cache unused for so long is given up; what it holds is kept; 0 = never",
+    )
+    cache_store_bits: int = _setting(
+        "CACHE_STORE_BITS",
+        "off",
+        _bits,
+        "Bits of kept KV that no live cache holds: off, 4 or 8",
+    )
+    cache_debug: bool = _setting(
+        "CACHE_DEBUG",
+        "false",
+        _boolean,
+        "Serve the token ids of recent prompts at /v1/cache/prompts; needs PROXY_API_KEY",
+    )
+    kv_bits: int = _setting(
+        "KV_BITS", "OFF", _bits, "Bits of KV in live caches: off, 4 or 8, where the model allows"
+    )
+    kv_group_size: int = _setting(
+        "KV_GROUP_SIZE", "64", _group_size, "Elements of quantised KV that share a scale"
+    )
+    quantized_kv_start: int = _setting(
+        "QUANTIZED_KV_START",
+        "5000",
+        _integer(0, 16_777_216),
+        "Tokens from which on a live cache is quantised",
     )
     default_temperature: float = _setting(
         "DEFAULT_TEMPERATURE", "0.1", _number(0, 2), "Sampling temperature; 0 = greedy"
@@ -269,12 +330,27 @@ def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings
         except ValueError as error:
             raise StartError(f"{about['name']} is {text!r}; allowed is {error}.") from None
     settings = Settings(**values)
+    _check_together(settings)
     if not settings.is_loopback and not settings.proxy_api_key:
         raise StartError(
             f"PROXY_HOST is {settings.proxy_host}, which others can reach, and PROXY_API_KEY is "
             "empty. Set PROXY_API_KEY, or PROXY_HOST=127.0.0.1."
         )
     return settings
+
+
+def _check_together(settings: Settings) -> None:
+    """Raise StartError where two settings exclude each other."""
+    if settings.cache_exact == "true" and settings.cache_store_bits:
+        raise StartError(
+            f"CACHE_EXACT is true and CACHE_STORE_BITS is {settings.cache_store_bits}: KV that was "
+            "stored quantised is not exact. Set CACHE_STORE_BITS=off, or CACHE_EXACT=false."
+        )
+    if settings.cache_debug and not settings.proxy_api_key:
+        raise StartError(
+            "CACHE_DEBUG is true and PROXY_API_KEY is empty: prompts would be readable without a "
+            "key. Set PROXY_API_KEY, or CACHE_DEBUG=false."
+        )
 
 
 def example_lines() -> list[str]:

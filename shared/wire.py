@@ -2,7 +2,8 @@
 
 A frame is one msgpack map: {"kind": class name, field: value, ...}. Any change to a message bumps
 PROTOCOL_VERSION; both sides compare it once, in Hello and Welcome.
-Every Submit ends in exactly one Finished or Failed, every Count in one Counted or Failed.
+Every Submit ends in exactly one Finished or Failed, every Count in one Counted or Failed, every
+Status in one Told or Failed.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import msgpack
 
 from shared.errors import WireError
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -120,6 +121,15 @@ class Count:
     prompt: Prompt
 
 
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Tell about the cache, or empty it. Answered by Told or Failed."""
+
+    request_id: str
+    what: str  # "cache" | "clear_cache" | "prompt"
+    about: str = ""  # of "prompt": the request id whose token ids are asked for
+
+
 # ---------------------------------------------------------------- worker to proxy
 
 
@@ -211,8 +221,16 @@ class Counted:
     tokens: int
 
 
-Down = Hello | Submit | Cancel | Renew | Count
-Up = Welcome | Heartbeat | Admitted | Progress | Delta | Finished | Failed | Counted
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Answers Status."""
+
+    request_id: str
+    body: dict[str, Any]
+
+
+Down = Hello | Submit | Cancel | Renew | Count | Status
+Up = Welcome | Heartbeat | Admitted | Progress | Delta | Finished | Failed | Counted | Told
 Message = Down | Up
 
 _KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Message)}

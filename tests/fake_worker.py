@@ -1,7 +1,8 @@
 """A scripted worker over real ZeroMQ, with the command line of worker.main, to test the proxy.
 
-What it does is in the last message's text: words such as `n=3 delay=0.01 prefill=2 die=2`. With
-FAKE_WORKER_LOG set it appends a JSON line with a time for everything it receives.
+What it does is in the last message's text: words such as `n=3 delay=0.01 prefill=2 die=2`. It says
+that half of each prompt was kept; with `kept=N` it says N at first. With FAKE_WORKER_LOG
+set it appends a JSON line with a time for everything it receives.
 """
 
 import argparse
@@ -33,8 +34,10 @@ from shared.wire import (
     ModelFacts,
     Progress,
     Renew,
+    Status,
     Submit,
     TokenLogprob,
+    Told,
     Usage,
     Welcome,
 )
@@ -67,7 +70,7 @@ def steps_of(submit: Submit) -> Iterator[Step]:
         yield Failed(name, int(status), code, f"Refused as asked with {status}.")
         return
     tokens = prompt_tokens(submit.prompt.messages)
-    yield Admitted(name, tokens, tokens // 2)
+    yield Admitted(name, tokens, int(words.get("kept", tokens // 2)))
     prefill_s = float(words.get("prefill", 0))
     for done in range(3):
         yield prefill_s / 3
@@ -121,6 +124,7 @@ class FakeWorker:
         self._ready_at = time.monotonic() + float(os.environ.get("FAKE_WORKER_LOAD_S", "0"))
         self._beat_at = 0.0
         self._mute = False
+        self._prompts: dict[str, list[int]] = {}  # request id -> its "token ids"
 
     def run(self) -> None:
         while True:
@@ -155,6 +159,8 @@ class FakeWorker:
         elif isinstance(message, Submit):
             if "mute" in script_of(message):
                 self._mute = True
+            tokens = prompt_tokens(message.prompt.messages)
+            self._prompts[message.request_id] = list(range(tokens))
             self._running[message.request_id] = (peer, steps_of(message), time.monotonic())
             self._lease[message.request_id] = time.monotonic() + LEASE_S
         elif isinstance(message, Cancel):
@@ -165,6 +171,21 @@ class FakeWorker:
         elif isinstance(message, Count):
             tokens = prompt_tokens(message.prompt.messages)
             self._port.post(peer, Counted(message.request_id, tokens))
+        elif isinstance(message, Status):
+            self._port.post(peer, self._told(message))
+
+    def _told(self, status: Status) -> Told | Failed:
+        """Tell about a cache in which each prompt is an entry of a byte a token."""
+        if status.what == "prompt":
+            ids = self._prompts.get(status.about)
+            if ids is None:
+                return Failed(status.request_id, 404, "not_found", "Not remembered.")
+            return Told(status.request_id, {"ids": ids})
+        if status.what == "clear_cache":
+            self._prompts.clear()
+        entries = [{"tokens": len(ids), "bytes": len(ids)} for ids in self._prompts.values()]
+        body = {"bytes": sum(len(ids) for ids in self._prompts.values()), "entries": entries}
+        return Told(status.request_id, body)
 
     def _advance(self, name: str) -> None:
         peer, steps, due = self._running[name]
@@ -186,8 +207,10 @@ class FakeWorker:
 
     def _note(self, message: Message) -> None:
         row: dict[str, Any] = {"event": type(message).__name__}
-        if isinstance(message, Submit | Cancel | Count):
+        if isinstance(message, Submit | Cancel | Count | Status):
             row["request_id"] = message.request_id
+        if isinstance(message, Status):
+            row |= {"what": message.what, "about": message.about}
         if isinstance(message, Renew):
             row["request_ids"] = message.request_ids
         if isinstance(message, Submit):

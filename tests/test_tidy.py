@@ -12,7 +12,10 @@ PARAMETERS_MAX = 7
 
 # Path prefix -> what it must not import. In the worker `main` wires the rooms, `loop` and
 # `scheduler` use them, and the rooms do not know those above them.
-ABOVE = ("worker.main", "worker.loop", "worker.mailbox", "worker.scheduler", "worker.prompter")
+ABOVE = (
+    *("worker.main", "worker.loop", "worker.mailbox", "worker.scheduler", "worker.prompter"),
+    *("worker.keeping", "worker.report"),
+)
 FORBIDDEN = {
     "shared/": ("proxy", "worker"),
     "proxy/": ("worker",),
@@ -20,13 +23,28 @@ FORBIDDEN = {
     "worker/prompt/": (*ABOVE, "worker.engine", "worker.stream", "worker.request", "mlx", "mlx_lm"),
     "worker/engine/": (*ABOVE, "worker.prompt", "worker.stream", "worker.request"),
     "worker/stream/": (*ABOVE, "worker.prompt", "worker.engine", "worker.request"),
+    "worker/cache/": (
+        *ABOVE,
+        "worker.kv",
+        "worker.engine",
+        "worker.prompt",
+        "worker.request",
+        "mlx",
+    ),
+    "worker/kv/": (*ABOVE, "worker.engine", "worker.prompt", "worker.stream", "worker.request"),
     "worker/mailbox.py": ("mlx", "mlx_lm", "worker.engine"),
 }
 # Third-party module -> the only places that may import it.
 ONLY_IN = {
     "zmq": ("shared/transport.py",),
     "litellm": ("proxy/litellm_front.py", "proxy/litellm_seams.py"),
-    "mlx": ("worker/engine/", "worker/stream/logprobs.py", "worker/loop.py"),
+    "mlx": (
+        "worker/engine/",
+        "worker/stream/logprobs.py",
+        "worker/loop.py",
+        "worker/kv/",
+        "worker/keeping.py",
+    ),
     "dotenv": ("shared/config.py",),
 }
 HISTORY = re.compile(r"#.*\b(previously|used to|no longer|round[- ]?\d|PR ?#?\d)\b", re.I)

@@ -2,15 +2,29 @@
 
 import queue
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from shared.wire import Up
-from worker.request import Request
+from worker.request import Request, Ticket
 from worker.scheduler import Scheduler
 
 INBOX_DRAIN_MAX = 64  # requests taken between two steps: bounds the stall of running ones
 IDLE_WAIT_S = 0.25  # how late an idle worker sees that it should stop
+IDLE_BEFORE_AHEAD_S = 0.05  # a worker is idle this long before it works ahead
+SWEEP_EVERY_TURNS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """Something about the cache that only the inference thread may do."""
+
+    ticket: Ticket
+    run: Callable[[], Up]
+
+
+Inbox = queue.SimpleQueue[Request | Errand]
 
 
 class InferenceLoop:
@@ -21,24 +35,44 @@ class InferenceLoop:
     """
 
     def __init__(
-        self, inbox: "queue.SimpleQueue[Request]", scheduler: Scheduler, send: Callable[[Up], None]
+        self,
+        inbox: Inbox,
+        scheduler: Scheduler,
+        send: Callable[[Up], None],
+        sweep: Callable[[], bool],
     ) -> None:
         self._inbox = inbox
         self._scheduler = scheduler
         self._send = send
+        self._sweep = sweep
+        self._idle_wait_s = IDLE_BEFORE_AHEAD_S
+        self._turns = 0
         self.active_bytes = 0  # MLX memory in use after the last step; others may read it
 
     def run_once(self) -> None:
         """One turn. Blocks only when there is nothing to compute."""
-        wait_s = IDLE_WAIT_S if self._scheduler.is_idle else 0.0
-        for _ in range(INBOX_DRAIN_MAX):
-            try:
-                request = self._inbox.get(block=wait_s > 0, timeout=wait_s or None)
-            except queue.Empty:
-                break
-            self._send(self._scheduler.submit(request))
-            wait_s = 0.0
+        self._drain(self._idle_wait_s if self._scheduler.is_idle else 0.0)
         if not self._scheduler.is_idle:
             for message in self._scheduler.step():
                 self._send(message)
-            self.active_bytes = mx.get_active_memory()
+            self._idle_wait_s = IDLE_BEFORE_AHEAD_S
+        elif self._scheduler.work_ahead():
+            self._idle_wait_s = 0.0
+        else:
+            self._idle_wait_s = IDLE_WAIT_S
+        self._turns += 1
+        if self._turns % SWEEP_EVERY_TURNS == 0 and self._sweep():
+            mx.clear_cache()
+        self.active_bytes = mx.get_active_memory()
+
+    def _drain(self, wait_s: float) -> None:
+        for _ in range(INBOX_DRAIN_MAX):
+            try:
+                item = self._inbox.get(block=wait_s > 0, timeout=wait_s or None)
+            except queue.Empty:
+                return
+            if isinstance(item, Errand):
+                self._send(item.run())
+            else:
+                self._send(self._scheduler.submit(item))
+            wait_s = 0.0

@@ -21,7 +21,9 @@ from shared.wire import (
     Hello,
     Message,
     Renew,
+    Status,
     Submit,
+    Told,
     Up,
     Welcome,
 )
@@ -29,8 +31,9 @@ from worker.request import Ticket
 
 log = logging.getLogger(__name__)
 
-Jobs = queue.SimpleQueue[tuple[Ticket, Submit | Count] | None]
-ANSWERS = (Finished, Failed, Counted)
+Job = Submit | Count | Status
+Jobs = queue.SimpleQueue[tuple[Ticket, Job] | None]
+ANSWERS = (Finished, Failed, Counted, Told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,8 @@ class Identity:
 class Mailbox:
     """Owns the socket and the table of open requests. Owner: the main thread.
 
-    Every Submit and Count in `_open` leaves it by exactly one answer. `send` is the one method
-    that other threads call.
+    Every Submit, Count and Status in `_open` leaves it by exactly one answer. `send` is the one
+    method that other threads call.
     """
 
     def __init__(
@@ -64,6 +67,8 @@ class Mailbox:
         self._open: dict[str, Ticket] = {}
         self._peers: set[bytes] = set()
         self._next_beat = 0.0
+        # Hands a Status to the inference thread; set once the model is loaded.
+        self.errand: Callable[[Ticket, Status], None] | None = None
 
     def run(self, is_stopping: Callable[[], bool]) -> None:
         """Work until told to stop, or until the supervisor's end of our stdin closes."""
@@ -93,7 +98,7 @@ class Mailbox:
                 self._peers.add(peer)
                 self._port.post(peer, self._welcome())
                 self._port.post(peer, self._heartbeat())
-            case Submit() | Count():
+            case Submit() | Count() | Status():
                 self._accept(peer, message)
             case Cancel(request_id):
                 self._cancel(request_id)
@@ -104,23 +109,27 @@ class Mailbox:
             case _:
                 log.warning("a proxy never sends %s; dropped", type(message).__name__)
 
-    def _accept(self, peer: bytes, message: Submit | Count) -> None:
+    def _accept(self, peer: bytes, message: Job) -> None:
         failure = self._refusal(message)
         if failure is not None:
             self._port.post(peer, failure)
             return
         ticket = Ticket(message.request_id, peer)
         self._open[message.request_id] = ticket
-        self._jobs.put((ticket, message))
+        if isinstance(message, Status) and message.what != "prompt":
+            assert self.errand is not None, "ready workers have it"
+            self.errand(ticket, message)
+        else:
+            self._jobs.put((ticket, message))
 
-    def _refusal(self, message: Submit | Count) -> Failed | None:
+    def _refusal(self, message: Job) -> Failed | None:
         request_id = message.request_id
         if request_id in self._open:
             return Failed(request_id, 400, "duplicate_request", "This request id is in use.")
         if self._heartbeat().state != "ready":
             text = "The model is still loading. Try again in a few seconds."
             return Failed(request_id, 503, "model_loading", text)
-        if len(self._open) >= self._open_max:
+        if len(self._open) >= self._open_max and not isinstance(message, Status):
             text = (
                 f"{len(self._open)} requests are in this worker and it takes {self._open_max}. "
                 "Try again in a few seconds, or raise QUEUE_MAX."

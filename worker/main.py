@@ -19,17 +19,21 @@ from shared.config import PROJECT_DIR, Settings, load_settings
 from shared.errors import EXIT_CANNOT_START, StartError
 from shared.log import configure
 from shared.transport import RouterPort
-from shared.wire import Heartbeat
+from shared.wire import Heartbeat, Status, Told
 from worker.engine.engine import Engine, default_chunk
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.sampling import Choice, make_choice
-from worker.loop import InferenceLoop
+from worker.keeping import cache_root, is_exact, make_keeper
+from worker.kv.keeper import Keeper
+from worker.kv.no_keeper import NoKeeper
+from worker.loop import Errand, Inbox, InferenceLoop
 from worker.mailbox import Identity, Jobs, Mailbox
 from worker.prompt.cuts import CutRule
 from worker.prompt.render import Renderer, end_of_turn_ids, turn_marks
 from worker.prompter import Prompter
-from worker.request import Request
-from worker.scheduler import Scheduler
+from worker.report import cache_report
+from worker.request import Request, Ticket
+from worker.scheduler import Rules, Scheduler
 from worker.stream.detokenise import Vocabulary
 
 log = logging.getLogger("worker")
@@ -44,7 +48,7 @@ class Worker:
     def __init__(self, settings: Settings, worker_id: int, endpoint: str) -> None:
         self._settings = settings
         self._jobs: Jobs = queue.SimpleQueue()
-        self._inbox: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._inbox: Inbox = queue.SimpleQueue()
         self._stop = threading.Event()
         self._exit_code = 0
         self._scheduler: Scheduler | None = None  # set once the model is loaded
@@ -88,38 +92,60 @@ class Worker:
             os._exit(EXIT_BROKEN)
 
     def _compute(self) -> None:
-        loaded = load_model(self._settings)
-        engine = Engine(loaded)
-        vocabulary = Vocabulary(loaded.tokenizer)
-        scheduler = Scheduler(
-            engine,
-            vocabulary,
-            end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
-            functools.partial(self._choose, loaded.facts.vocab_size),
-            self._settings.live_slots_max,
-        )
-        self._start_prompt_thread(loaded, vocabulary)
-        loop = InferenceLoop(self._inbox, scheduler, self._mailbox.send)
-        self._loop, self._loaded, self._scheduler = loop, loaded, scheduler
-        log.info("ready model=%s layout=%s", loaded.facts.name, loaded.facts.cache_layout)
-        while not self._stop.is_set():
-            loop.run_once()
+        settings = self._settings
+        loaded = load_model(settings)
+        chunk = settings.prefill_chunk or default_chunk()
+        # Batching changes the last bits of what is decoded, and cannot take quantised KV.
+        engine = Engine(loaded, batches=not (is_exact(loaded, settings) or settings.kv_bits))
+        with engine.stream():
+            keeper = make_keeper(engine, loaded, settings, chunk)
+            rule = CutRule(chunk, turn_marks(loaded.tokenizer))
+            vocabulary = Vocabulary(loaded.tokenizer)
+            scheduler = Scheduler(
+                engine,
+                keeper,
+                vocabulary,
+                end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
+                functools.partial(self._choose, loaded.facts.vocab_size),
+                Rules(settings.live_slots_max, lambda tokens: rule.natural(tokens.tolist())),
+            )
+            self._mailbox.errand = functools.partial(self._errand, keeper, scheduler)
+            self._start_prompt_thread(loaded, vocabulary, rule)
+            loop = InferenceLoop(self._inbox, scheduler, self._mailbox.send, keeper.sweep)
+            self._loop, self._loaded, self._scheduler = loop, loaded, scheduler
+            log.info("ready model=%s layout=%s", loaded.facts.name, loaded.facts.cache_layout)
+            while not self._stop.is_set():
+                loop.run_once()
         engine.close()
+
+    def _errand(
+        self, keeper: Keeper | NoKeeper, scheduler: Scheduler, ticket: Ticket, message: Status
+    ) -> None:
+        """Have the inference thread tell about the cache, or empty it first."""
+
+        def run() -> Told:
+            if message.what == "clear_cache":
+                scheduler.forget()
+            return Told(message.request_id, cache_report(keeper, scheduler.idle_tokens))
+
+        self._inbox.put(Errand(ticket, run))
 
     def _choose(self, vocab_size: int, request: Request) -> Choice:
         return make_choice(request.sampling, self._settings, vocab_size, request.prompt_tokens)
 
-    def _start_prompt_thread(self, loaded: LoadedModel, vocabulary: Vocabulary) -> None:
+    def _start_prompt_thread(
+        self, loaded: LoadedModel, vocabulary: Vocabulary, rule: CutRule
+    ) -> None:
         facts = loaded.facts
-        chunk = self._settings.prefill_chunk or default_chunk()
         prompter = Prompter(
             self._settings,
             Renderer(loaded.tokenizer, facts.context_tokens, self._settings.default_thinking),
-            CutRule(chunk, turn_marks(loaded.tokenizer)),
+            rule,
             vocabulary,
             (facts.context_tokens, facts.vocab_size),
+            cache_root(loaded, self._settings, rule.chunk),
         )
-        arguments = (self._jobs, self._inbox, self._mailbox.send)
+        arguments = (self._jobs, self._inbox.put, self._mailbox.send)
 
         def work() -> None:
             try:

@@ -1,11 +1,14 @@
 """A request inside the worker: its client's side, and what has been done for it."""
 
+import bisect
 import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from shared.transport import LEASE_S
 from shared.wire import Sampling
+from worker.cache.index import Query
+from worker.cache.planner import Plan
+from worker.kv.slots import Slot
 from worker.stream.output import Output
 
 
@@ -36,15 +39,18 @@ class Request:
 
     ticket: Ticket
     ids: list[int]  # the prompt
-    cuts: list[int]  # ends of its prefill forwards; the last is len(ids) - 1
+    query: Query  # the same for the cache, with the cuts of its prefill
     sampling: Sampling
     tokens_max: int  # of the completion
     output: Output
-    cache: list[Any] | None = None  # held from admission to the end
-    position: int = 0  # prompt tokens in the cache
+    kept_tokens: int = 0  # what was kept of it when it arrived
+    slot: Slot | None = None  # held from its first forward to its end
+    plan: Plan | None = None  # what it started with
+    position: int = 0  # prompt tokens in the slot
     completion_tokens: int = 0
     seq: int = 0  # deltas sent
     first_token_at: float | None = None
+    shared: dict[str, int] = field(default_factory=dict)  # request id -> tokens prefilled alike
 
     @property
     def request_id(self) -> str:
@@ -55,15 +61,18 @@ class Request:
         return len(self.ids)
 
     @property
+    def cached_tokens(self) -> int:
+        return self.plan.position if self.plan is not None else 0
+
+    @property
     def is_prefilled(self) -> bool:
-        return self.position == len(self.ids) - 1
+        return self.position == self.query.limit
 
     @property
     def left_tokens(self) -> int:
         """Prompt tokens that must still be prefilled."""
-        return len(self.ids) - 1 - self.position
+        return self.query.limit - self.position
 
-    def next_chunk(self) -> list[int]:
-        """Return the tokens of the next forward."""
-        end = next(cut for cut in self.cuts if cut > self.position)
-        return self.ids[self.position : end]
+    def next_cut(self) -> int:
+        """Return which of the query's cuts the next forward ends at."""
+        return bisect.bisect_right(self.query.cuts, self.position)

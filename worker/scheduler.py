@@ -1,48 +1,105 @@
 """Advances all requests together, one prefill chunk and one decode step at a time."""
 
+import bisect
+import functools
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from shared.wire import Admitted, Delta, Finished, Progress, TokenLogprob, Up, Usage
+from worker.cache.block_hash import PrefixHash, Tokens, pack
+from worker.cache.index import Query
+from worker.cache.planner import Plan
 from worker.engine.decode import Sampled, Sequence
 from worker.engine.engine import Engine
 from worker.engine.sampling import Choice
+from worker.kv.slots import Slot
 from worker.request import Request
 from worker.stream.detokenise import Vocabulary
 from worker.stream.logprobs import describe
 
 log = logging.getLogger(__name__)
 
+SPARE_ROWS = 512  # a slot has room for so much of an answer; it grows for a longer one
+
+
+class Keeping(Protocol):
+    """What keeps KV between requests: `Keeper`, or `NoKeeper`, which never does."""
+
+    def plan(self, query: Query) -> Plan: ...
+
+    def open(self, query: Query, rows: int) -> tuple[Slot, Plan]: ...
+
+    def commit(self, slot: Slot, tokens: Tokens, name: PrefixHash) -> None: ...
+
+    def grow(self, slot: Slot, rows: int) -> None: ...
+
+    def lend(self, slot: Slot) -> None: ...
+
+    def close(self, slot: Slot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None: ...
+
+    def unfinished(self, natural: Callable[[Tokens], list[int]]) -> Query | None: ...
+
+    def open_spare(self, query: Query) -> Slot | None: ...
+
+    def settle(self, query: Query) -> None: ...
+
+    def close_spare(self, slot: Slot) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the scheduler is told about the model and the settings."""
+
+    slots_max: int  # requests that compute at once
+    natural_cuts: Callable[[Tokens], list[int]]  # of every prompt that begins with some tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Idle work in progress."""
+
+    query: Query
+    slot: Slot
+
 
 class Scheduler:
     """Decides what the model computes next. Owner: the inference thread.
 
-    A request waits, is prefilled, decodes, and ends in exactly one Finished. Between two chunks
-    of a prefill every decoding sequence gets its next token. Of several prefills the oldest and
-    the shortest take turns, so that a short prompt need not wait for a long one, nor the long
-    one for ever.
+    A request waits, is prefilled from where the kept KV ends, decodes, and ends in exactly one
+    Finished. Between two chunks of a prefill every decoding sequence gets its next token. Of
+    several prefills the oldest and the shortest take turns, so that a short prompt need not wait
+    for a long one, nor the long one for ever. A request whose beginning another is prefilling
+    waits for that one, without a slot, and takes over where it ends.
     """
 
     def __init__(
         self,
         engine: Engine,
+        keeper: Keeping,
         vocabulary: Vocabulary,
         end_ids: frozenset[int],
         choose: Callable[[Request], Choice],
-        slots_max: int,
+        rules: Rules,
     ) -> None:
         self._engine = engine
+        self._keeper = keeper
         self._vocabulary = vocabulary
         self._end_ids = end_ids
         self._choose = choose
-        self._slots_max = slots_max
+        self._rules = rules
         self._waiting: deque[Request] = deque()
         self._prefilling: list[Request] = []  # oldest first
         self._decoding: dict[str, Request] = {}
         self._is_oldest_next = True
+        self._ahead: Ahead | None = None
         self.steps = 0
+        self.idle_tokens = 0  # prefilled in idle time, for no request
 
     @property
     def is_idle(self) -> bool:
@@ -57,9 +114,14 @@ class Scheduler:
         return len(self._waiting)
 
     def submit(self, request: Request) -> Admitted:
-        """Take a request; it waits for a slot. Return what its client is told at once."""
+        """Take a request; it waits for a slot. Return what its client is told at once.
+
+        `cached_tokens` is what is kept now; others may add to it before the request has a slot.
+        """
+        self._stop_working_ahead()
         self._waiting.append(request)
-        return Admitted(request.request_id, request.prompt_tokens, cached_tokens=0)
+        request.kept_tokens = self._keeper.plan(request.query).position
+        return Admitted(request.request_id, request.prompt_tokens, request.kept_tokens)
 
     def step(self) -> Iterator[Up]:
         """Do one chunk and one decode step; yield what clients are told, as soon as it holds."""
@@ -68,6 +130,45 @@ class Scheduler:
         self._give_slots()
         yield from self._prefill()
         yield from self._decode()
+
+    def work_ahead(self) -> bool:
+        """With nothing else to do, prefill one chunk of what was generated; say whether there was.
+
+        What decoding wrote is not quite what a prefill would have written; a canonical copy is
+        made while the client runs its tool. A new request interrupts that after the chunk.
+        """
+        assert self.is_idle
+        if self._ahead is None:
+            query = self._keeper.unfinished(self._rules.natural_cuts)
+            if query is None:
+                return False
+            slot = self._keeper.open_spare(query)
+            if slot is None:
+                self._keeper.settle(query)
+                return False
+            self._ahead = Ahead(query, slot)
+        query, slot = self._ahead.query, self._ahead.slot
+        position = slot.position
+        if position < query.limit:
+            number = bisect.bisect_right(query.cuts, position)
+            end = query.cuts[number]
+            self._engine.prefill(slot.cache, query.tokens[position:end].tolist())
+            self._keeper.commit(slot, query.tokens[:end], query.names[number])
+            self.idle_tokens += end - position
+        if slot.position == query.limit:
+            self._keeper.settle(query)
+            self._stop_working_ahead()
+        return True
+
+    def forget(self) -> None:
+        """Empty the cache; running requests go on with what they have."""
+        self._stop_working_ahead()
+        self._keeper.clear()
+
+    def _stop_working_ahead(self) -> None:
+        if self._ahead is not None:
+            self._keeper.close_spare(self._ahead.slot)
+            self._ahead = None
 
     def _drop_gone(self) -> Iterator[Up]:
         """End the requests whose client left or whose lease ran out."""
@@ -81,10 +182,26 @@ class Scheduler:
             yield self._end(request, "cancelled")
 
     def _give_slots(self) -> None:
-        while self._waiting and self.running < self._slots_max:
-            request = self._waiting.popleft()
-            request.cache = self._engine.new_cache()
+        for request in list(self._waiting):
+            if self.running >= self._rules.slots_max:
+                return
+            if any(self._is_ahead(leader, request) for leader in self._prefilling):
+                continue
+            self._waiting.remove(request)
+            rows = request.prompt_tokens + min(request.tokens_max, SPARE_ROWS)
+            request.slot, request.plan = self._keeper.open(request.query, rows)
+            request.position = request.plan.position
             self._prefilling.append(request)
+
+    def _is_ahead(self, leader: Request, request: Request) -> bool:
+        """Whether `leader` is about to prefill what `request` would have to prefill too."""
+        shared = request.shared.get(leader.request_id)
+        if shared is None:
+            theirs = set(leader.query.names)
+            mine = zip(request.query.cuts, request.query.names, strict=True)
+            shared = max((cut for cut, name in mine if name in theirs), default=0)
+            request.shared[leader.request_id] = shared
+        return shared > max(leader.position, request.kept_tokens)
 
     def _prefill(self) -> Iterator[Up]:
         """Feed one chunk of one prompt; start decoding it when it was the last."""
@@ -94,25 +211,37 @@ class Scheduler:
         if not self._is_oldest_next:
             request = min(self._prefilling, key=lambda r: r.left_tokens)
         self._is_oldest_next = not self._is_oldest_next
-        assert request.cache is not None
         if not request.is_prefilled:
-            chunk = request.next_chunk()
-            self._engine.prefill(request.cache, chunk)
-            request.position += len(chunk)
+            self._feed(request)
             yield Progress(request.request_id, request.position, request.prompt_tokens)
         if request.is_prefilled:
             self._prefilling.remove(request)
             self._decoding[request.request_id] = request
-            self._engine.decoder.add(
-                Sequence(
-                    key=request.request_id,
-                    cache=request.cache,
-                    tokens=request.ids[:-1],
-                    last=request.ids[-1],
-                    choice=self._choose(request),
-                    tokens_max=request.tokens_max,
-                )
-            )
+            self._engine.decoder.add(self._sequence(request))
+
+    def _feed(self, request: Request) -> None:
+        """Prefill one chunk and keep it."""
+        slot, query = request.slot, request.query
+        assert slot is not None
+        number = request.next_cut()
+        end = query.cuts[number]
+        self._engine.prefill(slot.cache, request.ids[request.position : end])
+        request.position = end
+        self._keeper.commit(slot, query.tokens[:end], query.names[number])
+
+    def _sequence(self, request: Request) -> Sequence:
+        slot = request.slot
+        assert slot is not None
+        return Sequence(
+            key=request.request_id,
+            cache=slot.cache,
+            tokens=request.ids[: request.position],
+            tail=request.ids[request.position :],
+            choice=self._choose(request),
+            tokens_max=request.tokens_max,
+            before_forward=functools.partial(self._keeper.grow, slot),
+            before_join=functools.partial(self._keeper.lend, slot),
+        )
 
     def _decode(self) -> Iterator[Up]:
         if not self._decoding:
@@ -144,31 +273,47 @@ class Scheduler:
         yield self._end(request, reason)
 
     def _end(self, request: Request, reason: str, stop: str | None = None) -> Finished:
-        if self._decoding.pop(request.request_id, None) is not None:
-            self._engine.decoder.remove(request.request_id)
-        request.cache = None
+        self._give_back(request)
         now = time.monotonic()
         began = request.ticket.received_at
         first = request.first_token_at
+        fed = request.position if first is None else request.prompt_tokens
+        plan = request.plan
         usage = Usage(
             prompt_tokens=request.prompt_tokens,
-            cached_tokens=0,
-            prefilled_tokens=request.position + (first is not None),
+            cached_tokens=request.cached_tokens,
+            prefilled_tokens=fed - request.cached_tokens,
             completion_tokens=request.completion_tokens,
+            source=plan.source if plan is not None else "none",
             ttft_ms=round(((now if first is None else first) - began) * 1000),
             finish_ms=round((now - began) * 1000),
         )
         log.info(
-            "finished request=%s reason=%s prompt=%d prefilled=%d completion=%d ttft_ms=%d ms=%d",
+            "finished request=%s reason=%s match=%s source=%s prompt=%d cached=%d prefilled=%d "
+            "completion=%d ttft_ms=%d ms=%d",
             request.request_id,
             reason,
+            plan.kind if plan is not None else "none",
+            usage.source,
             usage.prompt_tokens,
+            usage.cached_tokens,
             usage.prefilled_tokens,
             usage.completion_tokens,
             usage.ttft_ms,
             usage.finish_ms,
         )
         return Finished(request.request_id, reason, stop, usage)
+
+    def _give_back(self, request: Request) -> None:
+        """Check the slot in with all that was computed, also for a client that left."""
+        slot, request.slot = request.slot, None
+        if self._decoding.pop(request.request_id, None) is not None:
+            remains = self._engine.decoder.remove(request.request_id)
+            assert slot is not None and remains is not None
+            self._keeper.close(slot, remains.cache, pack(remains.tokens), is_prefilled=True)
+        elif slot is not None:
+            tokens = request.query.tokens[: request.position]
+            self._keeper.close(slot, slot.cache, tokens, is_prefilled=False)
 
     def _delta(self, request: Request, text: str, logprobs: list[TokenLogprob]) -> Delta:
         request.seq += 1

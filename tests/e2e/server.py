@@ -109,6 +109,12 @@ class Server:
         with urllib.request.urlopen(self.url + path, timeout=5) as answer:
             return json.load(answer)
 
+    def forget(self) -> None:
+        """Empty every worker's cache."""
+        request = urllib.request.Request(f"{self.url}/v1/cache", method="DELETE")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert answer.status == 200
+
     def worker(self, number: int = 0) -> dict[str, Any]:
         return dict(self.health()["workers"][number])
 

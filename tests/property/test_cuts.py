@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.prompt.cuts import HEADER_GAP_TOKENS_MIN, CutRule, TurnMarks
+from worker.prompt.cuts import HEADER_GAP_TOKENS_MIN, TAIL_TOKENS_MAX, CutRule, TurnMarks
 
 HEADER, ROLE_A, ROLE_U, NEWLINE = 1, 2, 3, 4
 RULE = CutRule(32, TurnMarks(frozenset({HEADER}), ((HEADER, ROLE_A, NEWLINE),)))
@@ -22,16 +22,18 @@ def rendered(messages: list[tuple[int, int]]) -> list[int]:
 
 
 @given(MESSAGES)
-def test_a_prefill_by_cuts_feeds_everything_but_the_last_token_once(
+def test_a_prefill_by_cuts_leaves_a_short_tail_or_one_token(
     messages: list[tuple[int, int]],
 ) -> None:
     ids = rendered(messages)
     for rule in (RULE, BARE):
         cuts = rule.cuts(ids)
         assert cuts == sorted(set(cuts))
-        assert cuts[-1] == len(ids) - 1
+        assert all(0 < cut < len(ids) for cut in cuts)
         assert all(b - a <= 32 for a, b in zip([0, *cuts], cuts, strict=False))
         assert set(range(32, len(ids), 32)) <= set(cuts)
+        tail = len(ids) - (cuts[-1] if cuts else 0)
+        assert 1 <= tail <= TAIL_TOKENS_MAX
 
 
 @given(MESSAGES, MESSAGES)
@@ -39,14 +41,19 @@ def test_the_cuts_of_a_prefix_are_cuts_of_whatever_extends_it(
     head: list[tuple[int, int]], tail: list[tuple[int, int]]
 ) -> None:
     short, long = rendered(head), rendered(head + tail)
-    inner = [cut for cut in RULE.cuts(long) if cut < len(short) - 2]
-    assert [cut for cut in RULE.cuts(short) if cut < len(short) - 2] == inner
+    inner = [cut for cut in RULE.cuts(long) if cut < len(short)]
+    assert RULE.natural(short) == inner
+    assert set(RULE.cuts(short)) - set(inner) <= {len(short) - 1}
 
 
 @given(MESSAGES)
-def test_a_generation_prompt_is_cut_before_its_last_token(messages: list[tuple[int, int]]) -> None:
-    ids = rendered([*messages, (ROLE_A, 0)])
-    assert len(ids) - 1 in RULE.cuts([*ids, 9, 9, 9])
+def test_a_turn_of_the_model_is_cut_where_its_header_begins(
+    messages: list[tuple[int, int]],
+) -> None:
+    ids = rendered(messages)
+    prompt = [*ids, HEADER, ROLE_A, NEWLINE]
+    assert RULE.cuts(prompt)[-1] == len(ids) or (len(ids) + 1) % 32 in (0, 31)
+    assert len(ids) in RULE.cuts([*prompt, 9, 9, 9])
 
 
 def test_system_and_tools_end_in_a_cut_and_close_headers_do_not() -> None:
@@ -59,9 +66,9 @@ def test_system_and_tools_end_in_a_cut_and_close_headers_do_not() -> None:
     assert wide.cuts([*system, *far, 9, 9])[1] == len(system) + len(far) - len(question)
 
 
-def test_a_question_costs_one_forward_and_its_last_token() -> None:
-    question = [HEADER, ROLE_U, NEWLINE, *[9] * 20, HEADER, ROLE_A, NEWLINE]
-    assert RULE.cuts(question) == [len(question) - 1]
+def test_a_question_costs_one_forward_and_its_generation_prompt() -> None:
+    question = [HEADER, ROLE_U, NEWLINE, *[9] * 20]
+    assert RULE.cuts([*question, HEADER, ROLE_A, NEWLINE]) == [len(question)]
 
 
 def test_one_token_is_fed_alone() -> None:

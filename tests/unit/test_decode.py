@@ -28,7 +28,7 @@ def sequence(model: Any, key: str, ids: list[int], tokens_max: int = 40) -> Sequ
     with mx.stream(generation_stream):
         model(mx.array(ids[:-1])[None], cache=cache)
         mx.eval([layer.state for layer in cache])
-    return Sequence(key, cache, ids[:-1], ids[-1], GREEDY, tokens_max)
+    return Sequence(key, cache, ids[:-1], ids[-1:], GREEDY, tokens_max)
 
 
 def prompts(count: int) -> dict[str, list[int]]:

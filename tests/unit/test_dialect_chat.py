@@ -240,8 +240,14 @@ def test_usage_counts_the_cached_tokens_inside_the_prompt() -> None:
     told = chat.usage_fields(Usage(10, 4, 6, 3, 1, "ram"))
     assert told["total_tokens"] == 13
     assert told["prompt_tokens_details"] == {"cached_tokens": 4}
-    assert told["kv_cache"]["source"] == "ram"
-    assert told["kv_cache"]["cache_hit"]
+    assert told["kv_cache"] == {
+        "cache_hit": True,
+        "prefix_length": 4,
+        "prefilled": 6,
+        "source": "ram",
+        "divergence": None,
+    }
+    assert not chat.usage_fields(Usage(10, 0, 10, 3))["kv_cache"]["cache_hit"]
 
 
 def test_logprobs_carry_the_bytes_and_no_infinity() -> None:

@@ -150,6 +150,20 @@ def stream(*given: Any) -> list[dict[str, Any]]:
 
 
 DONE = Finished("r", "stop", None, Usage(10, 4, 6, 3))
+LATE = Finished("r", "stop", None, Usage(10, 8, 2, 3, source="ram"))  # more was kept by its turn
+LATE_FIELDS = {
+    "input_tokens": 2,
+    "cache_creation_input_tokens": 0,
+    "cache_read_input_tokens": 8,
+    "output_tokens": 3,
+    "kv_cache": {
+        "cache_hit": True,
+        "prefix_length": 8,
+        "prefilled": 2,
+        "source": "ram",
+        "divergence": None,
+    },
+}
 
 
 def test_the_stream_opens_grows_and_closes_each_block() -> None:
@@ -169,6 +183,31 @@ def test_the_stream_opens_grows_and_closes_each_block() -> None:
     assert rows[0]["message"]["usage"]["cache_read_input_tokens"] == 4
     assert rows[0]["message"]["usage"]["input_tokens"] == 6
     assert rows[-2]["usage"]["output_tokens"] == 3
+
+
+def test_a_stream_opens_with_what_was_kept_and_ends_with_what_was_used() -> None:
+    rows = stream(Delta("r", 0, "content", "a"), LATE)
+    assert rows[0]["message"]["usage"] == {
+        "input_tokens": 6,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 4,
+        "output_tokens": 0,
+    }
+    assert rows[-2]["usage"] == LATE_FIELDS
+
+
+def test_a_whole_message_tells_what_was_used() -> None:
+    answer = Scripted(Delta("r", 0, "content", "a"), LATE)
+    told = asyncio.run(messages.whole(Ticket(messages.parse(body(HI)), "m", answer)))
+    assert told["usage"] == LATE_FIELDS
+    assert told["content"] == [{"type": "text", "text": "a"}]
+
+
+def test_a_cold_prompt_reads_nothing_from_the_cache() -> None:
+    cold = messages.usage_fields(Usage(10, 0, 10, 3))
+    assert (cold["input_tokens"], cold["cache_read_input_tokens"]) == (10, 0)
+    assert not cold["kv_cache"]["cache_hit"]
+    assert cold["kv_cache"]["source"] == "none"
 
 
 def test_an_empty_answer_still_has_a_block() -> None:

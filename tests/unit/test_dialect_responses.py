@@ -10,7 +10,7 @@ from proxy.dialects import responses, responses_events
 from proxy.request import Ticket
 from shared.errors import RequestError, WorkerLost
 from shared.wire import Delta, Finished, Usage
-from tests.unit.test_dialect_messages import Scripted
+from tests.unit.test_dialect_messages import LATE, LATE_FIELDS, Scripted
 
 
 def parsed(given: Any, **fields: Any) -> list[Any]:
@@ -170,6 +170,17 @@ def test_the_stream_is_in_order_and_ends_complete() -> None:
     assert final["usage"]["output_tokens_details"] == {"reasoning_tokens": 1}
     assert [item["type"] for item in final["output"]] == ["reasoning", "message"]
     assert final["output"][1]["content"][0]["text"] == "bc"
+
+
+def test_a_response_tells_what_was_used_streamed_and_whole() -> None:
+    streamed = stream(LATE)[-1]["response"]["usage"]
+    request = responses.parse({"model": "m", "input": "hi"})
+    whole = asyncio.run(responses_events.whole(Ticket(request, "m", Scripted(LATE))))["usage"]
+    assert streamed == whole
+    assert whole["input_tokens"] == 10
+    assert whole["input_tokens_details"] == {"cached_tokens": 8}
+    assert whole["total_tokens"] == 13
+    assert whole["kv_cache"] == LATE_FIELDS["kv_cache"]
 
 
 def test_a_length_limit_ends_incomplete() -> None:

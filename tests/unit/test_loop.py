@@ -3,9 +3,17 @@
 import queue
 import time
 from collections.abc import Iterator
+from typing import Any
 
-from shared.wire import Admitted, Progress, Up
-from worker.loop import IDLE_WAIT_S, INBOX_DRAIN_MAX, InferenceLoop
+from shared.wire import Admitted, Progress, Told, Up
+from worker.loop import (
+    IDLE_BEFORE_AHEAD_S,
+    IDLE_WAIT_S,
+    INBOX_DRAIN_MAX,
+    Errand,
+    InferenceLoop,
+)
+from worker.request import Ticket
 
 
 class ScriptedScheduler:
@@ -13,11 +21,16 @@ class ScriptedScheduler:
         self.is_idle = is_idle
         self.taken: list[str] = []
         self.stepped_with: list[int] = []
+        self.chunks_ahead = 0
 
     def submit(self, request: str) -> Admitted:
         self.taken.append(request)
         self.is_idle = False
         return Admitted(request, 1, 0)
+
+    def work_ahead(self) -> bool:
+        self.chunks_ahead -= 1
+        return self.chunks_ahead >= 0
 
     def step(self) -> Iterator[Up]:
         self.stepped_with.append(len(self.taken))
@@ -26,19 +39,48 @@ class ScriptedScheduler:
 
 def turn(scheduler: ScriptedScheduler, *requests: str) -> list[Up]:
     sent: list[Up] = []
-    inbox: queue.SimpleQueue[str] = queue.SimpleQueue()
+    loop, inbox = looping(scheduler, sent)
     for request in requests:
         inbox.put(request)
-    loop = InferenceLoop(inbox, scheduler, sent.append)  # type: ignore[arg-type]
     loop.run_once()
     return sent
 
 
-def test_an_idle_loop_waits_a_little_and_does_not_step() -> None:
+def looping(scheduler: ScriptedScheduler, sent: list[Up]) -> tuple[InferenceLoop, Any]:
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    loop = InferenceLoop(inbox, scheduler, sent.append, lambda: False)  # type: ignore[arg-type]
+    return loop, inbox
+
+
+def test_an_idle_loop_waits_and_does_not_step() -> None:
     scheduler = ScriptedScheduler(is_idle=True)
+    loop, _ = looping(scheduler, [])
+    loop.run_once()
     began = time.monotonic()
-    assert turn(scheduler) == [] and scheduler.stepped_with == []
+    loop.run_once()
+    assert scheduler.stepped_with == []
     assert time.monotonic() - began >= IDLE_WAIT_S * 0.9
+
+
+def test_work_ahead_goes_on_without_waiting_until_there_is_none() -> None:
+    scheduler = ScriptedScheduler(is_idle=True)
+    scheduler.chunks_ahead = 3
+    loop, _ = looping(scheduler, [])
+    loop.run_once()
+    began = time.monotonic()
+    loop.run_once()
+    loop.run_once()
+    assert scheduler.chunks_ahead == 0
+    assert time.monotonic() - began < IDLE_BEFORE_AHEAD_S
+
+
+def test_an_errand_is_answered_between_steps() -> None:
+    scheduler = ScriptedScheduler(is_idle=False)
+    sent: list[Up] = []
+    loop, inbox = looping(scheduler, sent)
+    inbox.put(Errand(Ticket("e", b"peer"), lambda: Told("e", {})))
+    loop.run_once()
+    assert sent == [Told("e", {}), Progress("x", 1, 2)]
 
 
 def test_a_busy_loop_never_waits() -> None:

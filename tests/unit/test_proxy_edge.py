@@ -44,7 +44,12 @@ def edge_of(tmp_path: Any, **environ: str) -> Edge:
     return Edge(settings, pool, routes, _front, "token")
 
 
-def ask(
+def ask(edge: Edge, *request: Any, **more: Any) -> Reply:
+    """Send one request through `edge` and return the reply."""
+    return asyncio.run(asked(edge, *request, **more))
+
+
+async def asked(
     edge: Edge,
     method: str = "GET",
     path: str = "/v1/models",
@@ -52,7 +57,6 @@ def ask(
     body: bytes = b"",
     host: tuple[bytes, bytes] | None = HOST,
 ) -> Reply:
-    """Send one request through `edge` and return the reply."""
     reply = Reply()
     incoming = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -75,7 +79,7 @@ def ask(
         "scheme": "http",
         "headers": [*([host] if host else []), *headers],
     }
-    asyncio.run(edge(scope, receive, send))
+    await edge(scope, receive, send)
     return reply
 
 
@@ -257,6 +261,7 @@ def test_a_preflight_is_answered_for_listed_origins_only(tmp_path: Any) -> None:
     assert reply.status == 204
     assert reply.headers["access-control-allow-origin"] == "http://app.example"
     assert reply.headers["access-control-allow-headers"] == "x-api-key"
+    assert reply.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
     refused = ask(edge, "OPTIONS", "/v1/models", (b"origin", b"http://evil.example"))
     assert refused.status == 403
     assert not any(name.startswith("access-control") for name in refused.headers)

@@ -106,6 +106,20 @@ def test_an_answer_arrives_whole(directory: Path) -> None:
     run(body)
 
 
+def test_an_answer_tells_what_was_kept_at_first_and_what_was_used_at_its_end(
+    directory: Path,
+) -> None:
+    async def body() -> None:
+        async with bench(directory) as made:
+            answer = await start(made, "n=1 kept=1 a b c d")
+            _, finished = await read(answer)
+            assert answer.cached_tokens == 1
+            assert answer.usage == finished.usage
+            assert finished.usage.cached_tokens == answer.prompt_tokens // 2 > 1
+
+    run(body)
+
+
 def test_a_refusal_keeps_its_status_and_code(directory: Path) -> None:
     async def body() -> None:
         async with bench(directory) as made:
@@ -163,6 +177,28 @@ def test_a_lease_is_renewed_while_the_client_is_there_and_not_after(
             renewed = [row["request_ids"] for row in made.events("Renew")]
             assert len(renewed) >= 4
             assert all(ids == ["kept"] for ids in renewed)
+
+    run(body)
+
+
+def test_what_waits_for_one_reply_keeps_its_lease_too(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "LEASE_RENEW_S", 0.1)
+
+    async def body() -> None:
+        async with bench(directory) as made:
+            os.kill(made.supervisor.pids[0], signal.SIGSTOP)
+            asking = [
+                asyncio.create_task(made.pool.count(request("a b c"))),
+                asyncio.create_task(made.pool.ask("cache")),
+            ]
+            await asyncio.sleep(0.3)
+            os.kill(made.supervisor.pids[0], signal.SIGCONT)
+            assert await asyncio.gather(*asking) == [6, {0: {"bytes": 0, "entries": []}}]
+            ids = [made.events(kind)[0]["request_id"] for kind in ("Count", "Status")]
+            assert made.events("Renew")[-1]["request_ids"] == ids
+            assert made.pool.links[0].load == 0
 
     run(body)
 

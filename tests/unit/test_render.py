@@ -125,22 +125,21 @@ def test_a_template_shows_its_headers_and_ends(
     assert names(tokenizer, end_of_turn_ids(tokenizer, {})) == ends
 
 
-def test_the_generation_prompts_with_and_without_thinking_are_known_longest_first() -> None:
+def test_one_header_stands_for_all_turns_of_the_model_whether_it_thinks_or_not() -> None:
     tokenizer = tokenizer_with(CHATML)
-    texts = [tokenizer.decode(list(p)) for p in turn_marks(tokenizer).generation_prompts]
-    head = "<|im_start|>assistant\n"
-    assert texts == [f"{head}<think>\n\n</think>\n\n", head]
+    texts = [tokenizer.decode(list(p)) for p in turn_marks(tokenizer).assistant_headers]
+    assert texts == ["<|im_start|>assistant\n"]
 
 
 def test_a_template_that_closes_a_conversation_still_shows_its_generation_prompt() -> None:
     tokenizer = tokenizer_with(PHI)
-    (prompt,) = turn_marks(tokenizer).generation_prompts
+    (prompt,) = turn_marks(tokenizer).assistant_headers
     assert tokenizer.decode(list(prompt)) == "<|assistant|>\n"
 
 
 def test_a_question_that_ends_itself_is_the_generation_prompt() -> None:
     tokenizer = tokenizer_with(MISTRAL)
-    (prompt,) = turn_marks(tokenizer).generation_prompts
+    (prompt,) = turn_marks(tokenizer).assistant_headers
     assert tokenizer.decode(list(prompt)) == "[/INST]"
 
 
@@ -182,7 +181,7 @@ def test_the_marks_of_a_checkpoint_on_disk_are_found(name: str) -> None:
     tokenizer = load_from_disk(fixture_dir(name))
     marks = turn_marks(tokenizer)
     assert names(tokenizer, marks.header_ids) == {"<|im_start|>"}
-    heads = [tokenizer.decode(list(p)) for p in marks.generation_prompts]
+    heads = [tokenizer.decode(list(p)) for p in marks.assistant_headers]
     assert "<|im_start|>assistant\n" in heads
     assert {"<|im_end|>"} <= names(tokenizer, end_of_turn_ids(tokenizer, {}))
 
@@ -196,9 +195,8 @@ def test_pocket_is_cut_at_its_messages(tmp_path: Path) -> None:
     starts = [at for at, token in enumerate(ids) if token == header]
     cuts = CutRule(256, turn_marks(tokenizer)).cuts(ids)
     assert starts[1] in cuts, "the end of system"
-    head = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
-    assert starts[2] + len(head) - 1 in cuts, "before the last token of an old generation prompt"
-    assert starts[3] in cuts, "a message header"
+    assert starts[2] in cuts, "before an old turn of the model"
+    assert cuts[-1] == starts[4], "before its generation prompt"
 
 
 def test_a_model_without_a_template_gets_its_beginning_of_text() -> None:

@@ -1,5 +1,6 @@
 """The scheduler with a scripted engine: no MLX forward, no sockets."""
 
+import zlib
 from collections import Counter
 from typing import Any
 
@@ -8,14 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.wire import Admitted, Delta, Finished, Progress, Sampling, Up
-from worker.engine.decode import Sampled, Sequence
+from worker.cache.block_hash import PrefixHash, pack, prefix_hashes
+from worker.cache.index import Query
+from worker.engine.decode import Remains, Sampled, Sequence
 from worker.engine.sampling import Choice
+from worker.kv.no_keeper import NoKeeper
 from worker.request import Request, Ticket
-from worker.scheduler import Scheduler
+from worker.scheduler import Rules, Scheduler
 from worker.stream.output import Output
 
 END = 0
 CHUNK = 10
+ROOT = PrefixHash(b"root")
 
 
 class Letters:
@@ -52,8 +57,9 @@ class ScriptedDecoder:
             sampled.append(Sampled(key, script.pop(0) if script else END, None))
         return sampled
 
-    def remove(self, key: str) -> None:
-        del self.sequences[key]
+    def remove(self, key: str) -> Remains:
+        sequence = self.sequences.pop(key)
+        return Remains(sequence.cache, sequence.tokens + sequence.tail)
 
 
 class ScriptedEngine:
@@ -70,12 +76,18 @@ class ScriptedEngine:
         self.decoder.log.append(f"chunk {len(ids)}")
 
 
-def request(name: str, prompt: int = 5, tokens_max: int = 100, stop: str = "") -> Request:
-    ids = list(range(1, prompt + 1))
+def request(
+    name: str, prompt: int = 5, tokens_max: int = 100, stop: str = "", text: str | None = None
+) -> Request:
+    """`text` names what the prompt says; requests of one text share their beginning."""
+    first = zlib.crc32((text or name).encode()) % 1000 + 1
+    ids = list(range(first, first + prompt))
+    cuts = [*range(CHUNK, prompt - 1, CHUNK), prompt - 1] if prompt > 1 else []
+    tokens = pack(ids)
     return Request(
         ticket=Ticket(name, b"peer"),
         ids=ids,
-        cuts=[*range(CHUNK, prompt - 1, CHUNK), prompt - 1] if prompt > 1 else [],
+        query=Query(tokens, cuts, prefix_hashes(ROOT, tokens, cuts)),
         sampling=Sampling(),
         tokens_max=tokens_max,
         output=Output(Letters(), [stop] if stop else []),
@@ -87,10 +99,11 @@ def scheduler(slots: int = 4, **scripts: list[int]) -> tuple[Scheduler, Scripted
     choice = Choice(sampler=lambda x: x, processors=(), top_logprobs=None)
     made = Scheduler(
         engine,  # type: ignore[arg-type]
+        NoKeeper(engine.new_cache),
         Letters(),  # type: ignore[arg-type]
         frozenset({END}),
         lambda request: choice,
-        slots,
+        Rules(slots, lambda tokens: []),
     )
     return made, engine
 
@@ -184,7 +197,7 @@ def test_a_client_that_leaves_ends_its_request_within_one_step(steps: int) -> No
     events = list(made.step())
     assert finish_of(events, "x").reason == "cancelled"
     assert made.is_idle and not engine.decoder.sequences
-    assert leaving.cache is None
+    assert leaving.slot is None
 
 
 def test_a_lease_that_ran_out_ends_the_request() -> None:
@@ -245,3 +258,40 @@ def test_every_request_ends_in_exactly_one_finished(
         )
         done = [e.done_tokens for e in mine if isinstance(e, Progress)]
         assert done == sorted(set(done))
+
+
+def test_what_another_is_prefilling_is_waited_for_without_a_slot() -> None:
+    made, _ = scheduler(slots=3)
+    made.submit(request("leader", prompt=51, text="same"))
+    made.submit(request("follower", prompt=31, text="same"))
+    made.submit(request("other", prompt=11))
+    list(made.step())
+    assert (made.running, made.waiting) == (2, 1)
+    while made.waiting:
+        list(made.step())
+    events = run(made)
+    assert finish_of(events, "follower").reason == "stop"
+
+
+def test_a_follower_takes_over_when_its_leader_is_cancelled() -> None:
+    made, _ = scheduler(slots=3)
+    leader = request("leader", prompt=200, text="same")
+    made.submit(leader)
+    made.submit(request("follower", prompt=200, text="same"))
+    list(made.step())
+    assert made.waiting == 1
+    leader.ticket.is_cancelled = True
+    events = list(made.step())
+    assert finish_of(events, "leader").reason == "cancelled"
+    assert (made.running, made.waiting) == (1, 0)
+
+
+def test_only_what_both_prefill_alike_is_waited_for() -> None:
+    made, _ = scheduler(slots=3)
+    made.submit(request("leader", prompt=101, text="same"))
+    made.submit(request("follower", prompt=31, text="same"))
+    steps = 0
+    while made.waiting:
+        list(made.step())
+        steps += 1
+    assert steps == 4, "three shared chunks of 10 tokens, and a slot at the fourth step"

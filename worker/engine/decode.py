@@ -6,6 +6,7 @@ until they end. Models whose caches cannot be merged take turns alone.
 Owner: the inference thread.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +21,33 @@ ROWS_MAX = 64  # as many as LIVE_SLOTS_MAX may be
 CLEAR_EVERY_TOKENS = 256  # MLX's buffer cache is emptied this often, as mlx-lm does
 
 
+def _nothing(*_: object) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class Sequence:
-    """A prefilled request. `cache` holds `tokens`; `last` is the prompt's last token, not fed."""
+    """A prefilled request. `cache` holds `tokens`; `tail` is the prompt's rest, not fed yet."""
 
     key: str
     cache: list[Any]
     tokens: list[int]
-    last: int
+    tail: list[int]
     choice: Choice
     tokens_max: int  # of the completion
+    before_forward: Callable[[int], None] = _nothing  # told how many tokens it will hold
+    before_join: Callable[[], None] = _nothing  # its cache is about to be copied into a batch
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What a sequence leaves: `cache` holds exactly `tokens`, evaluated.
+
+    The tokens may be one more than were returned: decoding looks one ahead.
+    """
+
+    cache: list[Any]
+    tokens: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +74,7 @@ class Decoder:
         return len(self._lone) + sum(len(batch) for batch in self._batches)
 
     def add(self, sequence: Sequence) -> None:
-        """Feed the prompt's last token; the first answer token comes with a later `step`."""
+        """Feed the prompt's tail; the first answer token comes with a later `step`."""
         with mx.stream(self._stream):
             self._lone[sequence.key] = _Lone(self._model, sequence)
 
@@ -74,14 +92,20 @@ class Decoder:
             mx.clear_cache()
         return sampled
 
-    def remove(self, key: str) -> None:
-        """Forget a sequence that ended or was cancelled, and its cache."""
-        if self._lone.pop(key, None) is None:
-            for batch in self._batches:
-                batch.remove(key)
-            for empty in [batch for batch in self._batches if not len(batch)]:
-                empty.close()
-                self._batches.remove(empty)
+    def remove(self, key: str) -> Remains | None:
+        """Forget a sequence that ended or was cancelled; return what it leaves, None if unknown."""
+        lone = self._lone.pop(key, None)
+        with mx.stream(self._stream):
+            if lone is not None:
+                remains: Remains | None = Remains(lone.sequence.cache, lone.fed)
+            else:
+                remains = next(filter(None, (batch.remove(key) for batch in self._batches)), None)
+                for empty in [batch for batch in self._batches if not len(batch)]:
+                    empty.close()
+                    self._batches.remove(empty)
+            if remains is not None:
+                mx.eval([layer.state for layer in remains.cache])
+        return remains
 
     def _joining(self) -> set[str]:
         """Return the lone sequences that have company of their length."""
@@ -103,6 +127,7 @@ class Decoder:
         else:
             batch = _Batch(self._model, self._stream)
             self._batches.append(batch)
+        lone.sequence.before_join()
         batch.add(lone)
 
 
@@ -123,15 +148,16 @@ class _Lone:
         self.fed = list(sequence.tokens)  # what the cache holds
         self._model = model
         self._context = TokenBuffer(sequence.tokens) if sequence.choice.processors else None
-        self._pending = self._forward(mx.array([sequence.last], dtype=mx.uint32))
-        self.fed.append(sequence.last)
+        self._pending = self._forward(mx.array(sequence.tail, dtype=mx.uint32))
+        self.fed += sequence.tail
 
     def step(self, looks_ahead: bool) -> Sampled:
         """Return the pending token. Looking ahead computes the next one meanwhile."""
         assert self.remaining > 0, "a sequence past its limit is removed, not stepped"
         token, logprobs = self._pending
         self.remaining -= 1
-        if looks_ahead and self.remaining > 0:
+        looks_ahead = looks_ahead and self.remaining > 0
+        if looks_ahead:
             self._pending = self._forward(token)
         token_id: int = token.item()  # type: ignore[assignment]
         if looks_ahead:
@@ -141,7 +167,8 @@ class _Lone:
         return Sampled(self.sequence.key, token_id, logprobs[0] if wanted else None)
 
     def _forward(self, inputs: mx.array) -> tuple[mx.array, mx.array]:
-        """Feed `inputs` (1,); return the next token (1,) and log probabilities (1, vocabulary)."""
+        """Feed `inputs` (n,); return the next token (1,) and log probabilities (1, vocabulary)."""
+        self.sequence.before_forward(len(self.fed) + len(inputs))
         logits = self._model(inputs[None], cache=self.sequence.cache)[:, -1, :]
         if self._context is not None:
             context = self._context.update_and_fetch(inputs)
@@ -195,11 +222,14 @@ class _Batch:
             sampled.append(Sampled(sequence.key, int(response.token), logprobs))
         return sampled
 
-    def remove(self, key: str) -> None:
+    def remove(self, key: str) -> Remains | None:
         uids = [uid for uid, sequence in self._by_uid.items() if sequence.key == key]
-        if uids:
-            self._generator.remove(uids)
-            del self._by_uid[uids[0]], self._lengths[uids[0]]
+        if not uids:
+            return None
+        (uid,) = uids
+        cache, tokens = self._generator.remove(uids, return_prompt_caches=True)[uid]
+        del self._by_uid[uid], self._lengths[uid]
+        return Remains(cache, list(tokens))
 
     def close(self) -> None:
         self._generator.close()

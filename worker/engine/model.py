@@ -30,6 +30,8 @@ class LoadedModel:
     model: Any  # called as model(ids (1, n), cache=...) -> logits (1, n, vocabulary)
     tokenizer: Any
     generation_config: dict[str, Any]
+    config: dict[str, Any]
+    directory: Path
     facts: ModelFacts
 
 
@@ -57,6 +59,8 @@ def load_model(settings: Settings) -> LoadedModel:
         model=model,
         tokenizer=tokenizer,
         generation_config=_generation_config(directory),
+        config=config,
+        directory=directory,
         facts=_facts(model, tokenizer, config, source, settings),
     )
 

@@ -107,8 +107,7 @@ def _plain(messages: list[dict[str, Any]]) -> str:
 def turn_marks(tokenizer: Any) -> TurnMarks:
     """Return how the tokenizer's template marks messages, found by rendering probes."""
     prompts = sorted(
-        {p for thinking in (True, False) for p in _generation_prompt(tokenizer, thinking)},
-        key=lambda ids: (-len(ids), ids),
+        {p for thinking in (True, False) for p in _generation_prompt(tokenizer, thinking)}
     )
     special = _control_ids(tokenizer)
     ends = {*tokenizer.eos_token_ids, *_template_ends(tokenizer)}
@@ -117,8 +116,37 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
         between = [token for token in _between(tokenizer, role) if token in special]
         if not header_ids.intersection(between):
             header_ids.update([token for token in between if token not in ends][:1])
-    usable = tuple(prompt for prompt in prompts if prompt[0] in header_ids)
-    return TurnMarks(frozenset(header_ids), usable)
+    usable = [prompt for prompt in prompts if prompt[0] in header_ids]
+    others = [_header(tokenizer, role, header_ids) for role in ("system", "user", "tool")]
+    written = _header(tokenizer, "assistant", header_ids)
+    return TurnMarks(frozenset(header_ids), _assistant_headers(usable, written, others))
+
+
+def _assistant_headers(
+    prompts: list[tuple[int, ...]], written: tuple[int, ...], others: list[tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
+    """Return what the model's own turns begin with, however they go on.
+
+    Generation prompts with and without thinking, and the header of a turn in the history, share
+    their first tokens: that one header stands for all, unless other messages begin so too.
+    """
+    known = [header for header in (*prompts, written) if header]
+    shared = known[0] if known else ()
+    for header in known:
+        length = 0
+        while length < min(len(shared), len(header)) and shared[length] == header[length]:
+            length += 1
+        shared = shared[:length]
+    if shared and not any(other[: len(shared)] == shared for other in others):
+        return (shared,)
+    return tuple(prompts)
+
+
+def _header(tokenizer: Any, role: str, header_ids: set[int]) -> tuple[int, ...]:
+    """Return what the template writes in front of a `role` message's content."""
+    between = list(_between(tokenizer, role))
+    starts = [at for at, token in enumerate(between) if token in header_ids]
+    return tuple(between[starts[-1] :]) if starts else ()
 
 
 def end_of_turn_ids(tokenizer: Any, generation_config: dict[str, Any]) -> frozenset[int]:

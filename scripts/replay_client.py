@@ -1,0 +1,260 @@
+"""One streamed request of a replay: sending it, and reading what three dialects tell of it."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+Event = dict[str, Any]
+
+ERROR_CHARS_MAX = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a server says that a prompt cost it."""
+
+    prompt: int
+    cached: int
+    prefilled: int
+    completion: int
+    source: str  # where the cached part came from; "" where the server does not tell
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a stream has told so far."""
+
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+    kv_cache: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    is_complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one request went. `status` is 0 where no answer came."""
+
+    status: int
+    tokens: Tokens | None
+    ttft_s: float | None  # to the first output
+    total_s: float
+    error: str
+    reading: Reading
+    request_id: str = ""  # as the server calls it; "" where it does not
+
+    @classmethod
+    def refused(cls, status: int, error: str) -> "Outcome":
+        """Return that of a request which was not even sent."""
+        return cls(status, None, None, 0.0, error, Reading())
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server would not have it: a 4xx."""
+        return 400 <= self.status < 500
+
+    @property
+    def is_answered(self) -> bool:
+        return not self.error
+
+
+# ---------------------------------------------------------------- server-sent events
+
+
+class SseReader:
+    """Cuts a byte stream into the data of its events. A line may be of any length."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._data: list[str] = []
+
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        """Yield the data of each event that `chunk` completes."""
+        searched = len(self._rest)
+        self._rest += chunk
+        start = 0
+        while (end := self._rest.find(b"\n", max(start, searched))) >= 0:
+            yield from self._line(bytes(self._rest[start:end]))
+            start = end + 1
+        del self._rest[:start]
+
+    def close(self) -> Iterator[str]:
+        """Yield what an end without a blank line leaves."""
+        yield from self._line(bytes(self._rest))
+        yield from self._line(b"")
+        self._rest.clear()
+
+    def _line(self, raw: bytes) -> Iterator[str]:
+        line = raw.decode("utf-8", "replace").removesuffix("\r")
+        if line.startswith("data:"):
+            self._data.append(line[5:].removeprefix(" "))
+        elif not line and self._data:
+            yield "\n".join(self._data)
+            self._data.clear()
+
+
+# ---------------------------------------------------------------- what events tell
+
+
+def read_chat(reading: Reading, event: Event) -> bool:
+    """Take a chat completion chunk; say whether it brings output."""
+    if event.get("error"):
+        reading.error = json.dumps(event["error"])[:ERROR_CHARS_MAX]
+    reading.usage |= event.get("usage") or {}
+    reading.kv_cache |= reading.usage.get("kv_cache") or {}
+    has_output = False
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        fields = delta.get("provider_specific_fields") or {}
+        reading.kv_cache |= fields.get("kv_cache") or {}
+        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        reading.text.append(delta.get("content") or "")
+        reading.reasoning.append(thought)
+        reading.is_complete |= bool(choice.get("finish_reason"))
+        has_output |= bool(delta.get("content") or thought or delta.get("tool_calls"))
+    return has_output or reading.is_complete
+
+
+def read_messages(reading: Reading, event: Event) -> bool:
+    """Take an event of Anthropic Messages; say whether it brings output."""
+    kind = event.get("type")
+    if kind == "error":
+        reading.error = json.dumps(event.get("error"))[:ERROR_CHARS_MAX]
+    elif kind == "message_start":
+        reading.usage |= event["message"].get("usage") or {}
+    elif kind == "message_delta":
+        told = event.get("usage") or {}
+        reading.usage |= {name: value for name, value in told.items() if value is not None}
+        reading.kv_cache |= told.get("kv_cache") or {}
+    elif kind == "message_stop":
+        reading.is_complete = True
+    elif kind == "content_block_delta":
+        delta = event["delta"]
+        reading.text.append(delta.get("text") or "")
+        reading.reasoning.append(delta.get("thinking") or "")
+    return kind in ("content_block_delta", "message_stop")
+
+
+def read_responses(reading: Reading, event: Event) -> bool:
+    """Take an event of Responses; say whether it brings output."""
+    kind = event.get("type") or ""
+    if kind in ("response.failed", "error"):
+        told = (event.get("response") or {}).get("error") or event.get("error") or event
+        reading.error = json.dumps(told)[:ERROR_CHARS_MAX]
+    elif kind in ("response.completed", "response.incomplete"):
+        reading.usage |= event["response"].get("usage") or {}
+        reading.kv_cache |= reading.usage.get("kv_cache") or {}
+        reading.is_complete = True
+    elif kind == "response.output_text.delta":
+        reading.text.append(event.get("delta") or "")
+    elif kind == "response.reasoning_text.delta":
+        reading.reasoning.append(event.get("delta") or "")
+    return kind.endswith(".delta") or reading.is_complete
+
+
+READERS: dict[str, Callable[[Reading, Event], bool]] = {
+    "chat": read_chat,
+    "messages": read_messages,
+    "responses": read_responses,
+}
+
+
+def tokens_of(dialect: str, reading: Reading) -> Tokens | None:
+    """Return what the usage tells, in any of the three shapes; None without one.
+
+    A server that does not say what it prefilled is believed to have prefilled what it did not
+    find.
+    """
+    usage = reading.usage
+    if not usage:
+        return None
+    if dialect == "messages":
+        cached = usage.get("cache_read_input_tokens") or 0
+        fresh = usage.get("input_tokens") or 0
+        prompt = fresh + cached + (usage.get("cache_creation_input_tokens") or 0)
+        completion = usage.get("output_tokens") or 0
+    else:
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        cached = details.get("cached_tokens") or 0
+        prompt = usage.get("prompt_tokens") or usage.get("input_tokens") or 0
+        completion = usage.get("completion_tokens") or usage.get("output_tokens") or 0
+    prefilled = reading.kv_cache.get("prefilled")
+    return Tokens(
+        prompt=prompt,
+        cached=cached,
+        prefilled=prompt - cached if prefilled is None else prefilled,
+        completion=completion,
+        source=reading.kv_cache.get("source") or "",
+    )
+
+
+# ---------------------------------------------------------------- sending
+
+
+async def send(
+    session: aiohttp.ClientSession,
+    path: str,
+    dialect: str,
+    body: Event,
+    headers: Mapping[str, str],
+) -> Outcome:
+    """Stream one request to its end. Whatever a server does wrong is an Outcome."""
+    start = time.perf_counter()
+    reading, first_s, status, request_id = Reading(), None, 0, ""
+    error = ""
+    try:
+        async with session.post(path, json=body, headers=headers) as response:
+            status = response.status
+            request_id = response.headers.get("x-request-id", "")
+            if status != 200:
+                error = f"{status} {(await response.text())[:ERROR_CHARS_MAX]}"
+            else:
+                events = SseReader()
+                async for chunk in response.content.iter_any():
+                    for data in events.feed(chunk):
+                        if _take(dialect, reading, data) and first_s is None:
+                            first_s = time.perf_counter() - start
+                for data in events.close():
+                    _take(dialect, reading, data)
+    except (aiohttp.ClientError, TimeoutError) as problem:
+        error = f"{type(problem).__name__} {problem}"[:ERROR_CHARS_MAX]
+    tokens = tokens_of(dialect, reading)
+    error = error or reading.error
+    if not error and not reading.is_complete:
+        error = "the stream broke off"
+    if not error and tokens is None:
+        error = "the stream told no usage"
+    total_s = time.perf_counter() - start
+    return Outcome(status, tokens, first_s, total_s, error, reading, request_id)
+
+
+def _take(dialect: str, reading: Reading, data: str) -> bool:
+    if data.strip() == "[DONE]":
+        return False
+    try:
+        event = json.loads(data)
+    except ValueError:
+        reading.error = f"unreadable event {data[:100]!r}"
+        return False
+    return READERS[dialect](reading, event)
+
+
+async def prompt_ids(
+    session: aiohttp.ClientSession, request_id: str, headers: Mapping[str, str]
+) -> list[int] | None:
+    """Return the token ids of a prompt just sent; None where the server does not tell them."""
+    if not request_id:
+        return None
+    try:
+        async with session.get(f"/v1/cache/prompts/{request_id}", headers=headers) as response:
+            if response.status != 200:
+                return None
+            ids: list[int] = (await response.json())["ids"]
+            return ids
+    except (aiohttp.ClientError, TimeoutError):
+        return None

@@ -1,0 +1,183 @@
+"""A worker without sockets: real model, real scheduler, real keeper, driven step by step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.generate import generation_stream
+
+from shared.config import load_settings
+from shared.wire import Finished, Sampling, Up, Usage
+from tests.fixtures import fixture_dir
+from worker.cache.block_hash import PrefixHash, pack, prefix_hashes
+from worker.cache.budget import MB, Budget
+from worker.cache.index import Query
+from worker.engine.engine import Engine
+from worker.engine.model import LoadedModel, load_model
+from worker.engine.sampling import Choice
+from worker.kv.keeper import Keeper
+from worker.kv.layers import LayerMap
+from worker.kv.mover import KeepRules
+from worker.kv.no_keeper import NoKeeper
+from worker.prompt.cuts import CutRule, TurnMarks
+from worker.prompt.render import turn_marks
+from worker.request import Request, Ticket
+from worker.scheduler import Rules, Scheduler
+from worker.stream.detokenise import Vocabulary
+from worker.stream.output import Output
+
+ROOT = PrefixHash(b"root of the tests")
+CHUNK = 64  # small, so that short prompts have many cuts
+
+
+@cache
+def loaded(name: str, dtype: str = "float32", quant: int | None = None) -> LoadedModel:
+    directory = fixture_dir(name, dtype, quant)
+    return load_model(load_settings({"MODEL_PATH": str(directory)}, None))
+
+
+@cache
+def vocabulary(name: str) -> Vocabulary:
+    return Vocabulary(loaded(name).tokenizer)
+
+
+@cache
+def marks(name: str) -> TurnMarks:
+    return turn_marks(loaded(name).tokenizer)
+
+
+@dataclass
+class Answer:
+    """What came of one request."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    logits: list[np.ndarray] = field(default_factory=list)  # of each sampled token (vocabulary,)
+    usage: Usage | None = None
+    reason: str = ""
+
+    @property
+    def cached(self) -> int:
+        assert self.usage is not None
+        return self.usage.cached_tokens
+
+    @property
+    def prefilled(self) -> int:
+        assert self.usage is not None
+        return self.usage.prefilled_tokens
+
+
+class Machine:
+    """One model's scheduler and keeper. `keeps=False` is the cold cache that warm is held to."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        turn_marks: TurnMarks,
+        words: Vocabulary,
+        keeps: bool = True,
+        budget_mb: float = 512,
+        chunk: int = CHUNK,
+        **rules: Any,
+    ) -> None:
+        rules = {"slots_max": 4, "is_exact": False} | rules
+        self.rule = CutRule(chunk, turn_marks)
+        batches = not (rules["is_exact"] or rules.get("running_format"))
+        self.engine = Engine(model, batches=batches)
+        self._words = words
+        self._number = 0
+        self.answers: dict[str, Answer] = {}
+        with mx.stream(generation_stream):
+            self.layers = LayerMap(self.engine.probe())
+        if keeps:
+            budget = Budget(int(budget_mb * MB))
+            keep_rules = KeepRules(chunk=chunk, **rules)
+            self.keeper: Any = Keeper(ROOT, self.layers, self.engine.new_cache, budget, keep_rules)
+        else:
+            self.keeper = NoKeeper(self.engine.new_cache)
+        self.scheduler = Scheduler(
+            self.engine,
+            self.keeper,
+            words,
+            frozenset(),
+            self._choose,
+            Rules(rules["slots_max"], lambda tokens: self.rule.natural(tokens.tolist())),
+        )
+
+    def _choose(self, request: Request) -> Choice:
+        """Greedy, and remembers the log probabilities of each draw."""
+        answer = self.answers[request.request_id]
+
+        def sample(logprobs: mx.array) -> mx.array:
+            answer.logits.append(logprobs)  # type: ignore[arg-type]
+            return mx.argmax(logprobs, axis=-1)
+
+        return Choice(sampler=sample, processors=(), top_logprobs=None)
+
+    def submit(self, ids: list[int], tokens_max: int = 8) -> Answer:
+        """Hand a prompt in; `run` or `step` computes it."""
+        self._number += 1
+        ticket = Ticket(f"r{self._number}", b"peer")
+        ticket.lease_until = float("inf")
+        tokens, cuts = pack(ids), self.rule.cuts(ids)
+        request = Request(
+            ticket=ticket,
+            ids=list(ids),
+            query=Query(tokens, cuts, prefix_hashes(ROOT, tokens, cuts)),
+            sampling=Sampling(),
+            tokens_max=tokens_max,
+            output=Output(self._words.detokeniser(), []),
+        )
+        answer = self.answers[request.request_id] = Answer(request)
+        with mx.stream(generation_stream):
+            self.scheduler.submit(request)
+        return answer
+
+    def step(self) -> list[Up]:
+        with mx.stream(generation_stream):
+            events = []
+            for event in self.scheduler.step():
+                events.append(event)
+                if isinstance(event, Finished):
+                    answer = self.answers[event.request_id]
+                    answer.usage, answer.reason = event.usage, event.reason
+            return events
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Compute until all is answered, or `until`."""
+        while not self.scheduler.is_idle and not until():
+            self.step()
+
+    def ask(self, ids: list[int], tokens_max: int = 8) -> Answer:
+        answer = self.submit(ids, tokens_max)
+        self.run()
+        return self.settled(answer)
+
+    def settled(self, answer: Answer) -> Answer:
+        """Return the answer with its log probabilities as numpy, of delivered tokens only."""
+        count = answer.usage.completion_tokens if answer.usage is not None else 0
+        raw: list[Any] = answer.logits[:count]
+        answer.logits = [np.array(row.astype(mx.float32)).reshape(-1) for row in raw]
+        answer.tokens = [int(row.argmax()) for row in answer.logits]
+        return answer
+
+    def work_ahead(self, chunks: int = 1 << 30) -> None:
+        with mx.stream(generation_stream):
+            while chunks > 0 and self.scheduler.work_ahead():
+                chunks -= 1
+
+    def check(self) -> None:
+        """Assert what holds whenever no request runs."""
+        store, slots = self.keeper.store, self.keeper.slots
+        store.check()
+        standing = [slot.joint for slot in slots if slot.is_busy]
+        assert sum(joint.pins for joint in store.joints) == len(standing)
+        held = {(extent, slot.number) for slot in slots for extent in slot.backs}
+        assert all((e, number) in held for e in store.extents for number in e.holders)
+
+
+def machine(name: str, dtype: str = "float32", quant: int | None = None, **more: Any) -> Machine:
+    return Machine(loaded(name, dtype, quant), marks(name), vocabulary(name), **more)

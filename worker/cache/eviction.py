@@ -1,0 +1,215 @@
+"""Makes room: what is cheapest to do without goes first, never more than what comes is worth.
+
+Worth is likelihood of need x tokens to prefill again / bytes. Leaf by leaf, so that what is
+shared outlives what hangs from it; bytes that a live slot holds too go before all.
+Source: the cost-benefit rule of Greedy-Dual-Size (Cao, Irani 1997), with lines for frequency.
+"""
+
+import heapq
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from worker.cache.extents import Extent, ExtentStore, Joint
+from worker.cache.lines import Line
+from worker.cache.snapshots import is_resumable, likelihood
+
+SLACK = 0.02  # share of the budget freed beyond the need, so that sorting is not done each time
+
+
+class Evictor:
+    """Frees bytes and buffers of one store. Owner: the inference thread."""
+
+    def __init__(self, store: ExtentStore, chunk: int, ttl_s: float) -> None:
+        self.store = store
+        self._chunk = chunk
+        self._ttl_s = ttl_s
+        self.evictions = 0
+
+    def make_room(self, nbytes: int, buffers: int, worth: float, now: float) -> bool:
+        """Free what `nbytes` in `buffers` need; say whether they fit now.
+
+        `worth` is that of what comes (`worth_of`); only what is worth no more goes.
+        """
+        budget = self.store.budget
+        if nbytes > budget.bytes_max or buffers > budget.buffers_max:
+            return False
+        if budget.missing(nbytes, buffers) == (0, 0):
+            return True
+        slack = min(int(budget.bytes_max * SLACK), budget.bytes_max - nbytes)
+        order = itertools.count()  # equals go in the order in which they came
+        heap = [(victim.worth(self, now), next(order), victim) for victim in self._victims()]
+        heapq.heapify(heap)
+        while heap and budget.missing(nbytes + slack, buffers) != (0, 0):
+            believed, _, victim = heapq.heappop(heap)
+            if not victim.is_there():
+                continue
+            current = victim.worth(self, now)
+            if current > believed:  # what else it could be resumed from has gone meanwhile
+                heapq.heappush(heap, (current, next(order), victim))
+                continue
+            if current > worth:
+                break
+            for exposed in victim.go(self.store):
+                heapq.heappush(heap, (exposed.worth(self, now), next(order), exposed))
+            self.evictions += 1
+        return budget.missing(nbytes, buffers) == (0, 0)
+
+    def worth_of(self, line: Line, weight: float, tokens: int, nbytes: int, now: float) -> float:
+        """Return what `nbytes` are worth that save `tokens`, needed as `weight` says."""
+        return line.likelihood(now, self._ttl_s) * weight * tokens / max(1, nbytes)
+
+    def resume_worth(self, joint: Joint, nbytes: int, now: float) -> float:
+        """Return what `nbytes` are worth that allow to resume at `joint`."""
+        assert joint.arrival is not None, "nothing is kept at the root"
+        weight = likelihood(joint, self._chunk)
+        return self.worth_of(joint.arrival.line, weight, self._saved_tokens(joint), nbytes, now)
+
+    def window_worth(self, extent: Extent, nbytes: int, now: float) -> float:
+        """Return what window rows are worth where the likeliest line looks back to them."""
+        window, worth, todo = self.store.layout.window, 0.0, [extent.end]
+        while todo:
+            joint = todo.pop()
+            worth = max(worth, self.resume_worth(joint, nbytes, now))
+            later = (run.end for run in joint.leaving)
+            todo += [end for end in later if end.position - window < extent.end.position]
+        return worth
+
+    def leaf_worth(self, extent: Extent, nbytes: int, now: float) -> float:
+        """Return what the bytes of a leaf are worth."""
+        layout = self.store.layout
+        if is_resumable(extent.end, layout.has_state, layout.window):
+            tokens = self._saved_tokens(extent.end)
+        else:
+            tokens = 0  # nobody can go on from here: these rows save nothing any more
+        weight = likelihood(extent.end, self._chunk)
+        return self.worth_of(extent.line, weight, tokens, nbytes, now)
+
+    def likelihoods_from(self, extent: Extent, now: float) -> dict[Extent, float]:
+        """Return how likely each extent from here on is needed, by any line that goes through."""
+        order, todo = [], [extent]
+        while todo:
+            order.append(todo.pop())
+            todo += order[-1].end.leaving
+        likelihoods: dict[Extent, float] = {}
+        for one in reversed(order):  # children before their parents
+            beyond = (likelihoods[later] for later in one.end.leaving)
+            likelihoods[one] = max([one.line.likelihood(now, self._ttl_s), *beyond])
+        return likelihoods
+
+    def _saved_tokens(self, joint: Joint) -> int:
+        """Return how many tokens further back the next place to resume at is."""
+        layout = self.store.layout
+        position = joint.position
+        while joint.arrival is not None:
+            joint = joint.arrival.start
+            if is_resumable(joint, layout.has_state, layout.window):
+                break
+        return position - joint.position
+
+    def _victims(self) -> "Iterator[_Victim]":
+        """Yield all that could go now."""
+        for extent in self.store.extents:
+            if extent.body is not None and extent.holders:
+                yield _OwnBytes(extent)
+            if extent.window is not None:
+                yield _Window(extent)
+            if _is_leaf(extent) and extent.nbytes:
+                yield _Leaf(extent)
+        for joint in self.store.joints:
+            if joint.snapshot is not None:
+                yield _Snapshot(joint)
+
+
+class _Victim(Protocol):
+    """Something that could go."""
+
+    def is_there(self) -> bool: ...
+
+    def worth(self, evictor: Evictor, now: float) -> float: ...
+
+    def go(self, store: ExtentStore) -> "list[_Leaf]":
+        """Free it; return the extents that are leaves now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnBytes:
+    """A slot holds the same rows: their copy costs nothing to give up."""
+
+    extent: Extent
+
+    def is_there(self) -> bool:
+        return self.extent.body is not None and bool(self.extent.holders)
+
+    def worth(self, evictor: Evictor, now: float) -> float:
+        return 0.0
+
+    def go(self, store: ExtentStore) -> "list[_Leaf]":
+        store.set_body(self.extent, None)
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    extent: Extent
+
+    def is_there(self) -> bool:
+        return self.extent.window is not None
+
+    def worth(self, evictor: Evictor, now: float) -> float:
+        assert self.extent.window is not None
+        return evictor.window_worth(self.extent, self.extent.window.nbytes, now)
+
+    def go(self, store: ExtentStore) -> "list[_Leaf]":
+        store.set_window(self.extent, None, self.extent.end.position)
+        store.prune(self.extent.end)
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    joint: Joint
+
+    def is_there(self) -> bool:
+        return self.joint.snapshot is not None
+
+    def worth(self, evictor: Evictor, now: float) -> float:
+        assert self.joint.snapshot is not None
+        return evictor.resume_worth(self.joint, self.joint.snapshot.nbytes, now)
+
+    def go(self, store: ExtentStore) -> "list[_Leaf]":
+        store.set_snapshot(self.joint, None)
+        store.prune(self.joint)
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    extent: Extent
+
+    def is_there(self) -> bool:
+        return _is_leaf(self.extent) and self.extent.nbytes > 0
+
+    def worth(self, evictor: Evictor, now: float) -> float:
+        return evictor.leaf_worth(self.extent, self._nbytes(), now)
+
+    def _nbytes(self) -> int:
+        snapshot = self.extent.end.snapshot
+        return self.extent.nbytes + (snapshot.nbytes if snapshot is not None else 0)
+
+    def go(self, store: ExtentStore) -> "list[_Leaf]":
+        start = self.extent.start
+        store.remove(self.extent)
+        store.prune(start)
+        exposed = start.arrival
+        if exposed is None or not _is_leaf(exposed) or not exposed.nbytes:
+            return []
+        return [_Leaf(exposed)]
+
+
+def _is_leaf(extent: Extent) -> bool:
+    """Whether nothing else is lost with it: no branch, no running request, no slot's rows."""
+    end = extent.end
+    return end.arrival is extent and not (end.leaving or end.pins or extent.holders)

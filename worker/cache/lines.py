@@ -1,0 +1,86 @@
+"""Lines: conversations as the cache sees them, and how likely each is to go on.
+
+A request that extends what a line last prefilled continues that line; any other opens one.
+"""
+
+from dataclasses import dataclass, field
+
+from worker.cache.block_hash import PrefixHash
+
+HALF_LIFE_S = 600.0  # a line unused for this long is half as likely to be needed
+CONTINUED = 2.0  # a line that came back once will rather come back again
+SPONSORED = 0.25  # one opened while another waited: a sub-agent or a side call of that one
+SPONSOR_WAIT_S = 600.0  # how long a waiting line counts as what the new ones work for
+
+
+@dataclass(eq=False, slots=True)
+class Line:
+    """One conversation. `sponsor` is the line that was waiting when this one was opened."""
+
+    number: int
+    opened_at: float
+    used_at: float
+    turns: int = 1  # prompts on its path, those of the line that it branched from included
+    is_running: bool = False
+    sponsor: "Line | None" = field(default=None, repr=False)
+    tip: PrefixHash | None = None  # the last cut of its last prompt
+
+    def likelihood(self, now: float, ttl_s: float) -> float:
+        """Return how likely it is needed again, relative to a line just opened (1.0).
+
+        Zero once it has not been used for `ttl_s` (0 = never): it is then the first to go, but
+        stays while there is room.
+        """
+        age_s = 0.0 if self.is_running else max(0.0, now - self.used_at)
+        if ttl_s and age_s > ttl_s:
+            return 0.0
+        factor = CONTINUED if self.turns > 1 else 1.0
+        if self.sponsor is not None:
+            factor *= SPONSORED
+        recency: float = 0.5 ** (age_s / HALF_LIFE_S)
+        return factor * recency
+
+
+class Lines:
+    """Opens and continues lines. Owner: the inference thread."""
+
+    def __init__(self) -> None:
+        self._all: list[Line] = []
+        self._number = 0
+
+    def open(self, now: float, turns: int) -> Line:
+        """Open a line. The one that waits on it, if any, becomes its sponsor.
+
+        A storm of sub-agents begins when its orchestrator's answer ends, and each of them begins
+        while the orchestrator waits; those of a second wave see their siblings, whose sponsor is
+        the orchestrator still.
+        """
+        latest = max(
+            (
+                line
+                for line in self._all
+                if not (line.sponsor or line).is_running
+                and (line.is_running or now - line.used_at <= SPONSOR_WAIT_S)
+            ),
+            key=lambda line: line.used_at,
+            default=None,
+        )
+        sponsor = latest.sponsor or latest if latest is not None else None
+        if sponsor is not None:
+            sponsor.used_at = now  # it waits for this one from now on
+        self._number += 1
+        line = Line(self._number, now, now, turns, is_running=True, sponsor=sponsor)
+        self._all.append(line)
+        return line
+
+    def proceed(self, line: Line, now: float, turns: int) -> None:
+        """A request goes on with this line."""
+        line.used_at, line.turns, line.is_running = now, max(turns, line.turns), True
+
+    def rest(self, line: Line, now: float) -> None:
+        """Its request ended."""
+        line.used_at, line.is_running = now, False
+
+    def forget(self, kept: set[Line]) -> None:
+        """Drop the lines that hold nothing any more."""
+        self._all = [line for line in self._all if line.is_running or line in kept]

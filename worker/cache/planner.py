@@ -1,0 +1,136 @@
+"""Decides where a request goes on from. A plan is a value; carrying it out is the byte layer's."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from worker.cache.block_hash import Tokens, common_length
+from worker.cache.extents import Bytes, Extent, ExtentStore
+from worker.cache.index import Found, Query, Search
+
+KINDS = ("exact", "prefix", "supersequence", "lcp", "miss")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """An idle live slot: what it holds, physically."""
+
+    number: int
+    tokens: Tokens  # all that is in its layers
+    trail: tuple[int, ...]  # cuts of its canonical prefill: canonical up to the last of them
+    floor: int = 0  # it cannot be taken back further than this
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request starts with.
+
+    kind: how the prompt relates to what is kept (KINDS). `hybrid_trimmed` says that rows were
+    kept further than the layers' states and windows allow to resume.
+    """
+
+    position: int  # prompt tokens that need not be prefilled
+    is_canonical: bool  # what the request adds by prefill is canonical
+    path: tuple[Extent, ...]  # to `position`; empty when a slot's tip is continued
+    snapshot: Bytes | None
+    slot: int | None  # go on in this slot, without a copy
+    kind: str
+    matched: int
+    hybrid_trimmed: bool
+
+    @property
+    def source(self) -> str:
+        if self.position == 0:
+            return "none"
+        return "slot" if self.slot is not None else "ram"
+
+
+def make_plan(store: ExtentStore, slots: Iterable[SlotView], query: Query, is_exact: bool) -> Plan:
+    """Return the plan that leaves the fewest tokens to prefill; a slot where one is as good."""
+    found = Search(store, query, is_exact).run()
+    best = Plan(
+        position=found.position,
+        is_canonical=found.is_canonical,
+        path=found.path,
+        snapshot=found.snapshot,
+        slot=None,
+        kind=_kind(found, query, found.position),
+        matched=found.matched,
+        hybrid_trimmed=_is_trimmed(found, query, store),
+    )
+    ranked = []
+    for slot in slots:
+        shared = common_length(slot.tokens, query.tokens)
+        canonical = _canonical_length(slot, query, shared)
+        tip = len(slot.tokens)
+        if _continues(tip, canonical, shared, query, is_exact) and tip >= best.position:
+            ranked.append(((tip, True, canonical == tip, 0), slot))
+        elif _rewinds(best, slot, shared, canonical):
+            ranked.append(((best.position, False, best.is_canonical, best.position - tip), slot))
+    if not ranked:
+        return best
+    (position, is_tip, is_canonical, _), slot = max(ranked, key=lambda row: row[0])
+    path = () if is_tip else best.path
+    return _in_slot(best, slot, position, is_canonical, path, found, query)
+
+
+def _continues(tip: int, canonical: int, shared: int, query: Query, is_exact: bool) -> bool:
+    """Whether the prompt goes on behind all that the slot holds."""
+    return 0 < tip <= min(shared, query.limit) and (not is_exact or canonical == tip)
+
+
+def _rewinds(best: Plan, slot: SlotView, shared: int, canonical: int) -> bool:
+    """Whether to go back in the slot rather than copy what is kept into another.
+
+    Not where more would be cut off than copied: then the slot is rather someone else's.
+    """
+    position = best.position
+    holds = canonical if best.is_canonical else shared
+    cut_off = len(slot.tokens) - position
+    return max(1, slot.floor) <= position <= holds and cut_off <= position
+
+
+def _canonical_length(slot: SlotView, query: Query, shared: int) -> int:
+    """Return up to where the slot holds what a prefill of this very prompt would have written."""
+    length = 0
+    for mine, theirs in zip(slot.trail, query.cuts, strict=False):
+        if mine != theirs or mine > shared:
+            break
+        length = mine
+    return length
+
+
+def _in_slot(
+    best: Plan,
+    slot: SlotView,
+    position: int,
+    is_canonical: bool,
+    path: tuple[Extent, ...],
+    found: Found,
+    query: Query,
+) -> Plan:
+    return Plan(
+        position=position,
+        is_canonical=is_canonical,
+        path=path,
+        snapshot=best.snapshot if path else None,
+        slot=slot.number,
+        kind=_kind(found, query, position),
+        matched=max(best.matched, position),
+        hybrid_trimmed=best.hybrid_trimmed and position == best.position,
+    )
+
+
+def _kind(found: Found, query: Query, position: int) -> str:
+    if position == 0:
+        return "miss"
+    if found.matched >= query.limit:
+        return "exact" if found.is_prompt else "supersequence"
+    return "lcp" if found.is_diverging else "prefix"
+
+
+def _is_trimmed(found: Found, query: Query, store: ExtentStore) -> bool:
+    """Whether states or windows, not tokens, decided how far the prompt is resumed."""
+    if store.layout.resumes_anywhere:
+        return False
+    wanted = max((cut for cut in query.cuts if cut <= found.matched), default=0)
+    return found.position < wanted

@@ -1,0 +1,116 @@
+"""Builds what keeps KV for a loaded model: reads the settings, and asks the model's own caches."""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from shared.config import Settings
+from shared.errors import StartError
+from worker.cache.block_hash import PrefixHash, root_hash
+from worker.cache.budget import MB, Budget, auto_bytes
+from worker.engine.engine import Engine
+from worker.engine.model import LoadedModel
+from worker.kv.keeper import Keeper
+from worker.kv.layers import LayerMap, UnknownCache
+from worker.kv.mover import KeepRules
+from worker.kv.no_keeper import NoKeeper
+from worker.kv.quantise import Format
+
+log = logging.getLogger(__name__)
+
+SCHEMA = "1"  # of what is kept, and of the cut rule that it was made by
+
+
+def make_keeper(
+    engine: Engine, loaded: LoadedModel, settings: Settings, chunk: int
+) -> Keeper | NoKeeper:
+    """Return the model's keeper; NoKeeper, with one warning, where its caches are unknown.
+
+    Raises:
+        StartError: KV_BITS is set and upstream cannot quantise this model's caches.
+    """
+    running = _running_format(engine, settings)
+    try:
+        layers = LayerMap(engine.probe())
+    except UnknownCache as unknown:
+        log.warning("no KV is reused: the model keeps %s, which cannot be restored", unknown)
+        return NoKeeper(engine.new_cache)
+    limit = settings.cache_ram_budget_mb * MB or auto_bytes(_working_set_bytes())
+    store_bits = settings.cache_store_bits
+    rules = KeepRules(
+        slots_max=settings.live_slots_max,
+        chunk=chunk,
+        is_exact=is_exact(loaded, settings),
+        ttl_s=settings.prompt_cache_ttl_seconds,
+        session_idle_s=settings.prompt_cache_session_max_idle_seconds,
+        store_format=Format(store_bits, settings.kv_group_size) if store_bits else None,
+        running_format=running,
+        running_from=settings.quantized_kv_start,
+    )
+    root = cache_root(loaded, settings, chunk)
+    return Keeper(root, layers, engine.new_cache, Budget(limit), rules)
+
+
+def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
+    """Return whether only canonical KV is reused.
+
+    By default where reusing what decoding wrote visibly changes logits (facts/mlx.md 2): MLA with
+    quantised weights, whose formula for one token is another, and Mamba2 below fp32, whose scan
+    depends on where a forward begins.
+    """
+    if settings.cache_exact != "auto":
+        return settings.cache_exact == "true"
+    config = loaded.config.get("text_config") or loaded.config
+    is_quantised = bool(loaded.config.get("quantization"))
+    is_mla = bool(config.get("kv_lora_rank"))
+    is_mamba = any(name.startswith(("mamba_", "ssm_")) for name in config)
+    return (is_mla and is_quantised) or (is_mamba and (is_quantised or not _is_fp32(loaded)))
+
+
+def cache_root(loaded: LoadedModel, settings: Settings, chunk: int) -> PrefixHash:
+    """Return the name of the empty prefix: all that decides what KV some tokens give."""
+    facts = loaded.facts
+    parts = [
+        *(SCHEMA, facts.path, *_weights(loaded), facts.cache_layout, facts.backend),
+        *(str(chunk), str(settings.kv_bits), str(settings.kv_group_size)),
+        *(str(settings.quantized_kv_start), version("mlx"), version("mlx-lm")),
+    ]
+    return root_hash(parts)
+
+
+def _weights(loaded: LoadedModel) -> Iterator[str]:
+    """Yield what tells these weights from others: the config's content, each file's stamp."""
+    for path in sorted(loaded.directory.glob("*")):
+        if path.name == "config.json":
+            yield hashlib.blake2b(path.read_bytes()).hexdigest()
+        elif path.suffix == ".safetensors":
+            stat = path.stat()
+            yield f"{path.name} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _is_fp32(loaded: LoadedModel) -> bool:
+    kinds = {array.dtype for _, array in tree_flatten(loaded.model.parameters())}
+    return not kinds & {mx.float16, mx.bfloat16}
+
+
+def _working_set_bytes() -> int | None:
+    size: Any = mx.device_info().get("max_recommended_working_set_size")
+    return None if size is None else int(size)
+
+
+def _running_format(engine: Engine, settings: Settings) -> Format | None:
+    if not settings.kv_bits:
+        return None
+    form = Format(settings.kv_bits, settings.kv_group_size)
+    reason = engine.why_not_quantised(form.bits, form.group_size)
+    if reason is not None:
+        raise StartError(
+            f"KV_BITS is {form.bits}, and mlx-lm cannot quantise this model's KV: {reason}. "
+            "Set KV_BITS=off; CACHE_STORE_BITS quantises what is kept."
+        )
+    return form

@@ -1,0 +1,291 @@
+"""Live slots and kept KV of one model: what requests check out, commit to and check in.
+
+Decisions are the cache's (worker/cache/), bytes are the mover's; this is a request's way through.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
+from worker.cache.budget import Budget
+from worker.cache.extents import ExtentStore, Joint
+from worker.cache.index import Query
+from worker.cache.lines import Line, Lines
+from worker.cache.planner import Plan, make_plan
+from worker.kv.layers import LayerMap
+from worker.kv.mover import KeepRules, Mover
+from worker.kv.slots import Slot
+
+
+class Keeper:
+    """All live slots and all that is kept. Owner: the inference thread.
+
+    A slot is checked out by `open`, filled by forwards that `commit` each, and checked in by
+    `close`, however its request ends. Nothing prefilled is thrown away but for want of room.
+    """
+
+    def __init__(
+        self,
+        root: PrefixHash,
+        layers: LayerMap,
+        new_cache: Callable[[], list[Any]],
+        budget: Budget,
+        rules: KeepRules,
+    ) -> None:
+        self.rules = rules
+        self.store = ExtentStore(root, layers.layout, budget)
+        self._layers = layers
+        self._slots: dict[int, Slot] = {}
+        self._mover = Mover(self.store, layers, rules, self._slots, new_cache)
+        self._lines = Lines()
+
+    # ------------------------------------------------------------ a request's life
+
+    def plan(self, query: Query) -> Plan:
+        """Return what `open` would do now. Changes nothing."""
+        idle = [slot.view() for slot in self._slots.values() if not slot.is_busy]
+        return make_plan(self.store, idle, query, self.rules.is_exact)
+
+    def open(self, query: Query, rows: int) -> tuple[Slot, Plan]:
+        """Check out a slot that holds as much of the prompt as is kept; room for `rows` tokens."""
+        plan = self.plan(query)
+        if plan.slot is None and self._make_way():
+            plan = self.plan(query)  # what the slot held may be all that it went on from
+        self.counts[f"match_{plan.kind}"] += 1
+        self.counts["hybrid_trim_miss"] += plan.hybrid_trimmed
+        slot = self._fill(plan, self._line_of(plan), rows)
+        assert slot.line is not None
+        self._own(plan, slot.line)
+        slot.joint.resumed += plan.position > 0
+        slot.is_spare = slot.is_settled = False
+        self._mover.quantise(slot, plan.position)
+        slot.capacity = self._layers.reserve(slot.cache, rows)
+        self._check_depth(slot)
+        return slot, plan
+
+    def _own(self, plan: Plan, line: Line) -> None:
+        """What the request goes on from is its line's now, unless a likelier one's."""
+        now = time.monotonic()
+        mine = line.likelihood(now, self.rules.ttl_s)
+        for extent in plan.path:
+            if extent.line.likelihood(now, self.rules.ttl_s) <= mine:
+                extent.line = line
+
+    def commit(self, slot: Slot, tokens: Tokens, name: PrefixHash) -> None:
+        """Keep what a forward to the prompt's next cut has written.
+
+        `tokens` are all that the slot holds now, `name` their hash.
+        """
+        start, end = slot.position, len(tokens)
+        is_canonical = slot.is_canonical
+        slot.tokens = tokens
+        if is_canonical:
+            slot.trail.append(end)
+        self._check_depth(slot)
+        if is_canonical or not self.rules.is_exact:
+            self._mover.index(slot, start, end, name, is_canonical)
+        self._mover.quantise(slot, end)
+
+    def grow(self, slot: Slot, rows: int) -> None:
+        """Before a decode step: make room for `rows` tokens; quantise where that is due."""
+        if rows > slot.capacity:
+            slot.capacity = self._layers.reserve(slot.cache, rows)
+        if slot.format is None and self._mover.is_due(rows):
+            self._mover.quantise(slot, rows)
+            slot.capacity = self._layers.reserve(slot.cache, rows)
+
+    def lend(self, slot: Slot) -> None:
+        """The slot's cache is merged into a batch: cut out what only it holds."""
+        slot.lent = slot.backs
+        self._mover.give_up_rows(slot, 0)
+        slot.cache, slot.capacity = [], 0
+
+    def close(self, slot: Slot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
+        """Check the slot in: `cache` holds `tokens`, what was generated included.
+
+        `is_prefilled` says that its prompt was read to the last cut.
+        """
+        slot.cache, slot.tokens = cache, tokens
+        self._check_depth(slot)
+        self._mover.hold_again(slot)
+        if slot.joint.is_dropped:
+            self._mover.reindex(slot)
+        start = slot.joint.position
+        if is_prefilled and slot.line is not None:
+            slot.joint.is_prompt_end = True
+            slot.line.tip = slot.joint.name
+        if len(tokens) > start and not self.rules.is_exact:
+            (name,) = prefix_hashes(self.store.root.name, tokens, [len(tokens)])
+            self._mover.index(slot, start, len(tokens), name, is_canonical=False)
+        self._check_in(slot)
+
+    def _check_in(self, slot: Slot) -> None:
+        slot.joint.pins -= 1
+        slot.is_busy, slot.used_at = False, time.monotonic()
+        if slot.line is not None:
+            self._lines.rest(slot.line, slot.used_at)
+
+    # ------------------------------------------------------------ idle time
+
+    def unfinished(self, natural: Callable[[Tokens], list[int]]) -> Query | None:
+        """Return tokens of a live slot that no canonical prefill has read yet, if there are any.
+
+        `natural` gives the cuts of every prompt that begins with some tokens. Nothing is to be
+        done where stored KV is not canonical anyway, or where there is no second slot.
+        """
+        if self.rules.store_format is not None or self.rules.slots_max < 2:
+            return None
+        for slot in sorted(self._slots.values(), key=lambda s: -s.used_at):
+            if slot.is_busy or slot.is_spare or slot.is_settled:
+                continue
+            cuts = natural(slot.tokens)
+            names = prefix_hashes(self.store.root.name, slot.tokens, cuts)
+            end = self.store.joint(names[-1]) if names else None
+            if not names or _is_canonical(end):
+                slot.is_settled = True
+            else:
+                return Query(slot.tokens, cuts, names)
+        return None
+
+    def open_spare(self, query: Query) -> Slot | None:
+        """Check out a slot for idle work.
+
+        None where sessions have them all, or where the work was done before and there was no
+        room to keep it: nothing is prefilled in idle time twice either.
+        """
+        spares = [slot for slot in self._slots.values() if slot.is_spare]
+        if not spares and len(self._slots) >= self.rules.slots_max:
+            return None
+        plan = make_plan(self.store, [s.view() for s in spares], query, is_exact=True)
+        if plan.slot is None:
+            for spare in spares:
+                self._vacate(spare)
+            plan = make_plan(self.store, [], query, is_exact=True)
+        if plan.position + self.rules.chunk < self._done_for(query):
+            return None
+        slot = self._fill(plan, self._owner(plan), query.limit)
+        slot.is_spare = slot.is_settled = True
+        slot.capacity = self._layers.reserve(slot.cache, query.limit)
+        return slot
+
+    def settle(self, query: Query) -> None:
+        """Idle work for these tokens is done, or cannot be."""
+        for slot in self._slots.values():
+            if slot.tokens is query.tokens:
+                slot.is_settled, slot.ahead_to = True, query.limit
+
+    def _done_for(self, query: Query) -> int:
+        """Return up to where these tokens of a live slot were read canonically before."""
+        for slot in self._slots.values():
+            if slot.tokens is query.tokens:
+                return max(slot.ahead_to, slot.trail[-1] if slot.trail else 0)
+        return 0
+
+    def close_spare(self, slot: Slot) -> None:
+        """Check in a slot of idle work, done or interrupted."""
+        if slot.joint.is_dropped:
+            self._mover.reindex(slot)
+        self._check_in(slot)
+
+    def sweep(self) -> bool:
+        """Give up the slots of sessions idle for long; say whether there were any."""
+        now, idle_s = time.monotonic(), self.rules.session_idle_s
+        old = [s for s in self._slots.values() if not s.is_busy and now - s.used_at > idle_s]
+        for slot in old if idle_s else ():
+            self._vacate(slot)
+        self._lines.forget({extent.line for extent in self.store.extents})
+        return bool(old and idle_s)
+
+    # ------------------------------------------------------------ for people
+
+    def clear(self) -> None:
+        """Forget everything; what running requests hold comes back when they end."""
+        for slot in self.slots:
+            if not slot.is_busy:
+                del self._slots[slot.number]
+            slot.backs, slot.lent = [], []
+        self.store.clear()
+
+    @property
+    def counts(self) -> Counter[str]:
+        return self._mover.counts
+
+    @property
+    def evictions(self) -> int:
+        return self._mover.evictor.evictions
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        return list(self._slots.values())
+
+    def slot_bytes(self, slot: Slot) -> int:
+        return self._layers.nbytes(slot.cache)
+
+    # ------------------------------------------------------------ slots and lines
+
+    def _fill(self, plan: Plan, line: Line, rows: int) -> Slot:
+        """Return a busy slot that holds what the plan goes on from."""
+        if plan.slot is not None:
+            slot = self._slots[plan.slot]
+            slot.is_busy, slot.line = True, line
+            self._mover.rewind(slot, plan)
+        else:
+            number = min(set(range(self.rules.slots_max)) - self._slots.keys())
+            slot = self._slots[number] = Slot(number, [], self.store.root, line)
+            self._mover.restore(slot, plan, rows)
+        slot.joint.pins += 1
+        return slot
+
+    def _make_way(self) -> bool:
+        """Empty the idle slot that is least likely needed, where none is free; say whether so."""
+        if len(self._slots) < self.rules.slots_max:
+            return False
+        now = time.monotonic()
+        idle = [slot for slot in self._slots.values() if not slot.is_busy]
+        assert idle, "the scheduler opens no more than slots_max"
+        self._vacate(min(idle, key=lambda slot: _claim(slot, now)))
+        return True
+
+    def _vacate(self, slot: Slot) -> None:
+        self._mover.give_up_rows(slot, 0)
+        slot.cache = []
+        del self._slots[slot.number]
+
+    def _line_of(self, plan: Plan) -> Line:
+        """Return the line that a request with this plan goes on with, or a new one."""
+        now = time.monotonic()
+        turns = 1 + sum(extent.end.is_prompt_end for extent in plan.path)
+        line = None
+        if plan.path:
+            last = plan.path[-1].line
+            if any(extent.end.name == last.tip for extent in plan.path):
+                line = last
+        elif plan.slot is not None:
+            line = self._slots[plan.slot].line
+        if line is None or line.is_running:
+            return self._lines.open(now, turns)
+        self._lines.proceed(line, now, max(turns, line.turns + 1))
+        return line
+
+    def _owner(self, plan: Plan) -> Line:
+        """Return the line that idle work is for."""
+        if plan.slot is not None and (line := self._slots[plan.slot].line) is not None:
+            return line
+        return plan.path[-1].line if plan.path else self._lines.open(time.monotonic(), 1)
+
+    def _check_depth(self, slot: Slot) -> None:
+        """Physical truth: what we believe is in the slot is what its layers count."""
+        depth = self._layers.depth(slot.cache)
+        assert depth is None or depth == slot.position, (depth, slot.position)
+
+
+def _is_canonical(joint: Joint | None) -> bool:
+    return joint is not None and joint.arrival is not None and joint.arrival.is_canonical
+
+
+def _claim(slot: Slot, now: float) -> tuple[bool, float, float]:
+    """Return what orders idle slots: the lowest makes way."""
+    likelihood = slot.line.likelihood(now, 0) if slot.line is not None else 0.0
+    return (not slot.is_spare, likelihood, slot.used_at)

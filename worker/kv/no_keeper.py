@@ -1,0 +1,62 @@
+"""A keeper that never keeps: for models whose caches cannot be taken apart, and for comparing."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from worker.cache.block_hash import PrefixHash, Tokens
+from worker.cache.extents import Joint
+from worker.cache.index import Query
+from worker.cache.planner import Plan
+from worker.kv.slots import Slot
+
+_NO_PLAN = Plan(0, True, (), None, None, "miss", 0, False)
+
+
+class NoKeeper:
+    """Gives every request an empty slot and forgets it. Owner: the inference thread."""
+
+    def __init__(self, new_cache: Callable[[], list[Any]]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._new_cache = new_cache
+
+    def plan(self, query: Query) -> Plan:
+        return _NO_PLAN
+
+    def open(self, query: Query, rows: int) -> tuple[Slot, Plan]:
+        self.counts["match_miss"] += 1
+        return Slot(0, self._new_cache(), Joint(PrefixHash(b""), 0)), _NO_PLAN
+
+    def commit(self, slot: Slot, tokens: Tokens, name: PrefixHash) -> None:
+        slot.tokens = tokens
+
+    def grow(self, slot: Slot, rows: int) -> None:
+        pass
+
+    def lend(self, slot: Slot) -> None:
+        pass
+
+    def close(self, slot: Slot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
+        pass
+
+    def unfinished(self, natural: Callable[[Tokens], list[int]]) -> Query | None:
+        return None
+
+    def open_spare(self, query: Query) -> Slot | None:
+        return None
+
+    def settle(self, query: Query) -> None:
+        pass
+
+    def close_spare(self, slot: Slot) -> None:
+        pass
+
+    def sweep(self) -> bool:
+        return False
+
+    def clear(self) -> None:
+        pass
+
+    @property
+    def slots(self) -> Sequence[Slot]:
+        return []

@@ -1,0 +1,74 @@
+"""What `/v1/cache` tells about one worker."""
+
+import time
+from typing import Any
+
+from worker.cache.extents import Extent
+from worker.cache.lines import Line
+from worker.kv.keeper import Keeper
+from worker.kv.no_keeper import NoKeeper
+
+LINES_MAX = 200  # the most recently used
+
+
+def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int) -> dict[str, Any]:
+    """Return budget, use, lines and live slots. Inference thread."""
+    report: dict[str, Any] = {"counts": dict(keeper.counts), "idle_tokens": idle_tokens}
+    if isinstance(keeper, NoKeeper):
+        return {"reuses": False, **report}
+    store, budget = keeper.store, keeper.store.budget
+    slots = [
+        {
+            "slot": slot.number,
+            "tokens": slot.position,
+            "bytes": keeper.slot_bytes(slot),
+            "busy": slot.is_busy,
+            "line": slot.line.number if slot.line is not None else None,
+        }
+        for slot in keeper.slots
+    ]
+    return {
+        "reuses": True,
+        "exact": keeper.rules.is_exact,
+        "budget_bytes": budget.bytes_max,
+        "bytes": budget.bytes_used,
+        "budget_buffers": budget.buffers_max,
+        "buffers": budget.buffers_used,
+        "slots": slots,
+        "slots_bytes": sum(slot["bytes"] for slot in slots),
+        "slots_max": keeper.rules.slots_max,
+        "extents": len(store),
+        "snapshots": sum(joint.snapshot is not None for joint in store.joints),
+        "evictions": keeper.evictions,
+        "entries": _lines(list(store.extents)),
+        **report,
+    }
+
+
+def _lines(extents: list[Extent]) -> list[dict[str, Any]]:
+    """Return a row for each line: what would be lost with it."""
+    now = time.monotonic()
+    rows: dict[Line, dict[str, Any]] = {}
+    for extent in extents:
+        line = extent.line
+        row = rows.setdefault(
+            line,
+            {
+                "line": line.number,
+                "tokens": 0,
+                "own_tokens": 0,
+                "bytes": 0,
+                "hits": 0,
+                "turns": line.turns,
+                "age_s": round(now - line.opened_at, 1),
+                "idle_s": 0.0 if line.is_running else round(now - line.used_at, 1),
+                "session": None if line.sponsor is None else f"under line {line.sponsor.number}",
+            },
+        )
+        row["tokens"] = max(row["tokens"], extent.end.position)
+        row["own_tokens"] += len(extent.tokens)
+        row["bytes"] += extent.nbytes
+        snapshot = extent.end.snapshot
+        row["bytes"] += snapshot.nbytes if snapshot is not None else 0
+        row["hits"] += extent.end.resumed
+    return sorted(rows.values(), key=lambda row: float(row["idle_s"]))[:LINES_MAX]
