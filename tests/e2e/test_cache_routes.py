@@ -1,5 +1,7 @@
 """What was kept of a prompt, as each dialect's usage and as the cache routes tell it."""
 
+import json
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,12 +64,33 @@ def test_a_prompt_sent_again_is_kept_and_shown_until_it_is_deleted(http: httpx.C
     told = http.get("/v1/cache").json()
     (row,) = told["workers"]
     assert (told["object"], row["worker"]) == ("cache", 0)
-    assert row["bytes"] > 0
-    assert sum(entry["bytes"] for entry in row["entries"]) > 0
+    assert row["bytes"] + row["slots_bytes"] > 0
     assert max(entry["tokens"] for entry in row["entries"]) > 0.9 * size
     (emptied,) = http.delete("/v1/cache").json()["workers"]
     assert (emptied["bytes"], emptied["entries"]) == (0, [])
     assert cached_of(chat(http)) == 0
+
+
+def test_a_connection_dropped_at_40_percent_of_a_prefill_loses_nothing(
+    debug: Server, http: httpx.Client
+) -> None:
+    text = "".join(f"{n} tell me what this line says, and the next one too. " for n in range(700))
+    body = {"model": "local", "messages": [{"role": "user", "content": text}], "max_tokens": 2}
+    payload = json.dumps(body | {"temperature": 0}).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1:{debug.port}\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+    )
+    reached = 0
+    with socket.create_connection(("127.0.0.1", debug.port), timeout=10) as connection:
+        connection.sendall(head.encode() + payload)
+        while reached < 4000:
+            (row,) = http.get("/v1/cache").json()["workers"]
+            reached = max((slot["tokens"] for slot in row["slots"]), default=0)
+    answer = http.post(CHAT, content=payload, headers={"content-type": "application/json"})
+    size = usage_of(answer)["prompt_tokens"]
+    assert size > 8000, "the connection was dropped amid the prefill"
+    assert cached_of(answer) >= reached
 
 
 def test_the_ids_of_a_prompt_are_told_under_the_answers_request_id(http: httpx.Client) -> None:

@@ -123,7 +123,10 @@ def test_branches_come_back_to_where_they_were(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.9])
-def test_a_cancelled_prefill_goes_on_where_it_stopped(name: str, share: float) -> None:
+@pytest.mark.parametrize("is_watchdog", [False, True], ids=["client left", "lease ran out"])
+def test_a_cancelled_prefill_goes_on_where_it_stopped(
+    name: str, share: float, is_watchdog: bool
+) -> None:
     warm = machine(name)
     ids = prompt(name, 600, 200)
     leaving = warm.submit(ids)
@@ -131,7 +134,10 @@ def test_a_cancelled_prefill_goes_on_where_it_stopped(name: str, share: float) -
     while leaving.request.position < share * len(ids):
         warm.step()
     stopped = leaving.request.position
-    leaving.request.ticket.is_cancelled = True
+    if is_watchdog:
+        leaving.request.ticket.lease_until = 0.0
+    else:
+        leaving.request.ticket.is_cancelled = True
     warm.run()
     assert leaving.reason == "cancelled"
     assert warm.ask(ids).cached >= stopped > 0, "not one chunk is prefilled again"
@@ -379,3 +385,23 @@ def test_the_first_answer_does_not_change_with_what_is_kept() -> None:
     ids = prompt("qwen3", 150, 100)
     first, again = warm.ask(ids, 4), warm.ask(ids, 4)
     assert all(np.array_equal(a, b) for a, b in zip(first.logits, again.logits, strict=True))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("count", [1, 2], ids=["alone", "in a batch"])
+def test_emptying_the_cache_amid_an_answer_leaves_no_wrong_state(name: str, count: int) -> None:
+    """The slot is indexed anew when it is checked in; what it holds by then is of later tokens."""
+    warm, cold = machine(name), machine(name, keeps=False)
+    asked = [prompt(name, 150, 40 + number) for number in range(count)]
+    running = [warm.submit(ids, 30) for ids in asked]
+    warm.run(until=lambda: min(one.request.completion_tokens for one in running) > 5)
+    warm.scheduler.forget()
+    warm.run()
+    warm.check()
+    for one, ids in zip(running, asked, strict=True):
+        expected = cold.ask(ids, 30).tokens
+        assert warm.settled(one).tokens == expected
+        again = warm.ask(ids, 30)
+        assert again.tokens == expected
+        assert again.cached > 0 or warm.layers.layout.has_state or warm.layers.layout.window
+        warm.check()
