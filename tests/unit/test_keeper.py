@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import ChunkedKVCache, KVCache
+from mlx_lm.models.cache import ConcatenateKVCache, KVCache
 
 from shared.config import load_settings
 from tests.fixtures import fixture_dir
@@ -316,7 +316,7 @@ class FakeEngine:
     """An engine whose model keeps something unknown."""
 
     def probe(self) -> list[Any]:
-        known, odd = KVCache(), ChunkedKVCache(16)
+        known, odd = KVCache(), ConcatenateKVCache()
         for layer in (known, odd):
             layer.update_and_fetch(mx.zeros((1, 1, 3, 8)), mx.zeros((1, 1, 3, 8)))
         return [known, odd]
@@ -331,7 +331,7 @@ def test_an_unknown_cache_is_served_without_reuse_and_said_once(
     keeper = make_keeper(FakeEngine(), loaded("qwen3"), load_settings({}, None), 64)  # type: ignore[arg-type]
     assert isinstance(keeper, NoKeeper)
     assert [record.message for record in caplog.records] == [
-        "no KV is reused: the model keeps ChunkedKVCache, which cannot be restored"
+        "no KV is reused: the model keeps ConcatenateKVCache, which cannot be restored"
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
-    ChunkedKVCache,
+    ConcatenateKVCache,
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
@@ -67,8 +67,8 @@ def test_the_layout_is_read_from_the_caches(layers: LayerMap) -> None:
 
 @pytest.mark.parametrize(
     "odd",
-    [ChunkedKVCache(16), RotatingKVCache(WINDOW, keep=4), object()],
-    ids=["chunked", "keeps its first", "foreign"],
+    [ConcatenateKVCache(), RotatingKVCache(WINDOW, keep=4), object()],
+    ids=["concatenating", "keeps its first", "foreign"],
 )
 def test_a_cache_of_another_kind_is_refused(odd: Any) -> None:
     cache = [KVCache()]

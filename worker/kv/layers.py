@@ -20,7 +20,7 @@ UNBOUNDED = 1 << 40  # tokens that fit where no layer keeps rows
 GROWTH = 1.25  # a buffer that is too small grows at least this much, so that copies stay rare
 
 _ROWS = ("KVCache", "QuantizedKVCache")
-_WINDOWS = ("RotatingKVCache",)
+_WINDOWS = ("RotatingKVCache", "ChunkedKVCache")
 _STATES = ("ArraysCache", "MambaCache")
 
 
@@ -71,7 +71,7 @@ class LayerMap:
         rows, windows = _of_kind(probe, _ROWS), _of_kind(probe, _WINDOWS)
         states = _of_kind(probe, _STATES)
         self._shapes = [_shapes(leaf) for leaf in rows]
-        self._window_sizes = [leaf.max_size for leaf in windows]
+        self._window_sizes = [_size(leaf) for leaf in windows]
         self._window_row_bytes = sum(_row_bytes(leaf) for leaf in windows)
         self.row_bytes = sum(_row_bytes(leaf) for leaf in rows)
         self.state_bytes = State(tuple(tuple(leaf.cache) for leaf in states)).nbytes
@@ -190,8 +190,8 @@ class LayerMap:
 
     def window_held(self, cache: list[Any]) -> int:
         """Return how many of the last tokens every window layer still has rows of."""
-        held = [min(leaf.offset, leaf.max_size) for leaf in _of_kind(cache, _WINDOWS)]
-        return min(held, default=0)
+        leaves = _of_kind(cache, _WINDOWS)
+        return min((min(_held(leaf), _size(leaf)) for leaf in leaves), default=0)
 
     def put_window(
         self, cache: list[Any], pieces: Sequence[tuple[LayerRows, ...]], position: int
@@ -201,7 +201,7 @@ class LayerMap:
         Exactly as many as the window: one fewer and MLX's next single-token step fails.
         """
         for number, leaf in enumerate(_of_kind(cache, _WINDOWS)):
-            wanted = min(position, leaf.max_size)
+            wanted = min(position, _size(leaf))
             layer = [piece[number].converted(None) for piece in pieces]
             arrays = []
             for index in range(2):
@@ -209,7 +209,11 @@ class LayerMap:
                 assert joined.shape[2] >= wanted, (joined.shape, wanted)
                 arrays.append(mx.contiguous(joined[..., joined.shape[2] - wanted :, :]))
             leaf.keys, leaf.values = arrays
-            leaf.offset, leaf._idx = position, wanted
+            leaf.offset = position
+            if _is_ring(leaf):
+                leaf._idx = wanted
+            else:
+                leaf.start_position = position - wanted
             mx.eval(arrays)
 
     # ------------------------------------------------------------ states
@@ -245,10 +249,27 @@ def _check(leaf: Any) -> None:
     name = type(leaf).__name__
     if name not in (*_ROWS, *_WINDOWS, *_STATES):
         raise UnknownCache(name)
-    if name in _WINDOWS and leaf.keep:
+    if name in _WINDOWS and _is_ring(leaf) and leaf.keep:
         raise UnknownCache(f"{name} that keeps its first {leaf.keep} tokens")
     if name not in _STATES and (leaf.keys is None or leaf.offset == 0):
         raise UnknownCache(f"{name} that the model does not fill")
+
+
+def _is_ring(leaf: Any) -> bool:
+    """Whether a window layer writes in a ring; a chunked one (Llama 4) drops its front."""
+    return hasattr(leaf, "max_size")
+
+
+def _size(leaf: Any) -> int:
+    """Return how many tokens a window layer looks back."""
+    return int(leaf.max_size if _is_ring(leaf) else leaf.chunk_size)
+
+
+def _held(leaf: Any) -> int:
+    """Return how many of the last tokens a window layer has rows of, at least."""
+    if _is_ring(leaf):
+        return min(int(leaf.offset), _size(leaf))
+    return int(leaf.offset - leaf.start_position)
 
 
 def _format(leaf: Any) -> Format | None:
@@ -277,8 +298,10 @@ def _rounded(rows: int) -> int:
 
 
 def _in_order(leaf: Any, array: mx.array) -> mx.array:
-    """Return a ring's rows, oldest first, without those that were never written."""
+    """Return a window's rows, oldest first, without those that were never written."""
     rows = array.shape[2]
+    if not _is_ring(leaf):
+        return array[..., : _held(leaf), :]
     if leaf._idx == rows:
         return array
     if leaf._idx < leaf.offset:
