@@ -4,6 +4,7 @@ Exact mode must give the very bits of a cold cache; default mode the same greedy
 cold run itself could not tell its two best tokens apart.
 """
 
+import dataclasses
 import os
 import random
 from typing import Any
@@ -272,3 +273,18 @@ def test_with_kv_stored_in_eight_bits_everything_still_goes_on(
     talk = Talk(name, warm, warm)
     talk.compare = lambda answer, ids, is_exact: None  # type: ignore[method-assign]
     play(talk, operations, is_exact=False)
+
+
+@slow(4)
+@given(operations=OPERATIONS)
+def test_what_default_mode_calls_canonical_is_what_a_cold_prefill_writes(
+    name: str, operations: list[tuple[str, int]]
+) -> None:
+    """Fast KV passes for canonical nowhere: all that is kept is put to exact mode's test."""
+    warm, cold = machine(name), machine(name, keeps=False, is_exact=True)
+    talk = Talk(name, warm, cold)
+    play(talk, operations, is_exact=False)
+    warm.work_ahead()
+    warm.keeper.rules = dataclasses.replace(warm.keeper.rules, is_exact=True)
+    for ids in talk.prompts:
+        talk.ask(ids, is_exact=True)
