@@ -40,12 +40,15 @@ def make_keeper(
     except UnknownCache as unknown:
         log.warning("no KV is reused: the model keeps %s, which cannot be restored", unknown)
         return NoKeeper(engine.new_cache)
+    exact, store_bits = is_exact(loaded, settings), settings.cache_store_bits
+    if exact and store_bits:
+        log.warning("CACHE_STORE_BITS is ignored: this model reuses exact KV only (CACHE_EXACT)")
+        store_bits = 0
     limit = settings.cache_ram_budget_mb * MB or auto_bytes(_working_set_bytes())
-    store_bits = settings.cache_store_bits
     rules = KeepRules(
         slots_max=settings.live_slots_max,
         chunk=chunk,
-        is_exact=is_exact(loaded, settings),
+        is_exact=exact,
         ttl_s=settings.prompt_cache_ttl_seconds,
         session_idle_s=settings.prompt_cache_session_max_idle_seconds,
         store_format=Format(store_bits, settings.kv_group_size) if store_bits else None,

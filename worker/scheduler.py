@@ -164,6 +164,8 @@ class Scheduler:
         """Empty the cache; running requests go on with what they have."""
         self._stop_working_ahead()
         self._keeper.clear()
+        for request in self._waiting:
+            request.kept_tokens = 0
 
     def _stop_working_ahead(self) -> None:
         if self._ahead is not None:

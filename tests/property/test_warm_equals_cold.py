@@ -18,6 +18,7 @@ from tests.fixtures import TEXT_NAMES
 from tests.machine import Answer, Machine, loaded, machine
 from worker.cache.block_hash import common_length, pack
 from worker.kv.quantise import Format
+from worker.report import cache_report
 
 GAP_MIN = 1e-3  # a cold run's two best log probabilities closer than this are a tie
 TOKENS_MAX = 12
@@ -36,6 +37,8 @@ OPERATIONS = st.lists(
                 "idle",
                 "together",
                 "forget",
+                "wipe",
+                "bare",
             ]
         ),
         st.integers(0, 10**6),
@@ -152,6 +155,7 @@ def play(
         ids = chance.choice(talk.prompts)
         step(talk, what, chance, ids, is_exact, is_ample)
         talk.warm.check()
+        cache_report(talk.warm.keeper, 0)
         assert budget.bytes_used <= budget.bytes_max
         assert len(talk.warm.keeper.slots) <= talk.warm.keeper.rules.slots_max
 
@@ -176,10 +180,25 @@ def step(
     elif what == "together":
         others = [chance.choice(talk.prompts), talk.opening(chance)]
         answers = [(warm.submit(one, TOKENS_MAX), one) for one in (ids, *others)]
+        warm.step()
+        cache_report(warm.keeper, 0)
         warm.run()
         for answer, one in answers:
             talk.compare(warm.settled(answer), one, is_exact)
             talk.prefilled.append(one)
+    elif what == "wipe":  # the cache is emptied amid a prefill or an answer
+        answer = warm.submit(ids, TOKENS_MAX)
+        for _ in range(chance.randrange(1, 12)):
+            warm.step()
+        warm.scheduler.forget()
+        talk.prefilled.clear()
+        warm.run()
+        talk.compare(warm.settled(answer), ids, is_exact)
+        talk.ask(ids, is_exact)
+    elif what == "bare":  # no generation prompt at its end, and something else goes on behind it
+        bare = ids[: -len(talk._header["assistant"])] + talk.words(chance, 30)
+        talk.ask(bare, is_exact)
+        talk.ask(bare + talk.words(chance, 90), is_exact)
     elif what == "shorter":
         cuts = [cut for cut in warm.rule.natural(ids) if cut > 20]
         talk.ask(ids[: chance.choice(cuts)] + talk._header["assistant"], is_exact)
@@ -254,13 +273,20 @@ def test_with_hardly_any_room_warm_still_says_what_cold_says(
 @pytest.mark.parametrize("quantised", ["qwen3", "llama", "qwen3_moe", "qwen3_5", "qwen3_next"])
 @pytest.mark.parametrize("bits", [8, 4])
 @slow(3)
-@given(operations=OPERATIONS, start=st.sampled_from([0, 100, 200]))
+@given(
+    operations=OPERATIONS,
+    start=st.sampled_from([0, 100, 200]),
+    budget_kb=st.sampled_from([700, 10**6]),
+)
 def test_with_quantised_kv_warm_is_a_quantised_cold_to_the_bit(
-    quantised: str, bits: int, operations: list[tuple[str, int]], start: int
+    quantised: str, bits: int, operations: list[tuple[str, int]], start: int, budget_kb: int
 ) -> None:
-    rules = {"is_exact": True, "running_format": Format(bits, 64), "running_from": start}
-    warm, cold = machine(quantised, **rules), machine(quantised, **rules)
-    play(Talk(quantised, warm, cold), operations, is_exact=True)
+    rules: dict[str, Any] = {"is_exact": True, "running_from": start}
+    rules["running_format"] = Format(bits, 64)
+    warm = machine(quantised, budget_mb=budget_kb / 1024, slots_max=2, **rules)
+    cold = machine(quantised, **rules)
+    is_ample = budget_kb > 700
+    play(Talk(quantised, warm, cold), operations, is_exact=True, is_ample=is_ample)
 
 
 @slow(2)

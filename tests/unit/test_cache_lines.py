@@ -110,3 +110,20 @@ def test_a_line_that_holds_nothing_is_forgotten_unless_it_runs(holds: bool, runs
     lines.forget({line} if holds else set())
     lines.rest(line, 1.0)
     assert lines.open(2.0, 1).sponsor is (line if holds or runs else None)
+
+
+def test_a_sponsor_that_has_not_run_for_hours_neither_discounts_nor_stays() -> None:
+    lines = Lines()
+    first = lines.open(0.0, 1)
+    lines.rest(first, 1.0)
+    other = lines.open(60.0, 1)
+    lines.rest(other, 61.0)
+    assert other.sponsor is first
+    now = 61.0
+    for _ in range(60):  # five hours of a second conversation with side calls
+        now += 300.0
+        lines.proceed(other, now, 2)
+        lines.rest(other, now + 1)
+        lines.rest(lines.open(now + 2, 1), now + 3)
+    assert other.likelihood(now, 1800.0) > 1.5
+    assert first.likelihood(now, 1800.0) == 0.0

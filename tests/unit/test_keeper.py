@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models.cache import ConcatenateKVCache, KVCache
+from mlx_lm.models.cache import ConcatenateKVCache, KVCache, RotatingKVCache
 
 from shared.config import load_settings
 from tests.fixtures import fixture_dir
@@ -18,6 +18,8 @@ from tests.machine import CHUNK, Machine, loaded, machine
 from worker.cache.budget import MB
 from worker.engine.engine import Engine
 from worker.keeping import cache_root, is_exact, make_keeper
+from worker.kv.keeper import Keeper
+from worker.kv.layers import LayerMap, UnknownCache
 from worker.kv.no_keeper import NoKeeper
 from worker.kv.quantise import Format
 
@@ -405,3 +407,34 @@ def test_emptying_the_cache_amid_an_answer_leaves_no_wrong_state(name: str, coun
         assert again.tokens == expected
         assert again.cached > 0 or warm.layers.layout.has_state or warm.layers.layout.window
         warm.check()
+
+
+def test_packed_rows_are_priced_as_what_they_take() -> None:
+    warm = machine("qwen3", slots_max=1, budget_mb=1.6, store_format=Format(4, 64), store_from=0)
+    cached = []
+    for seed in range(4):
+        warm.ask(prompt("qwen3", 400, 100, seed=seed), 2)
+    for seed in reversed(range(4)):
+        cached.append(warm.ask(prompt("qwen3", 400, 100, seed=seed), 1).cached)
+    assert warm.keeper.counts["cut_outs_refused"] == 0
+    assert min(cached) > 400, "four conversations fit, packed"
+
+
+def test_two_windows_of_different_sizes_are_not_taken_for_one() -> None:
+    caches = [KVCache(), RotatingKVCache(8), RotatingKVCache(16)]
+    for layer in caches:
+        layer.update_and_fetch(mx.zeros((1, 1, 3, 8)), mx.zeros((1, 1, 3, 8)))
+    with pytest.raises(UnknownCache, match="several sizes"):
+        LayerMap(caches)
+
+
+def test_stored_bits_are_ignored_where_only_exact_kv_is_reused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = loaded("glm4_moe_lite", "bfloat16", 4)
+    engine = Engine(model)
+    with engine.stream():
+        keeper = make_keeper(engine, model, load_settings({"CACHE_STORE_BITS": "8"}, None), 64)
+    assert isinstance(keeper, Keeper)
+    assert keeper.rules.is_exact and keeper.rules.store_format is None
+    assert "CACHE_STORE_BITS is ignored" in caplog.text

@@ -10,6 +10,7 @@ from worker.cache.block_hash import PrefixHash
 HALF_LIFE_S = 600.0  # a line unused for this long is half as likely to be needed
 CONTINUED = 2.0  # a line that came back once will rather come back again
 SPONSORED = 0.25  # one opened while another waited: a sub-agent or a side call of that one
+SPONSOR_SILENT_S = 7200.0  # one that has not run for so long waits for nobody
 SPONSOR_WAIT_S = 600.0  # how long a waiting line counts as what the new ones work for
 
 
@@ -23,6 +24,7 @@ class Line:
     turns: int = 1  # prompts on its path, those of the line that it branched from included
     is_running: bool = False
     sponsor: "Line | None" = field(default=None, repr=False)
+    ended_at: float = 0.0  # when a request of its own last ended
     tip: PrefixHash | None = None  # the last cut of its last prompt
 
     def likelihood(self, now: float, ttl_s: float) -> float:
@@ -35,10 +37,14 @@ class Line:
         if ttl_s and age_s > ttl_s:
             return 0.0
         factor = CONTINUED if self.turns > 1 else 1.0
-        if self.sponsor is not None:
+        if self.sponsor is not None and self.sponsor.may_wait(now):
             factor *= SPONSORED
         recency: float = 0.5 ** (age_s / HALF_LIFE_S)
         return factor * recency
+
+    def may_wait(self, now: float) -> bool:
+        """Whether this line may still be waiting for those that opened meanwhile."""
+        return self.is_running or now - self.ended_at <= SPONSOR_SILENT_S
 
 
 class Lines:
@@ -61,6 +67,7 @@ class Lines:
                 for line in self._all
                 if not (line.sponsor or line).is_running
                 and (line.is_running or now - line.used_at <= SPONSOR_WAIT_S)
+                and (line.sponsor or line).may_wait(now)
             ),
             key=lambda line: line.used_at,
             default=None,
@@ -79,7 +86,7 @@ class Lines:
 
     def rest(self, line: Line, now: float) -> None:
         """Its request ended."""
-        line.used_at, line.is_running = now, False
+        line.used_at, line.ended_at, line.is_running = now, now, False
 
     def forget(self, kept: set[Line]) -> None:
         """Drop the lines that hold nothing any more."""

@@ -1,6 +1,6 @@
 """Decides where a request goes on from. A plan is a value; carrying it out is the byte layer's."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from worker.cache.block_hash import Tokens, common_length
@@ -91,12 +91,17 @@ def _rewinds(best: Plan, slot: SlotView, shared: int, canonical: int) -> bool:
 
 def _canonical_length(slot: SlotView, query: Query, shared: int) -> int:
     """Return up to where the slot holds what a prefill of this very prompt would have written."""
-    length = 0
-    for mine, theirs in zip(slot.trail, query.cuts, strict=False):
-        if mine != theirs or mine > shared:
+    return max((cut for cut in shared_cuts(slot.trail, query.cuts) if cut <= shared), default=0)
+
+
+def shared_cuts(trail: Sequence[int], cuts: Sequence[int]) -> list[int]:
+    """Return the cuts that both begin with."""
+    shared = []
+    for mine, theirs in zip(trail, cuts, strict=False):
+        if mine != theirs:
             break
-        length = mine
-    return length
+        shared.append(mine)
+    return shared
 
 
 def _in_slot(

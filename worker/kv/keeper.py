@@ -10,10 +10,10 @@ from typing import Any
 
 from worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from worker.cache.budget import Budget
-from worker.cache.extents import ExtentStore, Joint
-from worker.cache.index import Query
+from worker.cache.extents import ExtentStore
+from worker.cache.index import Query, Search
 from worker.cache.lines import Line, Lines
-from worker.cache.planner import Plan, make_plan
+from worker.cache.planner import Plan, make_plan, shared_cuts
 from worker.kv.layers import LayerMap
 from worker.kv.mover import KeepRules, Mover
 from worker.kv.slots import Slot
@@ -60,7 +60,8 @@ class Keeper:
         self._own(plan, slot.line)
         slot.joint.resumed += plan.position > 0
         slot.is_spare = slot.is_settled = False
-        self._mover.quantise(slot, plan.position)
+        # What another prompt's last cut ended is not what this one's prefill would have written.
+        slot.trail = shared_cuts(slot.trail, query.cuts)
         slot.capacity = self._layers.reserve(slot.cache, rows)
         self._check_depth(slot)
         return slot, plan
@@ -113,7 +114,7 @@ class Keeper:
         if slot.joint.is_dropped:
             self._mover.reindex(slot)
         start = slot.joint.position
-        if is_prefilled and slot.line is not None:
+        if is_prefilled and slot.line is not None and slot.joint.arrival is not None:
             slot.joint.is_prompt_end = True
             slot.line.tip = slot.joint.name
         if len(tokens) > start and not self.rules.is_exact:
@@ -142,11 +143,10 @@ class Keeper:
                 continue
             cuts = natural(slot.tokens)
             names = prefix_hashes(self.store.root.name, slot.tokens, cuts)
-            end = self.store.joint(names[-1]) if names else None
-            if not names or _is_canonical(end):
-                slot.is_settled = True
-            else:
-                return Query(slot.tokens, cuts, names)
+            query = Query(slot.tokens, cuts, names)
+            if query.limit > Search(self.store, query, is_exact=True).run().position:
+                return query
+            slot.is_settled = True
         return None
 
     def open_spare(self, query: Query) -> Slot | None:
@@ -236,6 +236,7 @@ class Keeper:
             slot = self._slots[number] = Slot(number, [], self.store.root, line)
             self._mover.restore(slot, plan, rows)
         slot.joint.pins += 1
+        self._mover.quantise(slot, plan.position)
         return slot
 
     def _make_way(self) -> bool:
@@ -279,10 +280,6 @@ class Keeper:
         """Physical truth: what we believe is in the slot is what its layers count."""
         depth = self._layers.depth(slot.cache)
         assert depth is None or depth == slot.position, (depth, slot.position)
-
-
-def _is_canonical(joint: Joint | None) -> bool:
-    return joint is not None and joint.arrival is not None and joint.arrival.is_canonical
 
 
 def _claim(slot: Slot, now: float) -> tuple[bool, float, float]:

@@ -30,7 +30,10 @@ class UnknownCache(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Rows of several layers: what an extent keeps. Evaluated, and no view of a live buffer."""
+    """Rows of several layers: what an extent keeps. Evaluated.
+
+    No view of a live buffer, but for a run that is all of one: MLX shares that until it is written.
+    """
 
     layers: tuple[LayerRows, ...]
 
@@ -72,8 +75,11 @@ class LayerMap:
         states = _of_kind(probe, _STATES)
         self._shapes = [_shapes(leaf) for leaf in rows]
         self._window_sizes = [_size(leaf) for leaf in windows]
+        if len(set(self._window_sizes)) > 1:
+            raise UnknownCache(f"windows of several sizes ({self._window_sizes})")
         self._window_row_bytes = sum(_row_bytes(leaf) for leaf in windows)
-        self.row_bytes = sum(_row_bytes(leaf) for leaf in rows)
+        self._one_row = tuple(rows_of(leaf).part(0, 1) for leaf in rows)
+        self.row_bytes = self.row_cost(None)[0]
         self.state_bytes = State(tuple(tuple(leaf.cache) for leaf in states)).nbytes
         self.state_buffers = sum(len(leaf.cache) for leaf in states)
         self.layout = Layout(
@@ -82,9 +88,10 @@ class LayerMap:
             has_rows=bool(rows),
         )
 
-    @property
-    def row_buffers(self) -> int:
-        return 2 * len(self._shapes)
+    def row_cost(self, form: Format | None) -> tuple[int, int]:
+        """Return the bytes of one token's rows in `form`, and in how many arrays they are."""
+        kept = Kept(tuple(rows.converted(form) for rows in self._one_row))
+        return kept.nbytes, kept.buffers
 
     @property
     def window_buffers(self) -> int:
@@ -100,7 +107,7 @@ class LayerMap:
 
     def nbytes(self, cache: list[Any]) -> int:
         """Return what a live cache takes, spare capacity included."""
-        return sum(leaf.nbytes for leaf in _leaves(cache))
+        return sum(leaf.nbytes for leaf in _leaves(cache) if not leaf.empty())
 
     # ------------------------------------------------------------ rows of every token
 
@@ -140,8 +147,7 @@ class LayerMap:
         room = UNBOUNDED
         for shapes, leaf in zip(self._shapes, _of_kind(cache, _ROWS), strict=True):
             if leaf.keys is None:
-                if _format(leaf) is None:
-                    _presize(leaf, shapes, _rounded(rows))
+                _presize(leaf, shapes, _rounded(rows))
                 room = min(room, _rounded(rows))
                 continue
             old = rows_of(leaf)
@@ -287,9 +293,8 @@ def _row_bytes(leaf: Any) -> int:
 
 
 def _presize(leaf: Any, shapes: list[tuple[tuple[int, ...], mx.Dtype]], rows: int) -> None:
-    leaf.keys, leaf.values = (
-        mx.zeros((*shape[:2], rows, shape[3]), dtype) for shape, dtype in shapes[:2]
-    )
+    zeros = tuple(mx.zeros((*shape[:2], rows, shape[3]), dtype) for shape, dtype in shapes)
+    put_rows(leaf, LayerRows(zeros).converted(_format(leaf)))
     leaf.offset = 0
 
 

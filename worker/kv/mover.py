@@ -71,7 +71,9 @@ class Mover:
         joint, extent = self.store.commit(slot.joint, name, tokens, is_canonical, slot.line)
         if extent is None and joint.arrival is not None:
             # What is there is as good; it is this slot's too if it was made the same way.
-            extent = joint.arrival if joint.arrival.is_canonical == is_canonical else None
+            arrival = joint.arrival
+            is_same = arrival.is_canonical == is_canonical and arrival.start is slot.joint
+            extent = arrival if is_same else None
         if extent is not None and slot.number not in extent.holders:
             extent.holders.add(slot.number)
             slot.backs.append(extent)
@@ -130,15 +132,14 @@ class Mover:
     def _cut_out(self, extent: Extent, slot: Slot, likelihood: float, now: float) -> None:
         if not self._layers.layout.has_rows:
             return
-        tokens = len(extent.tokens)
-        nbytes = tokens * self._layers.row_bytes
-        worth = likelihood * tokens / nbytes
-        if not self._make_room(nbytes, self._layers.row_buffers, worth, now):
-            self.counts["cut_outs_refused"] += 1
-            return
         form = self._rules.store_format
         if slot.format is not None or extent.end.position < self._rules.store_from:
             form = None
+        row_bytes, buffers = self._layers.row_cost(slot.format or form)
+        nbytes = len(extent.tokens) * row_bytes
+        if not self._make_room(nbytes, buffers, likelihood / row_bytes, now):
+            self.counts["cut_outs_refused"] += 1
+            return
         if form is not None:
             self.store.make_fast(extent)
         start, end = extent.start.position, extent.end.position
@@ -159,6 +160,8 @@ class Mover:
         slot.backs = [extent for extent in slot.backs if extent in self.store]
         slot.joint = self.store.root
         slot.joint.pins += slot.is_busy
+        if slot.format is not None and slot.trail and not self.is_due(slot.trail[0]):
+            slot.trail = []  # a shorter cold run has raw rows where these are packed
         start = 0
         names = prefix_hashes(self.store.root.name, slot.tokens, slot.trail)
         for end, name in zip(slot.trail, names, strict=True):
