@@ -38,10 +38,10 @@ def turns(name: str, count: int, length: int) -> Iterator[tuple[list[int], list[
 
 
 def difference(warm: Machine, cold: Machine, name: str, length: int = 60) -> float:
-    """Play four turns; return the largest difference of a log probability, inf for a token."""
+    """Play three turns; return the largest difference of a log probability, inf for a token."""
     history: list[int] = []
     largest = 0.0
-    for said, header in turns(name, 4, length):
+    for said, header in turns(name, 3, length):
         history += said + header
         one, other = warm.ask(history, TOKENS_MAX), cold.ask(history, TOKENS_MAX)
         if one.tokens != other.tokens:

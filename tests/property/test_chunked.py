@@ -41,12 +41,12 @@ def machine_of(**rules: Any) -> Machine:
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_a_chunked_model_goes_on_as_a_cold_one_would(slots: int) -> None:
-    """Each turn of 60 tokens, four of them: the chunked layers drop their front twice."""
+    """Each turn of 60 tokens, three of them: the chunked layers drop their front."""
     warm = machine_of(is_exact=True, slots_max=slots)
     cold = machine_of(is_exact=True, keeps=False)
     assert warm.layers.layout.window == CHUNK_SIZE
     assert difference(warm, cold, "qwen3") == 0
-    assert warm.keeper.counts["match_prefix"] >= 3
+    assert warm.keeper.counts["match_prefix"] >= 2
 
 
 def test_branches_of_a_chunked_model_are_restored_from_what_is_kept() -> None:
