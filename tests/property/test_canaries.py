@@ -10,7 +10,7 @@ import pytest
 from tests.machine import Machine, loaded, machine, marks, vocabulary
 from worker.prompt.cuts import CutRule
 
-TOKENS_MAX = 8
+TOKENS_MAX = 5
 BF16 = ["qwen3", "qwen3_5", "gemma3_text", "falcon_h1", "llama"]
 FOUR_BIT = [
     *("qwen3", "llama", "qwen3_moe", "qwen3_5", "qwen3_next", "gpt_oss", "gemma3_text"),

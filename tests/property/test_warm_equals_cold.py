@@ -255,7 +255,7 @@ def test_by_default_warm_says_what_cold_says(name: str, operations: list[tuple[s
     play(Talk(name, warm, cold), operations, is_exact=False)
 
 
-@slow(3)
+@slow(2)
 @given(operations=OPERATIONS, slots=st.integers(1, 3), budget_kb=st.sampled_from([0, 400, 1500]))
 def test_with_hardly_any_room_warm_is_still_cold_to_the_bit(
     name: str, operations: list[tuple[str, int]], slots: int, budget_kb: int
@@ -265,7 +265,7 @@ def test_with_hardly_any_room_warm_is_still_cold_to_the_bit(
     play(Talk(name, warm, cold), operations, is_exact=True, is_ample=False)
 
 
-@slow(3)
+@slow(2)
 @given(operations=OPERATIONS, slots=st.integers(1, 3), budget_kb=st.sampled_from([0, 400, 1500]))
 def test_with_hardly_any_room_warm_still_says_what_cold_says(
     name: str, operations: list[tuple[str, int]], slots: int, budget_kb: int
