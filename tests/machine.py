@@ -34,8 +34,10 @@ CHUNK = 64  # small, so that short prompts have many cuts
 
 
 @cache
-def loaded(name: str, dtype: str = "float32", quant: int | None = None) -> LoadedModel:
-    directory = fixture_dir(name, dtype, quant)
+def loaded(
+    name: str, dtype: str = "float32", quant: int | None = None, tiny: bool = False
+) -> LoadedModel:
+    directory = fixture_dir(name, dtype, quant, tiny)
     return load_model(load_settings({"MODEL_PATH": str(directory)}, None))
 
 
@@ -179,5 +181,7 @@ class Machine:
         assert all((e, number) in held for e in store.extents for number in e.holders)
 
 
-def machine(name: str, dtype: str = "float32", quant: int | None = None, **more: Any) -> Machine:
-    return Machine(loaded(name, dtype, quant), marks(name), vocabulary(name), **more)
+def machine(
+    name: str, dtype: str = "float32", quant: int | None = None, tiny: bool = False, **more: Any
+) -> Machine:
+    return Machine(loaded(name, dtype, quant, tiny), marks(name), vocabulary(name), **more)
