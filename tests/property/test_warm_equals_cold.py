@@ -239,6 +239,16 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+# One of each kind of layers, for what is about the store rather than about the arithmetic; all of
+# them where HEARTH_EXAMPLES asks for more.
+KINDS = ("qwen3", "qwen3_5", "gpt_oss", "deepseek_v32", "falcon_h1")
+
+
+@pytest.fixture(scope="module", params=TEXT_NAMES if "HEARTH_EXAMPLES" in os.environ else KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @slow(3)
 @given(operations=OPERATIONS)
 def test_in_exact_mode_warm_is_cold_to_the_bit(
@@ -258,21 +268,21 @@ def test_by_default_warm_says_what_cold_says(name: str, operations: list[tuple[s
 @slow(2)
 @given(operations=OPERATIONS, slots=st.integers(1, 3), budget_kb=st.sampled_from([0, 400, 1500]))
 def test_with_hardly_any_room_warm_is_still_cold_to_the_bit(
-    name: str, operations: list[tuple[str, int]], slots: int, budget_kb: int
+    kind: str, operations: list[tuple[str, int]], slots: int, budget_kb: int
 ) -> None:
-    warm = machine(name, is_exact=True, slots_max=slots, budget_mb=budget_kb / 1024)
-    cold = machine(name, keeps=False, is_exact=True)
-    play(Talk(name, warm, cold), operations, is_exact=True, is_ample=False)
+    warm = machine(kind, is_exact=True, slots_max=slots, budget_mb=budget_kb / 1024)
+    cold = machine(kind, keeps=False, is_exact=True)
+    play(Talk(kind, warm, cold), operations, is_exact=True, is_ample=False)
 
 
 @slow(2)
 @given(operations=OPERATIONS, slots=st.integers(1, 3), budget_kb=st.sampled_from([0, 400, 1500]))
 def test_with_hardly_any_room_warm_still_says_what_cold_says(
-    name: str, operations: list[tuple[str, int]], slots: int, budget_kb: int
+    kind: str, operations: list[tuple[str, int]], slots: int, budget_kb: int
 ) -> None:
-    warm = machine(name, slots_max=slots, budget_mb=budget_kb / 1024)
-    cold = machine(name, keeps=False)
-    play(Talk(name, warm, cold), operations, is_exact=False, is_ample=False)
+    warm = machine(kind, slots_max=slots, budget_mb=budget_kb / 1024)
+    cold = machine(kind, keeps=False)
+    play(Talk(kind, warm, cold), operations, is_exact=False, is_ample=False)
 
 
 @pytest.mark.parametrize("quantised", ["qwen3", "llama", "qwen3_moe", "qwen3_5", "qwen3_next"])
@@ -297,11 +307,11 @@ def test_with_quantised_kv_warm_is_a_quantised_cold_to_the_bit(
 @slow(1)
 @given(operations=OPERATIONS)
 def test_with_kv_stored_in_eight_bits_everything_still_goes_on(
-    name: str, operations: list[tuple[str, int]]
+    kind: str, operations: list[tuple[str, int]]
 ) -> None:
     """What it says may differ from a cold run: random weights are chaotic."""
-    warm = machine(name, slots_max=2, store_format=Format(8, 64), store_from=100)
-    talk = Talk(name, warm, warm)
+    warm = machine(kind, slots_max=2, store_format=Format(8, 64), store_from=100)
+    talk = Talk(kind, warm, warm)
     talk.compare = lambda answer, ids, is_exact: None  # type: ignore[method-assign]
     play(talk, operations, is_exact=False)
 
@@ -309,11 +319,11 @@ def test_with_kv_stored_in_eight_bits_everything_still_goes_on(
 @slow(3)
 @given(operations=OPERATIONS)
 def test_what_default_mode_calls_canonical_is_what_a_cold_prefill_writes(
-    name: str, operations: list[tuple[str, int]]
+    kind: str, operations: list[tuple[str, int]]
 ) -> None:
     """Fast KV passes for canonical nowhere: all that is kept is put to exact mode's test."""
-    warm, cold = machine(name), machine(name, keeps=False, is_exact=True)
-    talk = Talk(name, warm, cold)
+    warm, cold = machine(kind), machine(kind, keeps=False, is_exact=True)
+    talk = Talk(kind, warm, cold)
     play(talk, operations, is_exact=False)
     warm.work_ahead()
     warm.keeper.rules = dataclasses.replace(warm.keeper.rules, is_exact=True)
