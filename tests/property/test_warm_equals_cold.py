@@ -78,6 +78,8 @@ class Talk:
         self.prompts: list[list[int]] = []  # conversations, each ready to be answered
         self.prefilled: list[list[int]] = []  # prompts whose prefill came to its end
         self._answers: dict[tuple[int, ...], Answer] = {}
+        self._name = name
+        self._other: Machine | None = None
 
     @staticmethod
     def _ids(tokenizer: Any, text: str) -> list[int]:
@@ -120,8 +122,16 @@ class Talk:
             assert len(answer.logits) == len(cold.logits)
             for mine, theirs in zip(answer.logits, cold.logits, strict=True):
                 assert np.array_equal(mine, theirs), float(np.abs(mine - theirs).max())
-        else:
+        elif answer.tokens != cold.tokens and not self.is_on_edge(ids, cold):
             same_tokens(answer, cold)
+
+    def is_on_edge(self, ids: list[int], cold: Answer) -> bool:
+        """Whether a cold run cut otherwise says something else too: a router's tie, in MoE."""
+        if self._other is None:
+            self._other = machine(self._name, keeps=False, chunk=40)
+        other = self._other.ask(ids, TOKENS_MAX)
+        rows = zip(other.logits, cold.logits, strict=True)
+        return any(float(np.abs(a - b).max()) > GAP_MIN for a, b in rows)
 
     def best_cut(self, ids: list[int]) -> int:
         """Return up to where some earlier prompt was prefilled by the very same forwards."""

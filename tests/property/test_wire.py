@@ -28,6 +28,7 @@ PROMPTS = st.builds(
 )
 LOGPROBS = st.builds(wire.TokenLogprob, top=st.lists(st.lists(JSON, max_size=2), max_size=2))
 CARRIED = {wire.Submit: {"prompt": PROMPTS}, wire.Count: {"prompt": PROMPTS}}
+CARRIED[wire.Told] = {"body": st.dictionaries(st.text(), JSON, max_size=3)}
 CARRIED[wire.Delta] = {"logprobs": st.lists(LOGPROBS, max_size=2)}
 MESSAGES = st.one_of(*(st.builds(k, **CARRIED.get(k, {})) for k in wire._KINDS.values()))
 
