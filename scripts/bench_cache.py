@@ -27,10 +27,10 @@ from scripts.bench_serve import machine
 from scripts.bench_sides import (
     PROJECT_DIR,
     SideError,
-    _free_port,
-    _mlx_environment,
-    _ready,
-    _running,
+    free_port,
+    mlx_environment,
+    ready,
+    running,
 )
 from scripts.replay import Row, Target, held_to, replay, report, row_line, summary
 from scripts.traces import Captured, load_trace
@@ -100,7 +100,7 @@ def micro(fixtures: str, pairs: int) -> dict[str, Any]:
         out = Path(directory) / "micro.json"
         command = [sys.executable, "-m", "scripts.bench_cache_micro", "--json", str(out)]
         command += ["--fixtures", fixtures, "--pairs", str(pairs)]
-        subprocess.run(command, cwd=PROJECT_DIR, env=_mlx_environment(), check=True)
+        subprocess.run(command, cwd=PROJECT_DIR, env=mlx_environment(), check=True)
         figures: dict[str, Any] = json.loads(out.read_text())
         return figures
 
@@ -182,7 +182,7 @@ Starter = Callable[[Path, int], AbstractAsyncContextManager[Target]]
 async def _hearth(model: Path, tokens_max: int) -> AsyncIterator[Target]:
     """Run Hearth with an ample cache that tells its prompts' ids."""
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as directory:
-        port, log = _free_port(), Path(directory) / "hearth.log"
+        port, log = free_port(), Path(directory) / "hearth.log"
         environment = os.environ | SETTINGS
         environment |= {"MODEL_PATH": str(model), "PROXY_PORT": str(port)}
         environment |= {"RUN_DIR": str(Path(directory) / "run")}
@@ -197,7 +197,7 @@ async def _hearth(model: Path, tokens_max: int) -> AsyncIterator[Target]:
 async def _mlx_lm_server(model: Path, tokens_max: int) -> AsyncIterator[Target]:
     """Run mlx_lm.server with its own defaults."""
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as directory:
-        port, log = _free_port(), Path(directory) / "mlx_lm.log"
+        port, log = free_port(), Path(directory) / "mlx_lm.log"
         command = ["-m", "mlx_lm", "server", "--model", str(model), "--port", str(port)]
         target = Target(
             f"http://127.0.0.1:{port}",
@@ -207,7 +207,7 @@ async def _mlx_lm_server(model: Path, tokens_max: int) -> AsyncIterator[Target]:
             is_chat_only=True,
             extra=THINKING,
         )
-        async with _started(command, _mlx_environment(), log, target):
+        async with _started(command, mlx_environment(), log, target):
             yield target
 
 
@@ -217,10 +217,10 @@ async def _started(
 ) -> AsyncIterator[None]:
     headers = {"authorization": f"Bearer {target.key}"}
     async with (
-        _running(command, environment, log) as child,
+        running(command, environment, log) as child,
         aiohttp.ClientSession(target.base_url, headers=headers) as session,
     ):
-        await _ready(session, child, log)
+        await ready(session, child, log)
         yield
 
 

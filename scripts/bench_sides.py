@@ -135,7 +135,7 @@ class Raw:
 async def raw_side(model: Path, log_dir: Path) -> AsyncIterator[Raw]:
     script = str(PROJECT_DIR / "scripts" / "bench_raw.py")
     log = log_dir / "raw.log"
-    async with _running([script, str(model)], _mlx_environment(), log) as child:
+    async with running([script, str(model)], mlx_environment(), log) as child:
         raw = Raw(child, log)
         await raw.hello()
         yield raw
@@ -229,20 +229,20 @@ def _has_text(chunk: dict[str, Any]) -> bool:
 @contextlib.asynccontextmanager
 async def server_side(model: Path, log_dir: Path) -> AsyncIterator[Http]:
     """Run mlx_lm.server with its own defaults."""
-    port = _free_port()
+    port = free_port()
     command = ["-m", "mlx_lm", "server", "--model", str(model), "--port", str(port)]
     async with (
-        _running(command, _mlx_environment(), log_dir / "server.log") as child,
+        running(command, mlx_environment(), log_dir / "server.log") as child,
         _session(port) as session,
     ):
-        await _ready(session, child, log_dir / "server.log")
+        await ready(session, child, log_dir / "server.log")
         yield Http(session, [psutil.Process(child.pid)], {"model": "default_model"})
 
 
 @contextlib.asynccontextmanager
 async def hearth_side(model: Path, log_dir: Path) -> AsyncIterator[Http]:
     """Run Hearth as its user would, with one worker."""
-    port = _free_port()
+    port = free_port()
     environment = {
         **os.environ,
         "MODEL_PATH": str(model),
@@ -253,10 +253,10 @@ async def hearth_side(model: Path, log_dir: Path) -> AsyncIterator[Http]:
         "RUN_DIR": str(log_dir / "run"),
     }
     async with (
-        _running(["-m", "proxy.main"], environment, log_dir / "hearth.log") as child,
+        running(["-m", "proxy.main"], environment, log_dir / "hearth.log") as child,
         _session(port) as session,
     ):
-        health = await _ready(session, child, log_dir / "hearth.log")
+        health = await ready(session, child, log_dir / "hearth.log")
         async with session.get("/v1/models") as response:
             name = (await response.json())["data"][0]["id"]
         pids = health["workers"][0]["pid"], child.pid
@@ -264,7 +264,7 @@ async def hearth_side(model: Path, log_dir: Path) -> AsyncIterator[Http]:
         yield Http(session, processes, {"model": name, "repetition_penalty": 1.0})
 
 
-async def _ready(
+async def ready(
     session: aiohttp.ClientSession, child: asyncio.subprocess.Process, log: Path
 ) -> dict[str, Any]:
     """Wait until /health says ok; returns what it says."""
@@ -293,7 +293,7 @@ async def _session(port: int) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @contextlib.asynccontextmanager
-async def _running(
+async def running(
     arguments: list[str], environment: Mapping[str, str], log: Path
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run Python with `arguments` for the length of the block; nothing of it outlives that."""
@@ -329,11 +329,11 @@ async def _stop(child: asyncio.subprocess.Process) -> None:
         await child.wait()
 
 
-def _mlx_environment() -> dict[str, str]:
+def mlx_environment() -> dict[str, str]:
     return {**os.environ, **openblas_environment(os.environ)}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

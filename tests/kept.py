@@ -105,8 +105,17 @@ def spelled(path: Sequence[Extent]) -> list[int]:
     return [token for extent in path for token in extent.tokens.tolist()]
 
 
-def prefix_of(store: ExtentStore, joint: Joint) -> list[int]:
-    return spelled(store.path_to(joint))
+def path_to(joint: Joint) -> list[Extent]:
+    """Return the extents from the root to `joint`."""
+    path: list[Extent] = []
+    while (extent := joint.arrival) is not None:
+        path.append(extent)
+        joint = extent.start
+    return path[::-1]
+
+
+def prefix_of(joint: Joint) -> list[int]:
+    return spelled(path_to(joint))
 
 
 def cut_out_worth(evictor: Evictor, extent: Extent, nbytes: int, now: float) -> float:

@@ -18,6 +18,7 @@ from tests.kept import (
     Part,
     cut_out_worth,
     name_of,
+    path_to,
     prefix_of,
     rows,
 )
@@ -81,7 +82,7 @@ class Caching(RuleBasedStateMachine):
             before.pins -= 1
         joint.is_prompt_end = True
         self.lines.rest(line, self.now)
-        assert prefix_of(self.store, joint) == tokens
+        assert prefix_of(joint) == tokens
         assert all(extent in self.store for extent in held)
 
     def a_line(self) -> Line:
@@ -140,8 +141,10 @@ class Caching(RuleBasedStateMachine):
         """A slot is filled from what is kept, and holds it from now on."""
         extents = list(self.store.extents)
         if extents:
-            for extent in self.store.path_to(extents[pick % len(extents)].end):
+            extent = extents[pick % len(extents)].end.arrival
+            while extent is not None:
                 extent.holders.add(pick % 3)
+                extent = extent.start.arrival
 
     # ------------------------------------------------------------ what befalls them
 
@@ -164,7 +167,7 @@ class Caching(RuleBasedStateMachine):
 
     def unpin_below(self, extent: Extent) -> None:
         """Requests stand elsewhere when what they stood on is removed under them."""
-        below = [j for j in self.pinned if extent in self.store.path_to(j)]
+        below = [j for j in self.pinned if extent in path_to(j)]
         self.pinned = [j for j in self.pinned if j not in below]
 
     @rule(nbytes=st.integers(0, 400), buffers=st.integers(0, 30), worth=WORTHS)
@@ -213,7 +216,7 @@ class Caching(RuleBasedStateMachine):
     def every_joint_is_found_by_the_name_of_its_tokens(self) -> None:
         for joint in self.store.joints:
             if joint is not self.store.root:
-                tokens = prefix_of(self.store, joint)
+                tokens = prefix_of(joint)
                 assert joint.position == len(tokens) and joint.name == name_of(tokens)
                 assert self.store.joint(joint.name) is joint
 

@@ -16,6 +16,7 @@ from tests.kept import (
     ask,
     keep,
     new_store,
+    path_to,
     prefix_of,
     spelled,
 )
@@ -94,7 +95,7 @@ def own_run(store: ExtentStore, query: Query) -> list[Extent]:
             for extent in store.extents
             if extent.is_canonical
             and (extent.start.position, extent.end.position) == (start, cut)
-            and prefix_of(store, extent.end) == tokens[:cut]
+            and prefix_of(extent.end) == tokens[:cut]
         ]
         if not fitting:
             break
@@ -106,7 +107,7 @@ def own_run(store: ExtentStore, query: Query) -> list[Extent]:
 def has_rows_before(store: ExtentStore, joint: Joint) -> bool:
     """Whether every row that the window needs at `joint` is kept."""
     held: set[int] = set()
-    for extent in store.path_to(joint):
+    for extent in path_to(joint):
         if extent.window is not None:
             held |= set(range(extent.window_from, extent.end.position))
     needed = range(max(0, joint.position - store.layout.window), joint.position)
@@ -124,7 +125,7 @@ def best_by_definition(store: ExtentStore, query: Query, is_exact: bool) -> int:
         return max((e.end.position for e in run if can_resume(store, e.end)), default=0)
     tokens, places = query.tokens.tolist(), [0]
     for extent in store.extents:
-        common = shared(prefix_of(store, extent.end), tokens)
+        common = shared(prefix_of(extent.end), tokens)
         end = extent.end.position
         if common == end <= query.limit and can_resume(store, extent.end):
             places.append(end)
@@ -197,7 +198,7 @@ def test_the_match_is_the_longest_prefix_shared_with_anything_kept(
     store, query = scene
     found = Search(store, query, is_exact=False).run()
     tokens = query.tokens.tolist()
-    kept = [prefix_of(store, extent.end) for extent in store.extents]
+    kept = [prefix_of(extent.end) for extent in store.extents]
     assert found.matched == max((shared(prefix, tokens) for prefix in kept), default=0)
     others = [p for p in kept if shared(p, tokens) == found.matched < min(len(p), len(tokens))]
     assert found.is_diverging == bool(others)
@@ -211,7 +212,7 @@ def test_a_prompt_is_known_only_where_one_ended_at_its_last_cut(
     store, query = scene
     found = Search(store, query, is_exact=False).run()
     last = query.tokens.tolist()[: query.limit]
-    ended = [j for j in store.joints if j.is_prompt_end and prefix_of(store, j) == last]
+    ended = [j for j in store.joints if j.is_prompt_end and prefix_of(j) == last]
     assert found.is_prompt == bool(ended)
 
 

@@ -41,7 +41,7 @@ def test_branches_share_the_run_before_they_part() -> None:
     other = keep(store, [1, 2, 5, 6], [2, 4])
     assert one[0] is other[0] and one[1] is not other[1]
     assert len(store) == 3 and store.budget.bytes_used == rows(6).nbytes
-    assert [prefix_of(store, e.end) for e in (one[1], other[1])] == [[1, 2, 3, 4], [1, 2, 5, 6]]
+    assert [prefix_of(e.end) for e in (one[1], other[1])] == [[1, 2, 3, 4], [1, 2, 5, 6]]
     store.check()
 
 

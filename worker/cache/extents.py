@@ -214,15 +214,6 @@ class ExtentStore:
         self.set_window(extent, None, extent.end.position)
         extent.holders.clear()
 
-    def path_to(self, joint: Joint) -> list[Extent]:
-        """Return the extents from the root to `joint`."""
-        path: list[Extent] = []
-        while (extent := joint.arrival) is not None:
-            path.append(extent)
-            joint = extent.start
-        path.reverse()
-        return path
-
     def clear(self) -> None:
         """Forget everything."""
         for extent in list(self.root.leaving):

@@ -37,9 +37,6 @@ class Found:
     is_prompt: bool  # the prompt is, to its last cut, one that was prefilled before
 
 
-NOTHING = Found(0, (), None, True, 0, False, False)
-
-
 @dataclass(frozen=True, slots=True)
 class _Step:
     """How a joint is reached: by this extent, over canonical extents only or not."""

@@ -317,8 +317,7 @@ def _in_order(leaf: Any, array: mx.array) -> mx.array:
 def _evaluated(views: Sequence[LayerRows]) -> Kept:
     """Return the rows as arrays of their own: a view would pin the whole live buffer."""
     kept = tuple(
-        LayerRows(tuple(mx.contiguous(a) for a in rows.arrays), rows.format, rows.dtype)
-        for rows in views
+        LayerRows(tuple(mx.contiguous(a) for a in rows.arrays), rows.format) for rows in views
     )
     mx.eval([array for rows in kept for array in rows.arrays])
     return Kept(kept)

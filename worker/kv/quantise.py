@@ -5,9 +5,6 @@ from typing import Any
 
 import mlx.core as mx
 
-ARRAYS_RAW = 2  # keys, values
-ARRAYS_QUANTISED = 6  # packed, scales, biases of keys, then of values
-
 
 @dataclass(frozen=True, slots=True)
 class Format:
@@ -27,11 +24,10 @@ class LayerRows:
 
     arrays: tuple[mx.array, ...]
     format: Format | None = None
-    dtype: mx.Dtype | None = None  # of the rows before they were quantised
 
     def part(self, start: int, end: int) -> "LayerRows":
         """Return the rows [start, end) as views."""
-        return LayerRows(tuple(a[..., start:end, :] for a in self.arrays), self.format, self.dtype)
+        return LayerRows(tuple(a[..., start:end, :] for a in self.arrays), self.format)
 
     def converted(self, wanted: Format | None) -> "LayerRows":
         """Return the rows in another format. Lazy."""
@@ -45,7 +41,7 @@ class LayerRows:
             for array in raw.arrays
             for piece in mx.quantize(array, group_size=wanted.group_size, bits=wanted.bits)
         ]
-        return LayerRows(tuple(packed), wanted, raw.arrays[0].dtype)
+        return LayerRows(tuple(packed), wanted)
 
     def _raw(self) -> "LayerRows":
         if self.format is None:
@@ -63,7 +59,7 @@ def rows_of(layer: Any) -> LayerRows:
     """Return all rows of a KVCache or QuantizedKVCache, spare capacity included, as they are."""
     if isinstance(layer.keys, tuple | list):
         form = Format(layer.bits, layer.group_size)
-        return LayerRows((*layer.keys, *layer.values), form, layer.keys[1].dtype)
+        return LayerRows((*layer.keys, *layer.values), form)
     return LayerRows((layer.keys, layer.values))
 
 
