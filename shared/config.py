@@ -170,6 +170,19 @@ class Settings:
         _one_of("debug", "info", "warning", "error"),
         "debug, info, warning or error",
     )
+    enable_request_logging: bool = _setting(
+        "ENABLE_REQUEST_LOGGING",
+        "true",
+        _boolean,
+        "Write a cache trace per day and session under LOG_ROOT; no text of prompts",
+    )
+    log_root: Path = _setting("LOG_ROOT", "logs", _path, "Directory of the cache traces")
+    log_prompts: bool = _setting(
+        "LOG_PROMPTS",
+        "false",
+        _boolean,
+        "Also log snippets of prompts where a prefix broke",
+    )
     max_kv_size: int = _setting(
         "MAX_KV_SIZE",
         "196608",
@@ -216,7 +229,31 @@ class Settings:
         "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS",
         "1800",
         _integer(0, 31_536_000),
-        "A live cache unused for so long is given up; what it holds is kept; 0 = never",
+        "A live cache or a session unused for so long is given up; its KV is kept; 0 = never",
+    )
+    prompt_cache_max_entries_per_session: int = _setting(
+        "PROMPT_CACHE_MAX_ENTRIES_PER_SESSION",
+        "0",
+        _integer(0, 100_000),
+        "Conversations remembered of one session (main line, sub-agents, branches); 0 = no cap",
+    )
+    cache_canonicalize_tool_context: bool = _setting(
+        "CACHE_CANONICALIZE_TOOL_CONTEXT",
+        "true",
+        _boolean,
+        "Recognise a conversation although its volatile fields (dates, ids, counters) changed",
+    )
+    cache_norm_safety_check: bool = _setting(
+        "CACHE_NORM_SAFETY_CHECK",
+        "false",
+        _boolean,
+        "Recognise a conversation by its exact text where the rules leave out over 10 % of it",
+    )
+    preserve_thinking: bool = _setting(
+        "PRESERVE_THINKING",
+        "true",
+        _boolean,
+        "Keep the thinking of earlier turns, also where the model's template would drop it",
     )
     cache_store_bits: int = _setting(
         "CACHE_STORE_BITS",

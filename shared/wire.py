@@ -16,7 +16,7 @@ import msgpack
 
 from shared.errors import WireError
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -39,12 +39,40 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """What the model is asked, before rendering: all three API dialects become this."""
+class Speaker:
+    """Who asks, as far as the client tells. Empty where it does not."""
 
-    messages: list[Any]  # role, content (string or parts), tool_calls, tool_call_id, name, ...
+    key: str = ""  # digest of the API key
+    session: str = ""
+    agent: str = ""  # of a sub-agent inside the session
+    parent: str = ""  # the session that this one works for
+
+
+@dataclass(frozen=True, slots=True)
+class MessageName:
+    """One message in the canonical pipeline: what it is known by, never what the model is fed."""
+
+    canonical: bytes  # digest of its canonical form; b"" where that is nothing at all
+    exact: bytes  # digest of what the model is shown
+    rules: list[str] = field(default_factory=list)  # that made the first of the second
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model is asked, before rendering: all three API dialects become this.
+
+    A message is {role, content (string), reasoning_content, tool_calls, tool_call_id, name}.
+    Not for templates are an assistant's `signatures` (of thinking that we may have issued) and a
+    tool result's `tool_references` (names of deferred tools that it loads).
+    """
+
+    messages: list[Any]
     tools: list[Any] = field(default_factory=list)  # {"type": "function", "function": {...}}
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # e.g. enable_thinking
+    deferred: list[Any] = field(default_factory=list)  # tools shown only where they are loaded
+    speaker: Speaker = field(default_factory=Speaker)
+    names: list[MessageName] = field(default_factory=list)  # one a message, or none at all
+    delta_chars: int = 0  # characters that the canonical form has fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +154,8 @@ class Status:
     """Tell about the cache, or empty it. Answered by Told or Failed."""
 
     request_id: str
-    what: str  # "cache" | "clear_cache" | "prompt"
-    about: str = ""  # of "prompt": the request id whose token ids are asked for
+    what: str  # "cache" | "clear_cache" | "prompt" | "sessions" | "session"
+    about: str = ""  # the request id whose prompt, or the session that is asked for
 
 
 # ---------------------------------------------------------------- worker to proxy
@@ -203,6 +231,7 @@ class Finished:
     reason: str  # "stop" | "length" | "tool_calls" | "cancelled"
     stop_sequence: str | None  # the client's stop string that ended it
     usage: Usage
+    divergence: dict[str, Any] | None = None  # what it lost against its own line, and why
 
 
 @dataclass(frozen=True, slots=True)
