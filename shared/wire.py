@@ -102,6 +102,7 @@ class Usage:
     source: str = "none"  # where cached_tokens came from: slot | ram | ssd | none
     ttft_ms: int = 0  # from Submit's receipt to the first token
     finish_ms: int = 0  # from Submit's receipt to the last token
+    divergence: dict[str, Any] | None = None  # what it lost against its own line, and why
 
 
 # ---------------------------------------------------------------- proxy to worker
@@ -231,7 +232,6 @@ class Finished:
     reason: str  # "stop" | "length" | "tool_calls" | "cancelled"
     stop_sequence: str | None  # the client's stop string that ended it
     usage: Usage
-    divergence: dict[str, Any] | None = None  # what it lost against its own line, and why
 
 
 @dataclass(frozen=True, slots=True)
