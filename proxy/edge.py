@@ -4,12 +4,14 @@ Everything that reaches a model passes `Edge`: Host, Origin, key, path, body siz
 itself are checked here, in the caller's dialect, before LiteLLM or a worker sees anything.
 """
 
+import dataclasses
 import logging
 import time
 from typing import Any, Final
 
 from proxy.answer import ClientGone
 from proxy.auth import KeyCheck
+from proxy.canonical import Canonicaliser
 from proxy.dialects import chat, messages, responses, responses_events
 from proxy.exchange import App, Exchange, Receive, Scope, Send, wrong_method
 from proxy.failures import error_body, error_headers
@@ -18,6 +20,7 @@ from proxy.pool import WorkerPool
 from proxy.relay import Relay
 from proxy.request import Dialect, ParsedRequest, Ticket
 from proxy.routes import Routes
+from proxy.speaker import key_digest, speaker_of
 from proxy.strict_json import parse_object
 from shared.config import Settings
 from shared.errors import RequestError
@@ -47,6 +50,9 @@ class Edge:
         self._origins = OriginRules(settings.proxy_host, settings.cors_origins)
         self._keys = KeyCheck(settings.proxy_api_key)
         self._names = routes.names
+        self._canonicaliser = Canonicaliser(
+            settings.cache_canonicalize_tool_context, settings.cache_norm_safety_check
+        )
         self._pool = pool
         self._routes = routes
         self._front = front
@@ -128,7 +134,13 @@ class Edge:
     async def _parsed(self, exchange: Exchange, dialect: Dialect) -> ParsedRequest:
         body = parse_object(await exchange.read_body())
         self._names.check(body.get("model"))
-        return _PARSERS[dialect](body)
+        request = _PARSERS[dialect](body)
+        names, delta_chars = self._canonicaliser.names(request.prompt.messages)
+        speaker = speaker_of(exchange.headers, body, key_digest(exchange.headers))
+        prompt = dataclasses.replace(
+            request.prompt, speaker=speaker, names=names, delta_chars=delta_chars
+        )
+        return dataclasses.replace(request, prompt=prompt)
 
     async def _generate(self, exchange: Exchange, request: ParsedRequest) -> None:
         started = time.monotonic()

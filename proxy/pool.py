@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from proxy.answer import Answer
 from proxy.request import ParsedRequest
-from proxy.routing import choose
+from proxy.routing import Affinity, marks_of
 from shared.errors import Overloaded, RequestError, WireError, WorkerLost
 from shared.transport import LEASE_RENEW_S, DealerLink, QueueFull
 from shared.wire import (
@@ -48,7 +48,7 @@ STATUS_WAIT_S_MAX = 5.0
 LOADING = "The model is still loading; try again in a few seconds."
 ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
 
-What = Literal["cache", "clear_cache", "prompt"]  # of Status
+What = Literal["cache", "clear_cache", "prompt", "sessions", "session"]  # of Status
 Reply = TypeVar("Reply", Counted, Told)
 
 
@@ -152,7 +152,7 @@ class WorkerLink:
         return (await self._reply(message, Counted, COUNT_WAIT_S_MAX)).tokens
 
     async def ask(self, what: What, about: str = "") -> dict[str, Any]:
-        """Return what the worker tells about its cache.
+        """Return what the worker tells about its cache or its sessions.
 
         Raises:
             RequestError: it refuses, is gone, or has not answered within STATUS_WAIT_S_MAX.
@@ -220,6 +220,7 @@ class WorkerLink:
 class WorkerPool:
     """All links, and the choice among them. Owner: the event loop."""
 
+    affinity: Affinity = field(default_factory=Affinity)
     links: dict[int, WorkerLink] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _renewer: asyncio.Task[None] | None = None
@@ -238,6 +239,7 @@ class WorkerPool:
         """Close the line to a worker that is gone; `text` tells its clients why."""
         link = self.links.pop(worker_id, None)
         if link is not None:
+            self.affinity.forget(worker_id)
             link.close(text)
 
     def close(self) -> None:
@@ -268,9 +270,11 @@ class WorkerPool:
             RequestError: refused by the worker, or nobody is there to take it.
         """
         lost: set[int] = set()
+        marks = marks_of(request.prompt)
         while True:
-            link = await self._ready_link(request, lost)
+            link = await self._ready_link(marks, lost)
             answer = link.submit(request, request_id)
+            self.affinity.remember(marks, link.worker_id)
             try:
                 await answer.admitted()
             except WorkerLost:
@@ -285,7 +289,7 @@ class WorkerPool:
 
     async def count(self, request: ParsedRequest) -> int:
         """Return how many tokens `request`'s prompt is."""
-        link = await self._ready_link(request, set())
+        link = await self._ready_link(marks_of(request.prompt), set())
         return await link.count(request.prompt)
 
     async def ask(self, what: What, about: str = "") -> dict[int, dict[str, Any] | RequestError]:
@@ -308,14 +312,14 @@ class WorkerPool:
         links = self.links.values()
         return [link for link in links if link.is_ready and link.worker_id not in lost]
 
-    async def _ready_link(self, request: ParsedRequest, lost: set[int]) -> WorkerLink:
+    async def _ready_link(self, marks: list[bytes], lost: set[int]) -> WorkerLink:
         """Return the worker to ask, waiting READY_WAIT_S_MAX for one to become ready.
 
         Workers in `lost` are not asked: this request may be what killed them.
         """
         deadline = time.monotonic() + READY_WAIT_S_MAX
         while not self._stopped:
-            link = choose(self._ready(lost), request)
+            link = self.affinity.choose(self._ready(lost), marks)
             if link is not None:
                 return link
             wait_s = deadline - time.monotonic()

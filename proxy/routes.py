@@ -1,9 +1,10 @@
-"""The routes about the server itself: health, models and the cache. Everything else is a 404."""
+"""The routes about the server itself: health, models, cache, sessions. All else is a 404."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import unquote
 
+from proxy.canonical import telemetry_dropped
 from proxy.exchange import Exchange, wrong_method
 from proxy.models import ModelNames
 from proxy.pool import What, WorkerPool
@@ -13,8 +14,10 @@ from shared.errors import RequestError
 
 _MODELS: Final = ("/v1/models/", "/models/")
 _PROMPTS: Final = "/v1/cache/prompts/"
+_SESSIONS: Final = "/v1/sessions/"
 _NOT_READY: Final = "This worker is not ready; /health tells its state."
 
+Told = dict[int, dict[str, Any] | RequestError]  # by worker
 Methods = dict[str, Callable[[Exchange], Awaitable[None]]]  # HEAD is answered as GET
 
 
@@ -35,6 +38,7 @@ class Routes:
             "/v1/models": {"GET": self._models},
             "/models": {"GET": self._models},
             "/v1/cache": {"GET": self._cache, "DELETE": self._clear_cache},
+            "/v1/sessions": {"GET": self._sessions},
         }
         self._shows_prompts = settings.cache_debug
 
@@ -59,6 +63,8 @@ class Routes:
             return {"GET": self._model}
         if self._shows_prompts and _rest(path, _PROMPTS):
             return {"GET": self._prompt}
+        if _rest(path, _SESSIONS):
+            return {"GET": self._session}
         return self._table.get(path, {})
 
     async def _root(self, exchange: Exchange) -> None:
@@ -88,21 +94,41 @@ class Routes:
             row = told.get(worker.worker_id, _NOT_READY)
             body = row if isinstance(row, dict) else {"error": str(row)}
             rows.append({"worker": worker.worker_id, **body})
-        await exchange.send_json(200, {"object": "cache", "workers": rows})
+        dropped = {"blocks": telemetry_dropped.blocks, "chars": telemetry_dropped.chars}
+        body = {"object": "cache", "telemetry_dropped": dropped, "workers": rows}
+        await exchange.send_json(200, body)
 
     async def _prompt(self, exchange: Exchange) -> None:
         """Answer with the token ids of a recent prompt, from the worker that rendered it."""
         request_id = _rest(exchange.path, _PROMPTS)
         told = await exchange.while_connected(self._pool.ask("prompt", request_id))
         text = f"No worker remembers the prompt of {request_id!r:.80}; they keep recent ones only."
-        failure = RequestError(text, status=404, code="not_found")
-        for row in told.values():
-            if isinstance(row, dict):
-                await exchange.send_json(200, {"request_id": request_id, "ids": row["ids"]})
-                return
-            if row.status != 404:  # it may well know
-                failure = row
-        raise failure
+        row = next(iter(_known(told, text).values()))
+        await exchange.send_json(200, {"request_id": request_id, "ids": row["ids"]})
+
+    async def _sessions(self, exchange: Exchange) -> None:
+        """Answer with the sessions of all workers; a worker that cannot tell says why."""
+        told = await exchange.while_connected(self._pool.ask("sessions"))
+        rows, errors = [], []
+        for worker in self._supervisor.workers:
+            body = told.get(worker.worker_id, _NOT_READY)
+            if isinstance(body, dict):
+                rows += [row | {"worker": worker.worker_id} for row in body["sessions"]]
+            else:
+                errors.append({"worker": worker.worker_id, "error": str(body)})
+        await exchange.send_json(200, {"object": "list", "sessions": rows, "errors": errors})
+
+    async def _session(self, exchange: Exchange) -> None:
+        """Answer with the lines of one session, from every worker that has some."""
+        session = unquote(_rest(exchange.path, _SESSIONS))
+        told = await exchange.while_connected(self._pool.ask("session", session))
+        text = f"No worker knows the session {session!r:.80}; /v1/sessions lists those they know."
+        lines = [
+            line | {"worker": worker_id}
+            for worker_id, row in _known(told, text).items()
+            for line in row["lines"]
+        ]
+        await exchange.send_json(200, {"session": session, "lines": lines})
 
     async def _health(self, exchange: Exchange) -> None:
         await exchange.send_json(200, self.health())
@@ -123,3 +149,16 @@ class Routes:
 def _rest(path: str, *prefixes: str) -> str:
     """Return what follows one of `prefixes`; nothing where none fits."""
     return next((path[len(prefix) :] for prefix in prefixes if path.startswith(prefix)), "")
+
+
+def _known(told: Told, text: str) -> dict[int, dict[str, Any]]:
+    """Return what those workers tell that know what they were asked about.
+
+    Raises:
+        RequestError: 404 with `text` where none does, or why one that may know does not tell.
+    """
+    known = {worker_id: row for worker_id, row in told.items() if isinstance(row, dict)}
+    if known:
+        return known
+    failures = (row for row in told.values() if isinstance(row, RequestError) and row.status != 404)
+    raise next(failures, RequestError(text, status=404, code="not_found"))

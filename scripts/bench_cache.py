@@ -185,7 +185,7 @@ async def _hearth(model: Path, tokens_max: int) -> AsyncIterator[Target]:
         port, log = free_port(), Path(directory) / "hearth.log"
         environment = os.environ | SETTINGS
         environment |= {"MODEL_PATH": str(model), "PROXY_PORT": str(port)}
-        environment |= {"RUN_DIR": str(Path(directory) / "run")}
+        environment |= {"RUN_DIR": f"{directory}/run", "LOG_ROOT": f"{directory}/logs"}
         target = Target(
             f"http://127.0.0.1:{port}", KEY, tokens_max=tokens_max, timeout_s=REQUEST_WAIT_S_MAX
         )

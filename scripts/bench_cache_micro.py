@@ -20,15 +20,17 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import trim_prompt_cache
 
 from scripts.ideal import ideal_cached
-from shared.wire import Prompt
+from shared.config import load_settings
 from tests.machine import Answer, Machine, loaded, machine
 from worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from worker.cache.budget import MB, Budget
 from worker.cache.extents import ExtentStore, Layout
 from worker.cache.index import Query, Search
 from worker.cache.lines import Line
+from worker.conversing import make_builder
 from worker.engine.engine import default_chunk
-from worker.prompt.render import Renderer
+from worker.prompt.build import Builder, Content
+from worker.prompt.marks import end_of_turn_ids, turn_marks
 
 Figures = dict[str, Any]
 
@@ -118,15 +120,17 @@ def _commit(
 
 
 @cache
-def renderer(fixture: str) -> Renderer:
-    return Renderer(loaded(fixture).tokenizer, CONTEXT_TOKENS, True)
+def builder(fixture: str) -> Builder:
+    tokenizer = loaded(fixture).tokenizer
+    marks, ends = turn_marks(tokenizer), end_of_turn_ids(tokenizer, {})
+    return make_builder(tokenizer, marks, ends, CONTEXT_TOKENS, load_settings({}, None))
 
 
 class Conversation:
     """Messages of random words, about as many tokens each as asked for, and their prompt."""
 
     def __init__(self, fixture: str, seed: str) -> None:
-        self._renderer = renderer(fixture)
+        self._builder = builder(fixture)
         self._rng = random.Random(seed)
         self.messages: list[dict[str, str]] = []
         sample = " ".join(self._word() for _ in range(200))
@@ -141,10 +145,10 @@ class Conversation:
         return self
 
     def ids(self, *more: dict[str, str]) -> list[int]:
-        return self._renderer.ids(Prompt([*self.messages, *more], [], {}))
+        return self._builder.build(Content([*self.messages, *more], [])).ids
 
     def _length(self, text: str) -> int:
-        return len(self._renderer.ids(Prompt([{"role": "user", "content": text}], [], {})))
+        return len(self._builder.build(Content([{"role": "user", "content": text}], [])).ids)
 
     def _words(self, count: int) -> list[str]:
         return [self._word() for _ in range(count)]

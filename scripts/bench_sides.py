@@ -251,6 +251,7 @@ async def hearth_side(model: Path, log_dir: Path) -> AsyncIterator[Http]:
         "PROXY_API_KEY": "",
         "WORKERS": "1",
         "RUN_DIR": str(log_dir / "run"),
+        "LOG_ROOT": str(log_dir / "logs"),
     }
     async with (
         running(["-m", "proxy.main"], environment, log_dir / "hearth.log") as child,

@@ -40,6 +40,7 @@ class Captured:
     said: str  # the text of what the scripted model answered
     began_s: float
     ended_s: float
+    response: Any = None  # what the scripted model answered, assembled
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ def _captured(trace: str, row: dict[str, Any]) -> Captured:
         said=_said(dialect, row.get("response")),
         began_s=row["t"],
         ended_s=row["t_end"],
+        response=row.get("response"),
     )
 
 

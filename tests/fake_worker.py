@@ -7,6 +7,7 @@ set it appends a JSON line with a time for everything it receives.
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -125,6 +126,7 @@ class FakeWorker:
         self._beat_at = 0.0
         self._mute = False
         self._prompts: dict[str, list[int]] = {}  # request id -> its "token ids"
+        self._sessions: dict[str, list[str]] = {}  # session -> its request ids
 
     def run(self) -> None:
         while True:
@@ -161,6 +163,8 @@ class FakeWorker:
                 self._mute = True
             tokens = prompt_tokens(message.prompt.messages)
             self._prompts[message.request_id] = list(range(tokens))
+            session = message.prompt.speaker.session
+            self._sessions.setdefault(session, []).append(message.request_id)
             self._running[message.request_id] = (peer, steps_of(message), time.monotonic())
             self._lease[message.request_id] = time.monotonic() + LEASE_S
         elif isinstance(message, Cancel):
@@ -175,7 +179,15 @@ class FakeWorker:
             self._port.post(peer, self._told(message))
 
     def _told(self, status: Status) -> Told | Failed:
-        """Tell about a cache in which each prompt is an entry of a byte a token."""
+        """Tell about a cache in which each prompt is an entry of a byte a token, and a line."""
+        if status.what == "sessions":
+            rows = [{"session": name, "lines": len(ids)} for name, ids in self._sessions.items()]
+            return Told(status.request_id, {"sessions": rows})
+        if status.what == "session":
+            lines = [{"request_id": name} for name in self._sessions.get(status.about, ())]
+            if not lines:
+                return Failed(status.request_id, 404, "not_found", "Not known.")
+            return Told(status.request_id, {"session": status.about, "lines": lines})
         if status.what == "prompt":
             ids = self._prompts.get(status.about)
             if ids is None:
@@ -213,16 +225,17 @@ class FakeWorker:
             row |= {"what": message.what, "about": message.about}
         if isinstance(message, Renew):
             row["request_ids"] = message.request_ids
+        if isinstance(message, Submit | Count):
+            row["prompt"] = dataclasses.asdict(message.prompt)
         if isinstance(message, Submit):
-            sampling = {k: getattr(message.sampling, k) for k in message.sampling.__slots__}
-            prompt = {k: getattr(message.prompt, k) for k in message.prompt.__slots__}
-            row |= {"prompt": prompt, "sampling": sampling}
+            row["sampling"] = dataclasses.asdict(message.sampling)
         self._note_row(row)
 
     def _note_row(self, row: dict[str, Any]) -> None:
         if self._log_path:
             with open(self._log_path, "a") as file:
-                file.write(json.dumps(row | {"at": time.time(), "pid": os.getpid()}) + "\n")
+                row = row | {"at": time.time(), "pid": os.getpid()}
+                file.write(json.dumps(row, default=bytes.hex) + "\n")
 
 
 def _end_with_parent() -> None:

@@ -23,7 +23,7 @@ from worker.kv.layers import LayerMap
 from worker.kv.mover import KeepRules
 from worker.kv.no_keeper import NoKeeper
 from worker.prompt.cuts import CutRule, TurnMarks
-from worker.prompt.render import turn_marks
+from worker.prompt.marks import turn_marks
 from worker.request import Request, Ticket
 from worker.scheduler import Rules, Scheduler
 from worker.stream.detokenise import Vocabulary
@@ -86,6 +86,8 @@ class Machine:
         **rules: Any,
     ) -> None:
         rules = {"slots_max": 4, "is_exact": False} | rules
+        end_ids = rules.pop("end_ids", frozenset())
+        told = {"ended": rules.pop("ended")} if "ended" in rules else {}
         self.rule = CutRule(chunk, turn_marks)
         batches = not (rules["is_exact"] or rules.get("running_format"))
         self.engine = Engine(model, batches=batches)
@@ -104,9 +106,9 @@ class Machine:
             self.engine,
             self.keeper,
             words,
-            frozenset(),
+            end_ids,
             self._choose,
-            Rules(rules["slots_max"], lambda tokens: self.rule.natural(tokens.tolist())),
+            Rules(rules["slots_max"], lambda tokens: self.rule.natural(tokens.tolist()), **told),
         )
 
     def _choose(self, request: Request) -> Choice:
@@ -133,6 +135,9 @@ class Machine:
             tokens_max=tokens_max,
             output=Output(self._words.detokeniser(), []),
         )
+        return self.enter(request)
+
+    def enter(self, request: Request) -> Answer:
         answer = self.answers[request.request_id] = Answer(request)
         with mx.stream(generation_stream):
             self.scheduler.submit(request)

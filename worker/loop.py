@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from shared.wire import Up
+from worker.cache.index import Query
 from worker.request import Request, Ticket
 from worker.scheduler import Scheduler
 
@@ -24,7 +25,7 @@ class Errand:
     run: Callable[[], Up]
 
 
-Inbox = queue.SimpleQueue[Request | Errand]
+Inbox = queue.SimpleQueue[Request | Errand | Query]  # a Query: foreseen, for idle time
 
 
 class InferenceLoop:
@@ -73,6 +74,8 @@ class InferenceLoop:
                 return
             if isinstance(item, Errand):
                 self._send(item.run())
+            elif isinstance(item, Query):
+                self._scheduler.foresee(item)
             else:
                 self._send(self._scheduler.submit(item))
             wait_s = 0.0

@@ -27,12 +27,12 @@ from shared.wire import (
     Up,
     Welcome,
 )
-from worker.request import Ticket
+from worker.request import Foresee, Ticket
 
 log = logging.getLogger(__name__)
 
 Job = Submit | Count | Status
-Jobs = queue.SimpleQueue[tuple[Ticket, Job] | None]
+Jobs = queue.SimpleQueue[tuple[Ticket, Job | Foresee] | None]
 ANSWERS = (Finished, Failed, Counted, Told)
 
 
@@ -116,7 +116,7 @@ class Mailbox:
             return
         ticket = Ticket(message.request_id, peer)
         self._open[message.request_id] = ticket
-        if isinstance(message, Status) and message.what != "prompt":
+        if isinstance(message, Status) and message.what in ("cache", "clear_cache"):
             assert self.errand is not None, "ready workers have it"
             self.errand(ticket, message)
         else:

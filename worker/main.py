@@ -20,6 +20,7 @@ from shared.errors import EXIT_CANNOT_START, StartError
 from shared.log import configure
 from shared.transport import RouterPort
 from shared.wire import Heartbeat, Status, Told
+from worker.conversing import make_builder, make_sessions, prompt_facts
 from worker.engine.engine import Engine, default_chunk
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.sampling import Choice, make_choice
@@ -29,11 +30,13 @@ from worker.kv.no_keeper import NoKeeper
 from worker.loop import Errand, Inbox, InferenceLoop
 from worker.mailbox import Identity, Jobs, Mailbox
 from worker.prompt.cuts import CutRule
-from worker.prompt.render import Renderer, end_of_turn_ids, turn_marks
+from worker.prompt.marks import end_of_turn_ids, turn_marks
 from worker.prompter import Prompter
+from worker.recorder import Recorder
 from worker.report import cache_report
 from worker.request import Request, Ticket
 from worker.scheduler import Rules, Scheduler
+from worker.sessions.sessions import Sessions
 from worker.stream.detokenise import Vocabulary
 
 log = logging.getLogger("worker")
@@ -100,6 +103,12 @@ class Worker:
         with engine.stream():
             keeper = make_keeper(engine, loaded, settings, chunk)
             rule = CutRule(chunk, turn_marks(loaded.tokenizer))
+            sessions = make_sessions(loaded.tokenizer, settings, chunk)
+            recorder = Recorder(
+                sessions,
+                reuses=isinstance(keeper, Keeper),
+                foresee=lambda job: self._jobs.put((job.request.ticket, job)),
+            )
             vocabulary = Vocabulary(loaded.tokenizer)
             scheduler = Scheduler(
                 engine,
@@ -107,10 +116,14 @@ class Worker:
                 vocabulary,
                 end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
                 functools.partial(self._choose, loaded.facts.vocab_size),
-                Rules(settings.live_slots_max, lambda tokens: rule.natural(tokens.tolist())),
+                Rules(
+                    settings.live_slots_max,
+                    lambda tokens: rule.natural(tokens.tolist()),
+                    recorder.ended,
+                ),
             )
-            self._mailbox.errand = functools.partial(self._errand, keeper, scheduler)
-            self._start_prompt_thread(loaded, vocabulary, rule)
+            self._mailbox.errand = functools.partial(self._errand, keeper, scheduler, sessions)
+            self._start_prompt_thread(loaded, vocabulary, rule, sessions)
             loop = InferenceLoop(self._inbox, scheduler, self._mailbox.send, keeper.sweep)
             self._loop, self._loaded, self._scheduler = loop, loaded, scheduler
             log.info("ready model=%s layout=%s", loaded.facts.name, loaded.facts.cache_layout)
@@ -119,14 +132,21 @@ class Worker:
         engine.close()
 
     def _errand(
-        self, keeper: Keeper | NoKeeper, scheduler: Scheduler, ticket: Ticket, message: Status
+        self,
+        keeper: Keeper | NoKeeper,
+        scheduler: Scheduler,
+        sessions: Sessions,
+        ticket: Ticket,
+        message: Status,
     ) -> None:
         """Have the inference thread tell about the cache, or empty it first."""
 
         def run() -> Told:
             if message.what == "clear_cache":
                 scheduler.forget()
-            return Told(message.request_id, cache_report(keeper, scheduler.idle_tokens))
+                sessions.forget_lines()
+            report = cache_report(keeper, scheduler.idle_tokens)
+            return Told(message.request_id, report | {"sessions": sessions.told_counts()})
 
         self._inbox.put(Errand(ticket, run))
 
@@ -134,16 +154,17 @@ class Worker:
         return make_choice(request.sampling, self._settings, vocab_size, request.prompt_tokens)
 
     def _start_prompt_thread(
-        self, loaded: LoadedModel, vocabulary: Vocabulary, rule: CutRule
+        self, loaded: LoadedModel, vocabulary: Vocabulary, rule: CutRule, sessions: Sessions
     ) -> None:
-        facts = loaded.facts
+        end_ids = end_of_turn_ids(loaded.tokenizer, loaded.generation_config)
+        context_tokens = loaded.facts.context_tokens
         prompter = Prompter(
             self._settings,
-            Renderer(loaded.tokenizer, facts.context_tokens, self._settings.default_thinking),
+            make_builder(loaded.tokenizer, rule.marks, end_ids, context_tokens, self._settings),
+            sessions,
             rule,
             vocabulary,
-            (facts.context_tokens, facts.vocab_size),
-            cache_root(loaded, self._settings, rule.chunk),
+            prompt_facts(loaded, cache_root(loaded, self._settings, rule.chunk)),
         )
         arguments = (self._jobs, self._inbox.put, self._mailbox.send)
 

@@ -1,24 +1,44 @@
 """The prompt thread: turns a Submit into a Request, and answers Count. Touches no MLX."""
 
+import dataclasses
 import logging
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from shared.config import Settings
 from shared.errors import RequestError
-from shared.wire import Count, Counted, Failed, Status, Submit, Told, Up
-from worker.cache.block_hash import PrefixHash, pack, prefix_hashes
+from shared.wire import Count, Counted, Failed, Prompt, Status, Submit, Told, Up
+from worker.cache.block_hash import PrefixHash, common_length, pack, prefix_hashes
 from worker.cache.index import Query
 from worker.engine.sampling import check
+from worker.prompt.build import Builder, Built, Content
 from worker.prompt.cuts import CutRule
-from worker.prompt.render import Renderer
-from worker.request import Request, Ticket
+from worker.prompt.loaded_tools import with_loaded_tools
+from worker.prompt.thinking import with_thinking_apart
+from worker.request import Foresee, Request, Ticket
+from worker.sessions.echo import Said
+from worker.sessions.explain import explain
+from worker.sessions.sessions import Sessions, Visit
+from worker.sessions.turns import Turn
 from worker.stream.detokenise import Vocabulary
 from worker.stream.output import Output
 
 log = logging.getLogger(__name__)
 
 RECENT_MAX = 64  # prompts whose ids CACHE_DEBUG remembers
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFacts:
+    """What prompts need to know of the model."""
+
+    context_tokens: int
+    vocab_size: int
+    root: PrefixHash
+    think_tags: tuple[str, str]  # "" where the model has none
+    is_thinking_open: Callable[[str], bool]  # whether a generation prompt opens the thinking
 
 
 class Prompter:
@@ -30,37 +50,41 @@ class Prompter:
     def __init__(
         self,
         settings: Settings,
-        renderer: Renderer,
+        builder: Builder,
+        sessions: Sessions,
         rule: CutRule,
         vocabulary: Vocabulary,
-        limits: tuple[int, int],
-        root: PrefixHash,
+        facts: PromptFacts,
     ) -> None:
         self._settings = settings
-        self._renderer = renderer
+        self._builder = builder
+        self._sessions = sessions
         self._rule = rule
         self._vocabulary = vocabulary
-        self._context_tokens, self._vocab_size = limits
-        self._root = root
+        self._facts = facts
         self._recent: dict[str, list[int]] = {}
 
     def run(
         self,
-        jobs: "queue.SimpleQueue[tuple[Ticket, Submit | Count | Status] | None]",
-        put: Callable[[Request], None],
+        jobs: "queue.SimpleQueue[tuple[Ticket, Submit | Count | Status | Foresee] | None]",
+        put: Callable[[Request | Query], None],
         send: Callable[[Up], None],
     ) -> None:
         """Work until None comes."""
         while (job := jobs.get()) is not None:
             ticket, message = job
+            if isinstance(message, Foresee):
+                if (query := self.foreseen(message.request)) is not None:
+                    put(query)
+                continue
             if ticket.is_gone:
                 send(Failed(message.request_id, 499, "client_closed", "The client is gone."))
                 continue
             try:
                 if isinstance(message, Status):
-                    send(self._prompt_ids(message))
+                    send(Told(message.request_id, self._told(message)))
                 elif isinstance(message, Count):
-                    tokens = len(self._renderer.ids(message.prompt))
+                    tokens = len(self._build(message.prompt)[1].ids)
                     send(Counted(message.request_id, tokens))
                 else:
                     put(self.request(ticket, message))
@@ -68,13 +92,20 @@ class Prompter:
                 log.info("refused request=%s code=%s", message.request_id, error.code)
                 send(Failed(message.request_id, error.status, error.code, str(error)))
 
-    def _prompt_ids(self, message: Status) -> Told:
-        """Return what CACHE_DEBUG remembers of a prompt. Raises RequestError."""
-        ids = self._recent.get(message.about)
-        if ids is None:
+    def _told(self, message: Status) -> dict[str, Any]:
+        """Return what is asked about prompts and sessions. Raises RequestError."""
+        if message.what == "sessions":
+            return {"sessions": self._sessions.report()}
+        if message.what == "session":
+            body = self._sessions.told(message.about)
+            text = f"No session {message.about!r:.80} is remembered by this worker."
+        else:
+            ids = self._recent.get(message.about)
+            body = None if ids is None else {"ids": ids}
             text = f"No prompt of request {message.about!r:.80} is remembered by this worker."
+        if body is None:
             raise RequestError(text, status=404, code="not_found")
-        return Told(message.request_id, {"ids": ids})
+        return body
 
     def _remember(self, request_id: str, ids: list[int]) -> None:
         """Keep the ids of recent prompts where debugging is on."""
@@ -86,16 +117,128 @@ class Prompter:
 
     def request(self, ticket: Ticket, message: Submit) -> Request:
         """Return the request ready to be computed. Raises RequestError."""
-        check(message.sampling, self._vocab_size)
-        ids = self._renderer.ids(message.prompt)
+        check(message.sampling, self._facts.vocab_size)
+        visit, built = self._build(message.prompt)
+        ids = built.ids
         self._remember(message.request_id, ids)
         tokens, cuts = pack(ids), self._rule.cuts(ids)
+        if visit is not None:
+            self._explain(visit, built)
         asked = message.sampling.max_tokens or self._settings.default_max_tokens
+        names = prefix_hashes(self._facts.root, tokens, cuts)
         return Request(
             ticket=ticket,
             ids=ids,
-            query=Query(tokens, cuts, prefix_hashes(self._root, tokens, cuts)),
+            query=Query(tokens, cuts, names, _family(message.prompt), _is_side(visit)),
             sampling=message.sampling,
-            tokens_max=min(asked, self._context_tokens - len(ids)),
+            tokens_max=min(asked, self._facts.context_tokens - len(ids)),
             output=Output(self._vocabulary.detokeniser(), message.sampling.stop),
+            visit=visit,
         )
+
+    # ------------------------------------------------------------ what is asked
+
+    def _build(self, prompt: Prompt) -> tuple[Visit | None, Built]:
+        """Return what is known of the request, and its tokens. Raises RequestError."""
+        visit = self._sessions.arrive(prompt)
+        return visit, self._builder.build(self._content(prompt, visit))
+
+    def _content(self, prompt: Prompt, visit: Visit | None) -> Content:
+        messages, loaded = prompt.messages, list[str]()
+        if visit is not None:
+            messages = visit.messages
+            session = visit.place.session
+            loaded = list(session.loaded) if session.is_named else []
+        start, end = self._facts.think_tags
+        messages = with_loaded_tools(messages, prompt.deferred, loaded)
+        messages = [with_thinking_apart(message, start, end) for message in messages]
+        turns = visit.turns if visit is not None else ()
+        return Content(messages, prompt.tools, prompt.template_kwargs, turns)
+
+    def _explain(self, visit: Visit, built: Built) -> None:
+        """Find out what the request loses against its own line."""
+        tokens = pack(built.ids)
+        opening = self._text(built.ids[built.header :])
+        visit.is_thinking = self._facts.is_thinking_open(opening)
+        visit.set_prompt(tokens, built.header, built.kept)
+
+        def boundary(count: int) -> tuple[int, bool] | None:
+            """Return how many of the prompt's tokens its first `count` messages make."""
+            whole = self._content(visit.prompt, visit)
+            part = dataclasses.replace(
+                whole, messages=whole.messages[:count], turns=whole.turns[:count]
+            )
+            try:
+                ids = self._builder.build(part, adds_header=False).ids
+            except RequestError:  # a template may refuse a conversation that ends there
+                return None
+            covered = common_length(pack(ids), tokens)
+            return covered, covered == len(ids)
+
+        visit.divergence = explain(visit, boundary, self._text)
+
+    # ------------------------------------------------------------ what will be asked
+
+    def foreseen(self, request: Request) -> Query | None:
+        """Return the beginning of the prompt that follows an answer, where it is not in a slot yet.
+
+        It ends where the next message begins. None where the answer's own tokens stand there as
+        they were fed, or where the template refuses such a conversation.
+        """
+        visit = request.visit
+        if visit is None or visit.said is None:
+            return None
+        echo, following = _continuation(visit.said, visit.turn)
+        content = self._content(visit.prompt, visit)
+        more = [echo, *following]
+        content = dataclasses.replace(
+            content,
+            messages=[*content.messages, *more],
+            turns=[*content.turns, visit.turn, *(None for _ in following)],
+        )
+        try:
+            ids = self._builder.build(content, adds_header=False).ids
+        except RequestError as error:  # nothing is lost but the head start
+            log.debug("the next prompt cannot be foreseen: %s", error)
+            return None
+        ends = [request.end_id] if request.end_id is not None else []
+        fed = [*request.ids, *request.sampled, *ends]
+        tokens = pack(ids[: self._builder.last_header(ids)])
+        if common_length(tokens, pack(fed)) >= min(len(tokens), len(fed)):
+            return None
+        cuts = self._rule.natural(tokens.tolist())
+        names = prefix_hashes(self._facts.root, tokens, cuts)
+        return Query(tokens, cuts, names, _family(visit.prompt))
+
+    def _text(self, ids: Sequence[int]) -> str:
+        detokeniser = self._vocabulary.detokeniser()
+        return "".join(map(detokeniser.add, ids))
+
+
+def _continuation(said: Said, turn: Turn | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return an answer as a client echoes it, and what it will send behind it, empty."""
+    echo: dict[str, Any] = {"role": "assistant", "content": said.content}
+    if said.reasoning:
+        echo["reasoning_content"] = said.reasoning
+    if not said.calls:
+        return echo, [{"role": "user", "content": ""}]
+    ids = turn.call_ids if turn is not None else [f"call{n:05d}" for n in range(len(said.calls))]
+    echo["tool_calls"] = [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for call_id, (name, arguments) in zip(ids, said.calls, strict=True)
+    ]
+    return echo, [{"role": "tool", "tool_call_id": call_id, "content": ""} for call_id in ids]
+
+
+def _family(prompt: Prompt) -> str:
+    """Return what all lines of one session have in common, its sub-agents' sessions included."""
+    speaker = prompt.speaker
+    session = speaker.parent or speaker.session
+    return f"{speaker.key}/{session}" if session else ""
+
+
+def _is_side(visit: Visit | None) -> bool:
+    """Whether the request is a side call of a session that has a main line."""
+    if visit is None or not visit.place.session.is_named or visit.place.before is not None:
+        return False
+    return visit.place.shape.is_side

@@ -9,6 +9,7 @@ from shared.wire import Sampling
 from worker.cache.index import Query
 from worker.cache.planner import Plan
 from worker.kv.slots import Slot
+from worker.sessions.sessions import Visit
 from worker.stream.output import Output
 
 
@@ -33,6 +34,13 @@ class Ticket:
         return self.is_cancelled or time.monotonic() > self.lease_until
 
 
+@dataclass(frozen=True, slots=True)
+class Foresee:
+    """Render what the next prompt will be, now that this request has ended."""
+
+    request: "Request"
+
+
 @dataclass(slots=True)
 class Request:
     """A rendered request. Owner: the inference thread, once the prompt thread handed it over."""
@@ -50,6 +58,10 @@ class Request:
     completion_tokens: int = 0
     seq: int = 0  # deltas sent
     first_token_at: float | None = None
+    visit: Visit | None = None  # who asks, and what is known of it
+    end_id: int | None = None  # the end-of-turn token that was sampled
+    sampled: list[int] = field(default_factory=list)  # without an end-of-turn token
+    said: list[str] = field(default_factory=list)  # the text that was delivered
     shared: dict[str, int] = field(default_factory=dict)  # request id -> tokens prefilled alike
 
     @property

@@ -23,6 +23,7 @@ from worker.stream.logprobs import describe
 
 log = logging.getLogger(__name__)
 
+FORESEEN_MAX = 4  # prompts that are prefilled in idle time before they are asked
 SPARE_ROWS = 512  # a slot has room for so much of an answer; it grows for a longer one
 
 
@@ -58,6 +59,8 @@ class Rules:
 
     slots_max: int  # requests that compute at once
     natural_cuts: Callable[[Tokens], list[int]]  # of every prompt that begins with some tokens
+    # Told of each request's end (request, reason, stop string); gives what its client is told.
+    ended: Callable[[Request, Usage, str, str | None], Usage] = lambda _r, usage, _w, _s: usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class Scheduler:
         self._decoding: dict[str, Request] = {}
         self._is_oldest_next = True
         self._ahead: Ahead | None = None
+        self._foreseen: deque[Query] = deque(maxlen=FORESEEN_MAX)
         self.steps = 0
         self.idle_tokens = 0  # prefilled in idle time, for no request
 
@@ -139,13 +143,13 @@ class Scheduler:
         """
         assert self.is_idle
         if self._ahead is None:
-            query = self._keeper.unfinished(self._rules.natural_cuts)
+            query = self._next_ahead()
             if query is None:
                 return False
             slot = self._keeper.open_spare(query)
             if slot is None:
                 self._keeper.settle(query)
-                return False
+                return bool(self._foreseen)
             self._ahead = Ahead(query, slot)
         query, slot = self._ahead.query, self._ahead.slot
         position = slot.position
@@ -160,8 +164,19 @@ class Scheduler:
             self._stop_working_ahead()
         return True
 
+    def _next_ahead(self) -> Query | None:
+        """Return what is prefilled next in idle time: what the next prompt is known to be first."""
+        if self._foreseen:
+            return self._foreseen.popleft()
+        return self._keeper.unfinished(self._rules.natural_cuts)
+
+    def foresee(self, query: Query) -> None:
+        """Prefill `query` when there is nothing else to do: a prompt that will be asked."""
+        self._foreseen.append(query)
+
     def forget(self) -> None:
         """Empty the cache; running requests go on with what they have."""
+        self._foreseen.clear()
         self._stop_working_ahead()
         self._keeper.clear()
         for request in self._waiting:
@@ -257,8 +272,10 @@ class Scheduler:
             request.first_token_at = time.monotonic()
         request.completion_tokens += 1
         if sampled.token_id in self._end_ids:
+            request.end_id = sampled.token_id
             yield from self._finish(request, "stop")
             return
+        request.sampled.append(sampled.token_id)
         piece = request.output.add(sampled.token_id, self._logprob(request, sampled))
         if piece.text or piece.logprobs:
             yield self._delta(request, piece.text, piece.logprobs)
@@ -304,7 +321,9 @@ class Scheduler:
             usage.ttft_ms,
             usage.finish_ms,
         )
-        return Finished(request.request_id, reason, stop, usage)
+        return Finished(
+            request.request_id, reason, stop, self._rules.ended(request, usage, reason, stop)
+        )
 
     def _give_back(self, request: Request) -> None:
         """Check the slot in with all that was computed, also for a client that left."""
@@ -319,6 +338,7 @@ class Scheduler:
 
     def _delta(self, request: Request, text: str, logprobs: list[TokenLogprob]) -> Delta:
         request.seq += 1
+        request.said.append(text)
         return Delta(request.request_id, request.seq - 1, "content", text, logprobs)
 
     def _logprob(self, request: Request, sampled: Sampled) -> TokenLogprob | None:

@@ -22,15 +22,15 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     """
     fields.integer(body, "n", 1, 1)
     _refuse_formats(body)
-    shown, dropped = _tools(body)
+    shown, deferred, dropped = _tools(body)
     if not tools.refuse_forced_choice(body.get("tool_choice"), _FORCED):
-        shown = []
+        shown, deferred = [], []
     stream_options = fields.optional_record(body, "stream_options")
     limit = sampling.read_max_tokens(body, "max_completion_tokens", "max_tokens")
     return ParsedRequest(
         dialect="chat",
         model=str(body.get("model") or ""),
-        prompt=Prompt(_messages(body), shown, sampling.template_kwargs(body)),
+        prompt=Prompt(_messages(body), shown, sampling.template_kwargs(body), deferred),
         sampling=sampling.read_sampling(
             body, max_tokens=limit, stop="stop", top_logprobs=_top_logprobs(body)
         ),
@@ -61,9 +61,10 @@ def _top_logprobs(body: dict[str, Any]) -> int | None:
     return None
 
 
-def _tools(body: dict[str, Any]) -> tuple[list[Any], tuple[str, ...]]:
-    """Return the tools that the model is shown, and the types of those that it is not."""
+def _tools(body: dict[str, Any]) -> tuple[list[Any], list[Any], tuple[str, ...]]:
+    """Return the tools that are shown at once, those that are once loaded, and what is dropped."""
     shown: list[Any] = []
+    deferred: list[Any] = []
     dropped = []
     for index, value in enumerate(fields.optional_rows(body, "tools")):
         param = f"tools[{index}]"
@@ -71,7 +72,9 @@ def _tools(body: dict[str, Any]) -> tuple[list[Any], tuple[str, ...]]:
         kind = fields.text(row, "type", f"{param}.type")
         if kind == "function" or (kind is None and "function" in row):
             inner = fields.record(row.get("function"), f"{param}.function")
-            shown.append(tools.function_tool(inner, param, inner="function"))
+            is_late = fields.boolean(row, "defer_loading") or fields.boolean(inner, "defer_loading")
+            tool = tools.function_tool(inner, param, inner="function")
+            (deferred if is_late else shown).append(tool)
         elif kind == "custom":
             inner = fields.record(row.get("custom"), f"{param}.custom")
             shown.append(tools.custom_tool(inner, param))
@@ -82,7 +85,7 @@ def _tools(body: dict[str, Any]) -> tuple[list[Any], tuple[str, ...]]:
     for index, value in enumerate(fields.optional_rows(body, "functions")):
         param = f"functions[{index}]"
         shown.append(tools.function_tool(fields.record(value, param), param))
-    return shown, tuple(dropped)
+    return shown, deferred, tuple(dropped)
 
 
 def _messages(body: dict[str, Any]) -> list[Any]:
@@ -187,7 +190,7 @@ def kv_cache_fields(usage: Usage) -> dict[str, Any]:
         "prefix_length": usage.cached_tokens,
         "prefilled": usage.prefilled_tokens,
         "source": usage.source,
-        "divergence": None,
+        "divergence": usage.divergence,
     }
 
 

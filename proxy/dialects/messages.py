@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
+from proxy.canonical import without_telemetry
 from proxy.dialects import fields, sampling, tools
 from proxy.dialects.chat import kv_cache_fields
 from proxy.dialects.parts import join_text
@@ -24,15 +25,15 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         RequestError: a field is not what the API allows, or needs what this server lacks.
     """
     _refuse_formats(body)
-    shown, dropped = _tools(body)
+    shown, deferred, dropped = _tools(body)
     choice = fields.optional_record(body, "tool_choice")
     if not tools.refuse_forced_choice(choice or None, _FORCED):
-        shown = []
+        shown, deferred = [], []
     limit = sampling.read_max_tokens(body, "max_tokens")
     return ParsedRequest(
         dialect="messages",
         model=str(body.get("model") or ""),
-        prompt=Prompt(_messages(body), shown, _template_kwargs(body)),
+        prompt=Prompt(_messages(body), shown, _template_kwargs(body), deferred),
         sampling=sampling.read_sampling(body, max_tokens=limit, stop="stop_sequences"),
         stream=fields.boolean(body, "stream"),
         body=body,
@@ -64,19 +65,22 @@ def _template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
     return {"enable_thinking": kind != "disabled"} | kwargs
 
 
-def _tools(body: dict[str, Any]) -> tuple[list[Any], tuple[str, ...]]:
-    """Return the tools that the model is shown, and the types of those that it is not."""
+def _tools(body: dict[str, Any]) -> tuple[list[Any], list[Any], tuple[str, ...]]:
+    """Return the tools that are shown at once, those that are once loaded, and what is dropped."""
     shown: list[Any] = []
+    deferred: list[Any] = []
     dropped = []
     for index, value in enumerate(fields.optional_rows(body, "tools")):
         param = f"tools[{index}]"
         row = fields.record(value, param)
         kind = fields.text(row, "type", f"{param}.type")
         if kind in (None, "custom"):
-            shown.append(tools.function_tool(row, param, schema="input_schema"))
+            is_late = fields.boolean(row, "defer_loading")
+            tool = tools.function_tool(row, param, schema="input_schema")
+            (deferred if is_late else shown).append(tool)
         else:
             dropped.append(kind or "")
-    return shown, tuple(dropped)
+    return shown, deferred, tuple(dropped)
 
 
 def _messages(body: dict[str, Any]) -> list[Any]:
@@ -86,11 +90,22 @@ def _messages(body: dict[str, Any]) -> list[Any]:
             "messages is empty; send at least one message.", code="empty_messages", param="messages"
         )
     messages: list[Any] = []
-    if (system := body.get("system")) is not None and (text := _text(system, "system")):
+    if (system := body.get("system")) is not None and (text := _system(system)):
         messages.append({"role": "system", "content": text})
     for index, value in enumerate(given):
         messages += _message(value, f"messages[{index}]")
     return messages
+
+
+def _system(system: Any) -> str:
+    """Return the text of the system prompt; a first block that is telemetry alone is left out."""
+    if type(system) is str:
+        return without_telemetry(system)
+    texts = _texts(system, "system")
+    if texts and system[0].get("type") == "text":
+        rest = without_telemetry(texts[0])
+        texts[:1] = [rest] if rest or not texts[0] else []
+    return join_text(texts)
 
 
 def _message(value: Any, param: str) -> list[Any]:
@@ -134,30 +149,52 @@ def _user(blocks: list[dict[str, Any]], where: str) -> list[Any]:
 def _tool_result(block: dict[str, Any], param: str) -> dict[str, Any]:
     call_id = fields.required_text(block, "tool_use_id", f"{param}.tool_use_id")
     content = block.get("content")
+    references: list[str] = []
+    if type(content) is list:
+        references, content = _split_references(content, f"{param}.content")
     text = "" if content is None else _text(content, f"{param}.content")
     if fields.boolean(block, "is_error") and not text.lower().startswith("error"):
         text = f"Error: {text}"  # templates have no other place for it, and the model must know
-    return {"role": "tool", "tool_call_id": call_id, "content": text}
+    message = {"role": "tool", "tool_call_id": call_id, "content": text}
+    return message | {"tool_references": references} if references else message
+
+
+def _split_references(content: list[Any], where: str) -> tuple[list[str], list[Any]]:
+    """Return the names of the deferred tools that a result loads, and what else it holds."""
+    names: list[str] = []
+    others = []
+    for index, block in enumerate(content):
+        if type(block) is dict and block.get("type") == "tool_reference":
+            param = f"{where}[{index}].tool_name"
+            names.append(fields.required_text(block, "tool_name", param))
+        else:
+            others.append(block)
+    return names, others
 
 
 def _assistant(blocks: list[dict[str, Any]], where: str) -> dict[str, Any]:
-    texts, thoughts, calls = [], [], []
+    texts, thoughts, signatures, calls = [], [], [], []
     for index, block in enumerate(blocks):
         param = f"{where}[{index}]"
         kind = block.get("type")
         if kind == "thinking":
             thoughts.append(fields.text(block, "thinking", f"{param}.thinking") or "")
+            signatures.append(fields.text(block, "signature", f"{param}.signature"))
         elif kind == "tool_use":
             name = fields.required_text(block, "name", f"{param}.name")
             call_id = fields.required_text(block, "id", f"{param}.id")
             given = block.get("input")
             given = {} if given is None else fields.record(given, f"{param}.input")
             calls.append(tools.tool_call(call_id, name, given))
-        elif kind != "redacted_thinking":  # encrypted by someone else: nobody here can read it
+        elif kind == "redacted_thinking":  # nothing to show: at most a name of what was thought
+            signatures.append(fields.text(block, "data", f"{param}.data"))
+        else:
             texts.append(_block_text(block, param))
     message: dict[str, Any] = {"role": "assistant", "content": join_text(texts)}
     if any(thoughts):
         message["reasoning_content"] = join_text(thoughts)
+    if any(signatures):
+        message["signatures"] = [signature for signature in signatures if signature]
     if calls:
         message["tool_calls"] = calls
     return message
@@ -167,13 +204,17 @@ def _text(content: Any, param: str) -> str:
     """Return the text of a string or of a list of blocks that are text."""
     if type(content) is str:
         return content
+    return join_text(_texts(content, param))
+
+
+def _texts(content: Any, param: str) -> list[str]:
     if type(content) is not list:
         fields.refuse(param, content, "a string or a list of text blocks")
     texts = []
     for index, block in enumerate(content):
         where = f"{param}[{index}]"
         texts.append(_block_text(fields.record(block, where), where))
-    return join_text(texts)
+    return texts
 
 
 def _block_text(block: dict[str, Any], param: str) -> str:

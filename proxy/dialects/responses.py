@@ -19,14 +19,14 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         RequestError: a field is not what the API allows, or needs what this server lacks.
     """
     _refuse_unsupported(body)
-    shown, dropped = _tools(body)
+    shown, deferred, dropped = _tools(body)
     if not tools.refuse_forced_choice(body.get("tool_choice"), _FORCED):
-        shown = []
+        shown, deferred = [], []
     limit = sampling.read_max_tokens(body, "max_output_tokens")
     return ParsedRequest(
         dialect="responses",
         model=str(body.get("model") or ""),
-        prompt=Prompt(_messages(body), shown, sampling.template_kwargs(body)),
+        prompt=Prompt(_messages(body), shown, sampling.template_kwargs(body), deferred),
         sampling=sampling.read_sampling(body, max_tokens=limit, stop="stop"),
         stream=fields.boolean(body, "stream"),
         body=body,
@@ -53,21 +53,23 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
         fields.refuse("text.format.type", kind, "'text'; ask for JSON in the input")
 
 
-def _tools(body: dict[str, Any]) -> tuple[list[Any], tuple[str, ...]]:
-    """Return the tools that the model is shown, and the types of those that it is not."""
+def _tools(body: dict[str, Any]) -> tuple[list[Any], list[Any], tuple[str, ...]]:
+    """Return the tools that are shown at once, those that are once loaded, and what is dropped."""
     shown: list[Any] = []
+    deferred: list[Any] = []
     dropped = []
     for index, value in enumerate(fields.optional_rows(body, "tools")):
         param = f"tools[{index}]"
         row = fields.record(value, param)
         kind = fields.required_text(row, "type", f"{param}.type")
         if kind == "function":
-            shown.append(tools.function_tool(row, param))
+            is_late = fields.boolean(row, "defer_loading")
+            (deferred if is_late else shown).append(tools.function_tool(row, param))
         elif kind == "custom":
             shown.append(tools.custom_tool(row, param))
         else:
             dropped.append(kind)
-    return shown, tuple(dropped)
+    return shown, deferred, tuple(dropped)
 
 
 def _messages(body: dict[str, Any]) -> list[Any]:
@@ -96,6 +98,7 @@ class _Items:
     def __init__(self, messages: list[Any]) -> None:
         self._messages = messages
         self._reasoning: list[str] = []
+        self._signatures: list[str] = []  # of reasoning, read or only encrypted
 
     def read(self, item: dict[str, Any], param: str) -> None:
         kind = fields.text(item, "type", f"{param}.type") or "message"
@@ -103,6 +106,8 @@ class _Items:
             self._message(item, param)
         elif kind == "reasoning":
             self._reasoning += _reasoning_texts(item, param)
+            if sealed := fields.text(item, "encrypted_content", f"{param}.encrypted_content"):
+                self._signatures.append(sealed)
         elif kind in ("function_call", "custom_tool_call"):
             self._call(item, param, free_text=kind == "custom_tool_call")
         elif kind in ("function_call_output", "custom_tool_call_output"):
@@ -136,6 +141,7 @@ class _Items:
         last = self._messages[-1] if self._messages else {}
         if last.get("role") == "assistant" and not self._reasoning:
             last.setdefault("tool_calls", []).append(call)
+            self._with_reasoning(last)
             return
         message = {"role": "assistant", "content": "", "tool_calls": [call]}
         self._messages.append(self._with_reasoning(message))
@@ -144,12 +150,19 @@ class _Items:
         if self._reasoning:
             message["reasoning_content"] = join_text(self._reasoning)
             self._reasoning = []
+        if self._signatures:
+            message["signatures"] = message.get("signatures", []) + self._signatures
+            self._signatures = []
         return message
 
     def flush_reasoning(self) -> None:
-        """Keep reasoning that nothing of its turn follows: a turn that was cut off."""
+        """Keep reasoning that nothing of its turn follows: a turn that was cut off.
+
+        What is only encrypted goes: there is nothing of such a turn to show.
+        """
         if self._reasoning:
             self._messages.append(self._with_reasoning({"role": "assistant", "content": ""}))
+        self._signatures = []
 
 
 def _reasoning_texts(item: dict[str, Any], param: str) -> list[str]:

@@ -45,6 +45,7 @@ class Server:
             **defaults,  # whatever a developer's .env says
             "PROXY_PORT": str(self.port),
             "RUN_DIR": str(self.run_dir / "run"),
+            "LOG_ROOT": str(self.run_dir / "logs"),
             **settings,
         }
         self.process: subprocess.Popen[bytes] | None = None

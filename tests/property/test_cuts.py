@@ -21,6 +21,20 @@ def rendered(messages: list[tuple[int, int]]) -> list[int]:
     return ids
 
 
+def last_header(ids: list[int]) -> int:
+    return max(at for at, token in enumerate(ids) if token == HEADER)
+
+
+@given(MESSAGES, MESSAGES)
+def test_the_last_of_several_messages_before_a_turn_is_cut(
+    head: list[tuple[int, int]], tail: list[tuple[int, int]]
+) -> None:
+    """A client may leave it out next time: that costs no more than itself."""
+    several = [*rendered(head), *[HEADER, ROLE_U, NEWLINE, 9], *[HEADER, ROLE_U, NEWLINE, 9]]
+    last = len(several) - 4
+    assert last in RULE.cuts([*several, HEADER, ROLE_A, NEWLINE, *rendered(tail)])
+
+
 @given(MESSAGES)
 def test_a_prefill_by_cuts_leaves_a_short_tail_or_one_token(
     messages: list[tuple[int, int]],
@@ -42,7 +56,9 @@ def test_the_cuts_of_a_prefix_are_cuts_of_whatever_extends_it(
 ) -> None:
     short, long = rendered(head), rendered(head + tail)
     inner = [cut for cut in RULE.cuts(long) if cut < len(short)]
-    assert RULE.natural(short) == inner
+    natural = RULE.natural(short)
+    assert inner[: len(natural)] == natural
+    assert all(cut >= last_header(short) for cut in inner[len(natural) :]), "only what is open"
     assert set(RULE.cuts(short)) - set(inner) <= {len(short) - 1}
 
 

@@ -1,21 +1,25 @@
 """Whatever JSON comes in: our request, or a RequestError; and what passes can be sent."""
 
+import copy
+import dataclasses
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.canonical import Canonicaliser
 from proxy.dialects import chat, messages, responses
 from proxy.request import ParsedRequest
 from shared.errors import RequestError
-from shared.wire import Submit, decode, encode
+from shared.wire import Prompt, Submit, decode, encode
 
 WORDS = (
     "role content type text messages input system tools tool_calls function name arguments "
     "parameters input_schema user assistant tool tool_result tool_use_id tool_call_id thinking "
     "function_call function_call_output call_id output reasoning summary stop stop_sequences "
     "temperature max_tokens top_p top_k seed logprobs top_logprobs logit_bias stream n "
-    "stream_options response_format tool_choice auto none instructions custom is_error"
+    "stream_options response_format tool_choice auto none instructions custom is_error "
+    "defer_loading tool_reference tool_name signature redacted_thinking data encrypted_content"
 )
 SCALARS = (
     st.none()
@@ -49,8 +53,18 @@ def check(body: dict[str, Any]) -> None:
             assert 400 <= error.status < 500
             continue
         assert isinstance(request, ParsedRequest)
-        submit = Submit("r", request.prompt, request.sampling)
+        submit = Submit("r", named(request.prompt), request.sampling)
         assert decode(encode(submit)) == submit
+
+
+def named(prompt: Prompt) -> Prompt:
+    """Return `prompt` with the names of its messages, which leave them as they are."""
+    before = copy.deepcopy(prompt.messages)
+    names, delta_chars = Canonicaliser(True, True).names(prompt.messages)
+    assert prompt.messages == before
+    assert len(names) == len(before)
+    assert 0 <= delta_chars <= sum(len(row["content"]) for row in before)
+    return dataclasses.replace(prompt, names=names, delta_chars=delta_chars)
 
 
 @settings(max_examples=300, deadline=None)

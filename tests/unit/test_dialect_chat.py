@@ -197,6 +197,20 @@ def test_tools_are_normalised_and_hosted_ones_are_counted() -> None:
     assert request.dropped_tools == ("web_search",)
 
 
+def test_tools_that_are_loaded_later_stay_out_of_the_head() -> None:
+    tools = [
+        {"type": "function", "function": {"name": "now", "defer_loading": False}},
+        {"type": "function", "function": {"name": "late"}, "defer_loading": True},
+        {"type": "function", "function": {"name": "later", "defer_loading": True}},
+    ]
+    prompt = chat.parse(body(tools=tools)).prompt
+    assert [tool["function"]["name"] for tool in prompt.tools] == ["now"]
+    assert [tool["function"]["name"] for tool in prompt.deferred] == ["late", "later"]
+    assert "defer_loading" not in prompt.deferred[1]["function"]
+    hidden = chat.parse(body(tools=tools, tool_choice="none")).prompt
+    assert hidden.tools == hidden.deferred == []
+
+
 @pytest.mark.parametrize(
     ("tool", "param"),
     [
@@ -248,6 +262,9 @@ def test_usage_counts_the_cached_tokens_inside_the_prompt() -> None:
         "divergence": None,
     }
     assert not chat.usage_fields(Usage(10, 0, 10, 3))["kv_cache"]["cache_hit"]
+    lost = {"message": 3, "cause": "client_edit"}
+    told = chat.usage_fields(Usage(10, 0, 10, 3, divergence=lost))
+    assert told["kv_cache"]["divergence"] == lost
 
 
 def test_logprobs_carry_the_bytes_and_no_infinity() -> None:

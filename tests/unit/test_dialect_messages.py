@@ -43,6 +43,55 @@ def test_system_comes_first_and_a_later_system_message_stays_in_place() -> None:
     assert rows[0]["content"] == "a\nc"
 
 
+def test_telemetry_goes_from_the_start_of_the_system_prompt_and_from_nowhere_else() -> None:
+    line = "x-anthropic-billing-header: cc_version=2.1.329.649; cc_entrypoint=sdk-cli;"
+    for system in ([text(line), text("a")], [text(f"{line}\na")], f"{line}\na"):
+        assert parsed(HI, system=system)[0] == {"role": "system", "content": "a"}
+    assert [row["role"] for row in parsed(HI, system=[text(line)])] == ["user"]
+    for system in ([text("a"), text(line)], [text(""), text(line)], [text(f"{line} x=1;")]):
+        assert parsed(HI, system=system)[0]["content"].splitlines()[-1].startswith(line)
+    document = {"type": "document", "source": {"type": "text", "data": line}}
+    assert parsed(HI, system=[document])[0]["content"] == line
+    rows = parsed(user(text(line)), {"role": "system", "content": line})
+    assert [row["content"] for row in rows] == [line, line]
+
+
+def test_a_result_names_the_tools_that_it_loads() -> None:
+    loads = [{"type": "tool_reference", "tool_name": name} for name in ("CronList", "WebFetch")]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": loads}
+    assert parsed(user(result))[0] == {
+        "role": "tool",
+        "tool_call_id": "t",
+        "content": "",
+        "tool_references": ["CronList", "WebFetch"],
+    }
+    mixed = result | {"content": [text("a"), *loads[:1], text("b")], "is_error": True}
+    row = parsed(user(mixed))[0]
+    assert (row["content"], row["tool_references"]) == ("Error: a\nb", ["CronList"])
+    assert "tool_references" not in parsed(user(result | {"content": [text("a")]}))[0]
+    bad = refused(user(result | {"content": [{"type": "tool_reference"}]}))
+    assert bad.param == "messages[0].content[0].content[0].tool_name"
+    assert refused(user(*loads)).param == "messages[0].content[0].type"
+
+
+def test_tools_that_are_loaded_later_stay_out_of_the_head() -> None:
+    tools = [
+        {"name": name, "input_schema": {"type": "object"}, "defer_loading": is_late}
+        for name, is_late in (("Agent", None), ("CronList", True), ("Edit", False))
+    ]
+    prompt = messages.parse(body(HI, tools=tools)).prompt
+    assert [tool["function"]["name"] for tool in prompt.tools] == ["Agent", "Edit"]
+    (late,) = prompt.deferred
+    parameters = {"type": "object"}
+    assert late == {
+        "type": "function",
+        "function": {"name": "CronList", "parameters": parameters},
+    }
+    hidden = messages.parse(body(HI, tools=tools, tool_choice={"type": "none"})).prompt
+    assert hidden.tools == hidden.deferred == []
+    assert refused(HI, tools=[tools[0] | {"defer_loading": "yes"}]).param == "defer_loading"
+
+
 def test_tool_results_and_texts_keep_their_order() -> None:
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [text("r")]}
     rows = parsed(HI, user(text("before"), result, text("after")))
@@ -61,6 +110,7 @@ def test_an_assistant_turn_keeps_thinking_text_and_calls() -> None:
         "content": [
             {"type": "thinking", "thinking": "hm", "signature": "s"},
             {"type": "redacted_thinking", "data": "x"},
+            {"type": "thinking", "thinking": "", "signature": ""},
             text("ok"),
             {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}},
         ],
@@ -68,7 +118,8 @@ def test_an_assistant_turn_keeps_thinking_text_and_calls() -> None:
     assert parsed(HI, turn)[1] == {
         "role": "assistant",
         "content": "ok",
-        "reasoning_content": "hm",
+        "reasoning_content": "hm\n",
+        "signatures": ["s", "x"],
         "tool_calls": [
             {"id": "t", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
         ],

@@ -86,6 +86,53 @@ def test_reasoning_between_a_text_and_a_call_keeps_its_place() -> None:
     assert "tool_calls" in rows[1]
 
 
+def encrypted(sealed: str, *summary: str) -> dict[str, Any]:
+    rows = [{"type": "summary_text", "text": words} for words in summary]
+    return {"type": "reasoning", "summary": rows, "content": None, "encrypted_content": sealed}
+
+
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "r"}
+
+
+def test_encrypted_reasoning_names_the_turn_that_follows_it() -> None:
+    rows = parsed(
+        [
+            *(
+                message("user", "u"),
+                encrypted("e1", "why"),
+                message("assistant", "a"),
+                CALL,
+                RESULT,
+            ),
+            *(encrypted("e2"), CALL, RESULT),
+            *(encrypted("e3"), encrypted(""), message("assistant", "b")),
+        ]
+    )
+    turns = [row for row in rows if row["role"] == "assistant"]
+    assert [row["signatures"] for row in turns] == [["e1"], ["e2"], ["e3"]]
+    assert [row.get("reasoning_content") for row in turns] == ["why", None, None]
+    assert ["tool_calls" in row for row in turns] == [True, True, False]
+
+
+def test_encrypted_reasoning_within_a_turn_leaves_it_one() -> None:
+    (turn,) = parsed([encrypted("e1"), message("assistant", "a"), encrypted("e2"), CALL])
+    assert turn["signatures"] == ["e1", "e2"]
+    assert (turn["content"], len(turn["tool_calls"])) == ("a", 1)
+
+
+def test_encrypted_reasoning_that_nothing_follows_adds_no_turn() -> None:
+    rows = parsed(
+        [message("user", "u"), encrypted("e"), message("user", "v"), message("assistant", "a")]
+    )
+    assert [row["role"] for row in rows] == ["user", "user", "assistant"]
+    assert "signatures" not in rows[2]
+    cut = parsed([message("user", "u"), encrypted("e", "why")])
+    assert cut[1]["signatures"] == ["e"]
+    bad = {"type": "reasoning", "encrypted_content": 5}
+    assert refused([bad]).param == "input[0].encrypted_content"
+
+
 def test_a_stored_conversation_is_refused_with_what_to_do() -> None:
     error = refused("hi", previous_response_id="resp_1")
     assert error.param == "previous_response_id"
@@ -110,19 +157,22 @@ def test_what_is_wrong_is_named(given: Any, param: str) -> None:
 
 
 def test_tools_are_flat_and_hosted_ones_are_counted() -> None:
-    request = responses.parse(
-        {
-            "model": "m",
-            "input": "hi",
-            "tools": [
-                {"type": "function", "name": "f", "parameters": {}, "strict": False},
-                {"type": "custom", "name": "patch", "format": {"type": "text"}},
-                {"type": "web_search"},
-            ],
-        }
-    )
+    body = {
+        "model": "m",
+        "input": "hi",
+        "tools": [
+            {"type": "function", "name": "f", "parameters": {}, "strict": False},
+            {"type": "custom", "name": "patch", "format": {"type": "text"}},
+            {"type": "function", "name": "late", "defer_loading": True},
+            {"type": "web_search"},
+        ],
+    }
+    request = responses.parse(body)
     assert [tool["function"]["name"] for tool in request.prompt.tools] == ["f", "patch"]
+    assert [tool["function"]["name"] for tool in request.prompt.deferred] == ["late"]
     assert request.dropped_tools == ("web_search",)
+    hidden = responses.parse(body | {"tool_choice": "none"}).prompt
+    assert hidden.tools == hidden.deferred == []
 
 
 def stream(*given: Any) -> list[dict[str, Any]]:

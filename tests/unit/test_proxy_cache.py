@@ -34,8 +34,10 @@ class Front:
         self._stopped: list[int] = []
         self._edge = Edge(settings, made.pool, routes, _front, "token")
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> Reply:
-        return await asked(self._edge, method, path, KEY, body=body)
+    async def ask(
+        self, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b""
+    ) -> Reply:
+        return await asked(self._edge, method, path, KEY, *headers, body=body)
 
     async def workers(self, method: str = "GET") -> list[dict[str, Any]]:
         reply = await self.ask(method, "/v1/cache")
@@ -47,7 +49,7 @@ class Front:
     async def generate(self, script: str) -> tuple[str, int]:
         """Have a worker answer; return the request id as the client was told it, and its size."""
         body = orjson.dumps({"model": "claude-x", "input": script})
-        reply = await self.ask("POST", "/v1/responses", body)
+        reply = await self.ask("POST", "/v1/responses", body=body)
         assert reply.status == 200, reply.content
         return reply.headers["x-request-id"], reply.json["usage"]["input_tokens"]
 

@@ -9,12 +9,16 @@ from mlx_lm.tokenizer_utils import load as load_from_disk
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from shared.config import load_settings
 from shared.errors import PromptTooLong, RequestError
 from shared.wire import Prompt
 from tests.fixtures import TEXT_NAMES, fixture_dir
+from worker.conversing import make_builder
 from worker.engine.pocket import ensure_pocket
+from worker.prompt.build import Builder, Content
 from worker.prompt.cuts import CutRule
-from worker.prompt.render import Renderer, end_of_turn_ids, turn_marks
+from worker.prompt.marks import end_of_turn_ids, turn_marks
+from worker.prompt.render import Renderer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -149,20 +153,33 @@ def test_the_generation_config_adds_its_end_tokens() -> None:
     assert 8 in end_of_turn_ids(tokenizer, {"eos_token_id": 8})
 
 
+def text_of(renderer: Renderer, prompt: Prompt) -> str:
+    return renderer.text(prompt.messages, prompt.tools, prompt.template_kwargs)
+
+
+def builder(tokenizer: TokenizerWrapper, context_tokens: int) -> Builder:
+    marks, ends = turn_marks(tokenizer), end_of_turn_ids(tokenizer, {})
+    return make_builder(tokenizer, marks, ends, context_tokens, load_settings({}, None))
+
+
+def ids_of(built: Builder, prompt: Prompt) -> list[int]:
+    return built.build(Content(prompt.messages, prompt.tools, prompt.template_kwargs)).ids
+
+
 def test_content_parts_and_null_become_one_string() -> None:
-    renderer = Renderer(tokenizer_with(CHATML), 1000, True)
+    renderer = Renderer(tokenizer_with(CHATML), True, True)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     prompt = Prompt([{"role": "user", "content": parts}, {"role": "assistant", "content": None}])
-    assert "ab<|im_end|>" in renderer.text(prompt)
-    assert "None" not in renderer.text(prompt)
+    assert "ab<|im_end|>" in text_of(renderer, prompt)
+    assert "None" not in text_of(renderer, prompt)
 
 
 def test_thinking_follows_the_default_unless_the_request_says_otherwise() -> None:
     tokenizer = tokenizer_with(CHATML)
     off = Prompt(PROMPT.messages, template_kwargs={"enable_thinking": False})
-    assert "</think>" in Renderer(tokenizer, 1000, True).text(off)
-    assert "</think>" not in Renderer(tokenizer, 1000, True).text(PROMPT)
-    assert "</think>" in Renderer(tokenizer, 1000, False).text(PROMPT)
+    assert "</think>" in text_of(Renderer(tokenizer, True, True), off)
+    assert "</think>" not in text_of(Renderer(tokenizer, True, True), PROMPT)
+    assert "</think>" in text_of(Renderer(tokenizer, False, True), PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +189,7 @@ def test_template_kwargs_cannot_change_what_rendering_is(name: str) -> None:
     """A template of the client's own could keep the prompt thread busy for ever."""
     prompt = Prompt(PROMPT.messages, template_kwargs={name: "{% for i in range(99) %}{% endfor %}"})
     with pytest.raises(RequestError, match=f"chat_template_kwargs has {name}"):
-        Renderer(tokenizer_with(CHATML), 1000, True).text(prompt)
+        text_of(Renderer(tokenizer_with(CHATML), True, True), prompt)
 
 
 @pytest.mark.parametrize("name", TEXT_NAMES)
@@ -190,7 +207,7 @@ def test_pocket_is_cut_at_its_messages(tmp_path: Path) -> None:
     tokenizer = load_from_disk(ensure_pocket(tmp_path))
     system = {"role": "system", "content": "rule " * 60}
     turns = [{"role": role, "content": "word " * 90} for role in ("user", "assistant", "user")]
-    ids = Renderer(tokenizer, 4096, True).ids(Prompt([system, *turns]))
+    ids = ids_of(builder(tokenizer, 4096), Prompt([system, *turns]))
     header = tokenizer.convert_tokens_to_ids("<|im_start|>")
     starts = [at for at, token in enumerate(ids) if token == header]
     cuts = CutRule(256, turn_marks(tokenizer)).cuts(ids)
@@ -201,34 +218,32 @@ def test_pocket_is_cut_at_its_messages(tmp_path: Path) -> None:
 
 def test_a_model_without_a_template_gets_its_beginning_of_text() -> None:
     tokenizer = tokenizer_with(None)
-    asked = []
-    tokenizer._tokenizer.encode = lambda text, add_special_tokens: (
-        asked.append(add_special_tokens) or [1]
+    tokenizer._tokenizer.encode = lambda text, add_special_tokens=True: (
+        [1] if add_special_tokens else []
     )
-    Renderer(tokenizer, 1000, True).ids(PROMPT)
-    assert asked == [True]
+    assert ids_of(builder(tokenizer, 1000), PROMPT)[0] == 1
 
 
 def test_what_a_template_refuses_is_the_requests_fault_and_counted() -> None:
-    renderer = Renderer(tokenizer_with(GEMMA), 1000, True)
+    renderer = Renderer(tokenizer_with(GEMMA), True, True)
     with pytest.raises(RequestError, match="chat template refuses these messages: no system"):
-        renderer.ids(Prompt([{"role": "system", "content": "x"}]))
+        text_of(renderer, Prompt([{"role": "system", "content": "x"}]))
     assert renderer.template_failures == 1
 
 
 def test_a_prompt_that_does_not_fit_says_by_how_much() -> None:
-    renderer = Renderer(tokenizer_with(CHATML), 64, True)
+    built = builder(tokenizer_with(CHATML), 64)
     with pytest.raises(PromptTooLong, match=r"The prompt is 119 tokens .* accepts 63") as caught:
-        renderer.ids(Prompt([{"role": "user", "content": "x" * 100}]))
+        ids_of(built, Prompt([{"role": "user", "content": "x" * 100}]))
     assert caught.value.code == "context_length_exceeded"
 
 
 def test_ten_megabytes_are_refused_without_tokenising_them() -> None:
-    renderer = Renderer(tokenizer_with(CHATML), 4096, True)
+    built = builder(tokenizer_with(CHATML), 4096)
     with pytest.raises(RequestError, match=r"10,000,0\d\d characters"):
-        renderer.ids(Prompt([{"role": "user", "content": "x" * 10_000_000}]))
+        ids_of(built, Prompt([{"role": "user", "content": "x" * 10_000_000}]))
 
 
 def test_a_model_without_a_template_gets_a_transcript() -> None:
-    renderer = Renderer(tokenizer_with(None), 1000, True)
-    assert renderer.text(PROMPT) == "user: hello\nassistant:"
+    renderer = Renderer(tokenizer_with(None), True, True)
+    assert text_of(renderer, PROMPT) == "user: hello\nassistant:"

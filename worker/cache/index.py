@@ -14,6 +14,8 @@ class Query:
     tokens: Tokens
     cuts: Sequence[int]  # ascending; what is behind the last is fed in one forward for its logits
     names: Sequence[PrefixHash]  # of the prefix up to each cut
+    family: str = ""  # what all lines of one session have in common; "" where it is not known
+    is_side: bool = False  # a title, a topic check: not worth a conversation's place
 
     @property
     def limit(self) -> int:

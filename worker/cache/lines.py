@@ -24,6 +24,8 @@ class Line:
     turns: int = 1  # prompts on its path, those of the line that it branched from included
     is_running: bool = False
     sponsor: "Line | None" = field(default=None, repr=False)
+    family: str = ""  # of its session; "" where the client tells none
+    is_side: bool = False  # a title or a topic check of its session
     ended_at: float = 0.0  # when a request of its own last ended
     tip: PrefixHash | None = None  # the last cut of its last prompt
 
@@ -37,7 +39,7 @@ class Line:
         if ttl_s and age_s > ttl_s:
             return 0.0
         factor = CONTINUED if self.turns > 1 else 1.0
-        if self.sponsor is not None and self.sponsor.may_wait(now):
+        if self.is_side or (self.sponsor is not None and self.sponsor.may_wait(now)):
             factor *= SPONSORED
         recency: float = 0.5 ** (age_s / HALF_LIFE_S)
         return factor * recency
@@ -54,8 +56,8 @@ class Lines:
         self._all: list[Line] = []
         self._number = 0
 
-    def open(self, now: float, turns: int) -> Line:
-        """Open a line. The one that waits on it, if any, becomes its sponsor.
+    def open(self, now: float, turns: int, family: str = "", is_side: bool = False) -> Line:
+        """Open a line. The one of its family that waits on it, if any, becomes its sponsor.
 
         A storm of sub-agents begins when its orchestrator's answer ends, and each of them begins
         while the orchestrator waits; those of a second wave see their siblings, whose sponsor is
@@ -65,7 +67,9 @@ class Lines:
             (
                 line
                 for line in self._all
-                if not (line.sponsor or line).is_running
+                if line.family == family
+                and not line.is_side
+                and not (line.sponsor or line).is_running
                 and (line.is_running or now - line.used_at <= SPONSOR_WAIT_S)
                 and (line.sponsor or line).may_wait(now)
             ),
@@ -76,7 +80,7 @@ class Lines:
         if sponsor is not None:
             sponsor.used_at = now  # it waits for this one from now on
         self._number += 1
-        line = Line(self._number, now, now, turns, is_running=True, sponsor=sponsor)
+        line = Line(self._number, now, now, turns, True, sponsor, family=family, is_side=is_side)
         self._all.append(line)
         return line
 

@@ -55,7 +55,7 @@ class Keeper:
             plan = self.plan(query)  # what the slot held may be all that it went on from
         self.counts[f"match_{plan.kind}"] += 1
         self.counts["hybrid_trim_miss"] += plan.hybrid_trimmed
-        slot = self._fill(plan, self._line_of(plan), rows)
+        slot = self._fill(plan, self._line_of(plan, query), rows)
         assert slot.line is not None
         self._own(plan, slot.line)
         slot.joint.resumed += plan.position > 0
@@ -254,7 +254,7 @@ class Keeper:
         slot.cache = []
         del self._slots[slot.number]
 
-    def _line_of(self, plan: Plan) -> Line:
+    def _line_of(self, plan: Plan, query: Query) -> Line:
         """Return the line that a request with this plan goes on with, or a new one."""
         now = time.monotonic()
         turns = 1 + sum(extent.end.is_prompt_end for extent in plan.path)
@@ -266,7 +266,7 @@ class Keeper:
         elif plan.slot is not None:
             line = self._slots[plan.slot].line
         if line is None or line.is_running:
-            return self._lines.open(now, turns)
+            return self._lines.open(now, turns, query.family, query.is_side)
         self._lines.proceed(line, now, max(turns, line.turns + 1))
         return line
 

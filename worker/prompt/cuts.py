@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 HEADER_GAP_TOKENS_MIN = 64  # a message header closer to the last cut is not worth a forward
+LAST_OF_SEVERAL = [False, False, True]  # which of three messages in a row are the model's own
 TAIL_TOKENS_MAX = 16  # a generation prompt up to this long is fed with the last token
 
 
@@ -35,7 +36,7 @@ class CutRule:
         generation prompt, or one token where the prompt does not end in one.
         """
         assert len(ids) > 0
-        cuts = self.natural(ids)
+        cuts, _ = self._found(ids)
         last = cuts[-1] if cuts else 0
         if len(ids) - last > TAIL_TOKENS_MAX:
             cuts.append(len(ids) - 1)
@@ -46,28 +47,40 @@ class CutRule:
 
         A header that `ids` breaks off in the midst of may be cut otherwise in a longer prompt.
         """
+        cuts, undecided = self._found(ids)
+        return cuts if undecided in cuts else [cut for cut in cuts if cut < undecided]
+
+    def _found(self, ids: Sequence[int]) -> tuple[list[int], int]:
+        """Return the cuts, and the header that is one of them or not by what follows `ids`."""
         cuts: list[int] = []
         last = 0
-        always, maybe = self._candidates(ids)
+        always, maybe, undecided = self._candidates(ids)
         for position in sorted(always | maybe):
             if position in always or position - last >= HEADER_GAP_TOKENS_MIN:
                 cuts.append(position)
                 last = position
-        return cuts
+        return cuts, undecided
 
-    def _candidates(self, ids: Sequence[int]) -> tuple[set[int], set[int]]:
-        """Return what is cut wherever the last cut was, and what only far enough from it."""
+    def _candidates(self, ids: Sequence[int]) -> tuple[set[int], set[int], int]:
+        """Return what is cut wherever the last cut was, and what only far enough from it.
+
+        And the last header where it may turn out to be the last of several; else the end.
+        """
         always = set(range(self.chunk, len(ids), self.chunk))
         maybe = set()
-        for number, start in enumerate(self._header_positions(ids)):
+        starts = self._header_positions(ids)
+        is_own = [self._is_assistants(ids, start) for start in starts]
+        for number, start in enumerate(starts):
             # The second message begins where system and tools end; what a model's own turn is
-            # an answer to ends where its header begins, whatever follows (thinking or none).
-            if number == 1 or self._is_assistants(ids, start):
+            # an answer to ends where its header begins, whatever follows (thinking or none). Of
+            # several messages before it, the last may be one that the next request lacks.
+            if number == 1 or is_own[number] or is_own[number - 1 : number + 2] == LAST_OF_SEVERAL:
                 always.add(start)
             else:
                 maybe.add(start)
         always.discard(0)
-        return always, maybe - {0}
+        is_open = is_own[-2:] == [False, False]
+        return always, maybe - {0}, starts[-1] if is_open else len(ids)
 
     def _header_positions(self, ids: Sequence[int]) -> list[int]:
         if not self.marks.header_ids:

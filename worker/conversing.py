@@ -1,0 +1,78 @@
+"""Makes what prompts and sessions need from a loaded model and the settings."""
+
+from typing import Any
+
+from shared.config import Settings
+from worker.cache.block_hash import PrefixHash
+from worker.engine.model import LoadedModel
+from worker.prompt.build import Builder
+from worker.prompt.cuts import TurnMarks
+from worker.prompt.marks import history_marks
+from worker.prompt.render import Renderer
+from worker.prompt.tokenise import PieceTokeniser
+from worker.prompter import PromptFacts
+from worker.sessions.echo import Said
+from worker.sessions.sessions import SessionRules, Sessions
+from worker.sessions.trace_log import TraceLog
+from worker.stream.parts import PartsReader
+
+
+def make_builder(
+    tokenizer: Any,
+    marks: TurnMarks,
+    end_ids: frozenset[int],
+    context_tokens: int,
+    settings: Settings,
+) -> Builder:
+    """Return what builds prompts; `end_ids` end a generated turn."""
+    # A template writes its own beginning-of-text token; without one the tokenizer must.
+    beginning = () if tokenizer.has_chat_template else tokenizer.encode("")
+    thinks, preserves = settings.default_thinking, settings.preserve_thinking
+    return Builder(
+        Renderer(tokenizer, thinks, preserves),
+        PieceTokeniser(tokenizer, template_of(tokenizer)),
+        history_marks(tokenizer, marks, end_ids),
+        context_tokens,
+        preserves,
+        beginning,
+    )
+
+
+def template_of(tokenizer: Any) -> str:
+    """Return the source of the tokenizer's chat template; "" where it has none."""
+    if not tokenizer.has_chat_template:
+        return ""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # one for tools beside the default
+        return "\n".join(template.values())
+    return template or ""
+
+
+def make_sessions(tokenizer: Any, settings: Settings, chunk: int) -> Sessions:
+    """Return an empty record of sessions; prefills are cut at most `chunk` tokens apart."""
+    reader = PartsReader(tokenizer)
+
+    def read(text: str, is_thinking: bool, tools: list[Any]) -> Said:
+        parts = reader.read(text, is_thinking, tools)
+        calls = tuple((call.name, call.arguments) for call in parts.calls)
+        return Said(parts.reasoning, parts.content, calls)
+
+    rules = SessionRules(
+        lines_max=settings.prompt_cache_max_entries_per_session,
+        idle_s=settings.prompt_cache_session_max_idle_seconds,
+        shows_text=settings.log_prompts,
+    )
+    log = TraceLog(settings.log_root, settings.enable_request_logging)
+    return Sessions(rules, read, log, slack=chunk)
+
+
+def prompt_facts(loaded: LoadedModel, root: PrefixHash) -> PromptFacts:
+    """Return what prompts need to know of the model; `root` names its cache."""
+    facts, tokenizer = loaded.facts, loaded.tokenizer
+    return PromptFacts(
+        context_tokens=facts.context_tokens,
+        vocab_size=facts.vocab_size,
+        root=root,
+        think_tags=(tokenizer.think_start or "", tokenizer.think_end or ""),
+        is_thinking_open=PartsReader(tokenizer).is_thinking_open,
+    )

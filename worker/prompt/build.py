@@ -1,0 +1,216 @@
+"""Messages to token ids: rendered by the template, with each known turn as it was sampled.
+
+The template renders every message. The span of an assistant turn whose tokens are known, from its
+header to its end-of-turn token, is then replaced by them. Any doubt about a span leaves what was
+rendered. Owner: the prompt thread. Touches no MLX.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from shared.errors import PromptTooLong, RequestError
+from worker.cache.block_hash import Tokens
+from worker.prompt.marks import HistoryMarks
+from worker.prompt.render import Renderer
+from worker.prompt.tokenise import Piece, PieceTokeniser
+
+CHARACTERS_PER_TOKEN_MAX = 16  # text longer than this per token of context is refused unread
+HEADER_PIECES_MAX = 4  # that an assistant header may be spread over
+
+
+class Sampled(Protocol):
+    """A turn as the model wrote it."""
+
+    @property
+    def ids(self) -> Tokens:
+        """Its generation prompt and what was sampled, without the end-of-turn token."""
+        ...
+
+    @property
+    def thinking(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a prompt is made of. `turns` has an entry for each message: its tokens, if known."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    turns: Sequence[Sampled | None] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A prompt's tokens. `header` is where the generation prompt begins."""
+
+    ids: list[int]
+    header: int
+    kept: frozenset[int]  # messages that stand there as they were sampled
+    doubtful: int  # turns whose tokens were known, and whose span was not found
+
+
+class Builder:
+    """Builds prompts for one model."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        tokeniser: PieceTokeniser,
+        history: HistoryMarks,
+        context_tokens: int,
+        preserves_thinking: bool = True,
+        beginning: Sequence[int] = (),
+    ) -> None:
+        """`beginning` is what a model without a template is fed before any text."""
+        self._beginning = beginning
+        self._renderer = renderer
+        self._tokeniser = tokeniser
+        self._history = history
+        self._context_tokens = context_tokens
+        self._preserves_thinking = preserves_thinking
+
+    def build(self, content: Content, adds_header: bool = True) -> Built:
+        """Return the prompt of `content`.
+
+        Raises:
+            RequestError: the template refuses these messages, or they exceed the context.
+        """
+        pieces = self._pieces(content, adds_header)
+        header = self._generation_prompt(pieces) if adds_header else len(pieces)
+        spans, doubtful = self._spans(pieces[:header], content)
+        ids = list(self._beginning)
+        kept, at = set(), 0
+        for start, end, message in spans:
+            ids.extend(itertools.chain.from_iterable(piece.ids for piece in pieces[at:start]))
+            turn = content.turns[message]
+            assert turn is not None, "only spans of known turns are replaced"
+            ids.extend(turn.ids.tolist())
+            kept.add(message)
+            at = end
+        ids.extend(itertools.chain.from_iterable(piece.ids for piece in pieces[at:header]))
+        header_token = len(ids)
+        ids.extend(itertools.chain.from_iterable(piece.ids for piece in pieces[header:]))
+        self._check(ids)
+        return Built(ids, header_token, frozenset(kept), doubtful)
+
+    def last_header(self, ids: Sequence[int]) -> int:
+        """Return where the last message's header begins; 0 where none is seen."""
+        headers = (at for at in range(len(ids) - 1, 0, -1) if ids[at] in self._history.header_ids)
+        return next(headers, 0)
+
+    def _pieces(self, content: Content, adds_header: bool) -> list[Piece]:
+        tokeniser = self._tokeniser
+        mark = tokeniser.mark_for((content.messages, content.tools, content.options))
+        text = self._renderer.text(
+            tokeniser.shielded(content.messages, mark),
+            tokeniser.shielded(content.tools, mark),
+            tokeniser.shielded(content.options, mark),
+            adds_header,
+        )
+        characters_max = self._context_tokens * CHARACTERS_PER_TOKEN_MAX
+        if len(text) > characters_max:
+            raise RequestError(
+                f"The prompt is {len(text):,} characters and this server's context is "
+                f"{self._context_tokens:,} tokens (at most {characters_max:,} characters). "
+                "Send less text.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        return tokeniser.pieces(text, mark)
+
+    def _check(self, ids: list[int]) -> None:
+        if len(ids) >= self._context_tokens:
+            raise PromptTooLong(tokens=len(ids), tokens_max=self._context_tokens - 1)
+        if not ids:
+            raise RequestError("The messages render to nothing. Send some text.", param="messages")
+
+    # ------------------------------------------------------------ where turns stand
+
+    def _spans(
+        self, pieces: list[Piece], content: Content
+    ) -> tuple[list[tuple[int, int, int]], int]:
+        """Return (first piece, piece behind the last, message) of each turn to replace, in order.
+
+        A run of assistant messages is rendered as a run of assistant headers: harmony writes one
+        for each channel. Where the runs do not pair off, no span is certain.
+        """
+        known = [at for at, turn in enumerate(content.turns) if turn is not None]
+        if not known:
+            return [], 0
+        runs = self._header_runs(pieces)
+        said = _message_runs(content.messages)
+        if len(runs) != len(said):
+            return [], len(known)
+        spans, doubtful = [], 0
+        for headers, messages in zip(runs, said, strict=True):
+            pairs = _paired(headers, messages)
+            doubtful += sum(at in messages for at in known) if not pairs else 0
+            for (start, end), message in pairs:
+                turn = content.turns[message]
+                if turn is not None:
+                    span = (start, self._end_of(pieces, start, end), message)
+                    if self._may_replace(pieces, span, turn):
+                        spans.append(span)
+        return spans, doubtful
+
+    def _may_replace(self, pieces: list[Piece], span: tuple[int, int, int], turn: Sampled) -> bool:
+        """Whether the turn may stand as sampled: not with thinking that has to go."""
+        thinking = turn.thinking.strip()
+        if self._preserves_thinking or not thinking:
+            return True
+        return thinking in "".join(piece.text for piece in pieces[span[0] : span[1]])
+
+    def _header_runs(self, pieces: list[Piece]) -> list[list[tuple[int, int]]]:
+        """Return runs of assistant headers: (its piece, the piece of the next header)."""
+        headers = [
+            at
+            for at, piece in enumerate(pieces)
+            if piece.is_added and piece.ids[0] in self._history.header_ids
+        ]
+        runs: list[list[tuple[int, int]]] = []
+        was_assistant = False
+        for at, following in itertools.pairwise([*headers, len(pieces)]):
+            is_assistant = self._is_assistants(pieces, at)
+            if is_assistant:
+                if not was_assistant:
+                    runs.append([])
+                runs[-1].append((at, following))
+            was_assistant = is_assistant
+        return runs
+
+    def _generation_prompt(self, pieces: list[Piece]) -> int:
+        """Return the piece where the generation prompt begins; behind all where none is seen."""
+        for at in range(len(pieces) - 1, -1, -1):
+            piece = pieces[at]
+            if piece.is_added and piece.ids[0] in self._history.header_ids:
+                return at if self._is_assistants(pieces, at) else len(pieces)
+        return len(pieces)
+
+    def _is_assistants(self, pieces: list[Piece], at: int) -> bool:
+        text = "".join(piece.text for piece in pieces[at : at + HEADER_PIECES_MAX])
+        return text.startswith(self._history.assistant_texts)
+
+    def _end_of(self, pieces: list[Piece], start: int, end: int) -> int:
+        """Return the piece that ends the turn in [start, end); `end` where the next header does."""
+        for at in range(end - 1, start, -1):
+            if pieces[at].is_added and pieces[at].ids[0] in self._history.ends:
+                return at
+        return end
+
+
+def _message_runs(messages: list[dict[str, Any]]) -> list[list[int]]:
+    """Return the indices of each run of assistant messages."""
+    groups = itertools.groupby(enumerate(messages), lambda row: row[1]["role"] == "assistant")
+    return [[at for at, _ in rows] for is_assistant, rows in groups if is_assistant]
+
+
+def _paired(
+    headers: list[tuple[int, int]], messages: list[int]
+) -> list[tuple[tuple[int, int], int]]:
+    """Return which headers each message has: all where it is alone, else one each, else none."""
+    if len(messages) == 1:
+        return [((headers[0][0], headers[-1][1]), messages[0])]
+    return list(zip(headers, messages, strict=True)) if len(headers) == len(messages) else []

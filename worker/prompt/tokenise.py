@@ -1,0 +1,405 @@
+"""Rendered text to token ids: each piece once, and none of the content as a control token.
+
+A fast tokenizer cuts a text at its added tokens before anything else, and what stands between two
+of them it encodes without looking beyond. So the pieces can be encoded, and remembered, one by
+one. That also lets content be told from template: content is shielded before the template sees it,
+by a mark inside each control token that it spells out, and the marks go when the cuts are made.
+Owner: the prompt thread.
+"""
+
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+from tokenizers import AddedToken, Tokenizer
+
+from shared.errors import RequestError
+
+REMEMBERED_CHARS_MAX: Final = 64 * 1024 * 1024
+PIECE_OVERHEAD_CHARS: Final = 256  # what remembering a piece costs beside its text, about
+
+NONCHARACTERS: Final = tuple(map(chr, range(0xFDD0, 0xFDF0)))  # in no text that is interchanged
+PRIVATE_USE: Final = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+# What Rust calls white space, as `lstrip` and `rstrip` of an added token do; Python's \s has more.
+_SPACE = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+_IN_NO_VOCABULARY = "\ufdd0\U000e0fff\U0010fffd"
+_NEVER = re.compile("(?!)")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One added token, or what stands between two, without marks."""
+
+    text: str
+    ids: tuple[int, ...]
+    is_added: bool
+
+
+class PieceTokeniser:
+    """Tokenises rendered prompts of one model.
+
+    `tokenizer` is mlx-lm's TokenizerWrapper or the tokenizer in it, `template` the source of its
+    chat template, "" where it has none.
+
+    Content that went through `shielded` yields no control token, wherever the template puts it,
+    and reads as it was written. A control token that comes about where the template joins two
+    strings of content, or changes them, cannot be foreseen.
+
+    is_incremental: nothing that is remembered is encoded again, and `ids` of a text without marks
+    is what `tokenizer.encode(text, add_special_tokens=False)` gives, but for other characters that
+    normalising would turn into a control token: here they yield none. Found by trying at
+    construction, and False for a tokenizer that is slow, rewrites the text, matches added tokens as
+    single words, or normalises them together with what is around them. Such a one encodes each text
+    whole, with exactly its own ids; only where there are marks it encodes the stretches between
+    them, so that one that puts a space in front of a text puts one there too.
+    Owner: the prompt thread.
+    """
+
+    def __init__(
+        self, tokenizer: Any, template: str, remembered_chars_max: int = REMEMBERED_CHARS_MAX
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._memory = _Memory(remembered_chars_max)
+        added: dict[int, AddedToken] = tokenizer.added_tokens_decoder
+        self._added = _AddedTokens(added)
+        controls = _controls(tokenizer, template)
+        self.controls = frozenset(controls.values())
+        self._control = _any_of(self.controls)
+        self._reserved = "".join([template, *(token.content for token in added.values())])
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._plain = None if backend is None else _PlainText(backend, controls)
+        self.is_incremental = self._plain is not None  # so that the trial goes by pieces
+        self.is_incremental = self.is_incremental and self._agrees()
+
+    @property
+    def remembered_chars(self) -> int:
+        """Characters of the texts that are remembered, and PIECE_OVERHEAD_CHARS for each."""
+        return self._memory.chars
+
+    def mark_for(self, values: Iterable[Any]) -> str:
+        """Return a character that is in no string, key or template.
+
+        Raises:
+            RequestError: the values use up every character that is free for private use.
+        """
+        strings = [self._reserved, *_strings(values)]
+        for mark in NONCHARACTERS:
+            if not any(mark in string for string in strings):
+                return mark
+        used = set().union(*strings)
+        for mark in map(chr, chain(*PRIVATE_USE)):
+            if mark not in used:
+                return mark
+        raise RequestError(
+            "The messages contain every character that Unicode leaves for private use. "
+            "Remove at least one of them.",
+            param="messages",
+        )
+
+    def shielded(self, value: Any, mark: str) -> Any:
+        """Return `value` with the mark inside each control token that its strings spell out.
+
+        Strings, lists and dicts (keys too) are gone through; what needs no mark is returned as it
+        is. `mark` comes from `mark_for` these values.
+        """
+        # Loops, not comprehensions: one frame a level, as deep as the wire lets JSON be nested.
+        if isinstance(value, str):
+            return self._shielded_text(value, mark)
+        if isinstance(value, dict):
+            items = {}
+            is_same = True
+            for key, item in value.items():
+                new_key, new_item = self.shielded(key, mark), self.shielded(item, mark)
+                is_same = is_same and new_key is key and new_item is item
+                items[new_key] = new_item
+            return value if is_same else items
+        if isinstance(value, list):
+            elements = []
+            is_same = True
+            for item in value:
+                new_item = self.shielded(item, mark)
+                is_same = is_same and new_item is item
+                elements.append(new_item)
+            return value if is_same else elements
+        return value
+
+    def ids(self, text: str, mark: str = "") -> list[int]:
+        """Return the token ids of a rendered text, without any that only a tokenizer adds."""
+        return list(chain.from_iterable(piece.ids for piece in self.pieces(text, mark)))
+
+    def pieces(self, text: str, mark: str = "") -> list[Piece]:
+        """Return the rendered text cut at its added tokens; `mark` is what shielded its content.
+
+        The white space that an added token swallows belongs to it. Where is_incremental is False
+        and the cuts of the text do not show in the ids, what should be several pieces is one.
+        """
+        if not self.is_incremental:
+            segments = text.split(mark) if mark else [text]
+            return [piece for segment in segments if segment for piece in self._whole(segment)]
+        between, added = self._added.split(text)
+        contents = [content.replace(mark, "") for content in between] if mark else between
+        runs = [
+            self._plain_ids(content, is_first=number == 0) if content else ()
+            for number, content in enumerate(contents)
+        ]
+        return _interleaved(contents, runs, added)
+
+    def _plain_ids(self, content: str, is_first: bool) -> tuple[int, ...]:
+        assert self._plain is not None
+        encode = self._plain.ids
+        return self._memory.recall((content, is_first), lambda: encode(content, is_first))
+
+    def _whole(self, text: str) -> list[Piece]:
+        """Return the pieces of a text that is encoded whole."""
+        encode = self._tokenizer.encode
+        ids = self._memory.recall((text, True), lambda: encode(text, add_special_tokens=False))
+        between, added = self._added.split(text)
+        places = [place for place, token_id in enumerate(ids) if token_id in self._added.all_ids]
+        if [ids[place] for place in places] != [piece.ids[0] for piece in added]:
+            return [Piece(text, ids, is_added=False)]
+        starts, stops = [0, *(place + 1 for place in places)], [*places, len(ids)]
+        runs = [ids[start:stop] for start, stop in zip(starts, stops, strict=True)]
+        return _interleaved(between, runs, added)
+
+    def _shielded_text(self, text: str, mark: str) -> str:
+        hit = self._control.search(text)
+        if hit is None:
+            return text
+        assert len(mark) == 1, mark
+        parts = []
+        done = 0
+        while hit is not None:
+            parts.append(text[done : hit.start() + 1])
+            done = hit.start() + 1  # and not behind the hit, where an overlapping one would be lost
+            hit = self._control.search(text, done)
+        return mark.join([*parts, text[done:]])
+
+    def _agrees(self) -> bool:
+        """Return whether pieces give what the whole gives, for texts that might tell otherwise."""
+        literals = [token.content for token in self._tokenizer.added_tokens_decoder.values()]
+        around = [
+            f"word{x}word {x} Wörter 12{x}345\n{x}\n\n  {x}\t{x}{x}日本 e{x}\u0301 {x.swapcase()}"
+            for x in literals
+        ]
+        probes = ["", " ", "two words ", " \n \U0001f98a 3.14", "".join(around)]
+        probes += [
+            start + x + end for x in self.controls for start, end in (("", "word"), ("\n", " 1"))
+        ]
+        agrees = all(
+            self.ids(probe) == self._tokenizer.encode(probe, add_special_tokens=False)
+            for probe in probes
+        )
+        self._memory.clear()
+        return agrees
+
+
+class _AddedTokens:
+    """Finds added tokens as a fast tokenizer does: leftmost first, the longest of several.
+
+    Source: `find_matches` in huggingface/tokenizers, added_vocabulary.rs.
+    """
+
+    def __init__(self, added: dict[int, AddedToken]) -> None:
+        self.all_ids = frozenset(added)
+        self._ids = {token.content: token_id for token_id, token in added.items()}
+        self._left = frozenset(token.content for token in added.values() if token.lstrip)
+        self._right = frozenset(token.content for token in added.values() if token.rstrip)
+        self._literal = _any_of(self._ids)
+
+    def split(self, text: str) -> tuple[list[str], list[Piece]]:
+        """Return what stands between the added tokens, one more than they are, and those."""
+        between = []
+        added = []
+        end = 0
+        for match in self._literal.finditer(text):
+            literal = match[0]
+            start, stop = match.span()
+            if literal in self._left:
+                start = max(end, _before_spaces(text, start))
+            if literal in self._right:
+                stop = _behind_spaces(text, stop)
+            between.append(text[end:start])
+            added.append(Piece(text[start:stop], (self._ids[literal],), is_added=True))
+            end = stop  # maybe less than it was: a token of white space that another swallowed
+        between.append(text[end:])
+        return between, added
+
+
+class _PlainText:
+    """Encodes text with a tokenizer's own vocabulary and none of its added tokens.
+
+    The model is the tokenizer's and not a copy. Text that is not the first of a prompt is encoded
+    behind an anchor, an added token that no text can hold, for which a tokenizer that puts a space
+    in front of a text does what it does behind its own added tokens.
+    """
+
+    def __init__(self, backend: Tokenizer, controls: dict[int, str]) -> None:
+        self._controls = controls
+        self._encoder = Tokenizer(backend.model)
+        if backend.normalizer is not None:
+            self._encoder.normalizer = backend.normalizer
+        if backend.pre_tokenizer is not None:
+            self._encoder.pre_tokenizer = backend.pre_tokenizer
+        self._anchor = f"<{secrets.token_hex(16)}>"
+        self._encoder.add_special_tokens([AddedToken(self._anchor, normalized=False)])
+        unknown = self._encoder.encode(_IN_NO_VOCABULARY, add_special_tokens=False)
+        self._unknown_ids = controls.keys() & set(unknown.ids)
+
+    def ids(self, text: str, is_first: bool) -> list[int]:
+        """Return the token ids, none of them a control token's but for what is unknown."""
+        anchor = "" if is_first else self._anchor
+        (encoding,) = self._encoder.encode_batch_fast([anchor + text], add_special_tokens=False)
+        ids: list[int] = encoding.ids if is_first else encoding.ids[1:]
+        if self._controls.keys().isdisjoint(ids):
+            return ids
+        parts = self._parts(text, anchor)
+        if len(parts) == 1:
+            return ids
+        return [
+            token_id
+            for number, part in enumerate(parts)
+            for token_id in self.ids(part, is_first and number == 0)
+        ]
+
+    def _parts(self, text: str, anchor: str) -> list[str]:
+        """Return the text cut in the middle of what the vocabulary has as a control token."""
+        encoding = self._encoder.encode(anchor + text, add_special_tokens=False)
+        places: list[int] = []
+        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            start, stop = start - len(anchor), stop - len(anchor)
+            if start < 0 or token_id not in self._controls:
+                continue
+            if token_id in self._unknown_ids:  # most often it stands for characters unknown
+                literal = self._controls[token_id]
+                found = re.finditer(re.escape(literal), text[start:stop])
+                places += [start + match.start() + len(literal) // 2 for match in found]
+            elif stop - start >= 2:
+                places.append((start + stop) // 2)
+        return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+class _Memory:
+    """The ids of texts, up to a number of characters; what was not used longest goes first."""
+
+    def __init__(self, chars_max: int) -> None:
+        self._chars_max = chars_max
+        self.chars = 0
+        self._ids: OrderedDict[tuple[str, bool], tuple[int, ...]] = OrderedDict()
+        self._shared: dict[int, int] = {}  # one int object an id: 8 bytes a token, and not 40
+
+    def recall(self, key: tuple[str, bool], encode: Callable[[], list[int]]) -> tuple[int, ...]:
+        """Return the ids of (text, whether it is a prompt's first), encoded if need be."""
+        known = self._ids.get(key)
+        if known is not None:
+            self._ids.move_to_end(key)
+            return known
+        shared = self._shared
+        ids = tuple([shared.setdefault(token_id, token_id) for token_id in encode()])
+        self._ids[key] = ids
+        self.chars += _cost(key)
+        while self.chars > self._chars_max:
+            oldest, _ = self._ids.popitem(last=False)
+            self.chars -= _cost(oldest)
+        return ids
+
+    def clear(self) -> None:
+        self._ids.clear()
+        self.chars = 0
+
+
+def _cost(key: tuple[str, bool]) -> int:
+    return len(key[0]) + PIECE_OVERHEAD_CHARS
+
+
+def _interleaved(
+    contents: list[str], runs: list[tuple[int, ...]], added: list[Piece]
+) -> list[Piece]:
+    """Return content, added token, content ..., without contents that are nothing at all."""
+    pieces = []
+    for number, (content, run) in enumerate(zip(contents, runs, strict=True)):
+        if content or run:
+            pieces.append(Piece(content, run, is_added=False))
+        if number < len(added):
+            pieces.append(added[number])
+    return pieces
+
+
+def _controls(tokenizer: Any, template: str) -> dict[int, str]:
+    """Return the added tokens that only a template may make: special ones and those it names.
+
+    One of a single character has no inside for a mark, and is left out.
+    """
+    special = frozenset(tokenizer.all_special_tokens)
+    kinds = ("think_start", "think_end", "tool_call_start", "tool_call_end")
+    names = [getattr(tokenizer, kind, None) or "" for kind in kinds]
+    listed = getattr(tokenizer, "chat_control_tokens", None) or ()
+    named = "\0".join([template, *names, *listed])
+    return {
+        token_id: token.content
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if len(token.content) > 1
+        and (
+            token.special
+            or token.content in special
+            or (token.content in named and not token.content.isspace())
+        )
+    }
+
+
+def _any_of(literals: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern that finds the leftmost literal, and the longest of those there."""
+    longest = _longest({literal for literal in literals if literal})
+    return re.compile(longest) if longest else _NEVER
+
+
+def _longest(literals: set[str]) -> str:
+    """Return a regular expression that is a tree: what literals share is looked at once."""
+    if not literals:
+        return ""
+    shared = _common_prefix(min(literals), max(literals))
+    rests: dict[str, set[str]] = {}
+    for literal in literals:
+        if rest := literal[len(shared) :]:
+            rests.setdefault(rest[0], set()).add(rest)
+    if not rests:
+        return re.escape(shared)
+    branches = "|".join(_longest(rests[first]) for first in sorted(rests))
+    return f"{re.escape(shared)}(?:{branches}){'?' if shared in literals else ''}"
+
+
+def _common_prefix(one: str, other: str) -> str:
+    length = 0
+    while length < min(len(one), len(other)) and one[length] == other[length]:
+        length += 1
+    return one[:length]
+
+
+def _strings(values: Iterable[Any]) -> Iterator[str]:
+    """Yield every string in nested lists and dicts, keys too."""
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            waiting += value.keys()
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+def _before_spaces(text: str, end: int) -> int:
+    while end > 0 and _SPACE.match(text, end - 1):
+        end -= 1
+    return end
+
+
+def _behind_spaces(text: str, start: int) -> int:
+    while _SPACE.match(text, start):
+        start += 1
+    return start

@@ -1,0 +1,39 @@
+"""Tells the sessions how a request ended."""
+
+import dataclasses
+from collections.abc import Callable
+
+from shared.wire import Usage
+from worker.request import Foresee, Request
+from worker.sessions.sessions import Ending, Sessions
+
+
+class Recorder:
+    """What the scheduler calls at each request's end. Owner: the inference thread."""
+
+    def __init__(
+        self, sessions: Sessions, reuses: bool, foresee: Callable[[Foresee], None]
+    ) -> None:
+        """`reuses` says whether this model's KV is kept at all; `foresee` never waits."""
+        self._sessions = sessions
+        self._reuses = reuses
+        self._foresee = foresee
+
+    def ended(self, request: Request, usage: Usage, reason: str, stop: str | None) -> Usage:
+        """Record the request; return its usage with what it lost against its own line."""
+        visit = request.visit
+        if visit is None:
+            return usage
+        ending = Ending(
+            request_id=request.request_id,
+            text="".join(request.said),
+            sampled=request.sampled,
+            usage=usage,
+            limit=request.query.limit if self._reuses else 0,
+            is_whole=stop is None and reason != "cancelled",
+            is_cancelled=reason == "cancelled",
+        )
+        divergence = self._sessions.ended(visit, ending)
+        if self._reuses and not ending.is_cancelled:
+            self._foresee(Foresee(request))
+        return dataclasses.replace(usage, divergence=divergence)

@@ -1,0 +1,317 @@
+"""What a worker remembers of who said what: turns, thinking, lines, and what each request lost.
+
+The prompt thread asks when a request arrives, the inference thread tells when it ended.
+"""
+
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shared.wire import Prompt, Usage
+from worker.cache.block_hash import Tokens, common_length, pack
+from worker.sessions.divergence import SLACK, Divergence, eviction
+from worker.sessions.echo import Known, Said, said_of, says_the_same, working_directories
+from worker.sessions.healing import HealingStore, healing_key
+from worker.sessions.lineage import Lineage, Place, chains, shape_of
+from worker.sessions.trace_log import TraceLog
+from worker.sessions.turns import Turn, TurnStore
+
+ID_CHARS = 22  # of letters and digits: 131 bits
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+KEPT, CHANGED, RENDERED = "kept", "changed", "rendered"  # how an assistant turn is rendered
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRules:
+    """What the settings say about sessions."""
+
+    lines_max: int = 0  # of one session, 0 = no cap
+    idle_s: float = 0.0  # until a session is forgotten, 0 = never
+    shows_text: bool = False  # snippets of prompts in logs and reports
+
+
+@dataclass(slots=True)
+class Visit:
+    """One request as the sessions know it, from its arrival to its end.
+
+    Written by the prompt thread until it hands the request over, then by the inference thread.
+    """
+
+    prompt: Prompt
+    place: Place
+    messages: list[dict[str, Any]]  # healed
+    turns: list[Turn | None]  # for each message
+    states: dict[int, str]  # of each assistant message
+    healed: int = 0
+    is_thinking: bool = False  # the generation prompt opens the thinking
+    header: int = 0  # the token at which the generation prompt begins
+    tokens: Tokens = field(default_factory=lambda: pack([]))  # of the prompt
+    shared: int = 0  # tokens that the prompt shares with its own line's last
+    divergence: Divergence | None = None
+    said: Said | None = None  # what was answered
+    turn: Turn | None = None  # the same as tokens, where all that was sampled was delivered
+
+    def set_prompt(self, tokens: Tokens, header: int, kept: frozenset[int]) -> None:
+        """Take the prompt's tokens, and which turns stand in it as they were sampled."""
+        self.tokens, self.header = tokens, header
+        before = self.place.before
+        if before is not None and before.tokens is not None:
+            self.shared = common_length(tokens, before.tokens)
+        for at, turn in enumerate(self.turns):
+            if turn is not None and at not in kept:
+                self.states[at] = RENDERED
+
+    def count(self, state: str) -> int:
+        return sum(each == state for each in self.states.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a request ended. `tokens` is the prompt with all that was generated and delivered."""
+
+    request_id: str
+    text: str
+    sampled: Sequence[int]  # without an end-of-turn token
+    usage: Usage
+    limit: int  # the furthest position at which the prompt could be resumed
+    is_whole: bool  # not cut by a stop string, nor by a client that left
+    is_cancelled: bool = False
+
+
+Reader = Callable[[str, bool, list[Any]], Said]  # (text, is thinking open, tools)
+
+
+class Sessions:
+    """The turn store, the healing store and the lineage, under one lock. Any thread."""
+
+    def __init__(self, rules: SessionRules, read: Reader, log: TraceLog, slack: int) -> None:
+        """`read` splits what was generated; prefills are cut at most `slack` tokens apart."""
+        self._rules = rules
+        self._read = read
+        self._log = log
+        self._slack = slack
+        self._lock = threading.Lock()
+        self._turns = TurnStore()
+        self._healing = HealingStore()
+        self._lineage = Lineage(rules.lines_max, rules.idle_s)
+        self.new_id: Callable[[], str] = _new_id
+        self.counts: Counter[str] = Counter(canonical_drift=0, exact_key_rejected_by_model_lcp=0)
+
+    # ------------------------------------------------------------ arrival
+
+    def arrive(self, prompt: Prompt) -> Visit | None:
+        """Return what is known about the request; None where its messages are not named."""
+        if len(prompt.names) != len(prompt.messages):
+            return None
+        with self._lock:
+            session = self._lineage.session(prompt.speaker, time.monotonic())
+            links = chains(prompt.names)
+            place = self._lineage.place(session, shape_of(prompt, links), links)
+            if session.is_named:
+                for message in prompt.messages:
+                    session.loaded.update(dict.fromkeys(message.get("tool_references") or ()))
+            visit = Visit(prompt, place, list(prompt.messages), [], {})
+            self._find_turns(visit)
+            return visit
+
+    def _find_turns(self, visit: Visit) -> None:
+        """Find the tokens of each assistant message, or else the thinking it was stripped of."""
+        key, known = visit.prompt.speaker.key, _known(visit.prompt)
+        for at, message in enumerate(visit.prompt.messages):
+            turn = None
+            if message["role"] == "assistant":
+                said, place = said_of(message), visit.place.links[at]
+                turn = self._find(visit, at, said, known)
+                reasoning = turn.said.reasoning if turn is not None else said.reasoning
+                if turn is None and not reasoning and visit.states[at] != CHANGED:
+                    reasoning = self._healing.get(healing_key(key, place, said))
+                    visit.healed += bool(reasoning)
+                if reasoning and not said.reasoning:
+                    visit.messages[at] = message | {"reasoning_content": reasoning}
+            visit.turns.append(turn)
+
+    def _find(self, visit: Visit, at: int, said: Said, known: Known) -> Turn | None:
+        """Return the one turn that says what message `at` says, if there is one."""
+        key, message = visit.prompt.speaker.key, visit.prompt.messages[at]
+        found = self._turns.by_ids(key, message)
+        if not found:
+            found = self._turns.by_place(key, visit.place.links[at])
+        same = [turn for turn in found if _is_echo(turn, said, known)]
+        if len({turn.ids.tobytes() for turn in same}) == 1:
+            visit.states[at] = KEPT
+            return same[0]
+        self.counts["turns_ambiguous"] += len(same) > 1
+        visit.states[at] = CHANGED if found and not same else RENDERED
+        return None
+
+    # ------------------------------------------------------------ end
+
+    def ended(self, visit: Visit, ending: Ending) -> dict[str, Any] | None:
+        """Record the turn and advance the line; return what the request lost, if anything."""
+        now = time.monotonic()
+        with self._lock:
+            divergence = visit.divergence or self._evicted(visit, ending)
+            row = self._row(visit, ending)
+            for state in (KEPT, CHANGED, RENDERED):
+                self.counts[f"turns_{state}"] += visit.count(state)
+            self.counts["turns_healed"] += visit.healed
+            if divergence is not None:
+                self._count(divergence)
+                row["divergence"] = divergence.told(self._rules.shows_text)
+            if not ending.is_cancelled:
+                visit.said = self._read(ending.text, visit.is_thinking, visit.prompt.tools)
+                if ending.is_whole and len(ending.sampled):
+                    visit.turn = self._remembered(visit, ending, visit.said)
+                self._write(visit, ending, row, now)
+        self._log.write(visit.place.session.label, row)
+        return divergence.told(True) if divergence is not None else None
+
+    def _remembered(self, visit: Visit, ending: Ending, said: Said) -> Turn:
+        """Record the turn and return it."""
+        key, place = visit.prompt.speaker.key, visit.place.links[-1]
+        opening = visit.tokens[visit.header :]
+        turn = Turn(
+            key=key,
+            place=place,
+            ids=np.concatenate([opening, pack(list(ending.sampled))]),
+            said=said,
+            text=ending.text,
+            call_ids=tuple(self.new_id() for _ in said.calls),
+            signature=self.new_id() if said.reasoning else "",
+        )
+        self._turns.add(turn)
+        self._healing.put(healing_key(key, place, said), said.reasoning)
+        return turn
+
+    def _write(self, visit: Visit, ending: Ending, row: dict[str, Any], now: float) -> None:
+        line = self._lineage.advance(visit.place, now)
+        tokens = np.concatenate([visit.tokens, pack(list(ending.sampled))])
+        if visit.place.line is not line and visit.place.before is not None:
+            line.branch_token = visit.shared
+        self._lineage.write(line, visit.place.shape, tokens, len(visit.tokens))
+        line.used_at = now
+        row |= {
+            "line": line.number,
+            "parent": line.parent.number if line.parent is not None else None,
+            "kind": self._lineage.session_of(line).kind(line),
+            "turn": line.turns,
+        }
+        line.rows.append(row)
+
+    def _evicted(self, visit: Visit, ending: Ending) -> Divergence | None:
+        """Return what of the line's own tokens was not kept."""
+        before = visit.place.before
+        if before is None or ending.is_cancelled:
+            return None
+        expected = min(visit.shared, ending.limit)
+        lost = expected - ending.usage.cached_tokens
+        if lost <= self._slack + SLACK:
+            return None
+        return eviction(ending.usage.cached_tokens, lost, len(visit.prompt.messages))
+
+    def _count(self, divergence: Divergence) -> None:
+        self.counts["lost_tokens"] += divergence.lost
+        self.counts["canonical_drift"] += divergence.cause.is_drift
+        is_unexplained = divergence.cause.name == "unexplained"
+        self.counts["exact_key_rejected_by_model_lcp"] += is_unexplained
+
+    def _row(self, visit: Visit, ending: Ending) -> dict[str, Any]:
+        """Return the request's line of the trace log. No text of the prompt."""
+        place, usage = visit.place, ending.usage
+        before = place.before.shape if place.before is not None else None
+        rules = {rule for name in visit.prompt.names for rule in name.rules}
+        return {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "request_id": ending.request_id,
+            "session": place.session.speaker.session,
+            "agent": place.session.speaker.agent,
+            "messages": len(visit.prompt.messages),
+            "stable_prefix_msg_count": before.shared_names(place.shape) if before else 0,
+            "cache_key_delta_chars": visit.prompt.delta_chars,
+            "rules": sorted(rules),
+            "prompt": usage.prompt_tokens,
+            "cached": usage.cached_tokens,
+            "prefilled": usage.prefilled_tokens,
+            "source": usage.source,
+            "completion": usage.completion_tokens,
+            "reused_turns": visit.count(KEPT),
+            "healed_turns": visit.healed,
+            "changed_turns": visit.count(CHANGED),
+            "ttft_ms": usage.ttft_ms,
+            "divergence": None,
+        }
+
+    def forget_lines(self) -> None:
+        """The cache was emptied: nothing that follows loses anything against what was there."""
+        with self._lock:
+            self._lineage.forget_lines()
+
+    # ------------------------------------------------------------ for people
+
+    def told_counts(self) -> dict[str, int]:
+        """Return the counters and what is remembered."""
+        with self._lock:
+            return {**self.counts, "turns": len(self._turns), "turn_bytes": self._turns.nbytes}
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return a row for each session, the most recently used first."""
+        now = time.monotonic()
+        with self._lock:
+            return [
+                {
+                    "session": session.label,
+                    "agent": session.speaker.agent,
+                    "lines": len(session.lines),
+                    "turns": sum(line.turns for line in session.lines.values()),
+                    "idle_s": round(now - session.used_at, 1),
+                }
+                for session in reversed(self._lineage.sessions)
+            ]
+
+    def told(self, label: str) -> dict[str, Any] | None:
+        """Return the lines of the sessions called `label`; None where there is none."""
+        with self._lock:
+            found = [each for each in self._lineage.sessions if each.label == label]
+            if not found:
+                return None
+            lines = [
+                {
+                    "line": line.number,
+                    "agent": session.speaker.agent,
+                    "parent": line.parent.number if line.parent is not None else None,
+                    "kind": session.kind(line),
+                    "branch_message": line.branch_message,
+                    "branch_token": line.branch_token,
+                    "turns": line.turns,
+                    "tokens": len(line.tokens) if line.tokens is not None else 0,
+                    "requests": list(line.rows),
+                }
+                for session in found
+                for line in session.lines.values()
+            ]
+        return {"session": label, "lines": lines}
+
+
+def _known(prompt: Prompt) -> Known:
+    functions = (tool["function"] for tool in (*prompt.tools, *prompt.deferred))
+    schemas = {row["name"]: row.get("parameters") or {} for row in functions}
+    return Known(working_directories(prompt.messages), schemas)
+
+
+def _is_echo(turn: Turn, said: Said, known: Known) -> bool:
+    """Whether an echo says what the turn said: as written, to a client that parses, or parsed."""
+    if not (said.calls or said.reasoning) and said.content.strip() == turn.text.strip():
+        return True
+    return says_the_same(turn.said, said, known)
+
+
+def _new_id() -> str:
+    """Return an id that nobody can guess, of characters that every client sends back."""
+    return "".join(secrets.choice(ALPHABET) for _ in range(ID_CHARS))
