@@ -23,6 +23,7 @@ from proxy.pidfile import PidFile
 from proxy.pool import WorkerPool
 from proxy.ready import ready_lines, starting_line
 from proxy.routes import Routes
+from proxy.routing import Affinity
 from proxy.supervisor import Supervisor
 from shared import log as logs
 from shared.blas import openblas_environment
@@ -59,7 +60,7 @@ class Hearth:
         self._directory = private_directory(settings.instance_dir)
         self._version = project_version()
         OriginRules(settings.proxy_host, settings.cors_origins)  # refuses a bad CORS_ORIGINS now
-        self._pool = WorkerPool()
+        self._pool = WorkerPool(affinity=Affinity(settings.live_slots_max))
         environment = {**environ, **openblas_environment(environ)}
         self._supervisor = Supervisor(
             worker_command, settings.workers, self._directory, self._pool, environment

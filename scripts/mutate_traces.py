@@ -1,0 +1,384 @@
+#!/usr/bin/env python
+"""Proves that no request is answered from KV that hides what its client changed.
+
+    scripts/mutate_traces.py [--traces DIR_OR_FILE ...] [--families qwen3,...] [--sample N]
+    scripts/mutate_traces.py --forwards 50 ...    with real forwards, conversations cut short
+    scripts/mutate_traces.py --excerpt OUT_DIR ... writes the short sessions that the tests use
+
+Sessions are primed with a whole captured session. Then each string that means something, in the
+last request that has it, is changed in the raw body, and the prompt that comes of it is held to
+what sessions that know nothing make of the same body (tests/mutations.py, `Proof.judge`).
+Exit status 0: nothing is hidden; 1: something is; 2: there is no trace.
+"""
+
+import argparse
+import itertools
+import json
+import lzma
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.traces import load_trace
+from shared.errors import RequestError
+from shared.wire import Prompt
+from tests import captured
+from tests.agents import Desk
+from tests.captured import Exchange
+from tests.families import family
+from tests.kept import DENSE, HYBRID, keep, new_line, new_store
+from tests.mutations import Mutation, Where, mutations, reshaped, shortened
+from worker.cache.block_hash import pack
+from worker.cache.planner import SlotView, make_plan
+from worker.request import Request
+from worker.stream.parts import Parts
+
+PROJECT_DIR: Final = Path(__file__).resolve().parent.parent
+TRACES_DIR: Final = PROJECT_DIR.parent / "shared" / "traces"
+FIXTURES: Final = {"qwen3": "qwen3", "qwen3_5": "qwen3_5", "harmony": "gpt_oss"}
+HEADERS: Final = {
+    "qwen3": ("<|im_start|>", "<|im_start|>assistant"),
+    "qwen3_5": ("<|im_start|>", "<|im_start|>assistant"),
+    "harmony": ("<|start|>", "<|start|>assistant"),
+}
+CLOSING_TOKENS_MAX: Final = 4  # that a template writes behind a turn
+SLOTS: Final = 4
+
+Ids = tuple[int, ...]
+Run = list[Ids]  # spans, each from a header to the next
+
+
+# ---------------------------------------------------------------- what may stand for what was sent
+
+# Why a change need not reach the model -> whom that is owed to.
+EXEMPT: Final = {
+    "telemetry": "the billing header that Claude Code's first system block begins with says "
+    "nothing to a model",
+    "not loaded": "a deferred tool is shown where it is loaded, and nobody loaded this one",
+    "dropped tool": "the dialect has no such kind of tool (Codex's namespace, web_search), and "
+    "counts it; a call's namespace goes with it",
+    "error said": "is_error puts `Error: ` before a result that does not begin so by itself",
+    "template": "the family's template leaves it out, cold as warm",
+    "thinking-stripped": "an echo without thinking is the turn: clients leave it out",
+    "cd-stripped": "an echo without the `cd <its directory> && ` of the turn is the turn",
+    "replace_all-added": "Claude Code adds replace_all: false to Edit",
+}
+# What templates leave out: (family, a step of the path) that mutations are exempt for.
+LEFT_OUT: Final = {
+    ("qwen3", "thinking"),
+    ("qwen3", "reasoning_content"),
+    ("qwen3", "summary"),
+}
+
+
+def differences(record: Parts, message: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return what of `message` the recorded turn hides, and which rules the rest took.
+
+    Written apart from worker.sessions.echo, whose judgement it checks.
+    """
+    hidden, rules = [], []
+    thinking = (message.get("reasoning_content") or "").strip()
+    if (message["content"] or "").strip() != record.content.strip():
+        hidden.append("content")
+    if not thinking and record.reasoning.strip():
+        rules.append("thinking-stripped")
+    elif thinking != record.reasoning.strip():
+        hidden.append("thinking")
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    if [call["name"] for call in calls] != [call.name for call in record.calls]:
+        return [*hidden, "calls"], rules
+    for ours, theirs in zip(record.calls, calls, strict=True):
+        rule = _argument_rule(ours.arguments, theirs["arguments"])
+        if rule is None:
+            hidden.append(f"arguments of {ours.name}")
+        elif rule:
+            rules.append(rule)
+    return hidden, rules
+
+
+def _argument_rule(ours: Any, theirs: Any) -> str | None:
+    """Return the rule that makes the arguments one; "" where they are, None where none does."""
+    if _plain(ours) == _plain(theirs):
+        return ""
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return None
+    if _plain(ours | {"replace_all": False}) == _plain(theirs):
+        return "replace_all-added"
+    before, found, rest = str(ours.get("command")).partition(" && ")
+    is_cd = found and before.startswith("cd ") and "/" in before
+    return "cd-stripped" if is_cd and _plain(ours | {"command": rest}) == _plain(theirs) else None
+
+
+def _plain(value: Any) -> str:
+    """Return `value` as JSON in which 5000.0 is 5000 and keys have no order."""
+    return json.dumps(_whole(value), sort_keys=True)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _whole(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_whole(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# ---------------------------------------------------------------- the proof
+
+
+@dataclass
+class Verdict:
+    """What became of one change. `finding` is empty unless it is hidden."""
+
+    outcome: str  # "shown", "in the ids", "refused", a key of EXEMPT, or "hidden"
+    finding: str = ""
+
+
+@dataclass
+class Seen:
+    """One request as both desks build it: ids, or why they refuse it."""
+
+    ids: Ids
+    refusal: str = ""
+    request: Request | None = None
+
+
+@dataclass
+class Held:
+    """A prompt held to the cold one."""
+
+    findings: list[str] = field(default_factory=list)
+    rules: Counter[str] = field(default_factory=Counter)
+
+
+class Proof:
+    """Sessions primed with one captured session, beside others that know nothing of it."""
+
+    def __init__(self, session: Sequence[Exchange], family_name: str, logs: Path) -> None:
+        self.family = family(family_name)
+        self.session = session
+        self.warm, self.cold = (
+            Desk(FIXTURES[family_name], self.family, logs) for _ in ("warm", "cold")
+        )
+        mark, self._opening = HEADERS[family_name]
+        (self._header,) = self.family.tokenizer.encode(mark, add_special_tokens=False)
+        self.records: dict[Ids, Parts] = {}
+        self.stores = [new_store(DENSE), new_store(HYBRID)]
+        self.slots: list[SlotView] = []
+        for exchange in session:
+            self._prime(exchange)
+        self.plain = [(self._seen(self.warm, e.prompt), self._seen(self.cold, e.prompt)) for e in session]
+
+    def _prime(self, exchange: Exchange) -> None:
+        calls_max = self.family.calls_max
+        if calls_max is not None and len(exchange.parts.calls) > calls_max:
+            return  # no model of this family writes such a turn
+        try:
+            request = captured.recite(self.warm, exchange)
+        except RequestError:  # the template refuses what this client sends
+            return
+        visit = request.visit
+        assert visit is not None
+        self.records[tuple(request.ids[visit.header :] + request.sampled)] = exchange.parts
+        tokens, cuts = request.ids + request.sampled, list(request.query.cuts)
+        for store in self.stores:
+            kept = keep(store, tokens, cuts, new_line(len(self.records)))
+            start = kept[-1].end if kept else store.root
+            if len(tokens) > start.position + 1:
+                keep(store, tokens, [len(tokens) - 1], start=start, is_canonical=False)
+        slot = SlotView(len(self.records), pack(tokens[:-1]), tuple(cuts))
+        self.slots = [slot, *self.slots][:SLOTS]
+
+    def _seen(self, desk: Desk, prompt: Prompt) -> Seen:
+        try:
+            request = desk.request(desk.named(prompt))
+        except RequestError as error:
+            return Seen((), str(error))
+        return Seen(tuple(request.ids), request=request)
+
+    # ------------------------------------------------------------ one change
+
+    def mutated(self, mutation: Mutation) -> Verdict:
+        """Return what becomes of a change of a raw body."""
+        exchange = self.session[mutation.request]
+        body = mutation.body_of(exchange.row.body)
+        try:
+            prompt = captured.prompt_of(exchange.row, body)
+        except RequestError:
+            return Verdict("refused")
+        reason = _reason(exchange.row.body, mutation, self.family.name)
+        text = mutation.now if isinstance(mutation.now, str) else None
+        return self.judge(mutation.request, prompt, text, reason)
+
+    def judge(self, at: int, prompt: Prompt, text: str | None, reason: str) -> Verdict:
+        """Return what becomes of `prompt`, request `at` with a change; `text` is what it now says.
+
+        `reason` is why it need not reach the model, "" where it must.
+        """
+        warm, cold = self._seen(self.warm, prompt), self._seen(self.cold, prompt)
+        before_warm, before_cold = self.plain[at]
+        if warm.refusal or cold.refusal:
+            same = warm.refusal == cold.refusal
+            return Verdict("refused") if same else _hidden("refused only by one")
+        held = self.hold(warm.ids, cold.ids, prompt.messages)
+        findings = held.findings + self._reused(warm)
+        if findings:
+            return _hidden("; ".join(findings))
+        if cold.ids == before_cold.ids:
+            return Verdict(reason) if reason else _hidden("no prompt shows it")
+        if warm.ids == before_warm.ids:
+            before = self.hold(before_warm.ids, before_cold.ids, self.session[at].prompt.messages)
+            rules = list(held.rules - before.rules)
+            return Verdict(rules[0]) if rules else _hidden("the prompt is what it was")
+        if text is None or self._shows(text, warm.ids, before_warm.ids):
+            return Verdict("shown" if text is not None else "in the ids")
+        if self._shows(text, cold.ids, before_cold.ids):
+            return _hidden("only the cold prompt shows the text")
+        return Verdict("in the ids")
+
+    def _shows(self, text: str, ids: Ids, before: Ids) -> bool:
+        """Whether what is new in a prompt holds `text`, as it is or as JSON in a string."""
+        known = set(self._spans(before))
+        new = [span for span in self._spans(ids) if span not in known]
+        shown = "\n".join(self._text(span) for span in new)
+        for _ in range(3):
+            if text.strip() in shown:
+                return True
+            text = json.dumps(text.strip(), ensure_ascii=False)[1:-1]
+        return False
+
+    def _reused(self, seen: Seen) -> list[str]:
+        """Return what is wrong with the KV that a prompt would be answered from."""
+        assert seen.request is not None
+        query, found = seen.request.query, []
+        for store, slots in itertools.product(self.stores, ([], self.slots)):
+            plan = make_plan(store, slots, query, is_exact=False)
+            slot = next((slot for slot in slots if slot.number == plan.slot), None)
+            if plan.path:
+                reused = list(itertools.chain(*(extent.tokens.tolist() for extent in plan.path)))
+            else:
+                reused = slot.tokens.tolist() if slot is not None else []
+            if tuple(reused[: plan.position]) != seen.ids[: plan.position]:
+                found.append("the plan reuses KV of other tokens")
+        return found
+
+    # ------------------------------------------------------------ one prompt against another
+
+    def hold(self, warm: Ids, cold: Ids, messages: list[dict[str, Any]]) -> Held:
+        """Compare a prompt with the cold one, message by message.
+
+        What the model did not write must be equal. An assistant's turn must be equal too, or be
+        the tokens of a recorded turn that says what `messages` have there.
+        """
+        held = Held()
+        ours, theirs = self._runs(warm), self._runs(cold)
+        if [kind for kind, _ in ours] != [kind for kind, _ in theirs]:
+            return Held(["the messages stand in another order"])
+        groups = iter(_assistant_groups(messages))
+        for (is_assistant, mine), (_, other) in zip(ours, theirs, strict=True):
+            group = next(groups, []) if is_assistant else []
+            if mine == other:
+                continue
+            if not is_assistant:
+                held.findings.append(f"not what was sent: {self._first_difference(mine, other)}")
+                continue
+            pairs = _paired(mine, other, group)
+            if pairs is None:
+                held.findings.append("turns that do not pair off were replaced")
+                continue
+            for span, rendered, message in pairs:
+                self._hold_turn(span, rendered, message, held)
+        return held
+
+    def _hold_turn(self, span: Ids, rendered: Ids, message: dict[str, Any], held: Held) -> None:
+        if span == rendered:
+            return
+        record = self._recorded(span, rendered)
+        if record is None:
+            held.findings.append(f"neither sampled nor sent: {self._text(span)[:200]!r}")
+            return
+        hidden, rules = differences(record, message)
+        held.rules.update(rules)
+        if hidden:
+            held.findings.append(f"a record hides {', '.join(hidden)}: {self._text(span)[:200]!r}")
+
+    def _recorded(self, span: Ids, rendered: Ids) -> Parts | None:
+        """Return what the model said where `span` is what it wrote, and the turn's end."""
+        for end in range(len(span), len(span) - CLOSING_TOKENS_MAX, -1):
+            tail = span[end:]
+            if span[:end] in self.records and rendered[len(rendered) - len(tail) :] == tail:
+                return self.records[span[:end]]
+        return None
+
+    def _runs(self, ids: Ids) -> list[tuple[bool, Run]]:
+        """Return runs of spans, those of the assistant apart from others."""
+        groups = itertools.groupby(self._spans(ids), self._is_assistants)
+        return [(is_assistant, list(spans)) for is_assistant, spans in groups]
+
+    def _spans(self, ids: Ids) -> list[Ids]:
+        starts = [at for at, token in enumerate(ids) if token == self._header]
+        return [ids[a:b] for a, b in itertools.pairwise([0, *starts, len(ids)]) if a < b]
+
+    def _is_assistants(self, span: Ids) -> bool:
+        return self._text(span[:8]).startswith(self._opening)
+
+    def _text(self, ids: Ids) -> str:
+        text: str = self.family.tokenizer.decode(list(ids))
+        return text
+
+    def _first_difference(self, mine: Run, other: Run) -> str:
+        for span, rendered in itertools.zip_longest(mine, other, fillvalue=()):
+            for at, (a, b) in enumerate(itertools.zip_longest(span, rendered)):
+                if a != b:
+                    near = slice(max(0, at - 10), at + 20)
+                    return f"{self._text(span[near])!r} instead of {self._text(rendered[near])!r}"
+        return ""
+
+
+def _hidden(finding: str) -> Verdict:
+    return Verdict("hidden", finding)
+
+
+def _assistant_groups(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    groups = itertools.groupby(messages, lambda message: message["role"] == "assistant")
+    return [list(group) for is_assistant, group in groups if is_assistant]
+
+
+def _paired(
+    mine: Run, other: Run, group: list[dict[str, Any]]
+) -> list[tuple[Ids, Ids, dict[str, Any]]] | None:
+    """Return (span, the cold one, message) of each turn in a run; None where nobody can tell."""
+    if len(group) == 1:
+        return [(_joined(mine), _joined(other), group[0])]
+    if len(mine) == len(other) == len(group):
+        return list(zip(mine, other, group, strict=True))
+    return None
+
+
+def _joined(run: Run) -> Ids:
+    return tuple(itertools.chain.from_iterable(run))
+
+
+def _reason(body: dict[str, Any], mutation: Mutation, family_name: str) -> str:
+    """Return why a change need not reach the model; "" where it must."""
+    where = mutation.where
+    if where[0] == "system" and str(mutation.was).startswith("x-anthropic-billing-header:"):
+        return "telemetry"
+    if where[0] == "tools":
+        tool = body["tools"][where[1]]
+        if tool.get("defer_loading"):
+            return "not loaded"
+        if tool.get("type") not in (None, "function", "custom"):
+            return "dropped tool"
+    if where[-1] == "namespace":
+        return "dropped tool"
+    if where[-1] == "is_error":
+        return "error said"
+    return "template" if any((family_name, step) in LEFT_OUT for step in where) else ""

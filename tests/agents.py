@@ -24,7 +24,7 @@ from worker.prompter import Prompter, PromptFacts
 from worker.recorder import Recorder
 from worker.request import Foresee, Request, Ticket
 from worker.stream.detokenise import Vocabulary
-from worker.stream.parts import Parts
+from worker.stream.parts import Call, Parts
 
 CONTEXT_TOKENS = 200_000
 LONG = 100_000
@@ -38,6 +38,15 @@ class Reply:
     parts: Parts
     call_ids: tuple[str, ...]
     signature: str
+
+    @property
+    def given(self) -> Parts:
+        """What the client was given: what the server makes of what the model wrote."""
+        visit = self.answer.request.visit
+        assert visit is not None and visit.said is not None
+        said = visit.said
+        calls = tuple(Call(name, arguments) for name, arguments in said.calls)
+        return Parts(said.reasoning, said.content, calls)
 
     @property
     def ids(self) -> list[int]:
@@ -157,17 +166,17 @@ class Desk:
         speaker = speaker or prompt.speaker
         return replace(prompt, names=names, delta_chars=delta, speaker=speaker)
 
-    def request(self, prompt: Prompt) -> Request:
+    def request(self, prompt: Prompt, stop: Sequence[str] = ()) -> Request:
         """Return the request as the prompt thread makes it."""
         self._number += 1
         ticket = Ticket(f"q{self._number}", b"peer")
         ticket.lease_until = float("inf")
-        sampling = Sampling(max_tokens=LONG)
+        sampling = Sampling(max_tokens=LONG, stop=list(stop))
         return self.prompter.request(ticket, Submit(ticket.request_id, prompt, sampling))
 
-    def submit(self, prompt: Prompt, parts: Parts) -> Answer:
+    def submit(self, prompt: Prompt, parts: Parts, stop: Sequence[str] = ()) -> Answer:
         """Hand a named prompt in; the model will answer `parts`."""
-        request = self.request(prompt)
+        request = self.request(prompt, stop)
         visit = request.visit
         text = self.family.written(parts)
         if visit is not None and not visit.is_thinking and not parts.reasoning:

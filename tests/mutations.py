@@ -221,16 +221,21 @@ def _put(value: Any, where: Where, now: Any) -> Any:
 # ---------------------------------------------------------------- messages added, gone or reordered
 
 
-def reshaped(prompt: Prompt) -> Iterator[tuple[str, Prompt]]:
-    """Yield (kind, `prompt` with one part of a message or a tool more, less or elsewhere)."""
+def reshaped(prompt: Prompt) -> Iterator[tuple[int, str, Prompt]]:
+    """Yield (number, kind, `prompt` with one message or tool more, less, or in part).
+
+    `number` counts the messages, then the tools.
+    """
+    count = len(prompt.messages)
     for at, message in enumerate(prompt.messages):
         for kind, changed in _other_messages(message):
             messages = [*prompt.messages[:at], *changed, *prompt.messages[at + 1 :]]
-            yield f"message {at}: {kind}", replace(prompt, messages=messages)
+            yield at, f"message {at}: {kind}", replace(prompt, messages=messages)
     for at, tool in enumerate(prompt.tools):
         rest = [*prompt.tools[:at], *prompt.tools[at + 1 :]]
-        yield f"tool {at}: gone", replace(prompt, tools=rest)
-        yield f"tool {at}: last", replace(prompt, tools=[*rest, tool])
+        yield count + at, f"tool {at}: gone", replace(prompt, tools=rest)
+        if at < len(rest):
+            yield count + at, f"tool {at}: last", replace(prompt, tools=[*rest, tool])
 
 
 def _other_messages(message: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -238,7 +243,8 @@ def _other_messages(message: dict[str, Any]) -> Iterator[tuple[str, list[dict[st
     if message["role"] != "tool":  # a result with no call is refused by some templates
         yield "one before", [{"role": "user", "content": WORD}, message]
     if message["role"] != "assistant":
-        yield "emptied", [message | {"content": ""}]
+        if message["content"]:
+            yield "emptied", [message | {"content": ""}]
         return
     yield "thinking put in its place", [message | {"reasoning_content": WORD}]
     yield "content put in its place", [message | {"content": WORD}]

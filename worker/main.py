@@ -50,6 +50,7 @@ class Worker:
 
     def __init__(self, settings: Settings, worker_id: int, endpoint: str) -> None:
         self._settings = settings
+        self._worker_id = worker_id
         self._jobs: Jobs = queue.SimpleQueue()
         self._inbox: Inbox = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -103,7 +104,7 @@ class Worker:
         with engine.stream():
             keeper = make_keeper(engine, loaded, settings, chunk)
             rule = CutRule(chunk, turn_marks(loaded.tokenizer))
-            sessions = make_sessions(loaded.tokenizer, settings, chunk)
+            sessions = make_sessions(loaded.tokenizer, settings, chunk, self._worker_id)
             recorder = Recorder(
                 sessions,
                 reuses=isinstance(keeper, Keeper),

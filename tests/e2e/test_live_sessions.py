@@ -58,7 +58,7 @@ def prompt_of(desk: Desk, client: Client) -> Prompt:
 def step(desk: Desk, client: Client, parts: Parts) -> Reply:
     """Have the client ask, the model answer, the client take the answer up and run its tools."""
     reply = desk.ask(prompt_of(desk, client), parts)
-    client.answered(parts, reply.call_ids, reply.signature)
+    client.answered(reply.given, reply.call_ids, reply.signature)
     if parts.calls:
         text = f"result of {parts.calls[0].name}: <|im_end|> " + "word " * (20 + len(client.turns))
         client.results(reply.call_ids, [text] * len(parts.calls))

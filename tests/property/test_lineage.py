@@ -55,6 +55,7 @@ class Lines(RuleBasedStateMachine):
         self.held: dict[Line, Said] = {}  # what each line stands for, forgotten ones too
         self.owner: dict[Line, Speaker] = {}
         self.order: list[Line] = []  # least recently written first
+        self.used: dict[Speaker, float] = {}  # when each session was, least recently first
 
     def teardown(self) -> None:
         lineage.LINES_MAX, lineage.SESSIONS_MAX = self.maxima
@@ -153,6 +154,7 @@ class Lines(RuleBasedStateMachine):
             known = place.before is not None and place.before in self.order
             assert line.parent is (place.before if known else None)
         self.lineage.write(line, place.shape, pack(range(tokens)), tokens)
+        self.use(speaker)
         self.remember(line, said, speaker)
         self.expect_caps(line, speaker)
         for other in self.order:
@@ -173,14 +175,19 @@ class Lines(RuleBasedStateMachine):
         self.order.append(line)
 
     def expect_expiry(self, speaker: Speaker) -> None:
-        """A session goes for idleness, or for the sessions that came after it."""
-        alive = {each.speaker for each in self.lineage.sessions}
-        assert speaker in alive and len(alive) <= SESSIONS_MAX
-        if not self.idle_s and len(set(SPEAKERS)) <= SESSIONS_MAX:
-            assert all(self.owner[line] in alive for line in self.order)
-        for session in self.lineage.sessions:
-            assert not self.idle_s or self.now - session.used_at <= self.idle_s
-        self.order = [line for line in self.order if self.owner[line] in alive]
+        """Sessions go for idleness, and for those that were used after them; no others do."""
+        idle = [each for each, at in self.used.items() if self.now - at > self.idle_s > 0]
+        for each in idle:
+            del self.used[each]
+        self.use(speaker)
+        gone = list(self.used)[: max(0, len(self.used) - SESSIONS_MAX)]
+        for each in gone:
+            del self.used[each]
+        self.order = [line for line in self.order if self.owner[line] not in {*idle, *gone}]
+
+    def use(self, speaker: Speaker) -> None:
+        self.used.pop(speaker, None)
+        self.used[speaker] = self.now
 
     def expect_caps(self, line: Line, speaker: Speaker) -> None:
         """Of too many lines those go that were written least recently, and no others."""
@@ -207,6 +214,10 @@ class Lines(RuleBasedStateMachine):
         assert list(self.lineage._lines) == self.order
 
     @invariant()
+    def the_sessions_are_those_that_were_used_last(self) -> None:
+        assert [each.speaker for each in self.lineage.sessions] == list(self.used)
+
+    @invariant()
     def sessions_are_disjoint_and_each_line_is_its_speakers(self) -> None:
         for one, other in itertools.combinations(self.lineage.sessions, 2):
             assert not one.lines.keys() & other.lines.keys()
@@ -230,4 +241,4 @@ class Lines(RuleBasedStateMachine):
 
 
 TestLines = Lines.TestCase
-TestLines.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLines.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -157,7 +157,9 @@ class Builder:
         return spans, doubtful
 
     def _may_replace(self, pieces: list[Piece], span: tuple[int, int, int], turn: Sampled) -> bool:
-        """Whether the turn may stand as sampled: not with thinking that has to go."""
+        """Whether the turn may stand as sampled: with a header, and no thinking that has to go."""
+        if not len(turn.ids) or turn.ids[0] != pieces[span[0]].ids[0]:
+            return False
         thinking = turn.thinking.strip()
         if self._preserves_thinking or not thinking:
             return True
@@ -178,15 +180,25 @@ class Builder:
                 if not was_assistant:
                     runs.append([])
                 runs[-1].append((at, following))
-            was_assistant = is_assistant
+            was_assistant = is_assistant and self._ends_at(pieces, at, following)
         return runs
+
+    def _ends_at(self, pieces: list[Piece], start: int, end: int) -> bool:
+        """Whether nothing stands between the end of the turn in [start, end) and the next header.
+
+        A question does where the header is what ends it, as Mistral's [/INST].
+        """
+        behind = pieces[self._end_of(pieces, start, end) + 1 : end]
+        return not any(piece.text.strip() for piece in behind)
 
     def _generation_prompt(self, pieces: list[Piece]) -> int:
         """Return the piece where the generation prompt begins; behind all where none is seen."""
         for at in range(len(pieces) - 1, -1, -1):
             piece = pieces[at]
             if piece.is_added and piece.ids[0] in self._history.header_ids:
-                return at if self._is_assistants(pieces, at) else len(pieces)
+                # A turn that has ended is none that is to be written.
+                is_open = self._end_of(pieces, at, len(pieces)) == len(pieces)
+                return at if is_open and self._is_assistants(pieces, at) else len(pieces)
         return len(pieces)
 
     def _is_assistants(self, pieces: list[Piece], at: int) -> bool:

@@ -167,7 +167,11 @@ class Lineage:
         return Place(session, shape, None, self._relative(session, shape), links)
 
     def _relative(self, session: Session, shape: Shape) -> Line | None:
-        """Return the line that most of whose messages are in this request too, if there is one."""
+        """Return the line that most of whose messages are in this request too, if there is one.
+
+        Of a named session also the latest with the same system prompt and tools: one that its
+        client compacted has nothing else in common.
+        """
         best, best_share = None, OVERLAP_MIN
         said = shape.said
         for line in reversed(session.lines.values()):
@@ -175,9 +179,12 @@ class Lineage:
                 continue
             known = line.shape.said
             share = len(known & said) / max(1, min(len(known), len(said)))
-            is_alike = session.is_named or line.shape.names[0].exact == shape.names[0].exact
-            if is_alike and len(known & said) > 1 and share > best_share:
+            has_head = bool(shape.names) and line.shape.names[0].exact == shape.names[0].exact
+            is_alike = (session.is_named or has_head) and len(known & said) > 1
+            if is_alike and share > best_share:
                 best, best_share = line, share
+            elif best is None and session.is_named and has_head and line.shape.tools == shape.tools:
+                best = line
         return best
 
     def advance(self, place: Place, now: float) -> Line:

@@ -3,6 +3,7 @@
 The prompt thread asks when a request arrives, the inference thread tells when it ended.
 """
 
+import logging
 import secrets
 import threading
 import time
@@ -22,6 +23,8 @@ from worker.sessions.lineage import Lineage, Place, chains, shape_of
 from worker.sessions.trace_log import TraceLog
 from worker.sessions.turns import Turn, TurnStore
 
+log = logging.getLogger(__name__)
+
 ID_CHARS = 22  # of letters and digits: 131 bits
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -35,6 +38,7 @@ class SessionRules:
     lines_max: int = 0  # of one session, 0 = no cap
     idle_s: float = 0.0  # until a session is forgotten, 0 = never
     shows_text: bool = False  # snippets of prompts in logs and reports
+    worker_id: int = 0
 
 
 @dataclass(slots=True)
@@ -165,6 +169,7 @@ class Sessions:
             if divergence is not None:
                 self._count(divergence)
                 row["divergence"] = divergence.told(self._rules.shows_text)
+                log.info("lost request=%s %s", ending.request_id, row["divergence"])
             if not ending.is_cancelled:
                 visit.said = self._read(ending.text, visit.is_thinking, visit.prompt.tools)
                 if ending.is_whole and len(ending.sampled):
@@ -229,6 +234,7 @@ class Sessions:
         rules = {rule for name in visit.prompt.names for rule in name.rules}
         return {
             "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "worker": self._rules.worker_id,
             "request_id": ending.request_id,
             "session": place.session.speaker.session,
             "agent": place.session.speaker.agent,
@@ -246,6 +252,7 @@ class Sessions:
             "changed_turns": visit.count(CHANGED),
             "ttft_ms": usage.ttft_ms,
             "divergence": None,
+            "line": place.line.number if place.line is not None else None,
         }
 
     def forget_lines(self) -> None:
