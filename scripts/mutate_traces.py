@@ -1,18 +1,21 @@
 #!/usr/bin/env python
 """Proves that no request is answered from KV that hides what its client changed.
 
-    scripts/mutate_traces.py [--traces DIR_OR_FILE ...] [--families qwen3,...] [--sample N]
-    scripts/mutate_traces.py --forwards 50 ...    with real forwards, conversations cut short
-    scripts/mutate_traces.py --excerpt OUT_DIR ... writes the short sessions that the tests use
+    scripts/mutate_traces.py [TRACE ...] [--families qwen3,qwen3_5,harmony] [--sample N]
+    scripts/mutate_traces.py [TRACE ...] --forwards 50
+    scripts/mutate_traces.py TRACE ... --excerpt OUT_DIR --requests 8 --chars 400
 
-Sessions are primed with a whole captured session. Then each string that means something, in the
-last request that has it, is changed in the raw body, and the prompt that comes of it is held to
-what sessions that know nothing make of the same body (tests/mutations.py, `Proof.judge`).
+Sessions are primed with a captured session. Then each string that means something is changed in the
+raw body of the last request that has it, and messages come, go and change their shape; the prompt
+that comes of it is held to what sessions that know nothing make of the same (tests/hiding.py).
+With --forwards a sample is computed too, conversations cut to some 4,000 tokens, and its log
+probabilities are held to those of a cold run. --excerpt writes the sessions that the tests use.
 Exit status 0: nothing is hidden; 1: something is; 2: there is no trace.
 """
 
 import argparse
-import itertools
+import dataclasses
+import functools
 import json
 import lzma
 import random
@@ -20,365 +23,274 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.traces import load_trace
-from shared.errors import RequestError
+from scripts.traces import Captured, load_trace
 from shared.wire import Prompt
 from tests import captured
 from tests.agents import Desk
 from tests.captured import Exchange
 from tests.families import family
-from tests.kept import DENSE, HYBRID, keep, new_line, new_store
-from tests.mutations import Mutation, Where, mutations, reshaped, shortened
-from worker.cache.block_hash import pack
-from worker.cache.planner import SlotView, make_plan
-from worker.request import Request
-from worker.stream.parts import Parts
+from tests.hiding import EXEMPT, FIXTURES, Proof, Verdict
+from tests.machine import Answer, Machine, loaded
+from tests.mutations import Mutation, mutations, shortened
+from worker.stream.detokenise import Vocabulary
 
-PROJECT_DIR: Final = Path(__file__).resolve().parent.parent
-TRACES_DIR: Final = PROJECT_DIR.parent / "shared" / "traces"
-FIXTURES: Final = {"qwen3": "qwen3", "qwen3_5": "qwen3_5", "harmony": "gpt_oss"}
-HEADERS: Final = {
-    "qwen3": ("<|im_start|>", "<|im_start|>assistant"),
-    "qwen3_5": ("<|im_start|>", "<|im_start|>assistant"),
-    "harmony": ("<|start|>", "<|start|>assistant"),
-}
-CLOSING_TOKENS_MAX: Final = 4  # that a template writes behind a turn
-SLOTS: Final = 4
-
-Ids = tuple[int, ...]
-Run = list[Ids]  # spans, each from a header to the next
+TRACES_DIR: Final = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"
+FAMILIES: Final = tuple(FIXTURES)
+PROGRESS_S: Final = 20.0
+FORWARD_CHARS: Final = 160  # of a text, and
+FORWARD_REQUESTS: Final = 14  # of a session, so that conversations have some 4,000 tokens
+ANSWER_TOKENS: Final = 8
+CHUNK: Final = 256
+# Generated KV is reused by default, and it is not what a prefill writes: log probabilities of fp32
+# fixtures move by some 1e-5. A changed letter moves them by more than this in most places.
+LOGPROB_TOLERANCE: Final = 1e-3
 
 
-# ---------------------------------------------------------------- what may stand for what was sent
-
-# Why a change need not reach the model -> whom that is owed to.
-EXEMPT: Final = {
-    "telemetry": "the billing header that Claude Code's first system block begins with says "
-    "nothing to a model",
-    "not loaded": "a deferred tool is shown where it is loaded, and nobody loaded this one",
-    "dropped tool": "the dialect has no such kind of tool (Codex's namespace, web_search), and "
-    "counts it; a call's namespace goes with it",
-    "error said": "is_error puts `Error: ` before a result that does not begin so by itself",
-    "template": "the family's template leaves it out, cold as warm",
-    "thinking-stripped": "an echo without thinking is the turn: clients leave it out",
-    "cd-stripped": "an echo without the `cd <its directory> && ` of the turn is the turn",
-    "replace_all-added": "Claude Code adds replace_all: false to Edit",
-}
-# What templates leave out: (family, a step of the path) that mutations are exempt for.
-LEFT_OUT: Final = {
-    ("qwen3", "thinking"),
-    ("qwen3", "reasoning_content"),
-    ("qwen3", "summary"),
-}
-
-
-def differences(record: Parts, message: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return what of `message` the recorded turn hides, and which rules the rest took.
-
-    Written apart from worker.sessions.echo, whose judgement it checks.
-    """
-    hidden, rules = [], []
-    thinking = (message.get("reasoning_content") or "").strip()
-    if (message["content"] or "").strip() != record.content.strip():
-        hidden.append("content")
-    if not thinking and record.reasoning.strip():
-        rules.append("thinking-stripped")
-    elif thinking != record.reasoning.strip():
-        hidden.append("thinking")
-    calls = [call["function"] for call in message.get("tool_calls") or []]
-    if [call["name"] for call in calls] != [call.name for call in record.calls]:
-        return [*hidden, "calls"], rules
-    for ours, theirs in zip(record.calls, calls, strict=True):
-        rule = _argument_rule(ours.arguments, theirs["arguments"])
-        if rule is None:
-            hidden.append(f"arguments of {ours.name}")
-        elif rule:
-            rules.append(rule)
-    return hidden, rules
-
-
-def _argument_rule(ours: Any, theirs: Any) -> str | None:
-    """Return the rule that makes the arguments one; "" where they are, None where none does."""
-    if _plain(ours) == _plain(theirs):
-        return ""
-    if not isinstance(ours, dict) or not isinstance(theirs, dict):
-        return None
-    if _plain(ours | {"replace_all": False}) == _plain(theirs):
-        return "replace_all-added"
-    before, found, rest = str(ours.get("command")).partition(" && ")
-    is_cd = found and before.startswith("cd ") and "/" in before
-    return "cd-stripped" if is_cd and _plain(ours | {"command": rest}) == _plain(theirs) else None
-
-
-def _plain(value: Any) -> str:
-    """Return `value` as JSON in which 5000.0 is 5000 and keys have no order."""
-    return json.dumps(_whole(value), sort_keys=True)
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _whole(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_whole(inner) for inner in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-# ---------------------------------------------------------------- the proof
+# ---------------------------------------------------------------- tensor-free
 
 
 @dataclass
-class Verdict:
-    """What became of one change. `finding` is empty unless it is hidden."""
+class Tally:
+    """What became of all changes of one session."""
 
-    outcome: str  # "shown", "in the ids", "refused", a key of EXEMPT, or "hidden"
+    name: str
+    outcomes: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+    began_s: float = field(default_factory=time.monotonic)
+    told_s: float = 0.0
+
+    def add(self, what: object, verdict: Verdict) -> None:
+        self.outcomes[verdict.outcome] += 1
+        if verdict.finding:
+            self.findings.append(f"{self.name}: {what}: {verdict.finding}")
+            print(self.findings[-1], flush=True)
+
+    def progress(self, done: int, total: int) -> None:
+        if time.monotonic() - self.told_s > PROGRESS_S:
+            self.told_s = time.monotonic()
+            print(f"{self.name}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self.began_s
+        rows = ", ".join(f"{name} {count:,}" for name, count in self.outcomes.most_common())
+        return f"{self.name}: {self.outcomes.total():,} in {seconds:.0f} s: {rows}"
+
+
+def prove(proof: Proof, name: str, sample: int) -> Tally:
+    """Try every change, or `sample` of each kind (0 = all), and the requests as they were sent."""
+    tally = Tally(name)
+    for what, verdict in proof.unchanged():
+        tally.add(what, verdict)
+    jobs: list[tuple[object, Callable[[], Verdict]]] = [
+        (mutation, functools.partial(proof.mutated, mutation))
+        for mutation in sampled(proof.mutations(), sample)
+    ]
+    jobs += [
+        (f"request {at} {kind}", functools.partial(proof.other_shape, at, kind, prompt))
+        for at, kind, prompt in sampled(proof.reshaped(), sample)
+    ]
+    for number, (what, judge) in enumerate(jobs):
+        tally.add(what, judge())
+        tally.progress(number, len(jobs))
+    return tally
+
+
+def sampled(rows: list[Any], count: int, seed: int = 7) -> list[Any]:
+    """Return `count` of the rows (0 = all), the same ones each time."""
+    return random.Random(seed).sample(rows, count) if 0 < count < len(rows) else rows
+
+
+# ---------------------------------------------------------------- with real forwards
+
+
+@dataclass
+class Computed:
+    """One mutated request, warm and cold."""
+
+    what: str
+    prompt_tokens: int
+    cached: int
+    moved: float  # the first log probabilities, by the change: how much there was to notice
     finding: str = ""
 
 
-@dataclass
-class Seen:
-    """One request as both desks build it: ids, or why they refuse it."""
+class Forwards:
+    """A short session, really played, and a model beside it that keeps nothing."""
 
-    ids: Ids
-    refusal: str = ""
-    request: Request | None = None
-
-
-@dataclass
-class Held:
-    """A prompt held to the cold one."""
-
-    findings: list[str] = field(default_factory=list)
-    rules: Counter[str] = field(default_factory=Counter)
-
-
-class Proof:
-    """Sessions primed with one captured session, beside others that know nothing of it."""
-
-    def __init__(self, session: Sequence[Exchange], family_name: str, logs: Path) -> None:
-        self.family = family(family_name)
-        self.session = session
-        self.warm, self.cold = (
-            Desk(FIXTURES[family_name], self.family, logs) for _ in ("warm", "cold")
+    def __init__(self, session: Sequence[Exchange], family_name: str, logs: Path, exact: bool):
+        self.family, self.is_exact = family(family_name), exact
+        self.session = [each for each in session if _is_writable(each, self.family.calls_max)]
+        fixture = FIXTURES[family_name]
+        self.desk = Desk(fixture, self.family, logs, chunk=CHUNK, is_exact=exact)
+        captured.play(self.desk, self.session)
+        machine = self.desk.machine
+        machine.scheduler._choose = functools.partial(Machine._choose, machine)
+        vocabulary = Vocabulary(self.family.tokenizer)
+        self.cold = Machine(
+            loaded(fixture, tiny=True),
+            self.desk._marks,
+            vocabulary,
+            keeps=False,
+            chunk=CHUNK,
+            is_exact=exact,
         )
-        mark, self._opening = HEADERS[family_name]
-        (self._header,) = self.family.tokenizer.encode(mark, add_special_tokens=False)
-        self.records: dict[Ids, Parts] = {}
-        self.stores = [new_store(DENSE), new_store(HYBRID)]
-        self.slots: list[SlotView] = []
-        for exchange in session:
-            self._prime(exchange)
-        self.plain = [(self._seen(self.warm, e.prompt), self._seen(self.cold, e.prompt)) for e in session]
 
-    def _prime(self, exchange: Exchange) -> None:
-        calls_max = self.family.calls_max
-        if calls_max is not None and len(exchange.parts.calls) > calls_max:
-            return  # no model of this family writes such a turn
-        try:
-            request = captured.recite(self.warm, exchange)
-        except RequestError:  # the template refuses what this client sends
-            return
-        visit = request.visit
-        assert visit is not None
-        self.records[tuple(request.ids[visit.header :] + request.sampled)] = exchange.parts
-        tokens, cuts = request.ids + request.sampled, list(request.query.cuts)
-        for store in self.stores:
-            kept = keep(store, tokens, cuts, new_line(len(self.records)))
-            start = kept[-1].end if kept else store.root
-            if len(tokens) > start.position + 1:
-                keep(store, tokens, [len(tokens) - 1], start=start, is_canonical=False)
-        slot = SlotView(len(self.records), pack(tokens[:-1]), tuple(cuts))
-        self.slots = [slot, *self.slots][:SLOTS]
-
-    def _seen(self, desk: Desk, prompt: Prompt) -> Seen:
-        try:
-            request = desk.request(desk.named(prompt))
-        except RequestError as error:
-            return Seen((), str(error))
-        return Seen(tuple(request.ids), request=request)
-
-    # ------------------------------------------------------------ one change
-
-    def mutated(self, mutation: Mutation) -> Verdict:
-        """Return what becomes of a change of a raw body."""
+    def compute(self, mutation: Mutation) -> Computed:
+        """Have a changed request answered from what is kept of the session, and cold."""
         exchange = self.session[mutation.request]
-        body = mutation.body_of(exchange.row.body)
-        try:
-            prompt = captured.prompt_of(exchange.row, body)
-        except RequestError:
-            return Verdict("refused")
-        reason = _reason(exchange.row.body, mutation, self.family.name)
-        text = mutation.now if isinstance(mutation.now, str) else None
-        return self.judge(mutation.request, prompt, text, reason)
+        self._warm(exchange.prompt)
+        prompt = captured.prompt_of(exchange.row, mutation.body_of(exchange.row.body))
+        warm = self._warm(prompt)
+        ids = warm.request.ids
+        cold = self.cold.ask(ids, ANSWER_TOKENS)
+        before = self.cold.ask(self.desk.request(self.desk.named(exchange.prompt)).ids, 1)
+        moved = float(np.abs(before.logits[0] - cold.logits[0]).max())
+        finding = difference(warm, cold, self.is_exact)
+        return Computed(str(mutation), len(ids), warm.cached, moved, finding)
 
-    def judge(self, at: int, prompt: Prompt, text: str | None, reason: str) -> Verdict:
-        """Return what becomes of `prompt`, request `at` with a change; `text` is what it now says.
-
-        `reason` is why it need not reach the model, "" where it must.
-        """
-        warm, cold = self._seen(self.warm, prompt), self._seen(self.cold, prompt)
-        before_warm, before_cold = self.plain[at]
-        if warm.refusal or cold.refusal:
-            same = warm.refusal == cold.refusal
-            return Verdict("refused") if same else _hidden("refused only by one")
-        held = self.hold(warm.ids, cold.ids, prompt.messages)
-        findings = held.findings + self._reused(warm)
-        if findings:
-            return _hidden("; ".join(findings))
-        if cold.ids == before_cold.ids:
-            return Verdict(reason) if reason else _hidden("no prompt shows it")
-        if warm.ids == before_warm.ids:
-            before = self.hold(before_warm.ids, before_cold.ids, self.session[at].prompt.messages)
-            rules = list(held.rules - before.rules)
-            return Verdict(rules[0]) if rules else _hidden("the prompt is what it was")
-        if text is None or self._shows(text, warm.ids, before_warm.ids):
-            return Verdict("shown" if text is not None else "in the ids")
-        if self._shows(text, cold.ids, before_cold.ids):
-            return _hidden("only the cold prompt shows the text")
-        return Verdict("in the ids")
-
-    def _shows(self, text: str, ids: Ids, before: Ids) -> bool:
-        """Whether what is new in a prompt holds `text`, as it is or as JSON in a string."""
-        known = set(self._spans(before))
-        new = [span for span in self._spans(ids) if span not in known]
-        shown = "\n".join(self._text(span) for span in new)
-        for _ in range(3):
-            if text.strip() in shown:
-                return True
-            text = json.dumps(text.strip(), ensure_ascii=False)[1:-1]
-        return False
-
-    def _reused(self, seen: Seen) -> list[str]:
-        """Return what is wrong with the KV that a prompt would be answered from."""
-        assert seen.request is not None
-        query, found = seen.request.query, []
-        for store, slots in itertools.product(self.stores, ([], self.slots)):
-            plan = make_plan(store, slots, query, is_exact=False)
-            slot = next((slot for slot in slots if slot.number == plan.slot), None)
-            if plan.path:
-                reused = list(itertools.chain(*(extent.tokens.tolist() for extent in plan.path)))
-            else:
-                reused = slot.tokens.tolist() if slot is not None else []
-            if tuple(reused[: plan.position]) != seen.ids[: plan.position]:
-                found.append("the plan reuses KV of other tokens")
-        return found
-
-    # ------------------------------------------------------------ one prompt against another
-
-    def hold(self, warm: Ids, cold: Ids, messages: list[dict[str, Any]]) -> Held:
-        """Compare a prompt with the cold one, message by message.
-
-        What the model did not write must be equal. An assistant's turn must be equal too, or be
-        the tokens of a recorded turn that says what `messages` have there.
-        """
-        held = Held()
-        ours, theirs = self._runs(warm), self._runs(cold)
-        if [kind for kind, _ in ours] != [kind for kind, _ in theirs]:
-            return Held(["the messages stand in another order"])
-        groups = iter(_assistant_groups(messages))
-        for (is_assistant, mine), (_, other) in zip(ours, theirs, strict=True):
-            group = next(groups, []) if is_assistant else []
-            if mine == other:
-                continue
-            if not is_assistant:
-                held.findings.append(f"not what was sent: {self._first_difference(mine, other)}")
-                continue
-            pairs = _paired(mine, other, group)
-            if pairs is None:
-                held.findings.append("turns that do not pair off were replaced")
-                continue
-            for span, rendered, message in pairs:
-                self._hold_turn(span, rendered, message, held)
-        return held
-
-    def _hold_turn(self, span: Ids, rendered: Ids, message: dict[str, Any], held: Held) -> None:
-        if span == rendered:
-            return
-        record = self._recorded(span, rendered)
-        if record is None:
-            held.findings.append(f"neither sampled nor sent: {self._text(span)[:200]!r}")
-            return
-        hidden, rules = differences(record, message)
-        held.rules.update(rules)
-        if hidden:
-            held.findings.append(f"a record hides {', '.join(hidden)}: {self._text(span)[:200]!r}")
-
-    def _recorded(self, span: Ids, rendered: Ids) -> Parts | None:
-        """Return what the model said where `span` is what it wrote, and the turn's end."""
-        for end in range(len(span), len(span) - CLOSING_TOKENS_MAX, -1):
-            tail = span[end:]
-            if span[:end] in self.records and rendered[len(rendered) - len(tail) :] == tail:
-                return self.records[span[:end]]
-        return None
-
-    def _runs(self, ids: Ids) -> list[tuple[bool, Run]]:
-        """Return runs of spans, those of the assistant apart from others."""
-        groups = itertools.groupby(self._spans(ids), self._is_assistants)
-        return [(is_assistant, list(spans)) for is_assistant, spans in groups]
-
-    def _spans(self, ids: Ids) -> list[Ids]:
-        starts = [at for at, token in enumerate(ids) if token == self._header]
-        return [ids[a:b] for a, b in itertools.pairwise([0, *starts, len(ids)]) if a < b]
-
-    def _is_assistants(self, span: Ids) -> bool:
-        return self._text(span[:8]).startswith(self._opening)
-
-    def _text(self, ids: Ids) -> str:
-        text: str = self.family.tokenizer.decode(list(ids))
-        return text
-
-    def _first_difference(self, mine: Run, other: Run) -> str:
-        for span, rendered in itertools.zip_longest(mine, other, fillvalue=()):
-            for at, (a, b) in enumerate(itertools.zip_longest(span, rendered)):
-                if a != b:
-                    near = slice(max(0, at - 10), at + 20)
-                    return f"{self._text(span[near])!r} instead of {self._text(rendered[near])!r}"
-        return ""
+    def _warm(self, prompt: Prompt) -> Answer:
+        request = self.desk.request(self.desk.named(prompt))
+        request.tokens_max = ANSWER_TOKENS
+        answer = self.desk.machine.enter(request)
+        self.desk.machine.run()
+        return self.desk.machine.settled(answer)
 
 
-def _hidden(finding: str) -> Verdict:
-    return Verdict("hidden", finding)
+def _is_writable(exchange: Exchange, calls_max: int | None) -> bool:
+    return calls_max is None or len(exchange.parts.calls) <= calls_max
 
 
-def _assistant_groups(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    groups = itertools.groupby(messages, lambda message: message["role"] == "assistant")
-    return [list(group) for is_assistant, group in groups if is_assistant]
+def difference(warm: Answer, cold: Answer, is_exact: bool) -> str:
+    """Return how the answers differ; "" where they are one.
+
+    Exact: to the bit. Else within LOGPROB_TOLERANCE, as long as both chose the same tokens: what
+    follows a tie is another text.
+    """
+    if len(warm.logits) != len(cold.logits) and is_exact:
+        return f"{len(warm.logits)} tokens instead of {len(cold.logits)}"
+    for number, (mine, theirs) in enumerate(zip(warm.logits, cold.logits, strict=False)):
+        apart = float(np.abs(mine - theirs).max())
+        if apart > (0.0 if is_exact else LOGPROB_TOLERANCE):
+            return f"log probabilities of token {number} are {apart:.2g} apart"
+        if mine.argmax() != theirs.argmax():
+            return ""
+    return ""
 
 
-def _paired(
-    mine: Run, other: Run, group: list[dict[str, Any]]
-) -> list[tuple[Ids, Ids, dict[str, Any]]] | None:
-    """Return (span, the cold one, message) of each turn in a run; None where nobody can tell."""
-    if len(group) == 1:
-        return [(_joined(mine), _joined(other), group[0])]
-    if len(mine) == len(other) == len(group):
-        return list(zip(mine, other, group, strict=True))
-    return None
+def compute_all(traces: Sequence[list[Captured]], count: int, logs: Path) -> list[Computed]:
+    """Compute `count` changes, spread over traces, families and modes."""
+    computed: list[Computed] = []
+    plans = [(rows, FAMILIES[n % len(FAMILIES)]) for n, rows in enumerate(traces)]
+    for number, (rows, family_name) in enumerate(plans):
+        share = count * (number + 1) // len(plans) - count * number // len(plans)
+        session = captured.exchanges(shortened(rows[:FORWARD_REQUESTS], FORWARD_CHARS, tools=2))
+        began = time.monotonic()
+        for is_exact, part in ((True, (share + 1) // 2), (False, share // 2)):
+            forwards = Forwards(session, family_name, logs, is_exact)
+            bodies = [exchange.row.body for exchange in forwards.session]
+            for mutation in sampled(list(mutations(bodies)), part, seed=2 * number + is_exact):
+                computed.append(forwards.compute(mutation))
+                row = computed[-1]
+                print(_computed_row(rows[0].trace, family_name, is_exact, row), flush=True)
+        print(f"{rows[0].trace} {family_name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return computed
 
 
-def _joined(run: Run) -> Ids:
-    return tuple(itertools.chain.from_iterable(run))
+def _computed_row(trace: str, family_name: str, is_exact: bool, row: Computed) -> str:
+    mode = "exact" if is_exact else "default"
+    return (
+        f"{trace} {family_name} {mode}: {row.what}: {row.cached:,} of {row.prompt_tokens:,} "
+        f"tokens reused, moved by {row.moved:.2g}: {row.finding or 'as cold'}"
+    )
 
 
-def _reason(body: dict[str, Any], mutation: Mutation, family_name: str) -> str:
-    """Return why a change need not reach the model; "" where it must."""
-    where = mutation.where
-    if where[0] == "system" and str(mutation.was).startswith("x-anthropic-billing-header:"):
-        return "telemetry"
-    if where[0] == "tools":
-        tool = body["tools"][where[1]]
-        if tool.get("defer_loading"):
-            return "not loaded"
-        if tool.get("type") not in (None, "function", "custom"):
-            return "dropped tool"
-    if where[-1] == "namespace":
-        return "dropped tool"
-    if where[-1] == "is_error":
-        return "error said"
-    return "template" if any((family_name, step) in LEFT_OUT for step in where) else ""
+# ---------------------------------------------------------------- the command
+
+
+def write_excerpt(rows: list[Captured], out: Path, requests: int, chars: int) -> None:
+    """Write the first `requests` of a session, its texts cut, as a trace that load_trace reads."""
+    lines = []
+    for row in shortened(rows[:requests], chars):
+        path, _, query = row.path.partition("?")
+        kept = dataclasses.asdict(row)
+        lines.append(
+            {"t": row.began_s, "t_end": row.ended_s, "method": "POST", "path": path, "query": query}
+            | {name: kept[name] for name in ("headers", "body", "response")}
+        )
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    out.mkdir(parents=True, exist_ok=True)
+    target = out / f"{rows[0].trace}.jsonl.xz"
+    target.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+    print(f"{target}: {target.stat().st_size:,} bytes")
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help="default: all")
+    parser.add_argument("--families", default="qwen3_5", help=f"of {','.join(FAMILIES)}")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="of each kind; 0 = all")
+    parser.add_argument("--forwards", type=int, default=0, metavar="N", help="computed changes")
+    parser.add_argument("--excerpt", type=Path, metavar="OUT_DIR")
+    parser.add_argument("--requests", type=int, default=8, help="of an excerpt")
+    parser.add_argument("--chars", type=int, default=400, help="of a text in an excerpt")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = options_of(arguments)
+    paths = options.traces or sorted(TRACES_DIR.glob("*.jsonl.xz"))
+    traces = [load_trace(path) for path in paths]
+    if not traces:
+        print(f"there are no traces in {TRACES_DIR}", file=sys.stderr)
+        return 2
+    if options.excerpt is not None:
+        for rows in traces:
+            write_excerpt(rows, options.excerpt, options.requests, options.chars)
+        return 0
+    with tempfile.TemporaryDirectory() as logs:
+        if options.forwards:
+            return report_computed(compute_all(traces, options.forwards, Path(logs)))
+        tallies = []
+        for rows in traces:
+            for family_name in options.families.split(","):
+                proof = Proof(captured.exchanges(rows), family_name, Path(logs))
+                tallies.append(prove(proof, f"{rows[0].trace} {family_name}", options.sample))
+                print(tallies[-1], flush=True)
+    return report(tallies)
+
+
+def report(tallies: Sequence[Tally]) -> int:
+    """Print the sum and why what does not reach the model need not; return the exit status."""
+    total = sum((tally.outcomes for tally in tallies), Counter[str]())
+    for name, why in EXEMPT.items():
+        if total[name]:
+            print(f"  {name} ({total[name]:,}): {why}")
+    findings = [finding for tally in tallies for finding in tally.findings]
+    print(f"{total.total():,} prompts, {len(findings):,} hide something")
+    return 1 if findings else 0
+
+
+def report_computed(rows: Sequence[Computed]) -> int:
+    findings = [row for row in rows if row.finding]
+    reused = sum(row.cached for row in rows) / max(1, sum(row.prompt_tokens for row in rows))
+    noticed = sum(row.moved > LOGPROB_TOLERANCE for row in rows)
+    print(
+        f"{len(rows):,} changes computed, {reused:.0%} of their tokens reused, {noticed:,} move the "
+        f"answer by more than the tolerance, {len(findings):,} differ from a cold run"
+    )
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from proxy.canonical import Canonicaliser
 from shared.config import Settings, load_settings
-from shared.wire import Prompt, Sampling, Speaker, Submit
+from shared.wire import Prompt, Sampling, Speaker, Submit, Usage
 from tests.families import Family
 from tests.machine import ROOT, Answer, Machine, loaded
 from worker.cache.block_hash import common_length, pack
@@ -23,6 +23,7 @@ from worker.prompt.marks import end_of_turn_ids, turn_marks
 from worker.prompter import Prompter, PromptFacts
 from worker.recorder import Recorder
 from worker.request import Foresee, Request, Ticket
+from worker.sessions.sessions import Ending
 from worker.stream.detokenise import Vocabulary
 from worker.stream.parts import Call, Parts
 
@@ -185,6 +186,16 @@ class Desk:
         end = self.family.tokenizer.encode(self.family.end_of(parts), add_special_tokens=False)
         self.machine.scripts[request.request_id] = [*script, *end]
         return self.machine.enter(request)
+
+    def pretend(self, request: Request, parts: Parts) -> None:
+        """Tell the sessions that `request` was answered `parts`, without a forward."""
+        text = self.family.written(parts)
+        script = self.family.tokenizer.encode(text, add_special_tokens=False)
+        length = len(request.ids)
+        usage = Usage(length, length, 0, len(script))
+        ending = Ending(request.request_id, text, script, usage, length, is_whole=True)
+        assert request.visit is not None
+        self.sessions.ended(request.visit, ending)
 
     def finish(self, answers: Iterable[Answer], parts: Sequence[Parts]) -> list[Reply]:
         """Compute until all is answered."""

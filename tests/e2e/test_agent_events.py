@@ -273,3 +273,26 @@ def test_a_tool_whose_reference_was_compacted_away_is_still_shown(
     agent.body["metadata"] = {"user_id": '{"session_id":"another"}'}
     shown = desk.family.tokenizer.decode(desk.ask(agent.prompt(), ANSWER).ids)
     assert "WebFetch" not in shown, "another session never loaded it"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_thinking_that_has_to_go_goes_while_the_client_is_busy(
+    kind: tuple[str, str], tmp_path: Path
+) -> None:
+    """PRESERVE_THINKING=false: a new question drops the thinking before it, from far back on."""
+    prefilled = {}
+    for idles in (False, True):
+        settings = {"PRESERVE_THINKING": "false"}
+        desk = desk_of(kind, tmp_path / str(idles), settings=settings)
+        agent = Agent(desk, "one")
+        agent.user("Please fix the build. " * 10)
+        for parts in (CALL, CALL, CALL, ANSWER):
+            agent.ask(parts)
+        if idles:
+            desk.idle()
+        agent.user("Next.")
+        reply = agent.ask(ANSWER)
+        assert "Why not." not in desk.family.tokenizer.decode(reply.ids)
+        prefilled[idles] = reply.prefilled
+    assert prefilled[False] > 500, "the whole loop is rendered anew"
+    assert prefilled[True] <= 64 + SLACK, "the last header may be less than a cut away"

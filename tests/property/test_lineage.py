@@ -139,9 +139,10 @@ class Lines(RuleBasedStateMachine):
             return False
         if speaker.session:
             return True
-        # Without an id, the first question must be part of what is shared.
-        first = next((n for n, text in enumerate(said) if text[0] == "u"), len(said) - 1)
-        return len(held) >= len(canonical(said[: first + 1])) and said[first] != BLANK
+        # Without an id, what is shared must reach the first question at least.
+        first = next((at for at, text in enumerate(said) if text[0] == "u"), len(said) - 1)
+        meaning = [at for at, text in enumerate(said) if text != BLANK]
+        return meaning[len(held) - 1] >= first
 
     def end(self, said: Said, place: Place, tokens: int) -> None:
         speaker, before = place.session.speaker, self.stood()
@@ -151,12 +152,14 @@ class Lines(RuleBasedStateMachine):
             assert line is place.line, "a line that is still extended advances"
         else:
             assert line not in self.held, "else a new one is opened"
-            known = place.before is not None and place.before in self.order
-            assert line.parent is (place.before if known else None)
+        parent = place.before if place.before in self.order else None
         self.lineage.write(line, place.shape, pack(range(tokens)), tokens)
         self.use(speaker)
         self.remember(line, said, speaker)
         self.expect_caps(line, speaker)
+        while parent is not None and parent not in self.order:  # the caps took it
+            parent = parent.parent
+        assert may or line.parent is parent
         for other in self.order:
             if other is not line:
                 assert self.stood()[other] == before[other], "no other line is touched"

@@ -216,8 +216,29 @@ def test_a_conversation_that_was_taken_back_is_a_branch_where_it_leaves() -> Non
 def test_a_conversation_that_shares_little_has_no_parent() -> None:
     desk = Desk()
     desk.ask([*MAIN, "a:x", "t:y", "a:z"])
-    assert desk.ask([MAIN[0], "u:else", "a:else", "t:else"]).parent is None, "the system prompt"
     assert desk.ask(["s:else", "u:x", "a:x", "t:y", "a:w"]).parent is None, "two of five"
+    other_tools = [MAIN[0], "u:else", "a:else", "t:else"]
+    assert desk.ask(other_tools, tools=()).parent is None, "the system prompt alone"
+
+
+def test_in_a_session_with_an_id_the_same_system_prompt_and_tools_are_a_conversation_anew() -> None:
+    """One whose client compacted it has nothing else in common with what it was made of."""
+    desk = Desk()
+    desk.ask([*MAIN, "a:x", "t:y"])
+    latest = desk.ask([*MAIN, "a:x", "t:z"])
+    compacted = desk.ask([MAIN[0], "u:what was done"])
+    assert compacted.parent is latest and compacted.branch_message == 1
+    nobodys = desk.ask([*MAIN, "a:x", "t:y"], NOBODY)
+    assert desk.ask([MAIN[0], "u:what was done"], NOBODY).parent is None is nobodys.parent
+
+
+def test_of_two_lines_that_share_messages_that_with_more_is_the_parent() -> None:
+    desk = Desk()
+    desk.ask([*MAIN, "a:x1", "t:y1", "a:x2", "t:y2"])
+    latest = desk.ask(["s:you are an agent", "u:else", "a:else", "t:else"])
+    rewritten = desk.ask([MAIN[0], "u:what was done", "a:x2", "t:y2"])
+    assert rewritten.parent is not latest and rewritten.parent is not None
+    assert rewritten.parent.number == 1
 
 
 # ---------------------------------------------------------------- without a session's id
