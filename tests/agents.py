@@ -19,7 +19,7 @@ from tests.machine import ROOT, Answer, Machine, loaded
 from worker.cache.block_hash import common_length, pack
 from worker.conversing import make_builder, make_sessions
 from worker.engine.sampling import Choice
-from worker.prompt.marks import end_of_turn_ids, turn_marks
+from worker.prompt.marks import end_of_turn_ids, generation_prompt, turn_marks
 from worker.prompter import Prompter, PromptFacts
 from worker.recorder import Recorder
 from worker.request import Foresee, Request, Ticket
@@ -153,6 +153,7 @@ class Desk:
                 len(tokenizer.get_vocab()),
                 ROOT,
                 (tokenizer.think_start or "", tokenizer.think_end or ""),
+                family.reader.is_thinking_open(generation_prompt(tokenizer)),
                 family.reader.is_thinking_open,
             ),
         )

@@ -7,7 +7,7 @@ from worker.cache.block_hash import PrefixHash
 from worker.engine.model import LoadedModel
 from worker.prompt.build import Builder
 from worker.prompt.cuts import TurnMarks
-from worker.prompt.marks import history_marks
+from worker.prompt.marks import generation_prompt, history_marks
 from worker.prompt.render import Renderer
 from worker.prompt.tokenise import PieceTokeniser
 from worker.prompter import PromptFacts
@@ -48,9 +48,7 @@ def template_of(tokenizer: Any) -> str:
     return template or ""
 
 
-def make_sessions(
-    tokenizer: Any, settings: Settings, chunk: int, worker_id: int = 0
-) -> Sessions:
+def make_sessions(tokenizer: Any, settings: Settings, chunk: int, worker_id: int = 0) -> Sessions:
     """Return an empty record of sessions; prefills are cut at most `chunk` tokens apart."""
     reader = PartsReader(tokenizer)
 
@@ -72,10 +70,12 @@ def make_sessions(
 def prompt_facts(loaded: LoadedModel, root: PrefixHash) -> PromptFacts:
     """Return what prompts need to know of the model; `root` names its cache."""
     facts, tokenizer = loaded.facts, loaded.tokenizer
+    reader = PartsReader(tokenizer)
     return PromptFacts(
         context_tokens=facts.context_tokens,
         vocab_size=facts.vocab_size,
         root=root,
         think_tags=(tokenizer.think_start or "", tokenizer.think_end or ""),
-        is_thinking_open=PartsReader(tokenizer).is_thinking_open,
+        opens_thinking=reader.is_thinking_open(generation_prompt(tokenizer)),
+        is_thinking_open=reader.is_thinking_open,
     )

@@ -38,6 +38,7 @@ class PromptFacts:
     vocab_size: int
     root: PrefixHash
     think_tags: tuple[str, str]  # "" where the model has none
+    opens_thinking: bool  # whether its template's generation prompt does
     is_thinking_open: Callable[[str], bool]  # whether a generation prompt opens the thinking
 
 
@@ -150,8 +151,9 @@ class Prompter:
             session = visit.place.session
             loaded = list(session.loaded) if session.is_named else []
         start, end = self._facts.think_tags
+        is_opened = self._facts.opens_thinking
         messages = with_loaded_tools(messages, prompt.deferred, loaded)
-        messages = [with_thinking_apart(message, start, end) for message in messages]
+        messages = [with_thinking_apart(message, start, end, is_opened) for message in messages]
         turns = visit.turns if visit is not None else ()
         return Content(messages, prompt.tools, prompt.template_kwargs, turns)
 
@@ -241,4 +243,6 @@ def _is_side(visit: Visit | None) -> bool:
     """Whether the request is a side call of a session that has a main line."""
     if visit is None or not visit.place.session.is_named or visit.place.before is not None:
         return False
-    return visit.place.shape.is_side
+    lines = visit.place.session.lines.values()
+    has_main = any(line.shape is not None and not line.shape.is_side for line in lines)
+    return has_main and visit.place.shape.is_side

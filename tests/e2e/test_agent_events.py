@@ -296,3 +296,22 @@ def test_thinking_that_has_to_go_goes_while_the_client_is_busy(
         prefilled[idles] = reply.prefilled
     assert prefilled[False] > 500, "the whole loop is rendered anew"
     assert prefilled[True] <= 64 + SLACK, "the last header may be less than a cut away"
+
+
+def test_a_fork_takes_nothing_from_its_parent(tmp_path: Path) -> None:
+    """Claude Code's fork goes on from its parent's messages, in parallel, with the same ids."""
+    desk = desk_of(KINDS[1], tmp_path)
+    main = Agent(desk, "one")
+    main.user("Please fix the build. " * 10)
+    main.loop(2)
+    fork = Agent(desk, "one")
+    fork.body["messages"] = deepcopy(main.messages)
+    fork.user("You are the fork: look into the tests. " * 10)
+    main.user("And I go on with the docs. " * 10)
+    replies = [*main.replies]
+    for agent in (fork, main, fork, main):
+        replies.append(agent.ask(CALL))
+        assert replies[-1].divergence is None, "a fork is no loss, to either"
+    assert max(extra(replies)) <= SLACK
+    share = replies[len(replies) - 4].cached / len(main.replies[-3].ids)
+    assert share >= 0.98, share

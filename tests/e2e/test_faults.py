@@ -17,7 +17,7 @@ import pytest
 from tests.e2e.server import Server
 from tests.fixtures import fixture_dir
 
-KILLS = 20
+KILLS = 20 if os.environ.get("HEARTH_EXAMPLES") else 6
 DISCONNECTS = 50
 
 

@@ -83,9 +83,12 @@ def held_to_the_ideal(replies: list[Reply]) -> None:
     assert total <= 1.03 * sum(needed), (total, sum(needed))
 
 
-@pytest.mark.parametrize("strips_thinking", [False, True], ids=["thinking kept", "stripped"])
+@pytest.mark.parametrize(
+    ("family_name", "fixture", "strips_thinking"),
+    [(*kind, True) for kind in KINDS] + [("qwen3_5", "qwen3_5", False)],
+    ids=["dense, stripped", "hybrid, stripped", "window, stripped", "hybrid, thinking kept"],
+)
 @pytest.mark.parametrize("client_name", CLIENTS)
-@pytest.mark.parametrize(("family_name", "fixture"), KINDS)
 def test_generated_tokens_are_never_read_again(
     family_name: str, fixture: str, client_name: str, strips_thinking: bool, tmp_path: Path
 ) -> None:

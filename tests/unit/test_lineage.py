@@ -134,6 +134,14 @@ def test_a_message_that_is_nothing_may_come_last() -> None:
     assert desk.arrive([*MAIN, "a:done", "u:more"]).line is first
 
 
+def test_what_says_nothing_is_extended_by_nothing() -> None:
+    desk = Desk()
+    desk.ask([f"u:{BLANK}"])
+    assert desk.arrive([f"u:{BLANK} too", "u:fix it"]).line is None
+    desk.ask([MAIN[0]], NOBODY)
+    assert desk.arrive([MAIN[0], f"u:{BLANK}", "u:fix it"], NOBODY).line is None
+
+
 def test_a_request_that_extends_none_opens_a_line() -> None:
     desk = Desk()
     first = desk.ask(MAIN)
@@ -188,8 +196,11 @@ def test_an_overlapping_request_that_is_shorter_never_cuts_the_line() -> None:
     main = desk.ask(MAIN)
     short, long = desk.arrive([*MAIN, "a:x"]), desk.arrive([*MAIN, "a:x", "u:y"])
     assert desk.end(long) is main
-    assert desk.end(short) is not main
+    shorter = desk.end(short)
+    assert shorter is not main
     assert exact(main) == digests([*MAIN, "a:x", "u:y"])
+    assert desk.arrive([*MAIN, "a:x", "u:y", "a:z"]).line is main, "the longer of both"
+    assert desk.arrive([*MAIN, "a:x", "u:z"]).line is shorter
 
 
 def test_a_compacted_conversation_opens_a_branch_with_its_parent_and_branch_point() -> None:

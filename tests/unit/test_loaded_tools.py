@@ -166,7 +166,13 @@ def test_what_is_no_leading_block_stays_in_the_content(content: Any) -> None:
     assert with_thinking_apart(message, "<think>", "</think>") is message
 
 
-def test_thinking_that_is_apart_already_is_left_alone() -> None:
+def test_a_block_that_says_what_is_apart_already_is_not_said_twice() -> None:
+    """As where the thinking of a recorded turn was restored: it goes, or stays, as one."""
+    for content in ("<think>\nwhy \n</think>\n\nso", " why</think>so"):
+        assert apart(answer(content, reasoning_content="why")) == ("why", "so")
+
+
+def test_a_block_beside_other_thinking_is_left_alone() -> None:
     message = answer("<think>x</think>y", reasoning_content="why")
     assert with_thinking_apart(message, "<think>", "</think>") is message
 

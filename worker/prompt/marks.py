@@ -33,6 +33,13 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     return HistoryMarks(marks.header_ids, texts, ends, frozenset(closing))
 
 
+def generation_prompt(tokenizer: Any) -> str:
+    """Return what the template writes behind a question, thinking allowed."""
+    question = [{"role": "user", "content": _FIRST}]
+    text = _probe(tokenizer, question, add_generation_prompt=True, enable_thinking=True)
+    return text.rpartition(_FIRST)[2]
+
+
 def turn_marks(tokenizer: Any) -> TurnMarks:
     """Return how the tokenizer's template marks messages, found by rendering probes."""
     prompts = sorted(

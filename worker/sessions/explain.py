@@ -27,7 +27,7 @@ def explain(
     before, now, at = visit.place.before, visit.place.shape, visit.shared
     if before is None or before.tokens is None or before.shape is None:
         return None
-    lost = len(before.tokens) - at
+    lost = _held(visit, before) - at
     is_again = now.chain == before.shape.chain and at >= before.prompt_tokens - SLACK
     if lost <= SLACK or is_again:
         return None
@@ -43,6 +43,23 @@ def explain(
         for tokens in (before.tokens, visit.tokens)
     )
     return Divergence(cause, at, lost, role, was, new)
+
+
+def _held(visit: Visit, before: Line) -> int:
+    """Return how many tokens the line had where this request left it.
+
+    A fork, or a conversation taken up from an earlier point, goes on from a state that the line
+    once had, and has nothing of what the line said after it.
+    """
+    now, links = visit.place.shape, set(visit.place.links)
+    assert before.tokens is not None and before.shape is not None
+    if visit.place.line is None:
+        for chain, (messages, tokens) in reversed(before.past.items()):
+            if chain in links:
+                later = {name.exact for name in before.shape.names[messages:]}
+                is_left = later.isdisjoint(name.exact for name in now.names[messages:])
+                return tokens if is_left else len(before.tokens)
+    return len(before.tokens)
 
 
 def answer_to(before: Line, now: Shape) -> int | None:

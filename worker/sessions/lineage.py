@@ -18,6 +18,7 @@ from worker.cache.block_hash import Tokens
 SESSIONS_MAX = 4_096
 LINES_MAX = 512  # remembered of all sessions together
 TOKENS_MAX = 32_000_000  # of all lines' prompts together: 128 MB
+PAST_MAX = 256  # requests of one line that a fork is recognised by
 REQUESTS_MAX = 64  # rows told of one line
 OVERLAP_MIN = 0.5  # a line whose messages this share of are here again is what this one was made of
 SIDE_MESSAGES_MAX = 4  # of a title, a topic check, a quota probe
@@ -47,10 +48,7 @@ class Shape:
     tools: tuple[tuple[str, bytes], ...]  # name and digest of each, in the client's order
     options: tuple[tuple[str, str], ...]  # of the template
     chain: bytes
-
-    @property
-    def said(self) -> frozenset[bytes]:
-        return frozenset(name.exact for name in self.names)
+    said: frozenset[bytes]  # what the messages say, in no order
 
     def shared_names(self, other: "Shape") -> int:
         """Return how many messages both begin with, canonically the same."""
@@ -66,7 +64,10 @@ class Shape:
 
 @dataclass(eq=False, slots=True)
 class Line:
-    """One conversation. `shape` and `tokens` are of its last request, answer included."""
+    """One conversation. `shape` and `tokens` are of its last request, answer included.
+
+    `past` has the chain of each of its requests, with how many messages and tokens it was then.
+    """
 
     number: int
     opened_at: float
@@ -78,6 +79,7 @@ class Line:
     tokens: Tokens | None = None
     prompt_tokens: int = 0  # of `tokens`, how many were the prompt
     turns: int = 0
+    past: OrderedDict[bytes, tuple[int, int]] = field(default_factory=OrderedDict, repr=False)
     rows: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
 
 
@@ -225,6 +227,9 @@ class Lineage:
         self._tokens += len(tokens) - (len(line.tokens) if line.tokens is not None else 0)
         line.shape, line.tokens, line.prompt_tokens = shape, tokens, prompt_tokens
         line.turns += 1
+        line.past[shape.chain] = (len(shape.names), len(tokens))
+        while len(line.past) > PAST_MAX:
+            line.past.popitem(last=False)
         while len(self._lines) > LINES_MAX or (self._tokens > TOKENS_MAX and len(self._lines) > 1):
             self._forget(next(iter(self._lines)))
 
@@ -271,6 +276,7 @@ def shape_of(prompt: Prompt, links: Sequence[bytes]) -> Shape:
         tools=tuple(_tool_name(tool) for tool in (*prompt.tools, *prompt.deferred)),
         options=tuple(sorted((key, repr(value)) for key, value in prompt.template_kwargs.items())),
         chain=links[-1],
+        said=frozenset(name.exact for name in prompt.names),
     )
 
 

@@ -54,6 +54,7 @@ class Visit:
     turns: list[Turn | None]  # for each message
     states: dict[int, str]  # of each assistant message
     healed: int = 0
+    ambiguous: int = 0  # echoes that more than one turn says
     is_thinking: bool = False  # the generation prompt opens the thinking
     header: int = 0  # the token at which the generation prompt begins
     tokens: Tokens = field(default_factory=lambda: pack([]))  # of the prompt
@@ -151,7 +152,7 @@ class Sessions:
         if len({turn.ids.tobytes() for turn in same}) == 1:
             visit.states[at] = KEPT
             return same[0]
-        self.counts["turns_ambiguous"] += len(same) > 1
+        visit.ambiguous += len(same) > 1
         visit.states[at] = CHANGED if found and not same else RENDERED
         return None
 
@@ -166,6 +167,7 @@ class Sessions:
             for state in (KEPT, CHANGED, RENDERED):
                 self.counts[f"turns_{state}"] += visit.count(state)
             self.counts["turns_healed"] += visit.healed
+            self.counts["turns_ambiguous"] += visit.ambiguous
             if divergence is not None:
                 self._count(divergence)
                 row["divergence"] = divergence.told(self._rules.shows_text)

@@ -15,6 +15,7 @@ from worker.cache.block_hash import Tokens
 from worker.sessions.echo import Said
 
 TURNS_MAX = 20_000
+PLACE_MAX = 64  # turns behind the same messages: one prompt asked again and again
 BYTES_MAX = 64 * 1024 * 1024
 
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9]")
@@ -78,6 +79,8 @@ class TurnStore:
         for place in places:
             self._listed.setdefault(place, []).append(turn)
         self.nbytes += turn.nbytes
+        if len(siblings := self._listed[places[0]]) > PLACE_MAX:
+            self._drop(siblings[0])
         while len(self._turns) > self._turns_max or self.nbytes > self._bytes_max:
             self._drop(next(iter(self._turns)))
 
