@@ -49,15 +49,17 @@ def _held(visit: Visit, before: Line) -> int:
     """Return how many tokens the line had where this request left it.
 
     A fork, or a conversation taken up from an earlier point, goes on from a state that the line
-    once had, and has nothing of what the line said after it.
+    once had: behind the answer that it had then, nothing is the line's or the model's.
     """
     now, links = visit.place.shape, set(visit.place.links)
     assert before.tokens is not None and before.shape is not None
     if visit.place.line is None:
         for chain, (messages, tokens) in reversed(before.past.items()):
             if chain in links:
-                later = {name.exact for name in before.shape.names[messages:]}
-                is_left = later.isdisjoint(name.exact for name in now.names[messages:])
+                behind = messages + 1
+                later = {name.exact for name in before.shape.names[behind:]}
+                is_left = later.isdisjoint(name.exact for name in now.names[behind:])
+                is_left = is_left and "assistant" not in now.roles[behind:]
                 return tokens if is_left else len(before.tokens)
     return len(before.tokens)
 
