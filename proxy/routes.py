@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
-from urllib.parse import unquote
 
 from proxy.canonical import telemetry_dropped
 from proxy.exchange import Exchange, wrong_method
@@ -77,7 +76,7 @@ class Routes:
         await exchange.send_json(200, listing | {"first_id": first, "last_id": last})
 
     async def _model(self, exchange: Exchange) -> None:
-        name = self.names.check(unquote(_rest(exchange.path, *_MODELS)))
+        name = self.names.check(_rest(exchange.path, *_MODELS))
         await exchange.send_json(200, self.names.row(name, self._pool.facts))
 
     async def _cache(self, exchange: Exchange) -> None:
@@ -120,7 +119,7 @@ class Routes:
 
     async def _session(self, exchange: Exchange) -> None:
         """Answer with the lines of one session, from every worker that has some."""
-        session = unquote(_rest(exchange.path, _SESSIONS))
+        session = _rest(exchange.path, _SESSIONS)
         told = await exchange.while_connected(self._pool.ask("session", session))
         text = f"No worker knows the session {session!r:.80}; /v1/sessions lists those they know."
         lines = [

@@ -73,9 +73,12 @@ class Affinity:
         return found if found.load - idle.load <= self._load_gap_max else idle
 
     def remember(self, marks: list[bytes], worker_id: int) -> None:
-        """Note that the worker was sent what `marks` stand for."""
+        """Note that the worker was sent what `marks` stand for, unless another was before.
+
+        A fork that is sent elsewhere because its parent's worker is busy takes nothing from there.
+        """
         for mark in reversed(marks):  # so that what conversations share is kept longest
-            self._worker_ids[mark] = worker_id
+            self._worker_ids.setdefault(mark, worker_id)
             self._worker_ids.move_to_end(mark)
         while len(self._worker_ids) > MARKS_MAX:
             self._worker_ids.popitem(last=False)

@@ -88,8 +88,8 @@ class Tally:
 def prove(proof: Proof, name: str, sample: int) -> Tally:
     """Try every change, or `sample` of each kind (0 = all), and the requests as they were sent."""
     tally = Tally(name)
-    for what, verdict in proof.unchanged():
-        tally.add(what, verdict)
+    for request, verdict in proof.unchanged():
+        tally.add(request, verdict)
     jobs: list[tuple[object, Callable[[], Verdict]]] = [
         (mutation, functools.partial(proof.mutated, mutation))
         for mutation in sampled(proof.mutations(), sample)
@@ -126,11 +126,13 @@ class Computed:
 class Forwards:
     """A short session, really played, and a model beside it that keeps nothing."""
 
-    def __init__(self, session: Sequence[Exchange], family_name: str, logs: Path, exact: bool):
-        self.family, self.is_exact = family(family_name), exact
+    def __init__(
+        self, session: Sequence[Exchange], family_name: str, logs: Path, is_exact: bool
+    ) -> None:
+        self.family, self.is_exact = family(family_name), is_exact
         self.session = [each for each in session if _is_writable(each, self.family.calls_max)]
         fixture = FIXTURES[family_name]
-        self.desk = Desk(fixture, self.family, logs, chunk=CHUNK, is_exact=exact)
+        self.desk = Desk(fixture, self.family, logs, chunk=CHUNK, is_exact=is_exact)
         captured.play(self.desk, self.session)
         machine = self.desk.machine
         machine.scheduler._choose = functools.partial(Machine._choose, machine)
@@ -141,7 +143,7 @@ class Forwards:
             vocabulary,
             keeps=False,
             chunk=CHUNK,
-            is_exact=exact,
+            is_exact=is_exact,
         )
 
     def compute(self, mutation: Mutation) -> Computed:
@@ -196,13 +198,21 @@ def compute_all(traces: Sequence[list[Captured]], count: int, logs: Path) -> lis
         began = time.monotonic()
         for is_exact, part in ((True, (share + 1) // 2), (False, share // 2)):
             forwards = Forwards(session, family_name, logs, is_exact)
-            bodies = [exchange.row.body for exchange in forwards.session]
-            for mutation in sampled(list(mutations(bodies)), part, seed=2 * number + is_exact):
+            for mutation in spread(forwards.session, part, seed=2 * number + is_exact):
                 computed.append(forwards.compute(mutation))
                 row = computed[-1]
                 print(_computed_row(rows[0].trace, family_name, is_exact, row), flush=True)
         print(f"{rows[0].trace} {family_name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
     return computed
+
+
+def spread(session: Sequence[Exchange], count: int, seed: int) -> list[Mutation]:
+    """Return `count` changes of a session, two thirds of them of what was said."""
+    found = list(mutations([exchange.row.body for exchange in session]))
+    tools = [mutation for mutation in found if mutation.where[0] == "tools"]
+    others = [mutation for mutation in found if mutation.where[0] != "tools"]
+    chance = random.Random(seed)
+    return chance.sample(others, count - count // 3) + chance.sample(tools, count // 3)
 
 
 def _computed_row(trace: str, family_name: str, is_exact: bool, row: Computed) -> str:
@@ -286,8 +296,8 @@ def report_computed(rows: Sequence[Computed]) -> int:
     reused = sum(row.cached for row in rows) / max(1, sum(row.prompt_tokens for row in rows))
     noticed = sum(row.moved > LOGPROB_TOLERANCE for row in rows)
     print(
-        f"{len(rows):,} changes computed, {reused:.0%} of their tokens reused, {noticed:,} move the "
-        f"answer by more than the tolerance, {len(findings):,} differ from a cold run"
+        f"{len(rows):,} changes computed, {reused:.0%} of their tokens reused, {noticed:,} move "
+        f"the answer by more than the tolerance, {len(findings):,} differ from a cold run"
     )
     return 1 if findings else 0
 

@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from shared.errors import StartError, WireError
-from shared.wire import FRAME_BYTES_MAX, Message, decode, encode
+from shared.wire import FRAME_BYTES_MAX, Failed, Message, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class RouterPort:
             peer, message = self._outbox.popleft()
             if peer in self.gone:
                 continue
-            frame = encode(message)
+            frame = _frame(message)
             if peer in self._held or not self._send(peer, frame):
                 self._hold(peer, frame)
 
@@ -180,6 +180,22 @@ class RouterPort:
             Path(self._endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
         self._wake_read.close()
         self._wake_write.close()
+
+
+def _frame(message: Message) -> bytes:
+    """Return the frame of an answer; of one that cannot be carried, that of a Failed.
+
+    Raises:
+        WireError: it is nobody's answer.
+    """
+    try:
+        return encode(message)
+    except WireError as error:
+        request_id = getattr(message, "request_id", None)
+        if request_id is None:
+            raise
+        log.error("an answer cannot be carried request=%s: %s", request_id, error)
+        return encode(Failed(request_id, 500, "internal_error", "The answer cannot be carried."))
 
 
 class QueueFull(WireError):

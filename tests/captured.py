@@ -97,7 +97,10 @@ def play(desk: Desk, session: Sequence[Exchange], idles: bool = False) -> list[R
 
 def recite(desk: Desk, exchange: Exchange) -> Request:
     """Tell the desk's sessions that a captured request was answered as captured; no KV is made."""
-    desk.ids.wanted = [*exchange.call_ids, *([exchange.signature] if exchange.parts.reasoning else [])]
+    desk.ids.wanted = [
+        *exchange.call_ids,
+        *([exchange.signature] if exchange.parts.reasoning else []),
+    ]
     request = desk.request(desk.named(exchange.prompt))
     visit, parts = request.visit, exchange.parts
     assert visit is not None
@@ -107,5 +110,7 @@ def recite(desk: Desk, exchange: Exchange) -> Request:
     request.sampled = desk.family.tokenizer.encode(text, add_special_tokens=False)
     request.said = [text]
     usage = Usage(len(request.ids), 0, len(request.ids), len(request.sampled))
-    Recorder(desk.sessions, reuses=False, foresee=lambda _: None).ended(request, usage, "stop", None)
+    Recorder(desk.sessions, reuses=False, foresee=lambda _: None).ended(
+        request, usage, "stop", None
+    )
     return request

@@ -101,7 +101,7 @@ def _frees(key: str, where: Where) -> bool:
 
 def last_leaves(bodies: Sequence[Body]) -> dict[tuple[Any, ...], tuple[int, Where, Any]]:
     """Return each distinct leaf, as (request, where, value) of the last request that has it."""
-    found = {}
+    found: dict[tuple[Any, ...], tuple[int, Where, Any]] = {}
     for request, body in enumerate(bodies):
         for where, value in leaves(body):
             shape = tuple("*" if isinstance(step, int) else step for step in where)
@@ -185,7 +185,7 @@ def _other_directory(command: str) -> str:
 
 def _volatile(text: str) -> Iterator[str]:
     """Yield `text` with one change each that its canonical form does not show."""
-    found = {}
+    found: dict[str, None] = {}
     for role in ("system", "user", "tool"):
         canonical, rules = canonical_text(role, text)
         if rules:
@@ -231,11 +231,25 @@ def reshaped(prompt: Prompt) -> Iterator[tuple[int, str, Prompt]]:
         for kind, changed in _other_messages(message):
             messages = [*prompt.messages[:at], *changed, *prompt.messages[at + 1 :]]
             yield at, f"message {at}: {kind}", replace(prompt, messages=messages)
+        following = _next_turn(prompt.messages, at)
+        if following > at + 1:
+            messages = [*prompt.messages[: at + 1], *prompt.messages[following:]]
+            yield at, f"message {at}: results gone", replace(prompt, messages=messages)
     for at, tool in enumerate(prompt.tools):
         rest = [*prompt.tools[:at], *prompt.tools[at + 1 :]]
         yield count + at, f"tool {at}: gone", replace(prompt, tools=rest)
         if at < len(rest):
             yield count + at, f"tool {at}: last", replace(prompt, tools=[*rest, tool])
+
+
+def _next_turn(messages: list[dict[str, Any]], at: int) -> int:
+    """Return where the turn behind `at` stands, if only results stand between; else 0."""
+    if messages[at]["role"] != "assistant":
+        return 0
+    for number in range(at + 1, len(messages)):
+        if messages[number]["role"] != "tool":
+            return number if messages[number]["role"] == "assistant" else 0
+    return 0
 
 
 def _other_messages(message: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:

@@ -48,7 +48,9 @@ def template_of(tokenizer: Any) -> str:
     return template or ""
 
 
-def make_sessions(tokenizer: Any, settings: Settings, chunk: int, worker_id: int = 0) -> Sessions:
+def make_sessions(
+    tokenizer: Any, settings: Settings, chunk: int, is_exact: bool = False, worker_id: int = 0
+) -> Sessions:
     """Return an empty record of sessions; prefills are cut at most `chunk` tokens apart."""
     reader = PartsReader(tokenizer)
 
@@ -61,6 +63,7 @@ def make_sessions(tokenizer: Any, settings: Settings, chunk: int, worker_id: int
         lines_max=settings.prompt_cache_max_entries_per_session,
         idle_s=settings.prompt_cache_session_max_idle_seconds,
         shows_text=settings.log_prompts,
+        is_exact=is_exact,
         worker_id=worker_id,
     )
     log = TraceLog(settings.log_root, settings.enable_request_logging)

@@ -104,7 +104,9 @@ class Worker:
         with engine.stream():
             keeper = make_keeper(engine, loaded, settings, chunk)
             rule = CutRule(chunk, turn_marks(loaded.tokenizer))
-            sessions = make_sessions(loaded.tokenizer, settings, chunk, self._worker_id)
+            sessions = make_sessions(
+                loaded.tokenizer, settings, chunk, is_exact(loaded, settings), self._worker_id
+            )
             recorder = Recorder(
                 sessions,
                 reuses=isinstance(keeper, Keeper),

@@ -127,10 +127,11 @@ class Prompter:
             self._explain(visit, built)
         asked = message.sampling.max_tokens or self._settings.default_max_tokens
         names = prefix_hashes(self._facts.root, tokens, cuts)
+        is_side = visit is not None and visit.is_side
         return Request(
             ticket=ticket,
             ids=ids,
-            query=Query(tokens, cuts, names, _family(message.prompt), _is_side(visit)),
+            query=Query(tokens, cuts, names, _family(message.prompt), is_side),
             sampling=message.sampling,
             tokens_max=min(asked, self._facts.context_tokens - len(ids)),
             output=Output(self._vocabulary.detokeniser(), message.sampling.stop),
@@ -148,8 +149,7 @@ class Prompter:
         messages, loaded = prompt.messages, list[str]()
         if visit is not None:
             messages = visit.messages
-            session = visit.place.session
-            loaded = list(session.loaded) if session.is_named else []
+            loaded = visit.loaded
         start, end = self._facts.think_tags
         is_opened = self._facts.opens_thinking
         messages = with_loaded_tools(messages, prompt.deferred, loaded)
@@ -237,12 +237,3 @@ def _family(prompt: Prompt) -> str:
     speaker = prompt.speaker
     session = speaker.parent or speaker.session
     return f"{speaker.key}/{session}" if session else ""
-
-
-def _is_side(visit: Visit | None) -> bool:
-    """Whether the request is a side call of a session that has a main line."""
-    if visit is None or not visit.place.session.is_named or visit.place.before is not None:
-        return False
-    lines = visit.place.session.lines.values()
-    has_main = any(line.shape is not None and not line.shape.is_side for line in lines)
-    return has_main and visit.place.shape.is_side

@@ -167,7 +167,7 @@ class Scheduler:
     def _next_ahead(self) -> Query | None:
         """Return what is prefilled next in idle time: what the next prompt is known to be first."""
         if self._foreseen:
-            return self._foreseen.popleft()
+            return self._foreseen.pop()  # the newest first: it is asked soonest
         return self._keeper.unfinished(self._rules.natural_cuts)
 
     def foresee(self, query: Query) -> None:

@@ -315,3 +315,13 @@ def test_a_fork_takes_nothing_from_its_parent(tmp_path: Path) -> None:
     assert max(extra(replies)) <= SLACK
     share = replies[len(replies) - 4].cached / len(main.replies[-3].ids)
     assert share >= 0.98, share
+
+
+def test_going_back_to_before_a_tool_was_loaded_shows_it_not(tmp_path: Path) -> None:
+    desk = desk_of(KINDS[0], tmp_path)
+    agent = Agent(desk, "one")
+    load_a_tool(agent)
+    del agent.messages[1:]
+    reply = desk.ask(agent.prompt(), ANSWER)
+    assert "WebFetch" not in desk.family.tokenizer.decode(reply.ids)
+    assert reply.ids == agent.replies[0].ids

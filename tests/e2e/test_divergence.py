@@ -157,7 +157,8 @@ def test_a_planted_cause_is_named_with_its_message(name: str, tmp_path: Path) ->
     assert (lost["cause"], lost["message"]) == (planted.cause, planted.message), lost
     assert lost["rule"] == planted.rule, lost
     assert lost["remedy"] == REMEDIES[planted.cause]
-    assert lost["lost"] > 16 and lost["was"] != lost["now"]
+    assert lost["lost"] > 16
+    assert lost["was"] != lost["now"] or lost["cause"] == "history rewritten"
     counts = talk.desk.sessions.counts
     assert counts["canonical_drift"] == (planted.cause == "volatile field")
     assert counts["exact_key_rejected_by_model_lcp"] == 0
@@ -218,3 +219,48 @@ def test_an_answer_cut_by_a_stop_string_is_told(tmp_path: Path) -> None:
     ]
     lost = talk.ask(ANSWER).divergence
     assert lost is not None and (lost["cause"], lost["message"]) == ("turn not recorded", 2), lost
+
+
+def test_exact_mode_says_that_it_reads_answers_again(tmp_path: Path) -> None:
+    talk = Conversation(tmp_path, CACHE_EXACT="true")
+    talk.desk = Desk(
+        "qwen3", family("qwen3"), tmp_path, settings={"CACHE_EXACT": "true"}, is_exact=True
+    )
+    talk.desk.sessions._rules = replace(talk.desk.sessions._rules, is_exact=True)
+    long = replace(ANSWER, content="All is well. " * 100)
+    talk.ask(long)
+    talk.take(long)
+    lost = talk.ask(ANSWER).divergence
+    assert lost is not None and lost["cause"] == "exact mode", lost
+
+
+def test_a_message_taken_out_before_a_kept_answer_is_named(tmp_path: Path) -> None:
+    talk = Conversation(tmp_path)
+    talk.body["messages"].append({"role": "user", "content": "And this. " * 20})
+    talk.ask(ANSWER)
+    talk.take(ANSWER)
+    talk.body["messages"].pop(2)
+    lost = talk.ask(ANSWER).divergence
+    assert lost is not None and (lost["cause"], lost["message"]) == ("message removed", 2), lost
+    assert talk.desk.sessions.counts["exact_key_rejected_by_model_lcp"] == 0
+
+
+def test_names_that_a_client_makes_up_are_told_cut_short(tmp_path: Path) -> None:
+    talk = Conversation(tmp_path, "glm4")
+    for parts in (CALL, ANSWER):
+        talk.ask(parts)
+        talk.take(parts)
+    options = {f"{number}" + "x" * 10_000: True for number in range(50)}
+    talk.body["chat_template_kwargs"] = {"enable_thinking": False} | options
+    lost = talk.ask(replace(ANSWER, reasoning="")).divergence
+    assert lost is not None and len(lost["rule"]) < 1000
+
+
+def test_another_conversations_words_are_not_told(tmp_path: Path) -> None:
+    """One session id for all that a client does: what is held against may be another's."""
+    talk = Conversation(tmp_path)
+    talk.body["messages"][1]["content"] = "My secret is 4711. " * 20
+    talk.ask(ANSWER)
+    talk.body["messages"][1]["content"] = "Something else entirely. " * 20
+    lost = talk.ask(ANSWER).divergence
+    assert lost is not None and lost["was"] == lost["now"] == ""

@@ -152,7 +152,8 @@ class Lines(RuleBasedStateMachine):
             assert line is place.line, "a line that is still extended advances"
         else:
             assert line not in self.held, "else a new one is opened"
-        parent = place.before if place.before in self.order else None
+        known = place.line or place.relative
+        parent = known if known in self.order else None
         self.lineage.write(line, place.shape, pack(range(tokens)), tokens)
         self.use(speaker)
         self.remember(line, said, speaker)

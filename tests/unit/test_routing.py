@@ -48,7 +48,7 @@ def test_the_longest_known_prefix_counts() -> None:
     affinity = knowing(s_a_b=2, s_c=1)
     assert chosen(affinity, prompt("s a b d"), 0, 0, 0) == 2
     assert chosen(affinity, prompt("s c d"), 0, 0, 0) == 1
-    assert chosen(affinity, prompt("s d"), 0, 0, 0) == 1  # the last that was sent it
+    assert chosen(affinity, prompt("s d"), 0, 0, 0) == 2  # the first that was sent it
     assert chosen(affinity, prompt("a b"), 0, 0, 0) == 0
 
 
@@ -82,7 +82,7 @@ def test_a_worker_that_is_too_busy_is_passed_over_for_the_least_loaded() -> None
 
 
 def test_a_worker_that_is_not_ready_leaves_it_to_a_shorter_prefix() -> None:
-    affinity = knowing(s_a_b=7, s_a=2)
+    affinity = knowing(s_a=2, s_a_b=7)
     assert chosen(affinity, prompt("s a b c"), 0, 0, 0) == 2
     assert affinity.choose([], marks_of(prompt("s a b c"))) is None
 
@@ -111,7 +111,7 @@ def test_the_marks_are_bounded_and_those_of_shared_prefixes_go_last(
     st.text("ab -", max_size=8),
     st.lists(st.integers(0, 9), min_size=1, max_size=4),
 )
-def test_a_choice_is_ready_and_within_the_gap_and_follows_what_was_sent_last(
+def test_a_choice_is_ready_and_within_the_gap_and_follows_what_was_sent_first(
     sent: list[tuple[str, int]], asked: str, loads: list[int]
 ) -> None:
     affinity = Affinity(4)
@@ -119,7 +119,8 @@ def test_a_choice_is_ready_and_within_the_gap_and_follows_what_was_sent_last(
     for words, worker_id in sent:
         affinity.remember(marks_of(prompt(words)), worker_id)
         kept = [word for word in words.split() if word != "-"]
-        holder |= {tuple(kept[: end + 1]): worker_id for end in range(len(kept))}
+        sent_now = {tuple(kept[: end + 1]): worker_id for end in range(len(kept))}
+        holder = sent_now | holder
     found = chosen(affinity, prompt(asked), *loads)
     idle = min(range(len(loads)), key=lambda row: (loads[row], row))
     assert loads[found] - loads[idle] <= 4
@@ -127,3 +128,10 @@ def test_a_choice_is_ready_and_within_the_gap_and_follows_what_was_sent_last(
     known = [holder.get(tuple(want[:end])) for end in range(len(want), 0, -1)]
     best = next((row for row in known if row is not None and row < len(loads)), idle)
     assert found == (best if loads[best] - loads[idle] <= 4 else idle)
+
+
+def test_a_fork_that_is_sent_elsewhere_takes_nothing_from_its_parent() -> None:
+    affinity = knowing(s_a_b=0)
+    affinity.remember(marks_of(prompt("s a b fork")), 1)  # worker 0 was too busy
+    assert chosen(affinity, prompt("s a b c"), 0, 0) == 0
+    assert chosen(affinity, prompt("s a b fork more"), 0, 0) == 1

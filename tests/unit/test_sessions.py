@@ -13,7 +13,16 @@ from shared.wire import Prompt, Speaker, Usage
 from worker.cache.block_hash import pack
 from worker.sessions import sessions as module
 from worker.sessions.echo import Said
-from worker.sessions.sessions import CHANGED, KEPT, RENDERED, Ending, SessionRules, Sessions, Visit
+from worker.sessions.sessions import (
+    CHANGED,
+    DROPPED,
+    KEPT,
+    RENDERED,
+    Ending,
+    SessionRules,
+    Sessions,
+    Visit,
+)
 from worker.sessions.trace_log import Row, TraceLog
 from worker.sessions.turns import TurnStore
 
@@ -223,13 +232,13 @@ def test_turns_of_another_key_are_not_found() -> None:
     assert "reasoning_content" not in visit.messages[2]
 
 
-def test_a_turn_that_the_prompt_has_no_place_for_counts_as_rendered() -> None:
+def test_a_turn_that_the_prompt_has_no_place_for_counts_as_dropped() -> None:
     desk = Desk()
     desk.ask(QUESTION, WORDS)
     visit = desk.arrive([*QUESTION, echo(WORDS)])
     assert visit.states == {2: KEPT}
     visit.set_prompt(visit.tokens, visit.header, frozenset())
-    assert visit.states == {2: RENDERED}
+    assert visit.states == {2: DROPPED}
 
 
 # ---------------------------------------------------------------- changed, unknown, ambiguous
@@ -476,12 +485,15 @@ def test_a_session_that_was_forgotten_while_its_request_ran_has_its_line(
 
 def test_loaded_tools_are_remembered_of_a_session_with_an_id() -> None:
     desk = Desk()
-    result = {"role": "tool", "content": "", "tool_references": ["grep", "web"]}
+    tools = [{"type": "function", "function": {"name": n}} for n in ("grep", "web", "sql")]
+    result = {"role": "tool", "content": "", "tool_references": ["grep", "web", "not listed"]}
     for speaker in (ME, Speaker("key")):
-        desk.arrive([*QUESTION, result], speaker)
-    visit = desk.arrive([*QUESTION, {**result, "tool_references": ["web", "sql"]}])
-    assert list(visit.place.session.loaded) == ["grep", "web", "sql"]
-    assert list(desk.arrive(QUESTION, Speaker("key")).place.session.loaded) == []
-    assert list(desk.arrive(QUESTION, Speaker("key", "s2")).place.session.loaded) == []
+        desk.arrive([*QUESTION, result], speaker, deferred=tools)
+    desk.arrive([*QUESTION, {**result, "tool_references": ["web", "sql"]}], deferred=tools)
+    compacted = [QUESTION[0], {"role": "user", "content": "a summary"}]
+    assert desk.arrive(compacted).loaded == ["grep", "web", "sql"]
+    assert desk.arrive(QUESTION).loaded == [], "taken back to before it was loaded"
+    assert desk.arrive(compacted, Speaker("key")).loaded == []
+    assert desk.arrive(compacted, Speaker("key", "s2")).loaded == []
     desk.sessions.forget_lines()
-    assert list(desk.arrive(QUESTION).place.session.loaded) == ["grep", "web", "sql"]
+    assert desk.arrive(compacted).loaded == ["grep", "web", "sql"]

@@ -40,6 +40,7 @@ class Renderer:
         long_id, short_id = "call_0123456789abcdef", short_call_id("")
         self._shortens_ids = not self._accepts(long_id) and self._accepts(short_id)
         given = short_id if self._shortens_ids else long_id
+        self._takes_text = self._accepts(given, arguments="so") or not self._accepts(given)
         self._folds_thinking = self._accepts(given, content="so") and not self._accepts(
             given, content="so", reasoning_content="why"
         )
@@ -51,9 +52,10 @@ class Renderer:
         places = [text.find(content) for content in ("alpha", "omega", "sigma")]
         return -1 not in places and places == sorted(places)
 
-    def _accepts(self, call_id: str, **said: str) -> bool:
+    def _accepts(self, call_id: str, arguments: Any = None, **said: str) -> bool:
         """Whether the template takes a tool call with this id, said beside it what is said."""
-        call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": {}}}
+        function = {"name": "f", "arguments": arguments or {}}
+        call = {"id": call_id, "type": "function", "function": function}
         question = {"role": "user", "content": "q"}
         turn = {"role": "assistant", "content": "", **said, "tool_calls": [call]}
         result = {"role": "tool", "tool_call_id": call_id, "content": "r"}
@@ -110,7 +112,6 @@ class Renderer:
             ) from error
         return rendered
 
-
     def _suited(self, message: dict[str, Any], at: int) -> dict[str, Any]:
         """Return message `at` as this template takes it.
 
@@ -125,6 +126,9 @@ class Renderer:
             message = {**message, "tool_call_id": short_call_id(given)}
         if not (calls := message.get("tool_calls")):
             return message
+        if not self._takes_text:  # a broken call of long ago must not end the conversation
+            calls = [_with_object(call) for call in calls]
+            message = {**message, "tool_calls": calls}
         if self._shortens_ids:
             ids = (short_call_id(call.get("id") or "") for call in calls)
             message = {
@@ -135,6 +139,14 @@ class Renderer:
         if self._folds_thinking and content and reasoning:
             message = {**message, "content": "", "reasoning_content": f"{reasoning}\n{content}"}
         return message
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """Return the call with arguments that are an object: text that is none as its `input`."""
+    function = call["function"]
+    if isinstance(function["arguments"], dict):
+        return call
+    return {**call, "function": {**function, "arguments": {"input": function["arguments"]}}}
 
 
 def short_call_id(call_id: str) -> str:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.wire import MessageName
-from worker.sessions.lineage import Line, Shape
+from worker.sessions.lineage import Before, Shape
 
 SLACK = 16  # tokens; less than this lost is no loss worth a report
 SNIPPET_TOKENS = 24
 SNIPPET_BEFORE = 6
 
+NAMES_MAX = 8  # told of options that changed
 HEAD = -1  # the "message" that tools and template options are part of
 
 REMEDIES = {
@@ -70,27 +71,26 @@ class Divergence:
         return row | {"was": self.was, "now": self.now} if shows_text else row
 
 
-def cause_of(before: Line, now: Shape, at: int, message_at: int, turn: str) -> Cause:
+def cause_of(before: Before, now: Shape, at: int, message_at: int, turn: str) -> Cause:
     """Return why the tokens of `now` leave those of `before` at token `at`.
 
     `message_at` is the message that token `at` belongs to. `turn` says how the assistant turn
-    there was rendered: "kept" as sampled, "changed" by the client, or "rendered" from the echo.
+    there was rendered: "kept" as sampled, "changed" by the client, "rendered" from the echo, or
+    "dropped": known, but with thinking that the template leaves out.
     """
     was = before.shape
-    assert was is not None, "a line has a shape from its first request on"
-    first = _first_difference(was, now)
-    if first is None or message_at < first:
-        head = _head_cause(was, now)
-        if head is not None and (first is None or message_at <= 0):
-            return head
-    if first == 0 and was.tools != now.tools and was.names[0].exact == now.names[0].exact:
-        first = None
+    first = first_difference(was, now)
+    head = _head_cause(was, now)
+    is_before = first is None or message_at < first
+    is_likely = message_at <= 0 or (first is None and turn != "changed")
+    if head is not None and is_before and is_likely:
+        return head
     if first is not None and first <= message_at:
         return _message_cause(was, now, first, turn)
     return _turn_cause(before, now, at, message_at, turn)
 
 
-def _first_difference(was: Shape, now: Shape) -> int | None:
+def first_difference(was: Shape, now: Shape) -> int | None:
     """Return the first message that is not what it was; None where `now` only adds some."""
     for at, (one, other) in enumerate(zip(was.names, now.names, strict=False)):
         if one.exact != other.exact:
@@ -110,8 +110,8 @@ def _head_cause(was: Shape, now: Shape) -> Cause | None:
             return Cause("tool schema", HEAD, name)
         return Cause("tool order", HEAD)
     if was.options != now.options:
-        changed = dict(set(was.options) ^ set(now.options))
-        return Cause("template option", HEAD, ", ".join(sorted(changed)))
+        changed = sorted(dict(set(was.options) ^ set(now.options)))
+        return Cause("template option", HEAD, ", ".join(changed[:NAMES_MAX]))
     return None
 
 
@@ -130,11 +130,13 @@ def _message_cause(was: Shape, now: Shape, at: int, turn: str) -> Cause:
         return Cause("message inserted", at)
     if _runs_on(now.names[at:], was.names[at + 1 :]):
         return Cause("message removed", at)
+    if now.roles[at] == "assistant" != was.roles[at]:
+        return Cause("message removed", at)
     if len(now.names) < len(was.names) and now.roles[at] != "tool":
         return Cause("history rewritten", at)
     edited = {"system": "system prompt", "tool": "tool result", "assistant": "assistant turn"}
     if now.roles[at] == "assistant" and turn == "kept":
-        return Cause("unexplained", at)  # the echo says the same, and its tokens are what they were
+        return Cause("template", at)  # it says the same, and was rendered otherwise before
     return Cause(edited.get(now.roles[at], "message edited"), at)
 
 
@@ -147,11 +149,13 @@ def _runs_on(one: tuple[MessageName, ...], other: tuple[MessageName, ...]) -> bo
     return bool(one) and bool(other) and one[0].exact == other[0].exact
 
 
-def _turn_cause(before: Line, now: Shape, at: int, message_at: int, turn: str) -> Cause:
+def _turn_cause(before: Before, now: Shape, at: int, message_at: int, turn: str) -> Cause:
     """Return why tokens differ although every message is what it was, or is the answer itself."""
     is_assistant = message_at < len(now.roles) and now.roles[message_at] == "assistant"
     if is_assistant and turn == "changed":
         return Cause("assistant turn", message_at)
+    if is_assistant and turn == "dropped":
+        return Cause("template", message_at)
     if is_assistant and turn == "rendered":
         return Cause("turn not recorded" if at >= before.prompt_tokens else "template", message_at)
     message_at = min(message_at, len(now.names) - 1)
@@ -159,6 +163,9 @@ def _turn_cause(before: Line, now: Shape, at: int, message_at: int, turn: str) -
     return Cause("unexplained" if is_assistant else "template", message_at)
 
 
-def eviction(at: int, lost: int, message: int) -> Divergence:
-    """Return the loss of tokens that the line had and nothing kept, from token `at` on."""
-    return Divergence(Cause("eviction", message - 1), at, lost, "")
+def not_kept(at: int, lost: int, message: int, is_exact: bool) -> Divergence:
+    """Return the loss of tokens that the line had, from token `at` on.
+
+    `is_exact`: they were generated, and this server reuses only what it has prefilled.
+    """
+    return Divergence(Cause("exact mode" if is_exact else "eviction", message - 1), at, lost, "")

@@ -8,8 +8,9 @@ from worker.sessions.divergence import (
     SNIPPET_TOKENS,
     Divergence,
     cause_of,
+    first_difference,
 )
-from worker.sessions.lineage import Line, Shape
+from worker.sessions.lineage import Before, Shape
 from worker.sessions.sessions import RENDERED, Visit
 
 # (tokens of the prompt that its first messages make, whether these make no others); None where
@@ -25,7 +26,7 @@ def explain(
     An answer that is asked for again, of the same messages, loses nothing.
     """
     before, now, at = visit.place.before, visit.place.shape, visit.shared
-    if before is None or before.tokens is None or before.shape is None:
+    if before is None:
         return None
     lost = _held(visit, before) - at
     is_again = now.chain == before.shape.chain and at >= before.prompt_tokens - SLACK
@@ -33,7 +34,7 @@ def explain(
         return None
     message = answer_to(before, now) if at >= before.prompt_tokens else None
     if message is None:
-        message = message_of(at, len(now.names), boundary)
+        message = message_of(at, now, before.shape, boundary)
     state = visit.states.get(message, RENDERED)
     cause = cause_of(before, now, at, message, state)
     role = now.roles[cause.message] if 0 <= cause.message < len(now.roles) else "head"
@@ -42,19 +43,20 @@ def explain(
         decode(tokens[start : start + SNIPPET_TOKENS].tolist())
         for tokens in (before.tokens, visit.tokens)
     )
-    return Divergence(cause, at, lost, role, was, new)
+    # What another conversation said is not told, though it looks alike.
+    shown = (was, new) if before.is_own else ("", "")
+    return Divergence(cause, at, lost, role, *shown)
 
 
-def _held(visit: Visit, before: Line) -> int:
+def _held(visit: Visit, before: Before) -> int:
     """Return how many tokens the line had where this request left it.
 
     A fork, or a conversation taken up from an earlier point, goes on from a state that the line
     once had: behind the answer that it had then, nothing is the line's or the model's.
     """
     now, links = visit.place.shape, set(visit.place.links)
-    assert before.tokens is not None and before.shape is not None
     if visit.place.line is None:
-        for chain, (messages, tokens) in reversed(before.past.items()):
+        for chain, (messages, tokens) in reversed(before.past):
             if chain in links:
                 behind = messages + 1
                 later = {name.exact for name in before.shape.names[behind:]}
@@ -64,23 +66,39 @@ def _held(visit: Visit, before: Line) -> int:
     return len(before.tokens)
 
 
-def answer_to(before: Line, now: Shape) -> int | None:
+def answer_to(before: Before, now: Shape) -> int | None:
     """Return the message that echoes what was last answered, where it follows what was asked."""
-    assert before.shape is not None
     asked = len(before.shape.names)
     is_asked_again = now.names[:asked] == before.shape.names
     is_echo = len(now.roles) > asked and now.roles[asked] == "assistant"
     return asked if is_asked_again and is_echo else None
 
 
-def message_of(at: int, count: int, boundary: Boundary) -> int:
-    """Return the message that token `at` belongs to, of `count`, by bisection."""
-    low, high = 0, count - 1
+def message_of(at: int, now: Shape, was: Shape, boundary: Boundary) -> int:
+    """Return the message that token `at` belongs to.
+
+    Each question is a prompt that is built, so the first message that is not what it was is tried
+    before any bisection: it nearly always is the one.
+    """
+
+    def covers(message: int) -> bool:
+        """Whether the messages up to this one make token `at`."""
+        found = boundary(message + 1)
+        # Where later messages change how earlier ones are rendered, what both share ends at `at`.
+        return found is not None and (found[0] > at or (found[0] == at and not found[1]))
+
+    low, high = 0, len(now.names) - 1
+    first = first_difference(was, now)
+    if first is not None and first < high:
+        if not covers(first):
+            low = first + 1
+        elif first == 0 or not covers(first - 1):
+            return first
+        else:
+            high = first - 1
     while low < high:
         middle = (low + high) // 2
-        found = boundary(middle + 1)
-        # Where later messages change how earlier ones are rendered, what both share ends at `at`.
-        if found is not None and (found[0] > at or (found[0] == at and not found[1])):
+        if covers(middle):
             high = middle
         else:
             low = middle + 1

@@ -23,6 +23,8 @@ REQUESTS_MAX = 64  # rows told of one line
 OVERLAP_MIN = 0.5  # a line whose messages this share of are here again is what this one was made of
 SIDE_MESSAGES_MAX = 4  # of a title, a topic check, a quota probe
 
+NAME_CHARS_MAX = 80  # of a tool or an option, in what is remembered and told
+
 START = b""
 
 
@@ -46,7 +48,7 @@ class Shape:
     names: tuple[MessageName, ...]
     roles: tuple[str, ...]
     tools: tuple[tuple[str, bytes], ...]  # name and digest of each, in the client's order
-    options: tuple[tuple[str, str], ...]  # of the template
+    options: tuple[tuple[str, bytes], ...]  # of the template: name and digest of the value
     chain: bytes
     said: frozenset[bytes]  # what the messages say, in no order
 
@@ -89,12 +91,17 @@ class Session:
 
     speaker: Speaker
     lines: dict[int, Line] = field(default_factory=dict)
-    loaded: dict[str, None] = field(default_factory=dict)  # deferred tools that it loaded
+    loaded: dict[str, bytes] = field(default_factory=dict)  # deferred tool -> opening of where
     used_at: float = 0.0
 
     @property
     def is_named(self) -> bool:
         return bool(self.speaker.session)
+
+    @property
+    def has_main(self) -> bool:
+        """Whether it has a conversation that is more than a side call."""
+        return any(line.shape and not line.shape.is_side for line in self.lines.values())
 
     @property
     def label(self) -> str:
@@ -114,6 +121,17 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
+class Before:
+    """What a request is held against: a line as it was when the request arrived."""
+
+    shape: Shape
+    tokens: Tokens
+    prompt_tokens: int
+    past: tuple[tuple[bytes, tuple[int, int]], ...]
+    is_own: bool  # it is this conversation, not one that only begins alike
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where a request stands: the line that it extends, else the one that it resembles most."""
 
@@ -122,11 +140,25 @@ class Place:
     line: Line | None  # extended
     relative: Line | None  # not extended, but made of the same messages
     links: Sequence[bytes]  # `chains` of its messages
+    before: Before | None
 
     @property
-    def before(self) -> Line | None:
-        """The line that this request is held against."""
-        return self.line or self.relative
+    def opening(self) -> bytes:
+        """What the conversation is told from others by: its first question."""
+        at = _first_user(self.shape)
+        return self.shape.names[at].exact if at < len(self.shape.names) else b""
+
+    def loaded_before(self) -> list[str]:
+        """Return the tools that the session loaded in conversations that are not this one."""
+        if not self.session.is_named:
+            return []
+        opening = self.opening
+        return [name for name, where in self.session.loaded.items() if where != opening]
+
+    @property
+    def is_side(self) -> bool:
+        """Whether it is a side call of a named session: it goes on with nothing, and is small."""
+        return self.session.is_named and self.before is None and self.shape.is_side
 
 
 class Lineage:
@@ -165,16 +197,20 @@ class Lineage:
         least = 1 if session.is_named else _first_user(shape) + 1
         for count in range(len(links) - 1, least - 1, -1):
             if links[count] != links[count - 1] and links[count] in ends:
-                return Place(session, shape, ends[links[count]], None, links)
-        return Place(session, shape, None, self._relative(session, shape), links)
+                line = ends[links[count]]
+                return Place(session, shape, line, None, links, _before(line, shape, True))
+        relative, is_alike = self._relative(session, shape)
+        is_own = is_alike and session.is_named
+        return Place(session, shape, None, relative, links, _before(relative, shape, is_own))
 
-    def _relative(self, session: Session, shape: Shape) -> Line | None:
-        """Return the line that most of whose messages are in this request too, if there is one.
+    def _relative(self, session: Session, shape: Shape) -> tuple[Line | None, bool]:
+        """Return the line that most of whose messages are in this request too, and whether so.
 
         Of a named session also the latest with the same system prompt and tools: one that its
         client compacted has nothing else in common.
         """
-        best, best_share = None, OVERLAP_MIN
+        best: Line | None = None
+        best_share = OVERLAP_MIN
         said = shape.said
         for line in reversed(session.lines.values()):
             if line.shape is None or not line.shape.names:
@@ -187,7 +223,7 @@ class Lineage:
                 best, best_share = line, share
             elif best is None and session.is_named and has_head and line.shape.tools == shape.tools:
                 best = line
-        return best
+        return best, best_share > OVERLAP_MIN
 
     def advance(self, place: Place, now: float) -> Line:
         """Return the line that this request's end is written to: its own, else a new one.
@@ -212,7 +248,8 @@ class Lineage:
         return session
 
     def _open(self, place: Place, session: Session, now: float) -> Line:
-        parent = place.before if place.before in self._lines else None
+        known = place.line or place.relative
+        parent = known if known in self._lines else None
         line = Line(next(self._numbers), now, now, parent)
         if parent is not None and parent.shape is not None:
             line.branch_message = parent.shape.shared_names(place.shape)
@@ -263,6 +300,16 @@ def _key(speaker: Speaker) -> tuple[str, str, str]:
     return speaker.key, speaker.session, speaker.agent
 
 
+def _before(line: Line | None, shape: Shape, is_own: bool) -> Before | None:
+    """Return what `line` is now; None where there is none."""
+    if line is None or line.shape is None or line.tokens is None:
+        return None
+    ours, theirs = shape.names[: _first_user(shape) + 1], line.shape.names
+    is_own = is_own or (bool(ours) and ours == theirs[: len(ours)])
+    past = tuple(line.past.items())
+    return Before(line.shape, line.tokens, line.prompt_tokens, past, is_own)
+
+
 def _first_user(shape: Shape) -> int:
     """Return where the first user message stands; the last message where there is none."""
     return next((at for at, role in enumerate(shape.roles) if role == "user"), len(shape.roles) - 1)
@@ -274,13 +321,19 @@ def shape_of(prompt: Prompt, links: Sequence[bytes]) -> Shape:
         names=tuple(prompt.names),
         roles=tuple(message["role"] for message in prompt.messages),
         tools=tuple(_tool_name(tool) for tool in (*prompt.tools, *prompt.deferred)),
-        options=tuple(sorted((key, repr(value)) for key, value in prompt.template_kwargs.items())),
+        options=tuple(sorted(map(_option, prompt.template_kwargs.items()))),
         chain=links[-1],
         said=frozenset(name.exact for name in prompt.names),
     )
 
 
+def _option(row: tuple[str, Any]) -> tuple[str, bytes]:
+    key, value = row
+    text = repr(value).encode("utf-8", "surrogatepass")
+    return key[:NAME_CHARS_MAX], hashlib.blake2b(text, digest_size=16).digest()
+
+
 def _tool_name(tool: Any) -> tuple[str, bytes]:
     function = tool.get("function", {})
     text = repr(tool).encode("utf-8", "surrogatepass")
-    return function.get("name", ""), hashlib.blake2b(text, digest_size=16).digest()
+    return function.get("name", "")[:NAME_CHARS_MAX], hashlib.blake2b(text, digest_size=16).digest()

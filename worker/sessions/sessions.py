@@ -16,10 +16,10 @@ import numpy as np
 
 from shared.wire import Prompt, Usage
 from worker.cache.block_hash import Tokens, common_length, pack
-from worker.sessions.divergence import SLACK, Divergence, eviction
+from worker.sessions.divergence import SLACK, Divergence, not_kept
 from worker.sessions.echo import Known, Said, said_of, says_the_same, working_directories
 from worker.sessions.healing import HealingStore, healing_key
-from worker.sessions.lineage import Lineage, Place, chains, shape_of
+from worker.sessions.lineage import Lineage, Place, Session, chains, shape_of
 from worker.sessions.trace_log import TraceLog
 from worker.sessions.turns import Turn, TurnStore
 
@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 ID_CHARS = 22  # of letters and digits: 131 bits
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
-KEPT, CHANGED, RENDERED = "kept", "changed", "rendered"  # how an assistant turn is rendered
+# How an assistant turn is rendered: as sampled, as the client changed it, as it came (nothing is
+# known of it), or as the template has it, though its tokens are known.
+KEPT, CHANGED, RENDERED, DROPPED = "kept", "changed", "rendered", "dropped"
+SPLIT_CHARS_MAX = 200_000  # an answer longer than this is remembered as it was written
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class SessionRules:
     lines_max: int = 0  # of one session, 0 = no cap
     idle_s: float = 0.0  # until a session is forgotten, 0 = never
     shows_text: bool = False  # snippets of prompts in logs and reports
+    is_exact: bool = False  # only what was prefilled is reused
     worker_id: int = 0
 
 
@@ -53,6 +57,8 @@ class Visit:
     messages: list[dict[str, Any]]  # healed
     turns: list[Turn | None]  # for each message
     states: dict[int, str]  # of each assistant message
+    loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
+    is_side: bool = False
     healed: int = 0
     ambiguous: int = 0  # echoes that more than one turn says
     is_thinking: bool = False  # the generation prompt opens the thinking
@@ -66,12 +72,11 @@ class Visit:
     def set_prompt(self, tokens: Tokens, header: int, kept: frozenset[int]) -> None:
         """Take the prompt's tokens, and which turns stand in it as they were sampled."""
         self.tokens, self.header = tokens, header
-        before = self.place.before
-        if before is not None and before.tokens is not None:
-            self.shared = common_length(tokens, before.tokens)
+        if self.place.before is not None:
+            self.shared = common_length(tokens, self.place.before.tokens)
         for at, turn in enumerate(self.turns):
             if turn is not None and at not in kept:
-                self.states[at] = RENDERED
+                self.states[at] = DROPPED
 
     def count(self, state: str) -> int:
         return sum(each == state for each in self.states.values())
@@ -120,9 +125,10 @@ class Sessions:
             links = chains(prompt.names)
             place = self._lineage.place(session, shape_of(prompt, links), links)
             if session.is_named:
-                for message in prompt.messages:
-                    session.loaded.update(dict.fromkeys(message.get("tool_references") or ()))
+                _note_loaded(session, place, prompt)
             visit = Visit(prompt, place, list(prompt.messages), [], {})
+            visit.loaded = place.loaded_before()
+            visit.is_side = place.is_side and session.has_main
             self._find_turns(visit)
             return visit
 
@@ -161,10 +167,11 @@ class Sessions:
     def ended(self, visit: Visit, ending: Ending) -> dict[str, Any] | None:
         """Record the turn and advance the line; return what the request lost, if anything."""
         now = time.monotonic()
+        said = self._said(visit, ending)  # a long answer takes a while
         with self._lock:
             divergence = visit.divergence or self._evicted(visit, ending)
             row = self._row(visit, ending)
-            for state in (KEPT, CHANGED, RENDERED):
+            for state in (KEPT, CHANGED, RENDERED, DROPPED):
                 self.counts[f"turns_{state}"] += visit.count(state)
             self.counts["turns_healed"] += visit.healed
             self.counts["turns_ambiguous"] += visit.ambiguous
@@ -173,12 +180,17 @@ class Sessions:
                 row["divergence"] = divergence.told(self._rules.shows_text)
                 log.info("lost request=%s %s", ending.request_id, row["divergence"])
             if not ending.is_cancelled:
-                visit.said = self._read(ending.text, visit.is_thinking, visit.prompt.tools)
+                visit.said = said
                 if ending.is_whole and len(ending.sampled):
-                    visit.turn = self._remembered(visit, ending, visit.said)
+                    visit.turn = self._remembered(visit, ending, said)
                 self._write(visit, ending, row, now)
         self._log.write(visit.place.session.label, row)
         return divergence.told(True) if divergence is not None else None
+
+    def _said(self, visit: Visit, ending: Ending) -> Said:
+        if ending.is_cancelled or len(ending.text) > SPLIT_CHARS_MAX:
+            return Said("", ending.text, ())
+        return self._read(ending.text, visit.is_thinking, visit.prompt.tools)
 
     def _remembered(self, visit: Visit, ending: Ending, said: Said) -> Turn:
         """Record the turn and return it."""
@@ -221,7 +233,10 @@ class Sessions:
         lost = expected - ending.usage.cached_tokens
         if lost <= self._slack + SLACK:
             return None
-        return eviction(ending.usage.cached_tokens, lost, len(visit.prompt.messages))
+        is_answers = ending.usage.cached_tokens + self._slack + SLACK >= before.prompt_tokens
+        is_exact = self._rules.is_exact and is_answers
+        at = ending.usage.cached_tokens
+        return not_kept(at, lost, len(visit.prompt.messages), is_exact)
 
     def _count(self, divergence: Divergence) -> None:
         self.counts["lost_tokens"] += divergence.lost
@@ -306,6 +321,19 @@ class Sessions:
                 for line in session.lines.values()
             ]
         return {"session": label, "lines": lines}
+
+
+def _note_loaded(session: Session, place: Place, prompt: Prompt) -> None:
+    """Remember which deferred tools the session loads, and in which conversation.
+
+    One that it loaded is shown again where that conversation is gone, not where it goes back to
+    before the tool was loaded.
+    """
+    listed = {tool["function"]["name"] for tool in prompt.deferred}
+    for message in prompt.messages:
+        for name in message.get("tool_references") or ():
+            if name in listed:
+                session.loaded[name] = place.opening
 
 
 def _known(prompt: Prompt) -> Known:
