@@ -152,18 +152,28 @@ class Builder:
                 turn = content.turns[message]
                 if turn is not None:
                     span = (start, self._end_of(pieces, start, end), message)
-                    if self._may_replace(pieces, span, turn):
+                    if self._may_replace(pieces, span, content):
                         spans.append(span)
         return spans, doubtful
 
-    def _may_replace(self, pieces: list[Piece], span: tuple[int, int, int], turn: Sampled) -> bool:
-        """Whether the turn may stand as sampled: with a header, and no thinking that has to go."""
-        if not len(turn.ids) or turn.ids[0] != pieces[span[0]].ids[0]:
+    def _may_replace(
+        self, pieces: list[Piece], span: tuple[int, int, int], content: Content
+    ) -> bool:
+        """Whether the turn may stand as sampled.
+
+        Its tokens begin with a header, the span shows something of its message, and no thinking
+        that has to go is in it.
+        """
+        start, end, message = span
+        turn = content.turns[message]
+        assert turn is not None, "only known turns have spans"
+        if not len(turn.ids) or turn.ids[0] != pieces[start].ids[0]:
             return False
-        thinking = turn.thinking.strip()
-        if self._preserves_thinking or not thinking:
-            return True
-        return thinking in "".join(piece.text for piece in pieces[span[0] : span[1]])
+        text = "".join(piece.text for piece in pieces[start:end])
+        shown = _words_of(content.messages[message])
+        if shown and not any(word in text for word in shown):
+            return False
+        return self._preserves_thinking or turn.thinking.strip() in text
 
     def _header_runs(self, pieces: list[Piece]) -> list[list[tuple[int, int]]]:
         """Return runs of assistant headers: (its piece, the piece of the next header)."""
@@ -211,6 +221,13 @@ class Builder:
             if pieces[at].is_added and pieces[at].ids[0] in self._history.ends:
                 return at
         return end
+
+
+def _words_of(message: dict[str, Any]) -> list[str]:
+    """Return what a template shows of an assistant message, one of it at least."""
+    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+    content = message.get("content") or ""
+    return [word for word in (content.strip(), *names) if word]
 
 
 def _message_runs(messages: list[dict[str, Any]]) -> list[list[int]]:
