@@ -197,6 +197,7 @@ def test_what_waits_for_one_reply_keeps_its_lease_too(
             os.kill(made.supervisor.pids[0], signal.SIGCONT)
             assert await asyncio.gather(*asking) == [6, {0: {"bytes": 0, "entries": []}}]
             ids = [made.events(kind)[0]["request_id"] for kind in ("Count", "Status")]
+            await made.until(lambda: made.events("Renew"))
             assert made.events("Renew")[-1]["request_ids"] == ids
             assert made.pool.links[0].load == 0
 
