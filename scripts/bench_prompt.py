@@ -26,7 +26,23 @@ from tests.agents import Desk
 from tests.families import family
 from worker.stream.parts import Call, Parts
 
-WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron".split()
+WORDS = [
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "epsilon",
+    "zeta",
+    "eta",
+    "theta",
+    "iota",
+    "kappa",
+    "lambda",
+    "mu",
+    "nu",
+    "xi",
+    "omicron",
+]
 
 
 def tool(number: int) -> dict[str, Any]:
