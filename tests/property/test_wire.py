@@ -25,10 +25,14 @@ PROMPTS = st.builds(
     messages=st.lists(JSON, max_size=3),
     tools=st.lists(JSON, max_size=2),
     template_kwargs=st.dictionaries(st.text(), JSON, max_size=2),
+    deferred=st.lists(JSON, max_size=2),
 )
+DIVERGENCES = st.none() | st.dictionaries(st.text(), JSON, max_size=3)
+USAGES = st.builds(wire.Usage, divergence=DIVERGENCES)
 LOGPROBS = st.builds(wire.TokenLogprob, top=st.lists(st.lists(JSON, max_size=2), max_size=2))
 CARRIED = {wire.Submit: {"prompt": PROMPTS}, wire.Count: {"prompt": PROMPTS}}
 CARRIED[wire.Told] = {"body": st.dictionaries(st.text(), JSON, max_size=3)}
+CARRIED[wire.Finished] = {"usage": USAGES}
 CARRIED[wire.Delta] = {"logprobs": st.lists(LOGPROBS, max_size=2)}
 MESSAGES = st.one_of(*(st.builds(k, **CARRIED.get(k, {})) for k in wire._KINDS.values()))
 
