@@ -56,6 +56,7 @@ class Worker:
         self._stop = threading.Event()
         self._exit_code = 0
         self._scheduler: Scheduler | None = None  # set once the model is loaded
+        self._sessions: Sessions | None = None
         self._loop: InferenceLoop | None = None
         self._loaded: LoadedModel | None = None
         self._port = RouterPort(endpoint)
@@ -77,6 +78,8 @@ class Worker:
         self._stop.set()
         self._jobs.put(None)
         inference.join(STOP_WAIT_S)
+        if self._sessions is not None:
+            self._sessions.close()
         self._port.close()
         return self._exit_code
 
@@ -107,6 +110,7 @@ class Worker:
             sessions = make_sessions(
                 loaded.tokenizer, settings, chunk, is_exact(loaded, settings), self._worker_id
             )
+            self._sessions = sessions
             recorder = Recorder(
                 sessions,
                 reuses=isinstance(keeper, Keeper),

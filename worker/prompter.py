@@ -163,6 +163,7 @@ class Prompter:
         opening = self._text(built.ids[built.header :])
         visit.is_thinking = self._facts.is_thinking_open(opening)
         visit.set_prompt(tokens, built.header, built.kept)
+        visit.doubtful = built.doubtful
 
         def boundary(count: int) -> tuple[int, bool] | None:
             """Return how many of the prompt's tokens its first `count` messages make."""

@@ -20,7 +20,6 @@ class HistoryMarks:
     header_ids: frozenset[int]  # a token of this set begins a message's header
     assistant_texts: tuple[str, ...]  # what the model's own turns begin with
     ends: frozenset[int]  # what ends them, where anything does
-    closing: frozenset[int]  # which of these a history writes behind an answer
 
 
 def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> HistoryMarks:
@@ -30,13 +29,13 @@ def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> 
     closing = [token for token in between if token in _control_ids(tokenizer)][:1]
     ends = end_ids | (set(closing) - marks.header_ids)
     texts = tuple(text for text in texts if text)
-    return HistoryMarks(marks.header_ids, texts, ends, frozenset(closing))
+    return HistoryMarks(marks.header_ids, texts, ends)
 
 
 def generation_prompt(tokenizer: Any) -> str:
     """Return what the template writes behind a question, thinking allowed."""
     question = [{"role": "user", "content": _FIRST}]
-    text = _probe(tokenizer, question, add_generation_prompt=True, enable_thinking=True)
+    text = probed(tokenizer, question, add_generation_prompt=True, enable_thinking=True)
     return text.rpartition(_FIRST)[2]
 
 
@@ -117,7 +116,7 @@ def _template_ends(tokenizer: Any) -> list[int]:
     one, with <|end|>, and only the whole turn with <|return|>.
     """
     messages = [{"role": "user", "content": _FIRST}, {"role": "assistant", "content": _SECOND}]
-    text = _probe(tokenizer, messages, add_generation_prompt=False)
+    text = probed(tokenizer, messages, add_generation_prompt=False)
     _, found, tail = text.partition(_SECOND)
     special = _control_ids(tokenizer)
     tail_ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
@@ -151,7 +150,7 @@ def _generation_prompt(tokenizer: Any, thinking: bool) -> list[tuple[int, ...]]:
 
 
 def _after_question(tokenizer: Any, thinking: bool, add_generation_prompt: bool) -> list[int]:
-    text = _probe(
+    text = probed(
         tokenizer,
         [{"role": "user", "content": _FIRST}],
         add_generation_prompt=add_generation_prompt,
@@ -166,7 +165,7 @@ def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:
     """Return the tokens between the contents of a user's message and of a `role` message."""
     messages = [{"role": "user", "content": _FIRST}, {"role": role, "content": _SECOND}]
     messages += [{"role": "user", "content": _THIRD}] if is_old else []
-    text = _probe(tokenizer, messages, add_generation_prompt=False)
+    text = probed(tokenizer, messages, add_generation_prompt=False)
     _, _, rest = text.partition(_FIRST)
     inner, found, _ = rest.partition(_SECOND)
     between: list[int] = tokenizer.encode(inner, add_special_tokens=False) if found else []
@@ -177,14 +176,14 @@ def _after_answer(tokenizer: Any) -> Sequence[int]:
     """Return the tokens between an answer and the user's message behind it."""
     roles = (("user", _THIRD), ("assistant", _FIRST), ("user", _SECOND))
     messages = [{"role": role, "content": content} for role, content in roles]
-    text = _probe(tokenizer, messages, add_generation_prompt=False)
+    text = probed(tokenizer, messages, add_generation_prompt=False)
     _, _, rest = text.partition(_FIRST)
     inner, found, _ = rest.partition(_SECOND)
     after: list[int] = tokenizer.encode(inner, add_special_tokens=False) if found else []
     return after
 
 
-def _probe(tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> str:
+def probed(tokenizer: Any, messages: list[dict[str, Any]], **options: Any) -> str:
     """Return the rendered probe; "" where the template does not allow such a conversation."""
     if not tokenizer.has_chat_template:
         return ""

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from shared.errors import RequestError
+from worker.prompt.marks import probed
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ class Renderer:
     def _takes_late_system(self) -> bool:
         """Whether a system message in mid-conversation is rendered, and where it stands."""
         said = (("user", "q"), ("assistant", "alpha"), ("system", "omega"), ("user", "sigma"))
-        text = self._probe([{"role": role, "content": content} for role, content in said])
+        messages = [{"role": role, "content": content} for role, content in said]
+        text = probed(self._tokenizer, messages, add_generation_prompt=True)
         places = [text.find(content) for content in ("alpha", "omega", "sigma")]
         return -1 not in places and places == sorted(places)
 
@@ -59,20 +61,8 @@ class Renderer:
         question = {"role": "user", "content": "q"}
         turn = {"role": "assistant", "content": "", **said, "tool_calls": [call]}
         result = {"role": "tool", "tool_call_id": call_id, "content": "r"}
-        return bool(self._probe([question, _flat(turn), result]))
-
-    def _probe(self, messages: list[dict[str, Any]]) -> str:
-        """Return the rendered probe; "" where the template does not allow such a conversation."""
-        if not self._tokenizer.has_chat_template:
-            return ""
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False
-            )
-        except Exception as error:  # a template is a program; it raises whatever it likes
-            log.debug("template probe refused: %s", error)
-            return ""
-        return text
+        messages = [question, _flat(turn), result]
+        return bool(probed(self._tokenizer, messages, add_generation_prompt=True))
 
     def text(
         self,

@@ -102,9 +102,9 @@ def _head_cause(was: Shape, now: Shape) -> Cause | None:
     """Return what changed in tools and template options."""
     if was.tools != now.tools:
         old, new = dict(was.tools), dict(now.tools)
-        for name in new.keys() - old.keys():
+        for name in sorted(new.keys() - old.keys()):
             return Cause("tool added", HEAD, name)
-        for name in old.keys() - new.keys():
+        for name in sorted(old.keys() - new.keys()):
             return Cause("tool removed", HEAD, name)
         for name in sorted(name for name in new if new[name] != old[name]):
             return Cause("tool schema", HEAD, name)

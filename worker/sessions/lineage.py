@@ -72,7 +72,6 @@ class Line:
     """
 
     number: int
-    opened_at: float
     used_at: float
     parent: "Line | None" = field(default=None, repr=False)
     branch_message: int = 0  # the first message that is not the parent's
@@ -250,7 +249,7 @@ class Lineage:
     def _open(self, place: Place, session: Session, now: float) -> Line:
         known = place.line or place.relative
         parent = known if known in self._lines else None
-        line = Line(next(self._numbers), now, now, parent)
+        line = Line(next(self._numbers), now, parent)
         if parent is not None and parent.shape is not None:
             line.branch_message = parent.shape.shared_names(place.shape)
         session.lines[line.number] = line

@@ -60,6 +60,7 @@ class Visit:
     loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
     is_side: bool = False
     healed: int = 0
+    doubtful: int = 0  # turns whose tokens are known and whose span was not found
     ambiguous: int = 0  # echoes that more than one turn says
     is_thinking: bool = False  # the generation prompt opens the thinking
     header: int = 0  # the token at which the generation prompt begins
@@ -84,7 +85,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a request ended. `tokens` is the prompt with all that was generated and delivered."""
+    """How a request ended."""
 
     request_id: str
     text: str
@@ -175,6 +176,7 @@ class Sessions:
                 self.counts[f"turns_{state}"] += visit.count(state)
             self.counts["turns_healed"] += visit.healed
             self.counts["turns_ambiguous"] += visit.ambiguous
+            self.counts["turns_doubtful"] += visit.doubtful
             if divergence is not None:
                 self._count(divergence)
                 row["divergence"] = divergence.told(self._rules.shows_text)
@@ -276,6 +278,10 @@ class Sessions:
         """The cache was emptied: nothing that follows loses anything against what was there."""
         with self._lock:
             self._lineage.forget_lines()
+
+    def close(self) -> None:
+        """Write what the trace log still holds."""
+        self._log.close()
 
     # ------------------------------------------------------------ for people
 
