@@ -149,6 +149,12 @@ class Settings:
     proxy_api_key: str = _setting(
         "PROXY_API_KEY", "", _text, "Key that every client must send; empty = none, loopback only"
     )
+    proxy_api_keys: tuple[str, ...] = _setting(
+        "PROXY_API_KEYS",
+        "",
+        _words,
+        "Further keys, comma-separated; what is remembered of one is not there for another",
+    )
     cors_origins: tuple[str, ...] = _setting(
         "CORS_ORIGINS",
         "",
@@ -163,6 +169,42 @@ class Settings:
     )
     model_dir: Path = _setting(
         "MODEL_DIR", "~/.hearth/models", _path, "Directory where builtin models are made"
+    )
+    kv_cache_dir: Path = _setting(
+        "KV_CACHE_DIR", "~/.hearth/kv", _path, "Directory of kept KV and turns (0700)"
+    )
+    max_kv_size_gb: int = _setting(
+        "MAX_KV_SIZE_GB", "10", _integer(0, 10_000), "Kept KV on disk; 0 = nothing is written"
+    )
+    kv_disk_write_gb_per_day: int = _setting(
+        "KV_DISK_WRITE_GB_PER_DAY",
+        "200",
+        _integer(0, 100_000),
+        "KV written to disk a day, all workers together; 0 = no limit",
+    )
+    shutdown_flush_seconds: int = _setting(
+        "SHUTDOWN_FLUSH_SECONDS",
+        "2",
+        _integer(0, 60),
+        "How long a worker that ends may go on writing what is not on disk yet",
+    )
+    allow_model_code: tuple[str, ...] = _setting(
+        "ALLOW_MODEL_CODE",
+        "",
+        _words,
+        "Models, as in MODEL_PATH, whose own Python code may run here; comma-separated",
+    )
+    allow_image_urls: bool = _setting(
+        "ALLOW_IMAGE_URLS",
+        "false",
+        _boolean,
+        "Fetch the http(s) images that requests name, from public addresses only",
+    )
+    curve_keys_dir: Path = _setting(
+        "CURVE_KEYS_DIR",
+        "~/.hearth/keys",
+        _path,
+        "Directory of the keys that workers on tcp:// need; scripts/make_keys.py makes them",
     )
     log_level: str = _setting(
         "LOG_LEVEL",
@@ -330,6 +372,12 @@ class Settings:
         return path.resolve().name if path.exists() else self.model_path
 
     @property
+    def api_keys(self) -> tuple[str, ...]:
+        """Every key that is accepted; where there is none, nobody needs one."""
+        keys = (self.proxy_api_key, *self.proxy_api_keys)
+        return tuple(key for key in dict.fromkeys(keys) if key)
+
+    @property
     def instance_dir(self) -> Path:
         """Where this server's sockets and pid file are: one directory for each port."""
         return self.run_dir / str(self.proxy_port)
@@ -368,7 +416,7 @@ def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings
             raise StartError(f"{about['name']} is {text!r}; allowed is {error}.") from None
     settings = Settings(**values)
     _check_together(settings)
-    if not settings.is_loopback and not settings.proxy_api_key:
+    if not settings.is_loopback and not settings.api_keys:
         raise StartError(
             f"PROXY_HOST is {settings.proxy_host}, which others can reach, and PROXY_API_KEY is "
             "empty. Set PROXY_API_KEY, or PROXY_HOST=127.0.0.1."
@@ -383,7 +431,7 @@ def _check_together(settings: Settings) -> None:
             f"CACHE_EXACT is true and CACHE_STORE_BITS is {settings.cache_store_bits}: KV that was "
             "stored quantised is not exact. Set CACHE_STORE_BITS=off, or CACHE_EXACT=false."
         )
-    if settings.cache_debug and not settings.proxy_api_key:
+    if settings.cache_debug and not settings.api_keys:
         raise StartError(
             "CACHE_DEBUG is true and PROXY_API_KEY is empty: prompts would be readable without a "
             "key. Set PROXY_API_KEY, or CACHE_DEBUG=false."

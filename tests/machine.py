@@ -1,5 +1,6 @@
 """A worker without sockets: real model, real scheduler, real keeper, driven step by step."""
 
+import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,6 +16,7 @@ from tests.fixtures import fixture_dir
 from worker.cache.block_hash import PrefixHash, pack, prefix_hashes
 from worker.cache.budget import MB, Budget
 from worker.cache.index import Query
+from worker.disk.courier import Courier
 from worker.engine.engine import Engine
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.sampling import Choice
@@ -24,12 +26,12 @@ from worker.kv.mover import KeepRules
 from worker.kv.no_keeper import NoKeeper
 from worker.prompt.cuts import CutRule, TurnMarks
 from worker.prompt.marks import turn_marks
-from worker.request import Request, Ticket
+from worker.request import Recalled, Request, Ticket
 from worker.scheduler import Rules, Scheduler
 from worker.stream.detokenise import Vocabulary
 from worker.stream.output import Output
 
-ROOT = PrefixHash(b"root of the tests")
+ROOT = PrefixHash(b"root of the test")  # as long as any hash
 CHUNK = 64  # small, so that short prompts have many cuts
 
 
@@ -83,10 +85,12 @@ class Machine:
         keeps: bool = True,
         budget_mb: float = 512,
         chunk: int = CHUNK,
+        courier: Courier | None = None,
         **rules: Any,
     ) -> None:
         rules = {"slots_max": 4, "is_exact": False} | rules
         end_ids = rules.pop("end_ids", frozenset())
+        self._posted: queue.SimpleQueue[Recalled] = queue.SimpleQueue()
         told = {"ended": rules.pop("ended")} if "ended" in rules else {}
         self.rule = CutRule(chunk, turn_marks)
         batches = not (rules["is_exact"] or rules.get("running_format"))
@@ -99,7 +103,9 @@ class Machine:
         if keeps:
             budget = Budget(int(budget_mb * MB))
             keep_rules = KeepRules(chunk=chunk, **rules)
-            self.keeper: Any = Keeper(ROOT, self.layers, self.engine.new_cache, budget, keep_rules)
+            self.keeper: Any = Keeper(
+                ROOT, self.layers, self.engine.new_cache, budget, keep_rules, courier
+            )
         else:
             self.keeper = NoKeeper(self.engine.new_cache)
         self.scheduler = Scheduler(
@@ -108,7 +114,12 @@ class Machine:
             words,
             end_ids,
             self._choose,
-            Rules(rules["slots_max"], lambda tokens: self.rule.natural(tokens.tolist()), **told),
+            Rules(
+                rules["slots_max"],
+                lambda tokens: self.rule.natural(tokens.tolist()),
+                **told,
+                post=self._posted.put,
+            ),
         )
 
     def _choose(self, request: Request) -> Choice:
@@ -146,6 +157,8 @@ class Machine:
     def step(self) -> list[Up]:
         with mx.stream(generation_stream):
             events = []
+            if self.scheduler.is_blocked:
+                self.scheduler.recalled(self._posted.get(timeout=10))
             for event in self.scheduler.step():
                 events.append(event)
                 if isinstance(event, Finished):

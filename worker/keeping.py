@@ -13,6 +13,8 @@ from shared.config import Settings
 from shared.errors import StartError
 from worker.cache.block_hash import PrefixHash, root_hash
 from worker.cache.budget import MB, Budget, auto_bytes
+from worker.disk.courier import Courier
+from worker.disk.shelf import Shelf
 from worker.engine.engine import Engine
 from worker.engine.model import LoadedModel
 from worker.kv.keeper import Keeper
@@ -23,6 +25,7 @@ from worker.kv.quantise import Format
 
 log = logging.getLogger(__name__)
 
+GB = 1024 * MB
 SCHEMA = "1"  # of what is kept, and of the cut rule that it was made by
 
 
@@ -56,7 +59,20 @@ def make_keeper(
         running_from=settings.quantized_kv_start,
     )
     root = cache_root(loaded, settings, chunk)
-    return Keeper(root, layers, engine.new_cache, Budget(limit), rules)
+    return Keeper(root, layers, engine.new_cache, Budget(limit), rules, _courier(root, settings))
+
+
+def _courier(root: PrefixHash, settings: Settings) -> Courier | None:
+    """Return what carries KV to disk and back; None where nothing may be written."""
+    if not settings.max_kv_size_gb:
+        return None
+    shelf = Shelf(
+        settings.kv_cache_dir,
+        root,
+        settings.max_kv_size_gb * GB,
+        settings.kv_disk_write_gb_per_day * GB,
+    )
+    return Courier(shelf)
 
 
 def is_exact(loaded: LoadedModel, settings: Settings) -> bool:

@@ -8,12 +8,13 @@ import mlx.core as mx
 
 from shared.wire import Up
 from worker.cache.index import Query
-from worker.request import Request, Ticket
+from worker.request import Recalled, Request, Ticket
 from worker.scheduler import Scheduler
 
 INBOX_DRAIN_MAX = 64  # requests taken between two steps: bounds the stall of running ones
 IDLE_WAIT_S = 0.25  # how late an idle worker sees that it should stop
 IDLE_BEFORE_AHEAD_S = 0.05  # a worker is idle this long before it works ahead
+BLOCKED_WAIT_S = 0.05  # how late a client is seen to leave while all wait for the disk
 SWEEP_EVERY_TURNS = 64
 
 
@@ -25,7 +26,7 @@ class Errand:
     run: Callable[[], Up]
 
 
-Inbox = queue.SimpleQueue[Request | Errand | Query]  # a Query: foreseen, for idle time
+Inbox = queue.SimpleQueue[Request | Errand | Query | Recalled]  # a Query: foreseen, for idle time
 
 
 class InferenceLoop:
@@ -52,7 +53,7 @@ class InferenceLoop:
 
     def run_once(self) -> None:
         """One turn. Blocks only when there is nothing to compute."""
-        self._drain(self._idle_wait_s if self._scheduler.is_idle else 0.0)
+        self._drain(self._wait_s())
         if not self._scheduler.is_idle:
             for message in self._scheduler.step():
                 self._send(message)
@@ -66,6 +67,12 @@ class InferenceLoop:
             mx.clear_cache()
         self.active_bytes = mx.get_active_memory()
 
+    def _wait_s(self) -> float:
+        """Return how long there is nothing to do but to wait for the inbox."""
+        if self._scheduler.is_idle:
+            return self._idle_wait_s
+        return BLOCKED_WAIT_S if self._scheduler.is_blocked else 0.0
+
     def _drain(self, wait_s: float) -> None:
         for _ in range(INBOX_DRAIN_MAX):
             try:
@@ -76,6 +83,8 @@ class InferenceLoop:
                 self._send(item.run())
             elif isinstance(item, Query):
                 self._scheduler.foresee(item)
+            elif isinstance(item, Recalled):
+                self._scheduler.recalled(item)
             else:
                 self._send(self._scheduler.submit(item))
             wait_s = 0.0

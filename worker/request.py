@@ -2,7 +2,7 @@
 
 import bisect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared.transport import LEASE_S
@@ -10,6 +10,8 @@ from shared.wire import Sampling, TokenLogprob
 from worker.cache.index import Query
 from worker.cache.planner import Plan
 from worker.constraint.guide import Guide
+from worker.disk.record import Record
+from worker.kv.disk import Recall
 from worker.kv.slots import Slot
 from worker.sessions.sessions import Visit
 from worker.stream.output import Output
@@ -43,6 +45,14 @@ class Foresee:
     request: "Request"
 
 
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What a request was waiting for has been read from disk."""
+
+    request: "Request"
+    records: Sequence[Record | None]
+
+
 @dataclass(slots=True)
 class Request:
     """A rendered request. Owner: the inference thread, once the prompt thread handed it over."""
@@ -59,6 +69,8 @@ class Request:
     kept_tokens: int = 0  # what was kept of it when it arrived
     slot: Slot | None = None  # held from its first forward to its end
     plan: Plan | None = None  # what it started with
+    recall: Recall | None = None  # what it waits for from disk
+    recalled_tokens: int = 0  # that came back from there
     position: int = 0  # prompt tokens in the slot
     completion_tokens: int = 0
     seq: int = 0  # deltas sent

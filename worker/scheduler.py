@@ -4,8 +4,8 @@ import bisect
 import functools
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,11 +22,13 @@ from shared.wire import (
 from worker.cache.block_hash import PrefixHash, Tokens, pack
 from worker.cache.index import Query
 from worker.cache.planner import Plan
-from worker.engine.decode import Sampled, Sequence
+from worker.engine import decode
+from worker.engine.decode import Sampled
 from worker.engine.engine import Engine
 from worker.engine.sampling import Choice
+from worker.kv.disk import Recall
 from worker.kv.slots import Slot
-from worker.request import Request
+from worker.request import Recalled, Request
 from worker.stream.detokenise import Vocabulary
 from worker.stream.logprobs import describe
 from worker.stream.output import Piece
@@ -44,6 +46,10 @@ class Keeping(Protocol):
     def plan(self, query: Query) -> Plan: ...
 
     def open(self, query: Query, rows: int) -> tuple[Slot, Plan]: ...
+
+    def recall(self, query: Query, then: Callable[[Sequence[Any]], None]) -> Recall | None: ...
+
+    def take_in(self, records: Sequence[Any], query: Query) -> int: ...
 
     def commit(self, slot: Slot, tokens: Tokens, name: PrefixHash) -> None: ...
 
@@ -72,6 +78,8 @@ class Rules:
     natural_cuts: Callable[[Tokens], list[int]]  # of every prompt that begins with some tokens
     # Told of each request's end (request, reason, stop string); gives what its client is told.
     ended: Callable[[Request, Usage, str, str | None], Usage] = lambda _r, usage, _w, _s: usage
+    # Has the inference thread take in what the disk's thread has read.
+    post: Callable[[Recalled], None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,7 @@ class Scheduler:
         self._is_oldest_next = True
         self._ahead: Ahead | None = None
         self._foreseen: deque[Query] = deque(maxlen=FORESEEN_MAX)
+        self.counts: Counter[str] = Counter()
         self.steps = 0
         self.idle_tokens = 0  # prefilled in idle time, for no request
 
@@ -136,7 +145,28 @@ class Scheduler:
         self._stop_working_ahead()
         self._waiting.append(request)
         request.kept_tokens = self._keeper.plan(request.query).position
+        request.recall = self._keeper.recall(
+            request.query, lambda records: self._rules.post(Recalled(request, records))
+        )
+        if request.recall is not None:
+            request.kept_tokens = request.recall.position
         return Progress(request.request_id, request.kept_tokens, request.prompt_tokens)
+
+    def recalled(self, found: Recalled) -> None:
+        """Take in what was read from disk; the request it was read for may have a slot now."""
+        request = found.request
+        tokens = self._keeper.take_in(found.records, request.query)
+        if request.recall is None:  # it has given up waiting: others may go on from this
+            self.counts["recalls_late"] += 1
+            return
+        request.recall, request.recalled_tokens = None, tokens
+        request.kept_tokens = self._keeper.plan(request.query).position
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether nothing can be computed before the disk has answered."""
+        waits = all(request.recall is not None for request in self._waiting)
+        return not (self._prefilling or self._decoding) and waits
 
     def step(self) -> Iterator[Up]:
         """Do one chunk and one decode step; yield what clients are told, as soon as it holds."""
@@ -213,6 +243,9 @@ class Scheduler:
         for request in list(self._waiting):
             if self.running >= self._rules.slots_max:
                 return
+            if request.recall is not None and not self._gives_up(request.recall):
+                continue
+            request.recall = None
             if any(self._is_ahead(leader, request) for leader in self._prefilling):
                 continue
             self._waiting.remove(request)
@@ -220,6 +253,11 @@ class Scheduler:
             request.slot, request.plan = self._keeper.open(request.query, rows)
             request.position = request.plan.position
             self._prefilling.append(request)
+
+    def _gives_up(self, recall: Recall) -> bool:
+        """Whether to read a prompt rather than to wait for the disk any longer."""
+        self.counts["recalls_given_up"] += recall.is_late
+        return recall.is_late
 
     def _is_ahead(self, leader: Request, request: Request) -> bool:
         """Whether `leader` is about to prefill what `request` would have to prefill too."""
@@ -257,10 +295,10 @@ class Scheduler:
         request.position = end
         self._keeper.commit(slot, query.tokens[:end], query.names[number])
 
-    def _sequence(self, request: Request) -> Sequence:
+    def _sequence(self, request: Request) -> decode.Sequence:
         slot = request.slot
         assert slot is not None
-        return Sequence(
+        return decode.Sequence(
             key=request.request_id,
             cache=slot.cache,
             tokens=request.ids[: request.position],
@@ -325,7 +363,7 @@ class Scheduler:
             prefilled_tokens=fed - request.cached_tokens,
             completion_tokens=request.completion_tokens,
             reasoning_tokens=request.output.reasoning_tokens,
-            source=plan.source if plan is not None else "none",
+            source=_source(request),
             ttft_ms=round(((now if first is None else first) - began) * 1000),
             finish_ms=round((now - began) * 1000),
         )
@@ -385,3 +423,9 @@ class Scheduler:
         wanted = request.sampling.top_logprobs
         assert wanted is not None, "only asked-for log probabilities are carried"
         return describe(sampled.token_id, sampled.logprobs, wanted, self._vocabulary)
+
+
+def _source(request: Request) -> str:
+    """Return where what was kept of the prompt came from."""
+    source = request.plan.source if request.plan is not None else "none"
+    return "ssd" if source == "ram" and request.recalled_tokens else source

@@ -71,6 +71,7 @@ class Extent:
     window: Bytes | None = None  # rows of the window layers, of `window_from` and later
     window_from: int = 0
     holders: set[int] = field(default_factory=set)  # slots that hold its rows
+    is_stored: bool = False  # handed to the disk
 
     @property
     def nbytes(self) -> int:

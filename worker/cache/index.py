@@ -81,6 +81,10 @@ class Search:
                 )
         return Found(0, (), None, True, deepest, is_diverging, is_prompt)
 
+    def reached(self) -> Iterator[tuple[Joint, bool]]:
+        """Yield the prefixes of the prompt that are kept, and whether canonically; after `run`."""
+        return ((joint, step.is_canonical) for joint, step in self._reached.items())
+
     def _walk_canonical(self) -> Joint:
         """Go from cut to cut as far as there are canonical extents; return the last joint."""
         joint = self._store.root

@@ -34,7 +34,7 @@ class Courier:
 
     def __init__(self, shelf: Shelf, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self.counts: Counter[str] = Counter()
-        self._shelf = shelf
+        self.shelf = shelf
         self._queue_bytes_max = queue_bytes_max
         self._reads: deque[tuple[Sequence[Name], Then]] = deque()
         self._writes: deque[Record] = deque()
@@ -91,13 +91,13 @@ class Courier:
         """Return the shelf's figures for `/v1/cache`, and those of the queue."""
         with self._changed:
             counts, queued = dict(self.counts), self._queue_bytes
-        shelf = self._shelf.report()
+        shelf = self.shelf.report()
         return {**shelf, "queue_bytes": queued, "counts": shelf["counts"] | counts}
 
     # ------------------------------------------------------------ the I/O thread
 
     def _run(self) -> None:
-        self._guarded(self._shelf.sweep)
+        self._guarded(self.shelf.sweep)
         while self._step():
             pass
 
@@ -117,7 +117,7 @@ class Courier:
         elif record is not None:
             self._put(record)
         elif is_open:
-            self._guarded(self._shelf.refresh)
+            self._guarded(self.shelf.refresh)
         else:
             return False
         return True
@@ -127,7 +127,7 @@ class Courier:
 
         def fetch() -> None:
             for number, name in enumerate(names):
-                records[number] = self._shelf.get(name)
+                records[number] = self.shelf.get(name)
 
         if is_open:
             self._guarded(fetch)
@@ -135,7 +135,7 @@ class Courier:
 
     def _put(self, record: Record) -> None:
         try:
-            self._guarded(lambda: self._shelf.put(record))
+            self._guarded(lambda: self.shelf.put(record))
         finally:
             with self._changed:
                 self._queue_bytes -= record.nbytes

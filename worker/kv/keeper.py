@@ -14,6 +14,9 @@ from worker.cache.extents import ExtentStore
 from worker.cache.index import Query, Search
 from worker.cache.lines import Line, Lines
 from worker.cache.planner import Plan, make_plan, shared_cuts
+from worker.disk.courier import Courier
+from worker.disk.record import Record
+from worker.kv.disk import DiskTier, Recall
 from worker.kv.layers import LayerMap
 from worker.kv.mover import KeepRules, Mover
 from worker.kv.slots import Slot
@@ -33,6 +36,7 @@ class Keeper:
         new_cache: Callable[[], list[Any]],
         budget: Budget,
         rules: KeepRules,
+        courier: Courier | None = None,
     ) -> None:
         self.rules = rules
         self.store = ExtentStore(root, layers.layout, budget)
@@ -40,6 +44,9 @@ class Keeper:
         self._slots: dict[int, Slot] = {}
         self._mover = Mover(self.store, layers, rules, self._slots, new_cache)
         self._lines = Lines()
+        self._disk = None
+        if courier is not None:
+            self._disk = DiskTier(self.store, layers, self._mover.evictor, courier)
 
     # ------------------------------------------------------------ a request's life
 
@@ -88,6 +95,7 @@ class Keeper:
         if is_canonical or not self.rules.is_exact:
             self._mover.index(slot, start, end, name, is_canonical)
         self._mover.quantise(slot, end)
+        self._to_disk(slot)
 
     def grow(self, slot: Slot, rows: int) -> None:
         """Before a decode step: make room for `rows` tokens; quantise where that is due."""
@@ -120,7 +128,39 @@ class Keeper:
         if len(tokens) > start and not self.rules.is_exact:
             (name,) = prefix_hashes(self.store.root.name, tokens, [len(tokens)])
             self._mover.index(slot, start, len(tokens), name, is_canonical=False)
+        self._to_disk(slot)
         self._check_in(slot)
+
+    # ------------------------------------------------------------ the disk
+
+    def recall(
+        self, query: Query, then: Callable[[Sequence[Record | None]], None]
+    ) -> Recall | None:
+        """Have what the prompt needs from disk read; `then` gets it, on the disk's thread.
+
+        None where there is nothing to wait for.
+        """
+        recall = self._disk.wanted(query, self.rules.is_exact) if self._disk is not None else None
+        if recall is None or self._disk is None:
+            return None
+        return recall if self._disk.courier.read(recall.names, then) else None
+
+    def take_in(self, records: Sequence[Record | None], query: Query) -> int:
+        """Keep what was read for a prompt; return how many tokens came back."""
+        assert self._disk is not None
+        line = self._lines.open(time.monotonic(), 1, query.family, query.is_side)
+        self._lines.rest(line, time.monotonic())
+        return self._disk.take_in(records, query, line)
+
+    def shut(self, flush_s: float) -> None:
+        """Write what is queued, for so long, and end the disk's thread. Any thread, at the end."""
+        if self._disk is not None:
+            self._disk.courier.flush(flush_s)
+            self._disk.courier.close()
+
+    def _to_disk(self, slot: Slot) -> None:
+        if self._disk is not None:
+            self._disk.keep(slot)
 
     def _check_in(self, slot: Slot) -> None:
         slot.joint.pins -= 1

@@ -27,6 +27,12 @@ class NoKeeper:
         self.counts["match_miss"] += 1
         return Slot(0, self._new_cache(), Joint(PrefixHash(b""), 0)), _NO_PLAN
 
+    def recall(self, query: Query, then: Callable[[Any], None]) -> None:
+        return None
+
+    def take_in(self, records: Sequence[Any], query: Query) -> int:
+        return 0
+
     def commit(self, slot: Slot, tokens: Tokens, name: PrefixHash) -> None:
         slot.tokens = tokens
 

@@ -1,0 +1,305 @@
+"""The SSD tier of one model's KV: what goes to disk, what comes back. Owner: the inference thread.
+
+Whatever a forward has written is handed to the courier when it is committed, so that a killed
+worker loses a chunk at most, and nothing is written twice. What a prompt needs from disk is read
+before the prompt gets a slot, and goes into the store: planning sees RAM only.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from worker.cache.block_hash import PrefixHash, prefix_hashes
+from worker.cache.eviction import Evictor
+from worker.cache.extents import Extent, ExtentStore
+from worker.cache.index import Query, Search
+from worker.cache.lines import Line
+from worker.disk.courier import Courier
+from worker.disk.names import Kind, Name
+from worker.disk.record import Array, Record
+from worker.kv.layers import Kept, LayerMap, State
+from worker.kv.pieces import Unreadable, arrays_of_rows, arrays_of_state, rows_from, state_from
+from worker.kv.slots import Slot
+
+Part = TypeVar("Part", Kept, State)
+
+RECALL_S_MAX: Final = 20.0  # from a disk that takes longer nothing is worth waiting for
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """What a prompt needs from disk: `names`, in an order in which they can be taken in."""
+
+    names: tuple[Name, ...]
+    position: int  # up to which the prompt is kept then
+    asked_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() - self.asked_at > RECALL_S_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """A prefix of the prompt that is in RAM or on disk, and the pieces that lead there."""
+
+    position: int
+    is_canonical: bool
+    path: tuple[Name, ...]  # rows on disk, from what is in RAM
+
+
+class DiskTier:
+    """Writes what slots have committed, and brings back what prompts go on from."""
+
+    def __init__(
+        self,
+        store: ExtentStore,
+        layers: LayerMap,
+        evictor: Evictor,
+        courier: Courier,
+    ) -> None:
+        self.courier = courier
+        self.counts: Counter[str] = Counter()
+        self._store = store
+        self._layers = layers
+        self._evictor = evictor
+        self._shelf = courier.shelf
+
+    # ------------------------------------------------------------ to disk
+
+    def keep(self, slot: Slot) -> None:
+        """Hand over what of the slot's extents is not on disk; what is refused waits.
+
+        Copies rows that only the slot holds: those of one chunk, in most cases.
+        """
+        for extent in slot.backs:
+            if not extent.is_stored and extent in self._store:
+                extent.is_stored = self._keep(extent, slot)
+
+    def _keep(self, extent: Extent, slot: Slot) -> bool:
+        is_canonical = extent.is_canonical and self._hangs_from_its_own(extent)
+        is_taken = True
+        for kind in Kind:
+            name = _name(extent, kind, is_canonical)
+            if self._shelf.holds(name):
+                continue
+            arrays = self._arrays(extent, slot, kind)
+            if arrays is not None:
+                is_taken &= self.courier.write(self._record(extent, kind, is_canonical, arrays))
+        return is_taken
+
+    def _hangs_from_its_own(self, extent: Extent) -> bool:
+        """Whether the run on disk that arrives where this one starts was cut as this one's was.
+
+        Another worker may have reached that prefix by other cuts; what hangs from it there is not
+        what a prefill would have written.
+        """
+        before = extent.start.arrival
+        if before is None:
+            return True
+        there = [name for name in self._shelf.at(extent.start.name) if name.kind is Kind.ROWS]
+        return all(name.start == before.start.name for name in there if name.is_canonical)
+
+    def _arrays(self, extent: Extent, slot: Slot, kind: Kind) -> tuple[Array, ...] | None:
+        """Return the arrays of one piece of an extent; None where it has no such piece."""
+        if kind is Kind.ROWS:
+            return arrays_of_rows(self._rows(extent, slot).layers)
+        if kind is Kind.WINDOW:
+            return None if extent.window is None else arrays_of_rows(_kept(extent.window).layers)
+        snapshot = extent.end.snapshot
+        if snapshot is None or extent.end.arrival is not extent:
+            return None
+        assert isinstance(snapshot, State)
+        return arrays_of_state(snapshot)
+
+    def _rows(self, extent: Extent, slot: Slot) -> Kept:
+        if not self._layers.layout.has_rows:
+            return Kept(())
+        if extent.body is not None:
+            return _kept(extent.body)
+        start, end = extent.start.position, extent.end.position
+        return self._layers.copy_rows(slot.cache, start, end, None)
+
+    def _record(
+        self, extent: Extent, kind: Kind, is_canonical: bool, arrays: tuple[Array, ...]
+    ) -> Record:
+        return Record(
+            root=self._store.root.name,
+            start=extent.start.name,
+            end=extent.end.name,
+            position=extent.start.position,
+            tokens=extent.tokens,
+            is_canonical=is_canonical,
+            kind=kind,
+            arrays=arrays,
+        )
+
+    # ------------------------------------------------------------ what a prompt needs
+
+    def wanted(self, query: Query, is_exact: bool) -> Recall | None:
+        """Return what would have to be read for the prompt to go on from further than RAM allows.
+
+        None where disk has nothing further. Opens no file.
+        """
+        search = Search(self._store, query, is_exact)
+        kept = search.run().position
+        reached = dict(self._along_disk(query, is_exact, search))
+        best = sorted(reached.items(), key=lambda row: (row[1].position, row[1].is_canonical))
+        for end, place in reversed(best):
+            if place.position <= kept:
+                return None
+            pieces = self._pieces(end, place, reached)
+            if pieces is not None and self._fits(pieces):
+                return Recall(pieces, place.position)
+        return None
+
+    def _along_disk(
+        self, query: Query, is_exact: bool, search: Search
+    ) -> Iterator[tuple[PrefixHash, _Reached]]:
+        """Yield the prefixes of the prompt that runs on disk lead to, from those in RAM."""
+        todo: dict[PrefixHash, _Reached] = {
+            joint.name: _Reached(joint.position, is_canonical, ())
+            for joint, is_canonical in search.reached()
+        }
+        names = dict(zip(query.cuts, query.names, strict=True))
+        done: set[PrefixHash] = set(todo)
+        while todo:
+            start, place = todo.popitem()
+            for name in self._shelf.leaving(start):
+                end = place.position + name.token_count
+                if name.kind is not Kind.ROWS or end > query.limit or name.end in done:
+                    continue
+                if end not in names:
+                    (names[end],) = prefix_hashes(self._store.root.name, query.tokens, [end])
+                if names[end] != name.end or (is_exact and not name.is_canonical):
+                    continue
+                is_canonical = place.is_canonical and name.is_canonical
+                there = _Reached(end, is_canonical, (*place.path, name))
+                done.add(name.end)
+                todo[name.end] = there
+                yield name.end, there
+
+    def _pieces(
+        self, end: PrefixHash, place: _Reached, reached: dict[PrefixHash, _Reached]
+    ) -> tuple[Name, ...] | None:
+        """Return all that is needed to go on there; None where the disk lacks some of it."""
+        layout, pieces = self._store.layout, list(place.path)
+        if layout.window:
+            windows = self._windows(place)
+            if windows is None:
+                return None
+            pieces += windows
+        if layout.has_state:
+            states = [name for name in self._shelf.at(end) if name.kind is Kind.STATE]
+            states = [name for name in states if name.start == place.path[-1].start]
+            if not states:
+                return None
+            pieces.append(states[0])
+        return tuple(pieces)
+
+    def _windows(self, place: _Reached) -> list[Name] | None:
+        """Return the window rows that a resume looks back to, of the runs on the path."""
+        position, back_to = place.position, max(0, place.position - self._store.layout.window)
+        found = []
+        for run in reversed(place.path):
+            if position <= back_to:
+                break
+            windows = [name for name in self._shelf.at(run.end) if name.kind is Kind.WINDOW]
+            windows = [name for name in windows if name.start == run.start]
+            if not windows:
+                return None
+            found.append(windows[0])
+            position -= run.token_count
+        return found
+
+    def _fits(self, pieces: Sequence[Name]) -> bool:
+        """Whether the rows may be in RAM at all."""
+        row_bytes, buffers = self._layers.row_cost(None)
+        rows = [name for name in pieces if name.kind is Kind.ROWS]
+        budget = self._store.budget
+        nbytes = sum(name.token_count for name in rows) * row_bytes
+        return nbytes <= budget.bytes_max and len(rows) * buffers <= budget.buffers_max
+
+    # ------------------------------------------------------------ from disk
+
+    def take_in(self, records: Sequence[Record | None], query: Query, line: Line) -> int:
+        """Put what was read into the store; return how many tokens came back.
+
+        Ends at the first piece that is missing, does not fit the prompt or finds no room: what
+        hangs from it is of no use.
+        """
+        count = 0
+        for record in records:
+            if record is None:
+                self.counts["recalls_missed"] += 1
+                break
+            try:
+                is_taken = self._take_in(record, query, line)
+            except Unreadable:
+                self.counts["recalls_unreadable"] += 1
+                break
+            if not is_taken:
+                break
+            count += len(record.tokens) if record.kind is Kind.ROWS else 0
+        self.counts["recalled_tokens"] += count
+        return count
+
+    def _take_in(self, record: Record, query: Query, line: Line) -> bool:
+        if record.kind is Kind.ROWS:
+            return self._take_in_rows(record, query, line)
+        joint = self._store.joint(record.end)
+        arrival = joint.arrival if joint is not None else None
+        if joint is None or arrival is None or arrival.start.name != record.start:
+            self.counts["recalls_homeless"] += 1
+            return False
+        if record.kind is Kind.WINDOW:
+            if arrival.window is None and (window := self._roomy(rows_from(record.arrays))):
+                rows = window.layers[0].arrays[0].shape[2]
+                self._store.set_window(arrival, window, joint.position - rows)
+            return arrival.window is not None
+        if joint.snapshot is None and (state := self._roomy(state_from(record.arrays))):
+            self._store.set_snapshot(joint, state)
+        return joint.snapshot is not None
+
+    def _take_in_rows(self, record: Record, query: Query, line: Line) -> bool:
+        start = self._store.joint(record.start)
+        end = record.position + len(record.tokens)
+        if start is None or start.position != record.position:
+            self.counts["recalls_homeless"] += 1
+            return False
+        if not np.array_equal(record.tokens, query.tokens[record.position : end]):
+            self.counts["recalls_other_tokens"] += 1
+            return False
+        body = self._roomy(rows_from(record.arrays))
+        if body is None:
+            return False
+        _, extent = self._store.commit(
+            start, record.end, record.tokens.copy(), record.is_canonical, line
+        )
+        if extent is not None:  # else as good a one has come meanwhile
+            extent.is_stored = True
+            if self._layers.layout.has_rows:
+                self._store.set_body(extent, body)
+        return True
+
+    def _roomy(self, part: Part) -> Part | None:
+        """Return what was read where the budget has room for it."""
+        worth = 1 / max(1, self._layers.row_bytes)  # as likely needed as anything: it is asked for
+        now = time.monotonic()
+        if self._evictor.make_room(part.nbytes, part.buffers, worth, now):
+            return part
+        self.counts["recalls_refused"] += 1
+        return None
+
+
+def _name(extent: Extent, kind: Kind, is_canonical: bool) -> Name:
+    return Name(kind, extent.start.name, extent.end.name, len(extent.tokens), is_canonical)
+
+
+def _kept(part: Any) -> Kept:
+    assert isinstance(part, Kept)
+    return part
