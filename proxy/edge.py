@@ -43,6 +43,7 @@ _COUNT: Final[dict[str, Dialect]] = {
     "/v1/responses/input_tokens": "responses",
 }
 _OPEN_PATH: Final = "/health"  # the only one that needs no key
+HEADERS_MAX: Final = 100
 _PARSERS: Final = {
     "chat": chat.parse,
     "completions": completions.parse,
@@ -61,7 +62,7 @@ class Edge:
     ) -> None:
         """`front` is LiteLLM's app, `token` what it accepts."""
         self._origins = OriginRules(settings.proxy_host, settings.cors_origins)
-        self._keys = KeyCheck(settings.proxy_api_key)
+        self._keys = KeyCheck(settings.api_keys)
         self._names = routes.names
         self._canonicaliser = Canonicaliser(
             settings.cache_canonicalize_tool_context, settings.cache_norm_safety_check
@@ -116,6 +117,13 @@ class Edge:
 
     async def _admit(self, exchange: Exchange) -> None:
         """Check who asks, then dispatch."""
+        if len(exchange.raw_headers) > HEADERS_MAX:
+            raise RequestError(
+                f"The request has {len(exchange.raw_headers)} headers and this server accepts "
+                f"{HEADERS_MAX}. Send fewer.",
+                status=431,
+                code="too_many_headers",
+            )
         hosts = [value for name, value in exchange.raw_headers if name == b"host"]
         self._origins.check_host([host.decode("latin-1") for host in hosts])
         origin = self._origins.check_origin(
@@ -127,7 +135,9 @@ class Edge:
                 await _preflight(exchange)
                 return
         if exchange.path != _OPEN_PATH:
-            self._keys.check(exchange.raw_headers)
+            key = self._keys.check(exchange.raw_headers)
+            if key is not None:  # whoever sends another beside it is known by this one all the same
+                exchange.headers["x-api-key"] = key
         await self._dispatch(exchange)
 
     async def _dispatch(self, exchange: Exchange) -> None:

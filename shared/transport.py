@@ -1,7 +1,8 @@
 """The sockets between proxy and worker: the only module that imports zmq.
 
 A worker binds one ROUTER; each proxy connects one DEALER. `ROUTER_MANDATORY` makes a send to a
-peer that is gone, or whose queue is full, an error instead of a silent loss.
+peer that is gone, or whose queue is full, an error instead of a silent loss. A line over ipc:// is
+kept private by its directory, one over tcp:// by CURVE keys, without which there is none.
 """
 
 import asyncio
@@ -12,10 +13,14 @@ import socket
 import stat
 import sys
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import zmq
 import zmq.asyncio
+from zmq.auth import load_certificate
+from zmq.auth.thread import ThreadAuthenticator
 
 from shared.errors import StartError, WireError
 from shared.wire import FRAME_BYTES_MAX, Failed, Message, decode, encode
@@ -29,24 +34,33 @@ LEASE_S = 5.0  # a request not renewed for this long is cancelled
 QUEUE_FRAMES_MAX = 20_000  # frames held for one peer before it counts as gone
 IPC_PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107  # sun_path less its NUL
 
+WORKER_NAME: Final = "worker"  # of the key files: worker.key, worker.key_secret
+PROXY_NAME: Final = "proxy"
+_Z85_KEY_CHARS: Final = 40
+_MAKE_KEYS: Final = "Make keys with scripts/make_keys.py and set CURVE_KEYS_DIR."
 
-def private_directory(path: Path) -> Path:
+
+def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:
     """Make `path` a directory that only this user can enter, and return it.
 
     Raises:
-        StartError: it belongs to someone else, is not a directory, or cannot be made.
+        StartError: it belongs to someone else, is not a directory, or cannot be made; the text
+            names the `setting` that it comes from.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for each in reversed(path.parents):  # mkdir alone would leave their mode to the umask
+            if not each.exists():
+                each.mkdir(mode=0o700, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise StartError(
-            f"RUN_DIR: {path} cannot be made ({error.strerror}). Set RUN_DIR."
+            f"{setting}: {path} cannot be made ({error.strerror}). Set {setting}."
         ) from None
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise StartError(f"RUN_DIR: {path} is not a directory. Remove it or set RUN_DIR.")
+        raise StartError(f"{setting}: {path} is not a directory. Remove it or set {setting}.")
     if status.st_uid != os.getuid():
-        raise StartError(f"RUN_DIR: {path} belongs to user {status.st_uid}. Set RUN_DIR.")
+        raise StartError(f"{setting}: {path} belongs to user {status.st_uid}. Set {setting}.")
     path.chmod(0o700)
     return path
 
@@ -66,20 +80,69 @@ def ipc_endpoint(path: Path) -> str:
     return f"ipc://{path}"
 
 
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """What one end of a tcp:// line proves itself with, and whom it believes. Keys in Z85."""
+
+    public: bytes
+    secret: bytes
+    trusted: bytes  # the other end's public key
+
+    def __repr__(self) -> str:
+        return f"CurveKeys(public={self.public!r})"
+
+
+def curve_keys(directory: Path, own: str, other: str) -> CurveKeys:
+    """Return the keys of `own`, WORKER_NAME or PROXY_NAME, who speaks with `other`.
+
+    Raises:
+        StartError: a file is missing, is no key, or holds a secret that others can read.
+    """
+    secret_file, trusted_file = directory / f"{own}.key_secret", directory / f"{other}.key"
+    try:
+        mode = secret_file.stat().st_mode
+        public, secret = load_certificate(secret_file)
+        trusted, _ = load_certificate(trusted_file)
+    except (OSError, ValueError) as error:
+        raise StartError(f"tcp:// needs CURVE keys: {error}. {_MAKE_KEYS}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise StartError(
+            f"{secret_file} has mode {stat.S_IMODE(mode):04o}: others may have read it. "
+            "Make new keys, or run: chmod 600 " + str(secret_file)
+        )
+    if secret is None or {len(public), len(secret), len(trusted)} != {_Z85_KEY_CHARS}:
+        raise StartError(f"{secret_file} or {trusted_file} holds no CURVE key. {_MAKE_KEYS}")
+    return CurveKeys(public, secret, trusted)
+
+
 class RouterPort:
     """A worker's end. Owner: the I/O thread; only `post` may be called from other threads.
 
     Frames that cannot be sent at once wait in order, per peer, up to QUEUE_FRAMES_MAX.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
+        """Bind. `keys` are for tcp:// only, where one proxy's key is let in and no other's.
+
+        Raises:
+            StartError: the endpoint cannot be bound, or is on the network and there are no keys.
+        """
+        _check_endpoint(endpoint, keys)
         self._endpoint = endpoint
         self._context = zmq.Context()
+        self._guard = _guard(self._context, keys) if keys is not None else None
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.LINGER, 500)
         self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-        self._socket.bind(endpoint)
+        if keys is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._shut()
+            raise StartError(f"{endpoint} cannot be bound: {error.strerror}.") from None
         if endpoint.startswith("ipc://"):
             os.chmod(endpoint.removeprefix("ipc://"), 0o600)
         self._wake_read, self._wake_write = socket.socketpair()
@@ -174,12 +237,33 @@ class RouterPort:
 
     def close(self) -> None:
         self._flush()
-        self._socket.close()
-        self._context.term()
+        self._shut()
         if self._endpoint.startswith("ipc://"):
             Path(self._endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
         self._wake_read.close()
         self._wake_write.close()
+
+    def _shut(self) -> None:
+        self._socket.close()
+        if self._guard is not None:
+            self._guard.stop()
+        self._context.term()
+
+
+def _check_endpoint(endpoint: str, keys: CurveKeys | None) -> None:
+    is_private = endpoint.startswith("ipc://")
+    if not is_private and not endpoint.startswith("tcp://"):
+        raise StartError(f"The endpoint is {endpoint!r}; allowed are ipc://PATH, tcp://HOST:PORT.")
+    if not is_private and keys is None:
+        raise StartError(f"{endpoint} is on the network and has no CURVE keys. {_MAKE_KEYS}")
+
+
+def _guard(context: "zmq.Context[zmq.Socket[bytes]]", keys: CurveKeys) -> ThreadAuthenticator:
+    """Return what lets the one trusted key in; libzmq by itself lets any client in."""
+    guard = ThreadAuthenticator(context)
+    guard.certs["*"] = {keys.trusted: True}
+    guard.start()
+    return guard
 
 
 def _frame(message: Message) -> bytes:
@@ -205,7 +289,9 @@ class QueueFull(WireError):
 class DealerLink:
     """A proxy's end of the line to one start of one worker. Owner: the event loop."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
+        """Connect. Raises: StartError: over the network, and there are no `keys`."""
+        _check_endpoint(endpoint, keys)
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
@@ -213,6 +299,10 @@ class DealerLink:
         self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        if keys is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.trusted)
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         self._socket.connect(endpoint)
 
     def send(self, message: Message) -> None:

@@ -18,7 +18,7 @@ from types import FrameType
 from shared.config import PROJECT_DIR, Settings, load_settings
 from shared.errors import EXIT_CANNOT_START, StartError
 from shared.log import configure
-from shared.transport import RouterPort
+from shared.transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
 from shared.wire import Heartbeat, Status, Told
 from worker.conversing import make_builder, make_sessions, prompt_facts
 from worker.engine.engine import Engine, default_chunk
@@ -59,7 +59,7 @@ class Worker:
         self._sessions: Sessions | None = None
         self._loop: InferenceLoop | None = None
         self._loaded: LoadedModel | None = None
-        self._port = RouterPort(endpoint)
+        self._port = RouterPort(endpoint, _keys(settings, endpoint))
         self._mailbox = Mailbox(
             self._port,
             Identity(worker_id, secrets.token_hex(8)),
@@ -202,6 +202,13 @@ class Worker:
         )
 
 
+def _keys(settings: Settings, endpoint: str) -> CurveKeys | None:
+    """Return what a worker on the network needs; one on a socket of this machine needs nothing."""
+    if endpoint.startswith("ipc://"):
+        return None
+    return curve_keys(settings.curve_keys_dir, WORKER_NAME, PROXY_NAME)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="worker.main", description=__doc__)
     parser.add_argument("--worker-id", type=int, required=True)
@@ -209,11 +216,12 @@ def main() -> int:
     options = parser.parse_args()
     try:
         settings = load_settings(os.environ, PROJECT_DIR / ".env")
+        configure(settings.log_level.upper(), f"worker-{options.worker_id}")
+        worker = Worker(settings, options.worker_id, options.endpoint)
     except StartError as error:
         print(f"Hearth cannot start: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
-    configure(settings.log_level.upper(), f"worker-{options.worker_id}")
-    return Worker(settings, options.worker_id, options.endpoint).run()
+    return worker.run()
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import get_total_parameters, hf_repo_to_path, load
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, get_total_parameters, load, snapshot_download
 
 from shared.config import POCKET, Settings
 from shared.errors import StartError
 from shared.wire import ModelFacts
+from worker.engine.own_code import CODE_PATTERNS, own_code
 from worker.engine.pocket import ensure_pocket
 
 log = logging.getLogger(__name__)
@@ -49,9 +50,17 @@ def load_model(settings: Settings) -> LoadedModel:
     else:
         source = _checked(source)
     try:
-        model, tokenizer, config = load(source, return_config=True)
+        runs_code = _may_run_code(settings)
+        directory = _present(source, runs_code)
+        model, tokenizer, config = load(
+            str(directory),
+            tokenizer_config={"trust_remote_code": runs_code},
+            trust_remote_code=runs_code,
+            return_config=True,
+        )
         mx.eval(model.parameters())
-        directory = Path(source) if Path(source).exists() else hf_repo_to_path(source)
+    except StartError:
+        raise
     except Exception as error:  # whatever a hub, a file, an architecture or the device can raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise StartError(f"MODEL_PATH is {source!r}, which cannot be loaded: {reason}") from error
@@ -85,6 +94,42 @@ def _checked(source: str) -> str:
             f"MODEL_PATH is {source!r}, which is neither a directory nor a hub id (owner/name)."
         )
     return source
+
+
+def _may_run_code(settings: Settings) -> bool:
+    """Whether ALLOW_MODEL_CODE names this very model, by its hub id or its directory."""
+    source = settings.model_path
+    places = {source, str(Path(source).expanduser().resolve())}
+    named = {str(Path(name).expanduser().resolve()) for name in settings.allow_model_code}
+    return not places.isdisjoint({*settings.allow_model_code, *named})
+
+
+def _present(source: str, runs_code: bool) -> Path:
+    """Return the directory of a checkpoint, fetched where it is a hub id.
+
+    What could run is looked at before anything loads it, and before the weights are fetched.
+
+    Raises:
+        StartError: it brings code of its own, which this server was not told to run.
+    """
+    directory = Path(source)
+    if directory.is_dir():
+        _refuse_code(directory, source, runs_code)
+        return directory
+    for patterns in (CODE_PATTERNS, DEFAULT_ALLOW_PATTERNS):
+        directory = Path(snapshot_download(source, allow_patterns=list(patterns)))
+        _refuse_code(directory, source, runs_code)
+    return directory
+
+
+def _refuse_code(directory: Path, source: str, runs_code: bool) -> None:
+    found = [] if runs_code else own_code(directory)
+    if found:
+        raise StartError(
+            f"MODEL_PATH is {source!r}, which cannot be loaded: it brings code of its own "
+            f"({', '.join(found)}), which would run with your rights. Use another conversion of "
+            f"the model, or, if you have read that code, set ALLOW_MODEL_CODE={source}"
+        )
 
 
 def _generation_config(directory: Path) -> dict[str, Any]:
