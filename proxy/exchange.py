@@ -69,7 +69,7 @@ class Exchange:
             )
         try:
             async with asyncio.timeout(BODY_WAIT_S_MAX):
-                return await self._read()
+                return await self._read(BODY_BYTES_MAX)
         except TimeoutError:
             raise RequestError(
                 f"The body did not arrive within {BODY_WAIT_S_MAX:g} s.",
@@ -77,7 +77,8 @@ class Exchange:
                 code="body_timeout",
             ) from None
 
-    async def _read(self) -> bytes:
+    async def _read(self, kept_max: int) -> bytes:
+        """Return the body; of one over `kept_max` bytes nothing is held in memory."""
         chunks: list[bytes] = []
         size, more = 0, True
         while more and size <= DRAIN_BYTES_MAX:
@@ -86,7 +87,7 @@ class Exchange:
                 raise ClientGone()
             chunk = message.get("body", b"")
             size += len(chunk)
-            if size <= BODY_BYTES_MAX:
+            if size <= kept_max:
                 chunks.append(chunk)
             else:
                 chunks.clear()
@@ -107,7 +108,7 @@ class Exchange:
         if not self._has_body and self._watcher is None:
             with contextlib.suppress(RequestError, TimeoutError):
                 async with asyncio.timeout(DRAIN_WAIT_S_MAX):
-                    await self._read()
+                    await self._read(0)
 
     async def while_connected(self, work: Awaitable[T]) -> T:
         """Return what `work` gives; it is cancelled when the client goes away first.

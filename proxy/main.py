@@ -18,6 +18,7 @@ import uvloop
 
 from proxy import litellm_front
 from proxy.edge import Edge
+from proxy.http_protocol import HeadTimeout
 from proxy.origin import OriginRules
 from proxy.pidfile import PidFile
 from proxy.pool import WorkerPool
@@ -115,6 +116,7 @@ class Hearth:
         self._server = _Server(
             uvicorn.Config(
                 edge,
+                http=HeadTimeout,
                 log_config=None,
                 access_log=False,
                 lifespan="on",
@@ -202,7 +204,7 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     environ = dict(os.environ)  # as it was: workers get it without LiteLLM's additions
     try:
         settings = load_settings(environ, PROJECT_DIR / ".env")
-        logs.configure(settings.log_level.upper(), "proxy")
+        logs.configure(settings.log_level.upper(), "proxy", settings.log_prompts)
         raise_open_file_limit()
         hearth = Hearth(settings, environ, worker_command)
     except StartError as error:

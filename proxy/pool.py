@@ -151,13 +151,13 @@ class WorkerLink:
         message = Count(uuid.uuid4().hex, prompt)
         return (await self._reply(message, Counted, COUNT_WAIT_S_MAX)).tokens
 
-    async def ask(self, what: What, about: str = "") -> dict[str, Any]:
+    async def ask(self, what: What, about: str = "", key: str = "") -> dict[str, Any]:
         """Return what the worker tells about its cache or its sessions.
 
         Raises:
             RequestError: it refuses, is gone, or has not answered within STATUS_WAIT_S_MAX.
         """
-        message = Status(uuid.uuid4().hex, what, about)
+        message = Status(uuid.uuid4().hex, what, about, key)
         return (await self._reply(message, Told, STATUS_WAIT_S_MAX)).body
 
     async def _reply(self, message: Count | Status, kind: type[Reply], wait_s: float) -> Reply:
@@ -292,15 +292,18 @@ class WorkerPool:
         link = await self._ready_link(marks_of(request.prompt), set())
         return await link.count(request.prompt)
 
-    async def ask(self, what: What, about: str = "") -> dict[int, dict[str, Any] | RequestError]:
+    async def ask(
+        self, what: What, about: str = "", key: str = ""
+    ) -> dict[int, dict[str, Any] | RequestError]:
         """Return, by worker, what each ready one tells, or why it does not.
 
-        All are asked at once, so that the whole takes STATUS_WAIT_S_MAX at most.
+        All are asked at once, so that the whole takes STATUS_WAIT_S_MAX at most. `key` is the
+        digest of the API key whose sessions and prompts are told; "" = everyone's.
         """
 
         async def told_by(link: WorkerLink) -> dict[str, Any] | RequestError:
             try:
-                return await link.ask(what, about)
+                return await link.ask(what, about, key)
             except RequestError as error:
                 return error
 

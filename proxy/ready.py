@@ -28,7 +28,7 @@ def ready_lines(settings: Settings, facts: ModelFacts) -> list[str]:
     """Return what is served, where, and a first request to paste."""
     url = base_url(settings)
     ask = {"model": facts.name, "messages": [{"role": "user", "content": "Hello"}]}
-    key = ' -H "Authorization: Bearer $PROXY_API_KEY"' if settings.proxy_api_key else ""
+    key = ' -H "Authorization: Bearer $PROXY_API_KEY"' if settings.api_keys else ""
     body = json.dumps(ask, ensure_ascii=False).replace("'", "'\\''")
     size = f"{_scaled(facts.parameter_count)} parameters, {_scaled(facts.weight_bytes)}B"
     return [

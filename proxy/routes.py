@@ -46,6 +46,7 @@ class Routes:
             "/v1/sessions": {"GET": self._sessions},
         }
         self._shows_prompts = settings.cache_debug
+        self._has_keys = len(settings.api_keys) > 1
 
     async def serve(self, exchange: Exchange) -> None:
         """Answer a request for one of our paths.
@@ -113,14 +114,16 @@ class Routes:
     async def _prompt(self, exchange: Exchange) -> None:
         """Answer with the token ids of a recent prompt, from the worker that rendered it."""
         request_id = _rest(exchange.path, _PROMPTS)
-        told = await exchange.while_connected(self._pool.ask("prompt", request_id))
+        told = await exchange.while_connected(
+            self._pool.ask("prompt", request_id, self._whose(exchange))
+        )
         text = f"No worker remembers the prompt of {request_id!r:.80}; they keep recent ones only."
         row = next(iter(_known(told, text).values()))
         await exchange.send_json(200, {"request_id": request_id, "ids": row["ids"]})
 
     async def _sessions(self, exchange: Exchange) -> None:
         """Answer with the sessions of all workers; a worker that cannot tell says why."""
-        told = await exchange.while_connected(self._pool.ask("sessions"))
+        told = await exchange.while_connected(self._pool.ask("sessions", key=self._whose(exchange)))
         rows, errors = [], []
         for worker in self._supervisor.workers:
             body = told.get(worker.worker_id, _NOT_READY)
@@ -133,7 +136,9 @@ class Routes:
     async def _session(self, exchange: Exchange) -> None:
         """Answer with the lines of one session, from every worker that has some."""
         session = _rest(exchange.path, _SESSIONS)
-        told = await exchange.while_connected(self._pool.ask("session", session))
+        told = await exchange.while_connected(
+            self._pool.ask("session", session, self._whose(exchange))
+        )
         text = f"No worker knows the session {session!r:.80}; /v1/sessions lists those they know."
         lines = [
             line | {"worker": worker_id}
@@ -160,6 +165,10 @@ class Routes:
         response_id = _rest(exchange.path, *_RESPONSES).removesuffix(_ITEMS)
         page = self.stored.items(_key(exchange), response_id, _query(exchange))
         await exchange.send_json(200, page)
+
+    def _whose(self, exchange: Exchange) -> str:
+        """Return whose sessions may be told of: with one key, or none, everyone's."""
+        return _key(exchange) if self._has_keys else ""
 
     async def _health(self, exchange: Exchange) -> None:
         await exchange.send_json(200, self.health())

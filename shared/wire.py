@@ -173,6 +173,7 @@ class Status:
     request_id: str
     what: str  # "cache" | "clear_cache" | "prompt" | "sessions" | "session"
     about: str = ""  # the request id whose prompt, or the session that is asked for
+    key: str = ""  # digest of the API key whose sessions and prompts are told; "" = everyone's
 
 
 # ---------------------------------------------------------------- worker to proxy

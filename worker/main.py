@@ -216,7 +216,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         settings = load_settings(os.environ, PROJECT_DIR / ".env")
-        configure(settings.log_level.upper(), f"worker-{options.worker_id}")
+        name = f"worker-{options.worker_id}"
+        configure(settings.log_level.upper(), name, settings.log_prompts)
         worker = Worker(settings, options.worker_id, options.endpoint)
     except StartError as error:
         print(f"Hearth cannot start: {error}", file=sys.stderr)

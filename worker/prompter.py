@@ -10,7 +10,7 @@ from typing import Any
 from shared.config import Settings
 from shared.errors import RequestError
 from shared.wire import Admitted, Count, Counted, Failed, Prompt, Status, Submit, Told, Up
-from worker.cache.block_hash import PrefixHash, common_length, pack, prefix_hashes
+from worker.cache.block_hash import PrefixHash, common_length, key_root, pack, prefix_hashes
 from worker.cache.index import Query
 from worker.constraint.constrainer import Constrainer
 from worker.constraint.guide import Guide
@@ -67,7 +67,7 @@ class Prompter:
         self._rule = rule
         self._vocabulary = vocabulary
         self._facts = facts
-        self._recent: dict[str, list[int]] = {}
+        self._recent: dict[str, tuple[str, list[int]]] = {}  # request id -> key, ids
 
     def run(
         self,
@@ -102,23 +102,24 @@ class Prompter:
     def _told(self, message: Status) -> dict[str, Any]:
         """Return what is asked about prompts and sessions. Raises RequestError."""
         if message.what == "sessions":
-            return {"sessions": self._sessions.report()}
+            return {"sessions": self._sessions.report(message.key)}
         if message.what == "session":
-            body = self._sessions.told(message.about)
+            body = self._sessions.told(message.about, message.key)
             text = f"No session {message.about!r:.80} is remembered by this worker."
         else:
-            ids = self._recent.get(message.about)
-            body = None if ids is None else {"ids": ids}
+            key, ids = self._recent.get(message.about, ("", None))
+            is_told = ids is not None and message.key in ("", key)
+            body = {"ids": ids} if is_told else None
             text = f"No prompt of request {message.about!r:.80} is remembered by this worker."
         if body is None:
             raise RequestError(text, status=404, code="not_found")
         return body
 
-    def _remember(self, request_id: str, ids: list[int]) -> None:
+    def _remember(self, message: Submit, ids: list[int]) -> None:
         """Keep the ids of recent prompts where debugging is on."""
         if not self._settings.cache_debug:
             return
-        self._recent[request_id] = ids
+        self._recent[message.request_id] = (message.prompt.speaker.key, ids)
         while len(self._recent) > RECENT_MAX:
             del self._recent[next(iter(self._recent))]
 
@@ -127,18 +128,19 @@ class Prompter:
         check(message.sampling, self._facts.vocab_size)
         visit, built = self._build(message.prompt)
         ids = built.ids
-        self._remember(message.request_id, ids)
+        self._remember(message, ids)
         tokens, cuts = pack(ids), self._rule.cuts(ids)
         if visit is not None:
             self._explain(visit, built)
         asked = message.sampling.max_tokens or self._settings.default_max_tokens
-        names = prefix_hashes(self._facts.root, tokens, cuts)
+        root = self._root(message.prompt)
+        names = prefix_hashes(root, tokens, cuts)
         is_side = visit is not None and visit.is_side
         splitter, guide = self._split_and_guided(message, built, visit)
         return Request(
             ticket=ticket,
             ids=ids,
-            query=Query(tokens, cuts, names, _family(message.prompt), is_side),
+            query=Query(tokens, cuts, names, _family(message.prompt), is_side, root),
             sampling=message.sampling,
             tokens_max=min(asked, self._facts.context_tokens - len(ids)),
             output=Output(
@@ -247,8 +249,15 @@ class Prompter:
         if common_length(tokens, pack(fed)) >= min(len(tokens), len(fed)):
             return None
         cuts = self._rule.natural(tokens.tolist())
-        names = prefix_hashes(self._facts.root, tokens, cuts)
-        return Query(tokens, cuts, names, _family(visit.prompt))
+        root = self._root(visit.prompt)
+        names = prefix_hashes(root, tokens, cuts)
+        return Query(tokens, cuts, names, _family(visit.prompt), root=root)
+
+    def _root(self, prompt: Prompt) -> PrefixHash:
+        """Return what a prompt's names begin with: where there are several keys, its key's own."""
+        if len(self._settings.api_keys) < 2:
+            return self._facts.root
+        return key_root(self._facts.root, prompt.speaker.key)
 
     def _text(self, ids: Sequence[int]) -> str:
         detokeniser = self._vocabulary.detokeniser()

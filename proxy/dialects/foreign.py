@@ -5,13 +5,14 @@ left out, and one line of the log says so.
 """
 
 import logging
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 
 log = logging.getLogger(__name__)
 
 _NAMED_MAX: Final = 20  # kinds in one line of the log
-_KIND_CHARS_MAX: Final = 60
+_KIND: Final = re.compile(r"[a-z][a-z0-9_]{0,59}")  # a word of an API; the rest may be anything
 _TEXTS: Final = ("title", "url", "text", "stdout", "stderr", "logs")
 _HOLDERS: Final = ("content", "source", "summary", "output", "outputs", "result", "results")
 
@@ -39,6 +40,6 @@ _OPAQUE: Final = ("base64", "file", "image_generation_call", "computer_call_outp
 
 def note(kinds: Iterable[str]) -> None:
     """Log once what of a request this server has no use for."""
-    named = sorted({kind[:_KIND_CHARS_MAX] for kind in kinds})
+    named = sorted({kind if _KIND.fullmatch(kind) else "(other)" for kind in kinds})
     if named:
         log.info("left out kinds=%r", ", ".join(named[:_NAMED_MAX]))

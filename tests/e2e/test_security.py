@@ -323,3 +323,28 @@ def kill_the_worker_amid(text: str, server: Server) -> None:
     deadline = time.monotonic() + 60
     while server.health().get("status") != "ok" and time.monotonic() < deadline:
         time.sleep(0.1)
+
+
+def test_another_key_sees_no_session_and_is_served_nothing_that_this_one_computed(
+    server: Server,
+) -> None:
+    """By the wire: `cached_tokens` and /v1/sessions tell one key nothing of the other's words."""
+    path = "/v1/chat/completions"
+    words = " ".join(f"word{number}" for number in range(400))
+    body = body_of(path, words, session_id="shared-name")
+
+    def cached(key: str) -> int:
+        status, answer = ask(server, "POST", path, body, key=key)
+        assert status == 200, answer
+        usage = json.loads(answer)["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    def turns(key: str) -> list[int]:
+        rows = json.loads(ask(server, "GET", "/v1/sessions", key=key)[1])["sessions"]
+        return [row["turns"] for row in rows if row["session"] == "shared-name"]
+
+    assert cached(MINE) == 0 and cached(MINE) > 300
+    assert turns(THEIRS) == [] and turns(MINE) == [2]
+    assert ask(server, "GET", "/v1/sessions/shared-name", key=THEIRS)[0] == 404
+    assert cached(THEIRS) == 0 and cached(THEIRS) > 300
+    assert turns(THEIRS) == [2] and turns(MINE) == [2]

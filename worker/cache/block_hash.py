@@ -32,6 +32,11 @@ def root_hash(parts: Iterable[str]) -> PrefixHash:
     return PrefixHash(digest.digest())
 
 
+def key_root(root: PrefixHash, key: str) -> PrefixHash:
+    """Return the name of the empty prefix for one API key, by its digest: they share nothing."""
+    return root_hash([root.hex(), key])
+
+
 def prefix_hashes(root: PrefixHash, tokens: Tokens, ends: Sequence[int]) -> list[PrefixHash]:
     """Return the name of `tokens[:end]` for each of the ascending `ends`."""
     digest = hashlib.blake2b(root, digest_size=HASH_BYTES)

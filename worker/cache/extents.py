@@ -86,7 +86,7 @@ class ExtentStore:
     """All joints, extents and snapshots, and their bytes.
 
     Invariants (see `check`):
-      rooted    every joint but the root has one extent that arrives at it
+      rooted    every joint but the roots, which are at 0, has one extent that arrives at it
       pure      what a canonical extent starts from is canonical too
       findable  `_joints[name]` is the joint of that name
       counted   the budget's use is the sum over bodies, windows and snapshots
@@ -106,6 +106,15 @@ class ExtentStore:
 
     def __contains__(self, extent: object) -> bool:
         return extent in self._extents
+
+    def root_of(self, name: PrefixHash | None) -> Joint:
+        """Return the root called `name`, made where there is none; None is the model's own.
+
+        Several API keys have one each, and no extent leads from one to another.
+        """
+        if name is None:
+            return self.root
+        return self._joints.setdefault(name, Joint(name, 0))
 
     @property
     def extents(self) -> Iterator[Extent]:
@@ -217,8 +226,9 @@ class ExtentStore:
 
     def clear(self) -> None:
         """Forget everything."""
-        for extent in list(self.root.leaving):
-            self.remove(extent)
+        for root in [joint for joint in self._joints.values() if joint.position == 0]:
+            for extent in list(root.leaving):
+                self.remove(extent)
         assert not self._extents and self.budget.bytes_used == 0
 
     def check(self) -> None:
@@ -226,7 +236,7 @@ class ExtentStore:
         nbytes = buffers = 0
         for joint in self._joints.values():
             assert self._joints[joint.name] is joint and not joint.is_dropped
-            assert (joint is self.root) == (joint.arrival is None), joint
+            assert (joint.position == 0) == (joint.arrival is None), joint
             assert joint.pins >= 0, joint
             if joint.snapshot is not None:
                 nbytes += joint.snapshot.nbytes

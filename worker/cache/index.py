@@ -16,6 +16,7 @@ class Query:
     names: Sequence[PrefixHash]  # of the prefix up to each cut
     family: str = ""  # what all lines of one session have in common; "" where it is not known
     is_side: bool = False  # a title, a topic check: not worth a conversation's place
+    root: PrefixHash | None = None  # what `names` begin with; None = the model's own
 
     @property
     def limit(self) -> int:
@@ -55,9 +56,10 @@ class Search:
 
     def __init__(self, store: ExtentStore, query: Query, is_exact: bool) -> None:
         self._store = store
+        self._root = store.root_of(query.root)
         self._query = query
         self._is_exact = is_exact
-        self._reached: dict[Joint, _Step] = {store.root: _Step(None, True)}
+        self._reached: dict[Joint, _Step] = {self._root: _Step(None, True)}
         self._partial: list[tuple[int, Extent]] = []  # (tokens matched to, extent left there)
         self._diverges_at = -1  # the furthest position at which kept tokens differ
         self._by_cut = dict(zip(query.cuts, query.names, strict=True))
@@ -87,7 +89,7 @@ class Search:
 
     def _walk_canonical(self) -> Joint:
         """Go from cut to cut as far as there are canonical extents; return the last joint."""
-        joint = self._store.root
+        joint = self._root
         for name in self._query.names:
             found = self._store.joint(name)
             extent = found.arrival if found is not None else None

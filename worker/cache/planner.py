@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from worker.cache.block_hash import Tokens, common_length
+from worker.cache.block_hash import PrefixHash, Tokens, common_length
 from worker.cache.extents import Bytes, Extent, ExtentStore
 from worker.cache.index import Found, Query, Search
 
@@ -18,6 +18,7 @@ class SlotView:
     tokens: Tokens  # all that is in its layers
     trail: tuple[int, ...]  # cuts of its canonical prefill: canonical up to the last of them
     floor: int = 0  # it cannot be taken back further than this
+    root: PrefixHash | None = None  # whose it is; None = the model's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,10 @@ def make_plan(store: ExtentStore, slots: Iterable[SlotView], query: Query, is_ex
         hybrid_trimmed=_is_trimmed(found, query, store),
     )
     ranked = []
+    root = store.root_of(query.root)
     for slot in slots:
+        if store.root_of(slot.root) is not root:
+            continue
         shared = common_length(slot.tokens, query.tokens)
         canonical = _canonical_length(slot, query, shared)
         tip = len(slot.tokens)

@@ -174,7 +174,8 @@ class DiskTier:
                 if name.kind is not Kind.ROWS or end > query.limit or name.end in done:
                     continue
                 if end not in names:
-                    (names[end],) = prefix_hashes(self._store.root.name, query.tokens, [end])
+                    root = self._store.root_of(query.root).name
+                    (names[end],) = prefix_hashes(root, query.tokens, [end])
                 if names[end] != name.end or (is_exact and not name.is_canonical):
                     continue
                 is_canonical = place.is_canonical and name.is_canonical

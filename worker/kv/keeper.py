@@ -62,7 +62,7 @@ class Keeper:
             plan = self.plan(query)  # what the slot held may be all that it went on from
         self.counts[f"match_{plan.kind}"] += 1
         self.counts["hybrid_trim_miss"] += plan.hybrid_trimmed
-        slot = self._fill(plan, self._line_of(plan, query), rows)
+        slot = self._fill(plan, query, self._line_of(plan, query), rows)
         assert slot.line is not None
         self._own(plan, slot.line)
         slot.joint.resumed += plan.position > 0
@@ -126,7 +126,7 @@ class Keeper:
             slot.joint.is_prompt_end = True
             slot.line.tip = slot.joint.name
         if len(tokens) > start and not self.rules.is_exact:
-            (name,) = prefix_hashes(self.store.root.name, tokens, [len(tokens)])
+            (name,) = prefix_hashes(slot.root.name, tokens, [len(tokens)])
             self._mover.index(slot, start, len(tokens), name, is_canonical=False)
         self._to_disk(slot)
         self._check_in(slot)
@@ -182,8 +182,8 @@ class Keeper:
             if slot.is_busy or slot.is_spare or slot.is_settled:
                 continue
             cuts = natural(slot.tokens)
-            names = prefix_hashes(self.store.root.name, slot.tokens, cuts)
-            query = Query(slot.tokens, cuts, names)
+            names = prefix_hashes(slot.root.name, slot.tokens, cuts)
+            query = Query(slot.tokens, cuts, names, root=slot.root.name)
             if query.limit > Search(self.store, query, is_exact=True).run().position:
                 return query
             slot.is_settled = True
@@ -205,7 +205,7 @@ class Keeper:
             plan = make_plan(self.store, [], query, is_exact=True)
         if plan.position + self.rules.chunk < self._done_for(query):
             return None
-        slot = self._fill(plan, self._owner(plan), query.limit)
+        slot = self._fill(plan, query, self._owner(plan), query.limit)
         slot.is_spare = slot.is_settled = True
         slot.capacity = self._layers.reserve(slot.cache, query.limit)
         return slot
@@ -265,7 +265,7 @@ class Keeper:
 
     # ------------------------------------------------------------ slots and lines
 
-    def _fill(self, plan: Plan, line: Line, rows: int) -> Slot:
+    def _fill(self, plan: Plan, query: Query, line: Line, rows: int) -> Slot:
         """Return a busy slot that holds what the plan goes on from."""
         if plan.slot is not None:
             slot = self._slots[plan.slot]
@@ -273,7 +273,8 @@ class Keeper:
             self._mover.rewind(slot, plan)
         else:
             number = min(set(range(self.rules.slots_max)) - self._slots.keys())
-            slot = self._slots[number] = Slot(number, [], self.store.root, line)
+            root = self.store.root_of(query.root)
+            slot = self._slots[number] = Slot(number, [], root, line)
             self._mover.restore(slot, plan, rows)
         slot.joint.pins += 1
         self._mover.quantise(slot, plan.position)

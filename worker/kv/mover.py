@@ -158,12 +158,12 @@ class Mover:
     def reindex(self, slot: Slot) -> None:
         """Make a slot findable again after what it had in the store was dropped."""
         slot.backs = [extent for extent in slot.backs if extent in self.store]
-        slot.joint = self.store.root
+        slot.joint = slot.root
         slot.joint.pins += slot.is_busy
         if slot.format is not None and slot.trail and not self.is_due(slot.trail[0]):
             slot.trail = []  # a shorter cold run has raw rows where these are packed
         start = 0
-        names = prefix_hashes(self.store.root.name, slot.tokens, slot.trail)
+        names = prefix_hashes(slot.root.name, slot.tokens, slot.trail)
         for end, name in zip(slot.trail, names, strict=True):
             self.index(slot, start, end, name, is_canonical=True)
             start = end
@@ -212,7 +212,7 @@ class Mover:
             return
         slot.joint = last.start
         slot.joint.pins += slot.is_busy
-        (name,) = prefix_hashes(self.store.root.name, slot.tokens, [plan.position])
+        (name,) = prefix_hashes(slot.root.name, slot.tokens, [plan.position])
         self.index(slot, last.start.position, plan.position, name, is_canonical=False)
         slot.joint.pins -= slot.is_busy
 

@@ -23,7 +23,7 @@ class Slot:
 
     number: int
     cache: list[Any]  # empty while its rows are in a batch, or in no one's
-    joint: Joint  # the furthest prefix of `tokens` that is in the store
+    joint: Joint  # the furthest prefix of `tokens` that is in the store; a root at first
     line: Line | None = None
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     trail: list[int] = field(default_factory=list)  # canonical cuts
@@ -37,6 +37,10 @@ class Slot:
     capacity: int = 0  # tokens that fit without a copy
     format: Format | None = None  # of its rows
     used_at: float = 0.0
+    root: Joint = field(init=False)  # what the names of its prefixes begin with
+
+    def __post_init__(self) -> None:
+        self.root = self.joint
 
     @property
     def position(self) -> int:
@@ -48,4 +52,4 @@ class Slot:
         return self.position == (self.trail[-1] if self.trail else 0)
 
     def view(self) -> SlotView:
-        return SlotView(self.number, self.tokens, tuple(self.trail), self.floor)
+        return SlotView(self.number, self.tokens, tuple(self.trail), self.floor, self.root.name)

@@ -282,8 +282,8 @@ class Sessions:
         with self._lock:
             return {**self.counts, "turns": len(self._turns), "turn_bytes": self._turns.nbytes}
 
-    def report(self) -> list[dict[str, Any]]:
-        """Return a row for each session, the most recently used first."""
+    def report(self, key: str = "") -> list[dict[str, Any]]:
+        """Return a row for each session of `key`, "" = all, the most recently used first."""
         now = time.monotonic()
         with self._lock:
             return [
@@ -295,12 +295,17 @@ class Sessions:
                     "idle_s": round(now - session.used_at, 1),
                 }
                 for session in reversed(self._lineage.sessions)
+                if key in ("", session.speaker.key)
             ]
 
-    def told(self, label: str) -> dict[str, Any] | None:
-        """Return the lines of the sessions called `label`; None where there is none."""
+    def told(self, label: str, key: str = "") -> dict[str, Any] | None:
+        """Return the lines of the sessions called `label` of `key`, "" = all; None of none."""
         with self._lock:
-            found = [each for each in self._lineage.sessions if each.label == label]
+            found = [
+                each
+                for each in self._lineage.sessions
+                if each.label == label and key in ("", each.speaker.key)
+            ]
             if not found:
                 return None
             lines = [
