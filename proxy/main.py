@@ -64,7 +64,12 @@ class Hearth:
         self._pool = WorkerPool(affinity=Affinity(settings.live_slots_max))
         environment = {**environ, **openblas_environment(environ)}
         self._supervisor = Supervisor(
-            worker_command, settings.workers, self._directory, self._pool, environment
+            worker_command,
+            settings.workers,
+            self._directory,
+            self._pool,
+            environment,
+            settings.shutdown_flush_seconds,
         )
         self._routes = Routes(settings, self._version, self._supervisor, self._pool)
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)

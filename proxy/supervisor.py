@@ -97,8 +97,11 @@ class Supervisor:
         directory: Path,
         pool: WorkerPool,
         environ: Mapping[str, str],
+        flush_s: float = 0.0,
     ) -> None:
         """`command` gets `--worker-id` and `--endpoint` appended. Sockets go into `directory`.
+
+        A worker that ends may take `flush_s` to write what it keeps.
 
         Raises:
             StartError: a socket's path in `directory` is too long.
@@ -106,6 +109,7 @@ class Supervisor:
         self._command = tuple(command)
         self._pool = pool
         self._environ = dict(environ)
+        self._end_wait_s = TERM_WAIT_S + flush_s
         self._stopping = False
         self._was_ready = False  # some worker, once: what it loaded may be loadable again
         self._tasks: list[asyncio.Task[None]] = []
@@ -201,7 +205,7 @@ class Supervisor:
                     worker.kill(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """End every worker: SIGTERM, then SIGKILL after TERM_WAIT_S. Removes their sockets."""
+        """End every worker: SIGTERM, then SIGKILL where that takes too long. Removes sockets."""
         self._stopping = True
         for task in self._tasks:
             task.cancel()
@@ -214,7 +218,7 @@ class Supervisor:
             return
         worker.kill(signal.SIGTERM)
         try:
-            await asyncio.wait_for(worker.process.wait(), TERM_WAIT_S)
+            await asyncio.wait_for(worker.process.wait(), self._end_wait_s)
         except TimeoutError:
             log.warning("worker does not end id=%d: killed", worker.worker_id)
             worker.kill(signal.SIGKILL)

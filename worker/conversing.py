@@ -1,9 +1,10 @@
 """Makes what prompts and sessions need from a loaded model and the settings."""
 
+from pathlib import Path
 from typing import Any
 
 from shared.config import Settings
-from worker.cache.block_hash import PrefixHash
+from worker.cache.block_hash import PrefixHash, root_hash
 from worker.constraint.constrainer import Constrainer
 from worker.engine.model import LoadedModel
 from worker.prompt.build import Builder
@@ -37,10 +38,30 @@ def make_builder(
     )
 
 
+def turns_directory(cache_directory: Path, loaded: LoadedModel) -> Path:
+    """Return where the turns of this model are remembered across restarts.
+
+    It is named by the model and by what makes its prompts, its tokenizer and its template: tokens
+    mean nothing to another. How KV is kept does not matter here.
+    """
+    tokenizer = loaded.tokenizer
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda row: row[1])
+    added = sorted(tokenizer.added_tokens_decoder.items())
+    parts = (loaded.facts.path, repr(vocabulary), repr(added), template_of(tokenizer))
+    return cache_directory / f"turns-{root_hash(parts).hex()}"
+
+
 def make_sessions(
-    settings: Settings, chunk: int, is_exact: bool = False, worker_id: int = 0
+    settings: Settings,
+    chunk: int,
+    is_exact: bool = False,
+    worker_id: int = 0,
+    directory: Path | None = None,
 ) -> Sessions:
-    """Return an empty record of sessions; prefills are cut at most `chunk` tokens apart."""
+    """Return the sessions that are remembered in `directory`; None remembers in memory only.
+
+    Prefills are cut at most `chunk` tokens apart.
+    """
     rules = SessionRules(
         lines_max=settings.prompt_cache_max_entries_per_session,
         idle_s=settings.prompt_cache_session_max_idle_seconds,
@@ -49,7 +70,7 @@ def make_sessions(
         worker_id=worker_id,
     )
     log = TraceLog(settings.log_root, settings.enable_request_logging)
-    return Sessions(rules, log, slack=chunk)
+    return Sessions(rules, log, slack=chunk, directory=directory)
 
 
 def prompt_facts(

@@ -58,6 +58,7 @@ class Worker:
         self._scheduler: Scheduler | None = None  # set once the model is loaded
         self._sessions: Sessions | None = None
         self._loop: InferenceLoop | None = None
+        self._keeper: Keeper | NoKeeper | None = None
         self._loaded: LoadedModel | None = None
         self._port = RouterPort(endpoint, _keys(settings, endpoint))
         self._mailbox = Mailbox(
@@ -78,6 +79,8 @@ class Worker:
         self._stop.set()
         self._jobs.put(None)
         inference.join(STOP_WAIT_S)
+        if self._keeper is not None:
+            self._keeper.shut(self._settings.shutdown_flush_seconds)
         if self._sessions is not None:
             self._sessions.close()
         self._port.close()
@@ -106,6 +109,7 @@ class Worker:
         engine = Engine(loaded, batches=not (is_exact(loaded, settings) or settings.kv_bits))
         with engine.stream():
             keeper = make_keeper(engine, loaded, settings, chunk)
+            self._keeper = keeper
             rule = CutRule(chunk, turn_marks(loaded.tokenizer))
             sessions = make_sessions(settings, chunk, is_exact(loaded, settings), self._worker_id)
             self._sessions = sessions
@@ -125,6 +129,7 @@ class Worker:
                     settings.live_slots_max,
                     lambda tokens: rule.natural(tokens.tolist()),
                     recorder.ended,
+                    self._inbox.put,
                 ),
             )
             self._mailbox.errand = functools.partial(self._errand, keeper, scheduler, sessions)

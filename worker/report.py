@@ -40,6 +40,7 @@ def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int) -> dict[str, Any]:
         "extents": len(store),
         "snapshots": sum(joint.snapshot is not None for joint in store.joints),
         "evictions": keeper.evictions,
+        "disk": keeper.disk_report(),
         "entries": _lines(list(store.extents)),
         **report,
     }

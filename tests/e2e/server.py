@@ -46,6 +46,7 @@ class Server:
             "PROXY_PORT": str(self.port),
             "RUN_DIR": str(self.run_dir / "run"),
             "LOG_ROOT": str(self.run_dir / "logs"),
+            "KV_CACHE_DIR": str(self.run_dir / "kv"),
             **settings,
         }
         self.process: subprocess.Popen[bytes] | None = None

@@ -1,5 +1,7 @@
 """Responses are kept for a while, for who asked for them, within bounds."""
 
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from proxy.dialects import responses, stored
 from proxy.dialects.stored import AGE_S_MAX, COUNT_MAX, ResponseStore
 from shared.errors import RequestError
+from shared.journal import Journal
+from shared.scribe import Scribe
 
 
 class Clock:
@@ -169,3 +173,77 @@ def test_the_input_is_listed_in_pages() -> None:
     with pytest.raises(RequestError) as caught:
         store.items("k", "resp_2", {})
     assert caught.value.status == 404
+
+
+# ---------------------------------------------------------------- across restarts
+
+
+def test_a_response_is_there_after_a_restart_and_not_beyond_its_hour(tmp_path: Path) -> None:
+    clock, home = Clock(), tmp_path / "responses"
+    clock.now_s = 1_000.0
+    store = kept(ResponseStore(clock, home))
+    clock.now_s += 60.0
+    store.keep("k", {"input": "later"}, answer(2, said(2, "ok")))
+    before = store.response("k", "resp_1"), store.items("k", "resp_1", {})
+    nbytes = store.nbytes
+    store.close()
+    clock.now_s = 1_000.0 + AGE_S_MAX
+    again = ResponseStore(clock, home)
+    assert (len(again), again.nbytes) == (2, nbytes)
+    assert (again.response("k", "resp_1"), again.items("k", "resp_1", {})) == before
+    body = again.expanded("k", {"input": "more", "previous_response_id": "resp_1"})
+    assert [row.get("role") for row in body["input"]] == ["user", "assistant", "user"]
+    assert refused(again, "other", {"previous_response_id": "resp_1"}).status == 404
+    clock.now_s += 1.0
+    assert refused(again, "k", {"previous_response_id": "resp_1"}).status == 404
+    again.close()
+    last = ResponseStore(clock, home)
+    assert len(last) == 1 and last.response("k", "resp_2")
+    last.close()
+
+
+def test_a_deleted_response_is_gone_from_the_disk_too(tmp_path: Path) -> None:
+    home = tmp_path / "responses"
+    store = ResponseStore(directory=home)
+    store.keep("k", {"input": "my secret"}, answer(1))
+    assert isinstance(store._scribe, Scribe) and store._scribe.flush(10.0)
+    (path,) = home.glob("*.journal")
+    assert b"my secret" in path.read_bytes()
+    store.delete("k", "resp_1")
+    assert store._scribe.flush(10.0)
+    assert b"my secret" not in path.read_bytes()
+    store.close()
+    again = ResponseStore(directory=home)
+    assert len(again) == 0 and again.report()["odd"] == 0
+    again.close()
+
+
+def test_a_response_that_was_deleted_last_is_gone(tmp_path: Path) -> None:
+    store = kept(ResponseStore(directory=tmp_path / "responses"))
+    assert isinstance(store._scribe, Scribe) and store._scribe.flush(10.0)
+    store._scribe._rewritten_at = time.monotonic()  # too early for another file
+    store.delete("k", "resp_1")
+    store.close()
+    again = ResponseStore(directory=tmp_path / "responses")
+    assert (len(again), again.nbytes) == (0, 0)
+    again.close()
+
+
+def test_no_key_stands_on_the_disk_and_what_is_not_to_be_stored_neither(tmp_path: Path) -> None:
+    home = tmp_path / "responses"
+    store = kept(ResponseStore(directory=home), "0123456789abcdef")
+    store.keep("0123456789abcdef", {"input": "unstored", "store": False}, answer(2))
+    store.close()
+    octets = b"".join(each.read_bytes() for each in home.iterdir())
+    assert b"resp_1" in octets
+    assert b"0123456789abcdef" not in octets and b"unstored" not in octets
+
+
+def test_records_that_are_no_responses_are_counted(tmp_path: Path) -> None:
+    home = tmp_path / "responses"
+    journal = Journal(home, stored.SCHEMA, {})
+    journal.append([journal.packed(row) for row in (7, [], ["a"], ["a", "b", 1.0])])
+    journal.close()
+    store = kept(ResponseStore(Clock(), home))
+    assert (len(store), store.report()["odd"]) == (1, 4)
+    store.close()

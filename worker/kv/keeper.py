@@ -152,6 +152,13 @@ class Keeper:
         self._lines.rest(line, time.monotonic())
         return self._disk.take_in(records, query, line)
 
+    def disk_report(self) -> dict[str, Any] | None:
+        """Return what `/v1/cache` tells about the disk; None where there is none."""
+        if self._disk is None:
+            return None
+        report = self._disk.courier.report()
+        return report | {"counts": report["counts"] | dict(self._disk.counts)}
+
     def shut(self, flush_s: float) -> None:
         """Write what is queued, for so long, and end the disk's thread. Any thread, at the end."""
         if self._disk is not None:

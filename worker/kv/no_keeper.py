@@ -57,6 +57,9 @@ class NoKeeper:
     def close_spare(self, slot: Slot) -> None:
         pass
 
+    def shut(self, flush_s: float) -> None:
+        pass
+
     def sweep(self) -> bool:
         return False
 

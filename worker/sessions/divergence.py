@@ -32,6 +32,8 @@ REMEDIES = {
     "their thinking.",
     "turn not recorded": "The answer was cut by a stop string, or is too old to be remembered.",
     "eviction": "Raise CACHE_RAM_BUDGET_MB, or run fewer conversations at once.",
+    "restart": "The server was restarted and this was not on its disk: raise MAX_KV_SIZE_GB or "
+    "SHUTDOWN_FLUSH_SECONDS.",
     "exact mode": "CACHE_EXACT=false reuses generated tokens too, at the price of the last bits.",
     "unexplained": "Please report this with the session's log: the server should have known.",
 }
@@ -163,9 +165,10 @@ def _turn_cause(before: Before, now: Shape, at: int, message_at: int, turn: str)
     return Cause("unexplained" if is_assistant else "template", message_at)
 
 
-def not_kept(at: int, lost: int, message: int, is_exact: bool) -> Divergence:
+def not_kept(cause: str, at: int, lost: int, message: int) -> Divergence:
     """Return the loss of tokens that the line had, from token `at` on.
 
-    `is_exact`: they were generated, and this server reuses only what it has prefilled.
+    `cause` is "eviction", "restart", or "exact mode": they were generated, and this server reuses
+    only what it has prefilled.
     """
-    return Divergence(Cause("exact mode" if is_exact else "eviction", message - 1), at, lost, "")
+    return Divergence(Cause(cause, message - 1), at, lost, "")

@@ -55,6 +55,10 @@ class HealingStore:
     def __len__(self) -> int:
         return len(self._thinking)
 
+    def items(self) -> list[tuple[bytes, str]]:
+        """Return what is remembered, the least recently used first."""
+        return list(self._thinking.items())
+
     def put(self, name: bytes, reasoning: str) -> None:
         """Remember `reasoning`. Where two turns differ in it alone, the later one is remembered."""
         if not reasoning:

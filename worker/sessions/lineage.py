@@ -7,8 +7,9 @@ orchestrator's record. Nothing here decides what KV is valid.
 
 import hashlib
 import itertools
+import secrets
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ SIDE_MESSAGES_MAX = 4  # of a title, a topic check, a quota probe
 NAME_CHARS_MAX = 80  # of a tool or an option, in what is remembered and told
 
 START = b""
+UID_BYTES = 8
 
 
 def chains(names: Sequence[MessageName]) -> list[bytes]:
@@ -68,6 +70,7 @@ class Shape:
 class Line:
     """One conversation. `shape` and `tokens` are of its last request, answer included.
 
+    `number` is what people call it, of one worker at a time; `uid` is the line's for ever.
     `past` has the chain of each of its requests, with how many messages and tokens it was then.
     """
 
@@ -82,6 +85,8 @@ class Line:
     turns: int = 0
     past: OrderedDict[bytes, tuple[int, int]] = field(default_factory=OrderedDict, repr=False)
     rows: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
+    uid: bytes = field(default_factory=lambda: new_uid())
+    is_restored: bool = False  # from an earlier worker, and not gone on with since
 
 
 @dataclass(eq=False, slots=True)
@@ -128,6 +133,7 @@ class Before:
     prompt_tokens: int
     past: tuple[tuple[bytes, tuple[int, int]], ...]
     is_own: bool  # it is this conversation, not one that only begins alike
+    is_restored: bool = False  # what was computed of it was computed before a restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +174,7 @@ class Lineage:
         self._lines_max = lines_max
         self._idle_s = idle_s
         self._sessions: OrderedDict[tuple[str, str, str], Session] = OrderedDict()
-        self._numbers = itertools.count(1)
+        self._number_max = 0  # of all lines that there were
         self._lines: OrderedDict[Line, Session] = OrderedDict()  # least recently used first
         self._tokens = 0
 
@@ -180,9 +186,26 @@ class Lineage:
         """Return the speaker's session, opened where there is none."""
         self._forget_idle(now)
         session = self._used(Session(speaker), now)
-        while len(self._sessions) > SESSIONS_MAX:
-            self._forget_session(next(iter(self._sessions)))
+        self._trim()
         return session
+
+    def restore(
+        self, speaker: Speaker, loaded: Mapping[str, bytes], line: Line | None, used_at: float
+    ) -> None:
+        """Take up a session as it was, and a line of it, behind all that is there.
+
+        A line whose number is taken gets another.
+        """
+        session = self._used(Session(speaker), used_at)
+        session.loaded.update(loaded)
+        if line is not None:
+            assert line.tokens is not None, "only a line that was written outlives its worker"
+            if any(line.number == other.number for other in self._lines):
+                line.number = self._number_max + 1
+            self._number_max = max(self._number_max, line.number)
+            self._tokens += len(line.tokens)
+            self._add(line, session)
+        self._trim()
 
     def session_of(self, line: Line) -> Session:
         """Return the session that a remembered line belongs to."""
@@ -249,23 +272,34 @@ class Lineage:
     def _open(self, place: Place, session: Session, now: float) -> Line:
         known = place.line or place.relative
         parent = known if known in self._lines else None
-        line = Line(next(self._numbers), now, parent)
+        self._number_max += 1
+        line = Line(self._number_max, now, parent)
         if parent is not None and parent.shape is not None:
             line.branch_message = parent.shape.shared_names(place.shape)
+        self._add(line, session)
+        return line
+
+    def _add(self, line: Line, session: Session) -> None:
         session.lines[line.number] = line
         self._lines[line] = session
         while self._lines_max and len(session.lines) > self._lines_max:
             self._forget(next(each for each in self._lines if self._lines[each] is session))
-        return line
 
     def write(self, line: Line, shape: Shape, tokens: Tokens, prompt_tokens: int) -> None:
         """Set what `line` holds now."""
         self._tokens += len(tokens) - (len(line.tokens) if line.tokens is not None else 0)
         line.shape, line.tokens, line.prompt_tokens = shape, tokens, prompt_tokens
         line.turns += 1
+        line.is_restored = False
         line.past[shape.chain] = (len(shape.names), len(tokens))
         while len(line.past) > PAST_MAX:
             line.past.popitem(last=False)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Forget what was not used for longest where there is too much."""
+        while len(self._sessions) > SESSIONS_MAX:
+            self._forget_session(next(iter(self._sessions)))
         while len(self._lines) > LINES_MAX or (self._tokens > TOKENS_MAX and len(self._lines) > 1):
             self._forget(next(iter(self._lines)))
 
@@ -295,6 +329,10 @@ class Lineage:
         self._tokens = 0
 
 
+def new_uid() -> bytes:
+    return secrets.token_bytes(UID_BYTES)
+
+
 def _key(speaker: Speaker) -> tuple[str, str, str]:
     return speaker.key, speaker.session, speaker.agent
 
@@ -306,7 +344,9 @@ def _before(line: Line | None, shape: Shape, is_own: bool) -> Before | None:
     ours, theirs = shape.names[: _first_user(shape) + 1], line.shape.names
     is_own = is_own or (bool(ours) and ours == theirs[: len(ours)])
     past = tuple(line.past.items())
-    return Before(line.shape, line.tokens, line.prompt_tokens, past, is_own)
+    return Before(
+        line.shape, line.tokens, line.prompt_tokens, past, is_own, is_restored=line.is_restored
+    )
 
 
 def _first_user(shape: Shape) -> int:

@@ -8,14 +8,16 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shared.wire import Prompt, Usage
 from worker.cache.block_hash import Tokens, common_length, pack
+from worker.sessions.archive import Archive, Entry, Memory, entries, state_of
 from worker.sessions.divergence import SLACK, Divergence, not_kept
 from worker.sessions.echo import Known, Said, said_of, says_the_same, working_directories
 from worker.sessions.healing import HealingStore, healing_key
@@ -52,6 +54,7 @@ class Visit:
     """
 
     prompt: Prompt
+    key: str  # what the speaker's is known by here
     place: Place
     messages: list[dict[str, Any]]  # healed
     turns: list[Turn | None]  # for each message
@@ -100,8 +103,13 @@ class Ending:
 class Sessions:
     """The turn store, the healing store and the lineage, under one lock. Any thread."""
 
-    def __init__(self, rules: SessionRules, log: TraceLog, slack: int) -> None:
-        """Prefills are cut at most `slack` tokens apart."""
+    def __init__(
+        self, rules: SessionRules, log: TraceLog, slack: int, directory: Path | None = None
+    ) -> None:
+        """Take up what is remembered in `directory`; None remembers in memory only.
+
+        Prefills are cut at most `slack` tokens apart.
+        """
         self._rules = rules
         self._log = log
         self._slack = slack
@@ -111,20 +119,26 @@ class Sessions:
         self._lineage = Lineage(rules.lines_max, rules.idle_s)
         self.new_id: Callable[[], str] = _new_id
         self.counts: Counter[str] = Counter(canonical_drift=0, exact_key_rejected_by_model_lcp=0)
+        self._archive = Archive(directory, self._everything)
+        self._restore(self._archive.load())
 
     # ------------------------------------------------------------ arrival
 
-    def arrive(self, prompt: Prompt) -> Visit | None:
-        """Return what is known about the request; None where its messages are not named."""
-        if len(prompt.names) != len(prompt.messages):
+    def arrive(self, prompt: Prompt, is_kept: bool = True) -> Visit | None:
+        """Return what is known about the request; None where its messages are not named.
+
+        None also where it is not to be kept: it finds nothing, and nothing will be recorded of it.
+        """
+        if not is_kept or len(prompt.names) != len(prompt.messages):
             return None
+        key = self._archive.owner(prompt.speaker.key)
         with self._lock:
-            session = self._lineage.session(prompt.speaker, time.monotonic())
+            session = self._lineage.session(replace(prompt.speaker, key=key), time.monotonic())
             links = chains(prompt.names)
             place = self._lineage.place(session, shape_of(prompt, links), links)
             if session.is_named:
                 _note_loaded(session, place, prompt)
-            visit = Visit(prompt, place, list(prompt.messages), [], {})
+            visit = Visit(prompt, key, place, list(prompt.messages), [], {})
             visit.loaded = place.loaded_before()
             visit.is_side = place.is_side and session.has_main
             self._find_turns(visit)
@@ -132,7 +146,7 @@ class Sessions:
 
     def _find_turns(self, visit: Visit) -> None:
         """Find the tokens of each assistant message, or else the thinking it was stripped of."""
-        key, known = visit.prompt.speaker.key, _known(visit.prompt)
+        known = _known(visit.prompt)
         for at, message in enumerate(visit.prompt.messages):
             turn = None
             if message["role"] == "assistant":
@@ -140,7 +154,7 @@ class Sessions:
                 turn = self._find(visit, at, said, known)
                 reasoning = turn.said.reasoning if turn is not None else said.reasoning
                 if turn is None and not reasoning and visit.states[at] != CHANGED:
-                    reasoning = self._healing.get(healing_key(key, place, said))
+                    reasoning = self._healing.get(healing_key(visit.key, place, said))
                     visit.healed += bool(reasoning)
                 if reasoning and not said.reasoning:
                     visit.messages[at] = message | {"reasoning_content": reasoning}
@@ -148,10 +162,9 @@ class Sessions:
 
     def _find(self, visit: Visit, at: int, said: Said, known: Known) -> Turn | None:
         """Return the one turn that says what message `at` says, if there is one."""
-        key, message = visit.prompt.speaker.key, visit.prompt.messages[at]
-        found = self._turns.by_ids(key, message)
+        found = self._turns.by_ids(visit.key, visit.prompt.messages[at])
         if not found:
-            found = self._turns.by_place(key, visit.place.links[at])
+            found = self._turns.by_place(visit.key, visit.place.links[at])
         same = [turn for turn in found if _is_echo(turn, said, known)]
         if len({turn.ids.tobytes() for turn in same}) == 1:
             visit.states[at] = KEPT
@@ -188,7 +201,7 @@ class Sessions:
     def _remembered(self, visit: Visit, ending: Ending) -> Turn:
         """Record the turn and return it."""
         said = ending.said
-        key, place = visit.prompt.speaker.key, visit.place.links[-1]
+        key, place = visit.key, visit.place.links[-1]
         opening = visit.tokens[visit.header :]
         turn = Turn(
             key=key,
@@ -198,6 +211,7 @@ class Sessions:
             text=ending.text,
             call_ids=ending.call_ids,
             signature=ending.signature if said.reasoning else "",
+            made_at=time.time(),
         )
         self._turns.add(turn)
         self._healing.put(healing_key(key, place, said), said.reasoning)
@@ -205,18 +219,23 @@ class Sessions:
 
     def _write(self, visit: Visit, ending: Ending, row: dict[str, Any], now: float) -> None:
         line = self._lineage.advance(visit.place, now)
+        was = (line.shape, line.tokens) if line.shape and line.tokens is not None else None
         tokens = np.concatenate([visit.tokens, pack(list(ending.sampled))])
         if visit.place.line is not line and visit.place.before is not None:
             line.branch_token = visit.shared
         self._lineage.write(line, visit.place.shape, tokens, len(visit.tokens))
         line.used_at = now
+        session = self._lineage.session_of(line)
         row |= {
             "line": line.number,
             "parent": line.parent.number if line.parent is not None else None,
-            "kind": self._lineage.session_of(line).kind(line),
+            "kind": session.kind(line),
             "turn": line.turns,
         }
         line.rows.append(row)
+        state = state_of(line, was)
+        speaker, loaded = session.speaker, dict(session.loaded)
+        self._archive.add(Entry(time.time(), speaker, loaded, state, visit.turn))
 
     def _evicted(self, visit: Visit, ending: Ending) -> Divergence | None:
         """Return what of the line's own tokens was not kept."""
@@ -227,10 +246,12 @@ class Sessions:
         lost = expected - ending.usage.cached_tokens
         if lost <= self._slack + SLACK:
             return None
-        is_answers = ending.usage.cached_tokens + self._slack + SLACK >= before.prompt_tokens
-        is_exact = self._rules.is_exact and is_answers
         at = ending.usage.cached_tokens
-        return not_kept(at, lost, len(visit.prompt.messages), is_exact)
+        is_answers = at + self._slack + SLACK >= before.prompt_tokens
+        cause = "restart" if before.is_restored else "eviction"
+        if self._rules.is_exact and is_answers:
+            cause = "exact mode"
+        return not_kept(cause, at, lost, len(visit.prompt.messages))
 
     def _count(self, divergence: Divergence) -> None:
         self.counts["lost_tokens"] += divergence.lost
@@ -270,17 +291,44 @@ class Sessions:
         """The cache was emptied: nothing that follows loses anything against what was there."""
         with self._lock:
             self._lineage.forget_lines()
+            self._archive.add(Entry(time.time(), forgets=True))
 
     def close(self) -> None:
-        """Write what the trace log still holds."""
+        """Write what the archive and the trace log still hold."""
+        self._archive.close()
         self._log.close()
+
+    # ------------------------------------------------------------ across restarts
+
+    def _restore(self, memory: Memory) -> None:
+        """Take up what earlier workers left."""
+        for turn in memory.turns:
+            self._turns.add(turn)
+            if turn.said.reasoning:
+                self._healing.put(healing_key(turn.key, turn.place, turn.said), turn.said.reasoning)
+        for name, thinking in memory.thinking:
+            self._healing.put(name, thinking)
+        for row in memory.sessions:
+            used_at = time.monotonic() - max(0.0, time.time() - row.at)
+            self._lineage.restore(row.speaker, row.loaded, row.line, used_at)
+
+    def _everything(self) -> Iterator[Entry]:
+        """Return all that is remembered. The archive's thread."""
+        with self._lock:
+            turns, thinking = list(self._turns), self._healing.items()
+            sessions = []
+            for session in self._lineage.sessions:
+                lines = [(line.used_at, state_of(line)) for line in session.lines.values()]
+                sessions.append((session.speaker, dict(session.loaded), session.used_at, lines))
+        return entries(turns, thinking, sessions)
 
     # ------------------------------------------------------------ for people
 
-    def told_counts(self) -> dict[str, int]:
+    def told_counts(self) -> dict[str, Any]:
         """Return the counters and what is remembered."""
         with self._lock:
-            return {**self.counts, "turns": len(self._turns), "turn_bytes": self._turns.nbytes}
+            held = {"turns": len(self._turns), "turn_bytes": self._turns.nbytes}
+            return {**self.counts, **held, "archive": self._archive.report()}
 
     def report(self, key: str = "") -> list[dict[str, Any]]:
         """Return a row for each session of `key`, "" = all, the most recently used first."""

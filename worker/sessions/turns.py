@@ -7,7 +7,7 @@ the echo says (`worker.sessions.echo`) before the tokens are used.
 
 import re
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ class Turn:
     text: str = ""  # as it was generated, markup included
     call_ids: tuple[str, ...] = ()  # as the client was given them
     signature: str = ""  # of its thinking, as the client was given it
+    made_at: float = 0.0  # wall clock, in seconds
 
     @property
     def thinking(self) -> str:
@@ -64,6 +65,10 @@ class TurnStore:
 
     def __len__(self) -> int:
         return len(self._turns)
+
+    def __iter__(self) -> Iterator[Turn]:
+        """Yield all turns, the least recently used first."""
+        return iter(self._turns)
 
     def add(self, turn: Turn) -> None:
         """Remember `turn`; the same tokens at the same place, given by the same ids, are one."""

@@ -1,0 +1,427 @@
+"""Records that outlive their process, in a private directory.
+
+A record is a msgpack value in a frame: mark, length, MAC, bytes. Mark and MAC come of a secret that
+lies beside the files: no text of a request can pass for a frame, nor what has a bit changed in it.
+A damaged frame costs itself alone: reading goes on at the next mark.
+Prompts and answers may stand here, which are private: directories are 0700, files 0600, and no link
+is followed. An API key is never written, only what `Journal.named` makes of it.
+"""
+
+import fcntl
+import hmac
+import itertools
+import logging
+import os
+import secrets
+import stat
+import struct
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from errno import EACCES, EFBIG, EPERM, EROFS, ESTALE, ETIMEDOUT
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+
+SUFFIX: Final = ".journal"
+TEMP_PREFIX: Final = ".writing-"
+SECRET_NAME: Final = ".secret"
+SECRET_BYTES: Final = 32
+RECORD_BYTES_MAX: Final = 1 << 28
+FILE_BYTES_MAX: Final = 1 << 31  # then nothing is appended until a rewrite makes room
+REWRITE_BYTES_MIN: Final = 1 << 20  # what a file holds at least before it is worth rewriting
+STALE_S: Final = 30 * 86_400.0  # a directory that nobody has written to for so long goes
+NAME_BYTES: Final = 16
+OPEN_TRIES_MAX: Final = 8
+LOCK_WAIT_S_MAX: Final = 2.0
+LOCK_POLL_S: Final = 0.002
+
+_MARK_BYTES: Final = 8
+_MAC_BYTES: Final = 16
+_HEAD: Final = struct.Struct(f"<{_MARK_BYTES}sI{_MAC_BYTES}s")
+_PIECE_BYTES: Final = 1 << 20  # of one read or write
+_READ_ONLY: Final = (EROFS, EACCES, EPERM)
+_BIG: Final = 1  # msgpack's integers end at 64 bits, JSON's do not
+
+Adapter = Callable[[Any], Any]  # a record of one schema -> the same in the next
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """An open file. `is_ours`: its writer is dead, and its lock is held here."""
+
+    path: Path
+    handle: int
+    is_ours: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What was read up to byte `end` of a file; no payload where it is damaged."""
+
+    end: int
+    payload: bytes | None
+
+
+class Journal:
+    """The files of one directory: this process appends to one of them, and reads all.
+
+    A file has one writer, which holds its lock while it lives. Whoever starts takes up what the
+    dead left: goes on with the first such file, and drops the others once its own holds all of it.
+    Owner: who opened it, until a `Scribe` has it, then the scribe's thread. Any thread: `named`.
+    """
+
+    def __init__(self, directory: Path, schema: int, adapters: Mapping[int, Adapter]) -> None:
+        """Open `directory`, made where it is missing; records of `schema` are written.
+
+        `adapters` turn a record of the schema that they are listed by into the next one's.
+
+        Raises:
+            OSError: it cannot be made or read.
+        """
+        self.counts: Counter[str] = Counter()
+        self._directory = directory
+        self._schema = schema
+        self._adapters = adapters
+        self._warned: set[str] = set()
+        make_private(directory)
+        self._secret = _secret(directory, secrets.token_bytes(SECRET_BYTES))
+        self._mark = blake2b(b"mark", key=self._secret, digest_size=_MARK_BYTES).digest()
+        self._files = self._opened()
+        self._own: _File | None = next((file for file in self._files if file.is_ours), None)
+        self._base = 0  # size of the own file when all in it was last alive
+        self._is_damaged = False
+
+    def named(self, text: str) -> str:
+        """Return what `text`, which may be secret, is known by in this directory alone."""
+        octets = text.encode("utf-8", "surrogatepass")
+        return blake2b(octets, key=self._secret, digest_size=NAME_BYTES, person=b"name").hexdigest()
+
+    # ------------------------------------------------------------ reading
+
+    def read(self) -> Iterator[tuple[int, Any]]:
+        """Yield (number of its file, record) of all files, each file's in the order written. Once.
+
+        What is damaged or of a schema that cannot be read is counted, with one warning a kind.
+        """
+        for number, file in enumerate(self._files):
+            try:
+                for piece in self._pieces(file):
+                    if (record := self._record(file, piece)) is not None:
+                        yield number, record
+            except OSError as error:
+                self._count("reads_failed", "%s can't be read on: %s", file.path, error)
+            if not file.is_ours:
+                os.close(file.handle)
+        self._files = [file for file in self._files if file.is_ours]
+
+    def _record(self, file: _File, piece: _Piece) -> Any:
+        """Return the record in a piece as today's schema has it; None where there is none."""
+        if piece.payload is None:
+            self._is_damaged = True
+            text = "a damaged part of %s, up to byte %d, is left out"
+            self._count("damaged", text, file.path, piece.end)
+            return None
+        try:
+            schema, record = _unpacked(piece.payload)
+            if record is None:
+                self._base = piece.end if file is self._own else self._base
+                return None
+            while schema < self._schema:
+                record, schema = self._adapters[schema](record), schema + 1
+        except (ValueError, TypeError, LookupError) as error:
+            self._count("unreadable", "a record of %s can't be read: %r", file.path, error)
+            return None
+        if schema > self._schema:
+            self._count("newer", "a record of %s is of a newer schema, %d", file.path, schema)
+            return None
+        return record
+
+    def _pieces(self, file: _File) -> Iterator[_Piece]:
+        size = os.fstat(file.handle).st_size
+        at = 0
+        while at < size:
+            payload = self._payload(file.handle, at, size)
+            at = self._next(file.handle, at, size) if payload is None else _end(at, payload)
+            if payload is not None or file.is_ours or at < size:  # a living writer's may be amid it
+                yield _Piece(at, payload)
+
+    def _payload(self, handle: int, at: int, size: int) -> bytes | None:
+        """Return the bytes of the frame that begins at byte `at`; None where none does."""
+        head = os.pread(handle, _HEAD.size, at)
+        if len(head) < _HEAD.size:
+            return None
+        mark, length, mac = _HEAD.unpack(head)
+        if mark != self._mark or length > min(RECORD_BYTES_MAX, size - at - _HEAD.size):
+            return None
+        payload = os.pread(handle, length, at + _HEAD.size)
+        return payload if hmac.compare_digest(mac, self._mac(payload)) else None
+
+    def _next(self, handle: int, at: int, size: int) -> int:
+        """Return where the first frame behind byte `at` begins; `size` where there is none."""
+        at += 1
+        while at < size:
+            window = os.pread(handle, _PIECE_BYTES, at)
+            found = window.find(self._mark)
+            if found < 0:
+                at += max(1, len(window) - _MARK_BYTES + 1)
+            elif self._payload(handle, at + found, size) is not None:
+                return at + found
+            else:
+                at += found + 1
+        return size
+
+    def _mac(self, payload: bytes) -> bytes:
+        return blake2b(payload, key=self._secret, digest_size=_MAC_BYTES).digest()
+
+    # ------------------------------------------------------------ writing
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the files should be made one anew, of what is alive alone."""
+        size = os.fstat(self._own.handle).st_size if self._own is not None else 0
+        is_long = size > 2 * max(self._base, REWRITE_BYTES_MIN)
+        return is_long or self._is_damaged or len(self._files) > 1
+
+    def packed(self, record: Any) -> bytes:
+        """Return the frame of a record. Raises: ValueError: it can't be written, or is too long."""
+        value = [self._schema, record]
+        payload: bytes = msgpack.packb(value, default=_big, unicode_errors="surrogatepass")
+        if len(payload) > RECORD_BYTES_MAX:
+            raise ValueError(f"it is {len(payload):,} bytes; the limit is {RECORD_BYTES_MAX:,}")
+        return _HEAD.pack(self._mark, len(payload), self._mac(payload)) + payload
+
+    def append(self, frames: Iterable[bytes]) -> None:
+        """Write frames behind all others, whole or not at all; they are on the disk on return.
+
+        Raises:
+            OSError: the disk does not take them.
+        """
+        data = b"".join(frames)
+        if self._own is None:
+            self._create(lambda handle: None)
+        assert self._own is not None
+        handle = self._own.handle
+        status = os.fstat(handle)
+        if not status.st_nlink:
+            raise OSError(ESTALE, f"{self._own.path} was removed by somebody")
+        if status.st_size + len(data) > FILE_BYTES_MAX:
+            raise OSError(EFBIG, f"{self._own.path} has reached {FILE_BYTES_MAX:,} bytes")
+        try:
+            _write(handle, data)
+            os.fsync(handle)
+        except OSError:
+            with suppress(OSError):  # what stays of it is a damaged end
+                os.ftruncate(handle, status.st_size)
+            raise
+
+    def rewrite(self, frames: Iterable[bytes]) -> None:
+        """Make one file anew of `frames`, which are all that is alive, in the place of ours.
+
+        `frames` may append meanwhile: to the old file, which stays until the new one is whole.
+
+        Raises:
+            OSError: the disk does not let it; all is as it was.
+        """
+        make_private(self._directory)
+        if _secret(self._directory, self._secret) != self._secret:
+            raise OSError(ESTALE, f"{self._directory} was made anew by another process")
+        whole = self.packed(None)  # marks the end of what was alive when the file was made
+        self._create(lambda handle: _write_all(handle, itertools.chain(frames, [whole])))
+        assert self._own is not None
+        self._base = os.fstat(self._own.handle).st_size
+        self._is_damaged = False
+        others = [file for file in self._files if file is not self._own]
+        self._files = [self._own]
+        for file in others:
+            os.close(file.handle)
+            with suppress(FileNotFoundError):
+                os.unlink(file.path)
+
+    def _create(self, fill: Callable[[int], None]) -> None:
+        """Make the own file of what `fill` writes; a file that it replaces is closed."""
+        old = self._own
+        path = self._directory / f"{secrets.token_hex(8)}{SUFFIX}" if old is None else old.path
+        handle, temp = tempfile.mkstemp(prefix=TEMP_PREFIX, dir=self._directory)  # 0600
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.fcntl(handle, fcntl.F_SETFL, os.O_APPEND)
+            fill(handle)
+            os.fsync(handle)
+            os.replace(temp, path)
+        except BaseException:
+            os.close(handle)
+            with suppress(OSError):  # the next start takes it
+                os.unlink(temp)
+            raise
+        self._own = _File(path, handle, is_ours=True)
+        self._files = [self._own, *(file for file in self._files if file is not old)]
+        if old is not None:
+            os.close(old.handle)
+
+    def close(self) -> None:
+        """Close all files, and with that give up their locks."""
+        for file in self._files:
+            os.close(file.handle)
+        self._files, self._own = [], None
+
+    # ------------------------------------------------------------ opening
+
+    def _opened(self) -> list[_File]:
+        """Open all journals, dead writers' before the living; remove what the dead left half done.
+
+        A file that vanishes meanwhile was taken over by another, so the directory is read again.
+        """
+        for _ in range(OPEN_TRIES_MAX):
+            files: list[_File] = []
+            try:
+                for name in sorted(os.listdir(self._directory)):
+                    if name.endswith(SUFFIX) or name.startswith(TEMP_PREFIX):
+                        files += self._open(self._directory / name)
+            except FileNotFoundError:
+                for file in files:
+                    os.close(file.handle)
+                continue
+            return sorted(files, key=lambda file: not file.is_ours)
+        raise OSError(ESTALE, f"{self._directory} does not come to rest")
+
+    def _open(self, path: Path) -> Iterator[_File]:
+        """Yield the file at `path`, open; nothing where it is none that could be a journal."""
+        try:
+            handle = _handle(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:  # a link, or another user's
+            self._count("opens_failed", "%s is left alone: %s", path, error)
+            return
+        is_ours = _locked(handle)
+        if path.name.endswith(SUFFIX) and stat.S_ISREG(os.fstat(handle).st_mode):
+            yield _File(path, handle, is_ours)
+            return
+        os.close(handle)
+        if path.name.startswith(TEMP_PREFIX) and is_ours:
+            with suppress(OSError):  # the next start tries again
+                os.unlink(path)
+
+    def _count(self, kind: str, text: str, *args: object) -> None:
+        self.counts[kind] += 1
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning(text + ". Said once; later ones are counted.", *args)
+
+
+def make_private(directory: Path) -> None:
+    """Make `directory` and what its path lacks, for their owner alone. Raises: OSError."""
+    for each in reversed((directory, *directory.parents)):
+        if not each.exists():
+            each.mkdir(mode=0o700, exist_ok=True)
+
+
+def remove_stale(directory: Path, prefix: str, now: float) -> None:
+    """Remove the journals beside `directory` named with `prefix` that nobody wrote to for STALE_S.
+
+    They are those of models that are not served any more. Raises: OSError.
+    """
+    for home in directory.parent.glob(f"{prefix}*"):
+        if home == directory or home.is_symlink() or not home.is_dir():
+            continue
+        files = [path for path in home.iterdir() if _is_journals(path.name)]
+        if any(now - path.lstat().st_mtime < STALE_S for path in (home, *files)):
+            continue
+        for path in files:
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # something else is in it: it stays
+            home.rmdir()
+
+
+def _is_journals(name: str) -> bool:
+    return name == SECRET_NAME or name.endswith(SUFFIX) or name.startswith(TEMP_PREFIX)
+
+
+def _secret(directory: Path, new: bytes) -> bytes:
+    """Return the directory's secret, which is `new` where there is none yet. Raises: OSError."""
+    handle = _handle(directory / SECRET_NAME, os.O_CREAT)
+    try:
+        deadline = time.monotonic() + LOCK_WAIT_S_MAX
+        while not _locked(handle):  # another process makes it
+            if time.monotonic() > deadline:
+                raise OSError(ETIMEDOUT, f"{directory / SECRET_NAME} stays locked")
+            time.sleep(LOCK_POLL_S)
+        found = os.pread(handle, SECRET_BYTES, 0)
+        if len(found) == SECRET_BYTES:
+            return found
+        os.ftruncate(handle, 0)  # who made it died before anything was written by it
+        _write(handle, new)
+        os.fsync(handle)
+        return new
+    finally:
+        os.close(handle)
+
+
+def _handle(path: Path, more: int = 0) -> int:
+    """Open a file to read and append; one that can only be read is. Raises: OSError."""
+    flags = os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(path, os.O_RDWR | flags | more, mode=0o600)
+    except OSError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+    return os.open(path, os.O_RDONLY | flags)
+
+
+def _locked(handle: int) -> bool:
+    """Lock a file until its handle is closed, or this process ends; False where another has it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write(handle: int, data: bytes) -> None:
+    """Write all of `data`. Raises: OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view[:_PIECE_BYTES]) :]
+
+
+def _write_all(handle: int, frames: Iterable[bytes]) -> None:
+    waiting = bytearray()
+    for frame in frames:
+        waiting += frame
+        if len(waiting) >= _PIECE_BYTES:
+            _write(handle, bytes(waiting))
+            waiting.clear()
+    _write(handle, bytes(waiting))
+
+
+def _end(at: int, payload: bytes) -> int:
+    return at + _HEAD.size + len(payload)
+
+
+def _unpacked(payload: bytes) -> tuple[int, Any]:
+    """Return (schema, record). Raises: ValueError, TypeError: it is no such pair."""
+    schema, record = msgpack.unpackb(payload, ext_hook=_int, unicode_errors="surrogatepass")
+    if type(schema) is not int:
+        raise TypeError(f"{schema!r} is no schema")
+    return schema, record
+
+
+def _big(value: Any) -> Any:
+    """Return an integer of more than 64 bits as msgpack can carry it."""
+    if type(value) is not int:
+        raise TypeError(f"{type(value).__name__} has no place in a record")
+    return msgpack.ExtType(_BIG, hex(value).encode())
+
+
+def _int(code: int, octets: bytes) -> int:
+    if code != _BIG:
+        raise ValueError(f"{code} is no type of ours")
+    return int(octets, 16)
