@@ -161,9 +161,6 @@ class Settings:
     run_dir: Path = _setting(
         "RUN_DIR", "~/.hearth/run", _path, "Directory for sockets and the pid file (0700)"
     )
-    model_dir: Path = _setting(
-        "MODEL_DIR", "~/.hearth/models", _path, "Directory where builtin models are made"
-    )
     log_level: str = _setting(
         "LOG_LEVEL",
         "INFO",

@@ -15,9 +15,10 @@ from mlx_lm.utils import get_total_parameters, hf_repo_to_path, load
 from shared.config import POCKET, Settings
 from shared.errors import StartError
 from shared.wire import ModelFacts
-from worker.engine.pocket import ensure_pocket
 
 log = logging.getLogger(__name__)
+
+POCKET_DIR = Path(__file__).resolve().parent / "pocket"  # made by scripts/train_pocket.py
 
 POSITION_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 UNKNOWN_LENGTH = 1 << 40  # transformers writes a larger number where a tokenizer tells none
@@ -36,20 +37,22 @@ class LoadedModel:
 
 
 def load_model(settings: Settings) -> LoadedModel:
-    """Load what MODEL_PATH names; a builtin model is made first where it is missing.
+    """Load what MODEL_PATH names: the builtin model, a directory or a hub id.
 
     Raises:
         StartError: it cannot be loaded; one line says why.
     """
     source = settings.model_path
     if source == POCKET:
-        source = _pocket(settings.model_dir)
+        source = str(POCKET_DIR)
     elif source.startswith("builtin:"):
         raise StartError(f"MODEL_PATH is {source!r}; the only builtin model is {POCKET}.")
     else:
         source = _checked(source)
     try:
         model, tokenizer, config = load(source, return_config=True)
+        if source == str(POCKET_DIR) and mx.default_device() == mx.cpu:
+            model.set_dtype(mx.float32)  # MLX multiplies bfloat16 five times slower there
         mx.eval(model.parameters())
         directory = Path(source) if Path(source).exists() else hf_repo_to_path(source)
     except Exception as error:  # whatever a hub, a file, an architecture or the device can raise
@@ -63,13 +66,6 @@ def load_model(settings: Settings) -> LoadedModel:
         directory=directory,
         facts=_facts(model, tokenizer, config, source, settings),
     )
-
-
-def _pocket(model_dir: Path) -> str:
-    try:
-        return str(ensure_pocket(model_dir))
-    except OSError as error:
-        raise StartError(f"MODEL_DIR: {model_dir} cannot be written ({error.strerror}).") from None
 
 
 def _checked(source: str) -> str:
