@@ -1,4 +1,4 @@
-"""Examines a pocket model with conversations whose words no training conversation has."""
+"""Examines a pocket model: names and values that are invented are in no training conversation."""
 
 import json
 import math

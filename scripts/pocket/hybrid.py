@@ -48,8 +48,8 @@ CHUNK_TOKENS: Final = 64  # the delta rule is a matmul within a chunk and a loop
 CONV_BLOCK_TOKENS: Final = 128
 L2_EPS: Final = 1e-6
 LOG_DECAY_MIN: Final = -60.0  # where float32 is far from denormals, which are slow
-
-STEP_S_MIN, STEP_S_MAX = 1e-3, 1e-1
+STEP_MIN: Final = 1e-3
+STEP_MAX: Final = 1e-1
 
 
 class _Unit(Function):
@@ -131,6 +131,7 @@ class _DeltaRule(Function):
         past = past.cumsum(1)
         gates = log_beta, past, past[:, -1:] - past
         beta, since, until = (x.clamp(min=LOG_DECAY_MIN).exp().to(dtype) for x in gates)
+        whole = past[:, -1].clamp(min=LOG_DECAY_MIN).exp()  # float32: its error would add up
         decay = (past - past.mT).clamp_(LOG_DECAY_MIN, 0).exp_().to(dtype).tril_()
         beta_k, k_end, q_start = k * beta, k * until, q * since
         right = torch.cat([v * beta, beta_k * -since], -1)
@@ -143,7 +144,7 @@ class _DeltaRule(Function):
         solved = torch.bmm(solve, right)
 
         carried = torch.bmm(k_end.mT, solved).float()
-        carried[..., dim:].diagonal(dim1=1, dim2=2).add_(since[:, -1])
+        carried[..., dim:].diagonal(dim1=1, dim2=2).add_(whole)
         carried = carried.unflatten(0, (chunks, -1))
         states = torch.empty(carried[..., :dim].shape)
         states[0] = 0
@@ -154,7 +155,7 @@ class _DeltaRule(Function):
         y = torch.bmm(scores, update).baddbmm_(q_start, state)
         ctx.save_for_backward(
             *(q, k, beta_k, q_start, k_end, right, decay, scores, solve, solved),
-            *(update, carried, state, beta, since, until),
+            *(update, carried, state, beta, since, until, whole),
         )
         return y.unflatten(0, (chunks, -1))
 
@@ -162,7 +163,7 @@ class _DeltaRule(Function):
     @custom_bwd(device_type="cpu")
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
         q, k, beta_k, q_start, k_end, right, decay, scores, solve, solved, *rest = ctx.saved_tensors
-        update, carried, state, beta, since, until = rest
+        update, carried, state, beta, since, until, whole = rest
         chunks, dim = carried.shape[0], dy.shape[-1]
         dy = dy.flatten(0, 1)
         dupdate = torch.bmm(scores.mT, dy)
@@ -183,7 +184,7 @@ class _DeltaRule(Function):
         dbeta_k = (dright[..., dim:] * -since).baddbmm_(dcoupling, k)
         dk = torch.bmm(update, dnext.mT).mul_(until)
         # A factor e^x of an array a has the gradient a da, whatever else a goes into.
-        end = _dots(dk, k).sum(1) + since[:, -1] * _dots(dnext, state).sum(1)
+        end = _dots(dk, k).sum(1) + whole * _dots(dnext, state).sum(1)
         dk.baddbmm_(dcoupling.mT, beta_k).baddbmm_(dscores.mT, q)
         left = _dots(dbeta_k, beta_k)
         dlog_beta = left + _dots(dright[..., :dim], right[..., :dim])
@@ -259,7 +260,7 @@ class DeltaNet(nn.Module):
         self.out_proj = _linear(self.v_size, hidden)
         self.A_log = nn.Parameter(torch.empty(v_heads).uniform_(0, 16).log_())
         # The steps of the paper's code, not the ones of transformers: those forget at once.
-        step = torch.empty(v_heads).uniform_(math.log(STEP_S_MIN), math.log(STEP_S_MAX))
+        step = torch.empty(v_heads).uniform_(math.log(STEP_MIN), math.log(STEP_MAX))
         self.dt_bias = nn.Parameter(step.exp().expm1().log())
 
     def forward(self, x: Tensor, norm: nn.RMSNorm) -> Tensor:

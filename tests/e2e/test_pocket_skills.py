@@ -1,4 +1,4 @@
-"""The examination of builtin:pocket's weights, with words that no training conversation had.
+"""The examination of builtin:pocket's weights, with names that no training conversation had.
 
 The limits are the issue's, for fewer questions: an interval of 95 % must not lie below them.
 `scripts/train_pocket.py evaluate worker/engine/pocket` asks 200 of each.
