@@ -181,14 +181,15 @@ def tokenizer_in(work: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def new_model(kind: str) -> Any:
-    if kind == "hybrid":
-        from scripts.pocket.hybrid import CONFIG, Hybrid
+def new_model(kind: str) -> tuple[Any, dict[str, Any]]:
+    """Return a model with initial weights, and its config.json."""
+    from scripts.pocket import dense, hybrid
 
-        return Hybrid(CONFIG | {"vocab_size": script.VOCAB_SIZE})
-    from scripts.pocket.dense import CONFIG, Dense
-
-    return Dense(CONFIG | {"vocab_size": script.VOCAB_SIZE})
+    config, make = (
+        (hybrid.CONFIG, hybrid.Hybrid) if kind == "hybrid" else (dense.CONFIG, dense.Dense)
+    )
+    config = config | {"vocab_size": script.VOCAB_SIZE}
+    return make(config), config
 
 
 def optimizers(model: Any) -> "list[torch.optim.Optimizer]":
@@ -214,7 +215,7 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(SEED)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = tokenizer_in(options.work)
-    model = new_model(options.kind).to(device)
+    model = new_model(options.kind)[0].to(device)
     steppers = optimizers(model)
     progress = Progress(options.minutes)
     state = options.work / f"{options.kind}.state.pt"
@@ -339,7 +340,7 @@ def export(options: argparse.Namespace) -> None:
         write_tokenizer_config,
     )
 
-    model = new_model(options.kind)
+    model, config = new_model(options.kind)
     whole = torch.load(options.work / f"{options.kind}.state.pt", weights_only=True)
     model.load_state_dict(whole["model"])
     options.out.mkdir(parents=True, exist_ok=True)
@@ -352,9 +353,9 @@ def export(options: argparse.Namespace) -> None:
     ids = added_token_ids(tokenizer_file)
     ends = [ids[token] for token in END_TOKENS]
     template = TEMPLATE.read_text()
-    names = {"bos_token": None, "model_max_length": model.config["max_position_embeddings"]}
+    names = {"bos_token": None, "model_max_length": config["max_position_embeddings"]}
     write_tokenizer_config(options.out, template, names)
-    write_json(options.out / "config.json", model.config | {"eos_token_id": ends})
+    write_json(options.out / "config.json", config | {"eos_token_id": ends})
     generation = {"eos_token_id": ends, "pad_token_id": ends[1]}
     write_json(options.out / "generation_config.json", generation)
     print(f"{sum(weight.numel() for weight in weights.values()):,} parameters in {options.out}")

@@ -117,7 +117,7 @@ class Dense(nn.Module):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        self.config = dict(config)
+        self._config = config
         body = nn.Module()
         body.embed_tokens = nn.Embedding(config["vocab_size"], config["hidden_size"])
         body.layers = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
@@ -131,7 +131,7 @@ class Dense(nn.Module):
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Return the states (B, T, width) behind the last norm for ids (B, T)."""
-        turns = rotations(ids.shape[1], self.config["head_dim"], self.config["rope_theta"])
+        turns = rotations(ids.shape[1], self._config["head_dim"], self._config["rope_theta"])
         x = self.model.embed_tokens(ids)
         if torch.is_autocast_enabled("cpu"):
             x = x.to(torch.bfloat16)

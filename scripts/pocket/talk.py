@@ -265,11 +265,7 @@ def _plan(one: Use) -> str:
 
 
 def _use(rng: random.Random, made: Talk) -> None:
-    play(made, use(rng, rng.choice(made.tools)))
-
-
-def play(made: Talk, one: Use) -> None:
-    """Add the request, the call, the result and the answer."""
+    one = use(rng, rng.choice(made.tools))
     made.turns += [
         Turn("user", one.request),
         Turn("assistant", "", _plan(one), [(one.tool.name, one.arguments)]),
