@@ -196,11 +196,11 @@ READERS: Final = (
 )
 
 
-def reader(rng: random.Random, held_out: bool = False) -> tuple[Tool, str]:
+def reader(rng: random.Random) -> tuple[Tool, str]:
     """Return a tool that reads files, and its parameter's name."""
     name, parameter, description = rng.choice(READERS)
-    if held_out or rng.random() < 0.5:
-        name = f"{invented(rng, held_out)}_{rng.choice(('file', 'read', 'open'))}"
+    if rng.random() < 0.5:
+        name = f"{invented(rng)}_{rng.choice(('file', 'read', 'open'))}"
     return Tool(name, "read", "file", description, (Parameter(parameter, "string"),)), parameter
 
 
