@@ -22,7 +22,7 @@ from mlx.utils import tree_flatten
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from worker.engine import pocket
+from scripts import checkpoints
 
 Config = dict[str, Any]
 
@@ -94,7 +94,7 @@ CORE: Config = dict(  # what every text model of these has
     num_key_value_heads=2,
     head_dim=64,
     intermediate_size=256,
-    vocab_size=pocket.VOCAB_SIZE,
+    vocab_size=checkpoints.VOCAB_SIZE,
 )
 DENSE: Config = dict(
     CORE,
@@ -233,7 +233,7 @@ def make_text(name: str, config: Config, target: Path, dtype: str, quant_bits: i
     config = copy.deepcopy(config) | {"model_type": name}
     module = importlib.import_module(f"mlx_lm.models.{name}")
     model = module.Model(module.ModelArgs.from_dict(copy.deepcopy(config)))
-    pocket.randomise(model)
+    checkpoints.randomise(model)
     weights = cast(model, dtype, getattr(model, "cast_predicate", lambda path: True))
     if quant_bits:
         model.load_weights(list(weights.items()))
@@ -272,30 +272,32 @@ def save(
     marker = "<start_of_image>" if is_gemma else "<|vision_start|><|image_pad|><|vision_end|>"
     template = TEMPLATE.replace("@@IMAGE@@", marker)
     tokenizer = tokenizer_in(target.parent)
-    ids = pocket.added_token_ids(tokenizer)
+    ids = checkpoints.added_token_ids(tokenizer)
     shutil.rmtree(target, ignore_errors=True)
-    with pocket.new_directory(target) as directory:
+    with checkpoints.new_directory(target) as directory:
         shutil.copy(tokenizer, directory)
-        pocket.write_tokenizer_config(
+        checkpoints.write_tokenizer_config(
             directory, template, GEMMA_TOKEN_NAMES if is_gemma else TOKEN_NAMES
         )
-        pocket.save_weights(directory, weights)
-        end_ids = [ids[token] for token in pocket.END_TOKENS]
-        pocket.write_json(directory / "config.json", config | {"eos_token_id": end_ids})
+        checkpoints.save_weights(directory, weights)
+        end_ids = [ids[token] for token in checkpoints.END_TOKENS]
+        checkpoints.write_json(directory / "config.json", config | {"eos_token_id": end_ids})
         if preprocessor:
-            pocket.write_json(directory / "chat_template.json", {"chat_template": template})
-            pocket.write_json(directory / "preprocessor_config.json", preprocessor)
+            checkpoints.write_json(directory / "chat_template.json", {"chat_template": template})
+            checkpoints.write_json(directory / "preprocessor_config.json", preprocessor)
             processor = {"processor_class": preprocessor["processor_class"]}
             processor |= {"image_seq_length": 16} if is_gemma else {}
-            pocket.write_json(directory / "processor_config.json", processor)
+            checkpoints.write_json(directory / "processor_config.json", processor)
 
 
 def tokenizer_in(out: Path) -> Path:
     """Return the tokenizer that all fixtures of `out` share, trained on first use."""
     path = out / "_tokenizer" / "tokenizer.json"
     if not path.exists():
-        with pocket.new_directory(path.parent) as directory:
-            pocket.train_tokenizer(directory / path.name, pocket.QWEN_TOKENS + GEMMA_TOKENS)
+        with checkpoints.new_directory(path.parent) as directory:
+            checkpoints.train_tokenizer(
+                directory / path.name, checkpoints.QWEN_TOKENS + GEMMA_TOKENS
+            )
     return path
 
 
@@ -322,7 +324,7 @@ def vision_configs(ids: dict[str, int]) -> dict[str, Config]:
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=False,
-        vocab_size=pocket.VOCAB_SIZE,
+        vocab_size=checkpoints.VOCAB_SIZE,
     )
     return {
         "qwen2_5_vl": dict(
@@ -391,7 +393,7 @@ def gemma3_config(ids: dict[str, int]) -> Config:
         pad_token_id=ids["<pad>"],
         mm_tokens_per_image=16,
         hidden_size=128,
-        vocab_size=pocket.VOCAB_SIZE,
+        vocab_size=checkpoints.VOCAB_SIZE,
         text_config=dict(TEXT["gemma3_text"], model_type="gemma3_text", mm_tokens_per_image=16),
         vision_config=dict(
             model_type="siglip_vision_model",
@@ -449,7 +451,7 @@ def make_vision(name: str, config: Config, target: Path, dtype: str) -> None:
     parts = ["text", "vision", "perceiver", "projector", "audio"]
     arguments = module.ModelConfig.from_dict(filled)
     model = module.Model(update_module_configs(arguments, module, filled, parts))
-    pocket.randomise(model)
+    checkpoints.randomise(model)
     if name == "gemma3":
         untie_gemma3(model)
     is_cast = getattr(model, "cast_predicate", None) or (lambda path: "A_log" not in path)
@@ -478,7 +480,7 @@ def main() -> None:
     options = parser.parse_args()
     text, vision = TINY if options.tiny else TEXT, {}
     if not options.tiny and not options.quant:
-        vision = vision_configs(pocket.added_token_ids(tokenizer_in(options.out)))
+        vision = vision_configs(checkpoints.added_token_ids(tokenizer_in(options.out)))
     names = [name for name in options.only.split(",") if name] or [*text, *vision]
     if unknown := [name for name in names if name not in text | vision]:
         parser.error(f"no fixture {', '.join(unknown)}; there are {', '.join(text | vision)}")

@@ -167,9 +167,6 @@ class Settings:
     run_dir: Path = _setting(
         "RUN_DIR", "~/.hearth/run", _path, "Directory for sockets and the pid file (0700)"
     )
-    model_dir: Path = _setting(
-        "MODEL_DIR", "~/.hearth/models", _path, "Directory where builtin models are made"
-    )
     kv_cache_dir: Path = _setting(
         "KV_CACHE_DIR", "~/.hearth/kv", _path, "Directory of kept KV and turns (0700)"
     )
@@ -187,6 +184,54 @@ class Settings:
         "2",
         _integer(0, 60),
         "How long a worker that ends may go on writing what is not on disk yet",
+    )
+    use_kv_cache: bool = _setting(
+        "USE_KV_CACHE",
+        "true",
+        _boolean,
+        "Whether requests that do not say so themselves read and write the cache and the turns",
+    )
+    generation_watchdog_seconds: int = _setting(
+        "GENERATION_WATCHDOG_SECONDS",
+        "600",
+        _integer(0, 86_400),
+        "Longest time to generate one answer, from its first token on; 0 = no limit",
+    )
+    stall_seconds: int = _setting(
+        "STALL_SECONDS",
+        "120",
+        _integer(0, 86_400),
+        "A request, or a worker, that gets no step further for so long is ended; 0 = never",
+    )
+    memory_limit_mb: int = _setting(
+        "MEMORY_LIMIT_MB",
+        "0",
+        _integer(0, 16_777_216),
+        "What MLX may hold, weights included; 0 = what the device recommends",
+    )
+    models: tuple[str, ...] = _setting(
+        "MODELS",
+        "",
+        _words,
+        "Further models, as in MODEL_PATH, that a request may name; loaded in the other's place",
+    )
+    model_idle_unload_seconds: int = _setting(
+        "MODEL_IDLE_UNLOAD_SECONDS",
+        "0",
+        _integer(0, 31_536_000),
+        "A model unused for so long is unloaded until the next request; 0 = never",
+    )
+    warm_prompts: tuple[str, ...] = _setting(
+        "WARM_PROMPTS",
+        "",
+        _words,
+        "Files of request bodies (JSON) that are prefilled and pinned at start, comma-separated",
+    )
+    worker_endpoints: tuple[str, ...] = _setting(
+        "WORKER_ENDPOINTS",
+        "",
+        _words,
+        "Workers on other machines, as tcp://address:port, comma-separated",
     )
     allow_model_code: tuple[str, ...] = _setting(
         "ALLOW_MODEL_CODE",

@@ -16,7 +16,7 @@ import msgpack
 
 from shared.errors import WireError
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -142,6 +142,9 @@ class Submit:
     prompt: Prompt
     sampling: Sampling
     constraints: Constraints = field(default_factory=Constraints)
+    use_kv_cache: bool | None = None  # read and write the cache and the turns; None = USE_KV_CACHE
+    prefill_only: bool = False  # end, with `reason` "prefilled", where the first token would come
+    pin: bool = False  # what is kept of the prompt stays, whatever else would need its room
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +269,7 @@ class Finished:
     """The last frame of a request that ran."""
 
     request_id: str
-    reason: str  # "stop" | "length" | "tool_calls" | "cancelled"
+    reason: str  # "stop" | "length" | "tool_calls" | "cancelled" | "prefilled"
     stop_sequence: str | None  # the client's stop string that ended it
     usage: Usage
 

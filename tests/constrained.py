@@ -9,13 +9,13 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from scripts import checkpoints
 from shared.config import load_settings
 from shared.wire import Constraints, Sampling
 from tests.families import Family
 from tests.machine import Answer, Machine, loaded
 from worker.constraint.constrainer import Constrainer
 from worker.constraint.guide import Guide
-from worker.engine import pocket
 from worker.engine.sampling import Choice, make_choice
 from worker.prompt.marks import end_of_turn_ids, turn_marks
 from worker.request import Request
@@ -36,7 +36,7 @@ def constrainer_for(
     tokenizer = tokenizer or family.tokenizer
     return Constrainer(
         tokenizer,
-        pocket.VOCAB_SIZE,
+        checkpoints.VOCAB_SIZE,
         end_ids(tokenizer),
         reader or family.reader,
         Vocabulary(tokenizer).token_bytes,
@@ -69,7 +69,9 @@ def tool(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:
 class Walk:
     """One answer, driven token by token through its guide."""
 
-    def __init__(self, guide: Guide, ends: frozenset[int], width: int = pocket.VOCAB_SIZE) -> None:
+    def __init__(
+        self, guide: Guide, ends: frozenset[int], width: int = checkpoints.VOCAB_SIZE
+    ) -> None:
         self.guide = guide
         self.ends = ends
         self.tokens: list[int] = []
@@ -160,7 +162,7 @@ class GuidedMachine(Machine):
     def _choose(self, request: Request) -> Choice:
         sampling, guide = self._asked[int(request.request_id.removeprefix("r"))]
         return make_choice(
-            sampling, self._settings, pocket.VOCAB_SIZE, request.prompt_tokens, guide
+            sampling, self._settings, checkpoints.VOCAB_SIZE, request.prompt_tokens, guide
         )
 
     def put(

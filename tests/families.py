@@ -17,7 +17,7 @@ from typing import Any
 from mlx_lm.tokenizer_utils import load as load_from_disk
 from tokenizers import AddedToken, Tokenizer
 
-from worker.engine import pocket
+from scripts import checkpoints
 from worker.prompt.manner import Manner, manner_of
 from worker.prompt.manual_tools import ToolForm, call_text
 from worker.prompt.suit import suited
@@ -71,7 +71,7 @@ class Family:
         target = _cache_dir() / self.name
         if not target.exists():
             trained = _trained_tokenizer()
-            with pocket.new_directory(target) as directory:
+            with checkpoints.new_directory(target) as directory:
                 self._write_tokenizer(directory, trained)
         return target
 
@@ -81,10 +81,10 @@ class Family:
             [AddedToken(text, special=True, normalized=False) for text in self.controls]
             + [AddedToken(text, special=False, normalized=False) for text in self.marks]
         )
-        assert tokenizer.get_vocab_size() <= pocket.VOCAB_SIZE, self.name
+        assert tokenizer.get_vocab_size() <= checkpoints.VOCAB_SIZE, self.name
         tokenizer.save(str(directory / "tokenizer.json"))
         names = {"eos_token": self.eos, "pad_token": self.controls[0], "bos_token": self.bos}
-        pocket.write_tokenizer_config(directory, self.template, names)
+        checkpoints.write_tokenizer_config(directory, self.template, names)
 
     @property
     def template(self) -> str:
@@ -93,7 +93,7 @@ class Family:
     @cached_property
     def tokenizer(self) -> Any:
         """Return mlx-lm's TokenizerWrapper, with what mlx-lm inferred from the files."""
-        ids = pocket.added_token_ids(self.directory / "tokenizer.json")
+        ids = checkpoints.added_token_ids(self.directory / "tokenizer.json")
         return load_from_disk(self.directory, eos_token_ids=[ids[end] for end in self.ends])
 
     @cached_property
@@ -400,7 +400,7 @@ def _json_type(value: Any) -> str:
 def _cache_dir() -> Path:
     """Return the directory named after everything that these tokenizers are made from."""
     digest = hashlib.sha256()
-    for source in (Path(__file__), Path(pocket.__file__), *sorted(TEMPLATES.glob("*.jinja"))):
+    for source in (Path(__file__), Path(checkpoints.__file__), *sorted(TEMPLATES.glob("*.jinja"))):
         digest.update(source.read_bytes())
     digest.update(version("tokenizers").encode())
     return Path("~/.cache/hearth-families").expanduser() / digest.hexdigest()[:16]
@@ -410,7 +410,7 @@ def _trained_tokenizer() -> Path:
     """Return the tokenizer without added tokens that all families begin from."""
     target = _cache_dir() / "trained"
     if not target.exists():
-        with pocket.new_directory(target) as directory:
-            vocab_size = pocket.VOCAB_SIZE - ADDED_TOKENS_MAX
-            pocket.train_tokenizer(directory / "tokenizer.json", (), vocab_size)
+        with checkpoints.new_directory(target) as directory:
+            vocab_size = checkpoints.VOCAB_SIZE - ADDED_TOKENS_MAX
+            checkpoints.train_tokenizer(directory / "tokenizer.json", (), vocab_size)
     return target / "tokenizer.json"

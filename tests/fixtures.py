@@ -81,7 +81,7 @@ def _make(names: list[str], dtype: str, quant: int | None, tiny: bool) -> None:
 def _cache_dir() -> Path:
     """Return the directory named after everything that a fixture is made from."""
     digest = hashlib.sha256()
-    for source in (SCRIPT, PROJECT_DIR / "worker" / "engine" / "pocket.py"):
+    for source in (SCRIPT, PROJECT_DIR / "scripts" / "checkpoints.py"):
         digest.update(source.read_bytes())
     made_by = [platform.python_version(), version("mlx"), version("mlx-lm"), version("mlx-vlm")]
     digest.update(" ".join(made_by).encode())

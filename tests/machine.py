@@ -84,11 +84,11 @@ class Machine:
         words: Vocabulary,
         keeps: bool = True,
         budget_mb: float = 512,
-        chunk: int = CHUNK,
         courier: Courier | None = None,
         **rules: Any,
     ) -> None:
         rules = {"slots_max": 4, "is_exact": False} | rules
+        chunk = rules.pop("chunk", CHUNK)
         end_ids = rules.pop("end_ids", frozenset())
         self._posted: queue.SimpleQueue[Recalled] = queue.SimpleQueue()
         told = {"ended": rules.pop("ended")} if "ended" in rules else {}

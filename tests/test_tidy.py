@@ -39,6 +39,7 @@ FORBIDDEN = {
         "mlx",
     ),
     "worker/kv/": (*ABOVE, "worker.engine", "worker.prompt", "worker.stream", "worker.request"),
+    "worker/disk/": (*ABOVE, "worker.kv", "worker.engine", "worker.request", "mlx"),
     "worker/mailbox.py": ("mlx", "mlx_lm", "worker.engine"),
 }
 # Third-party module -> the only places that may import it.

@@ -12,7 +12,7 @@ from typing import Any, Final
 log = logging.getLogger(__name__)
 
 _NAMED_MAX: Final = 20  # kinds in one line of the log
-_KIND: Final = re.compile(r"[a-z][a-z0-9_]{0,59}")  # a word of an API; the rest may be anything
+_KIND: Final = re.compile(r"(tool_choice )?[a-z][a-z0-9_]{0,59}")  # words of an API
 _TEXTS: Final = ("title", "url", "text", "stdout", "stderr", "logs")
 _HOLDERS: Final = ("content", "source", "summary", "output", "outputs", "result", "results")
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripts import checkpoints
 from shared.errors import RequestError
 from shared.wire import Constraints
 from tests.constrained import Schemas, closers, constrainer_for, tool, walk
 from tests.families import family
 from worker.constraint.constrainer import Constrainer
-from worker.engine import pocket
 
 EXAMPLES = int(os.environ.get("HEARTH_EXAMPLES", "60"))
 FAMILIES = ("qwen3", "qwen3_5", "glm4", "harmony", "llama3", "mistral")
@@ -91,4 +91,4 @@ def step(found: Constrainer, constraints: Constraints, tools: list[Any]) -> None
         assert str(error)
         return
     assert guide is not None
-    guide.process(mx.array([], dtype=mx.uint32), mx.zeros((1, pocket.VOCAB_SIZE)))
+    guide.process(mx.array([], dtype=mx.uint32), mx.zeros((1, checkpoints.VOCAB_SIZE)))

@@ -10,13 +10,13 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers.json_tools import parse_tool_call
 from tokenizers import AddedToken
 
+from scripts import checkpoints
 from shared.errors import RequestError
 from shared.wire import Constraints
 from tests.constrained import Walk, constrainer_for, end_ids, tool, walk
 from tests.families import FAMILIES, family
 from worker.constraint.constrainer import COMPILED_MAX, Constrainer
 from worker.constraint.guide import Guide
-from worker.engine import pocket
 
 CITY = {
     "type": "object",
@@ -126,7 +126,7 @@ def test_a_call_may_be_thought_about_first() -> None:
 def test_where_no_call_is_wanted_its_mark_alone_is_banned(name: str) -> None:
     tokenizer = family(name).tokenizer
     allowed = begun(name, Constraints(tool_choice="none"), tools=TOOLS).allowed()
-    everything = set(range(pocket.VOCAB_SIZE))
+    everything = set(range(checkpoints.VOCAB_SIZE))
     assert everything - allowed == {tokenizer.convert_tokens_to_ids(tokenizer.tool_call_start)}
 
 
@@ -271,12 +271,12 @@ def test_a_guide_may_be_asked_twice_and_after_a_leap() -> None:
 
 def test_logits_without_a_token_are_never_chosen_and_the_width_is_the_models() -> None:
     found = constrainer_for(family("llama3"))
-    for width in (pocket.VOCAB_SIZE + 64, pocket.VOCAB_SIZE, 2_000):
+    for width in (checkpoints.VOCAB_SIZE + 64, checkpoints.VOCAB_SIZE, 2_000):
         guide = found.guide(JSON, [], "", 0)
         assert guide is not None
         logits = guide.process(mx.array([], dtype=mx.uint32), mx.zeros((1, width)))
         assert logits.shape == (1, width)
-        assert np.isinf(np.array(logits[0, pocket.VOCAB_SIZE :])).all()
+        assert np.isinf(np.array(logits[0, checkpoints.VOCAB_SIZE :])).all()
 
 
 def test_a_matcher_that_breaks_is_told_and_the_answer_goes_on_unheld() -> None:
@@ -301,7 +301,7 @@ def test_the_prompt_is_not_part_of_the_answer() -> None:
     guide = found.guide(JSON, [], "", prompt_tokens=3)
     assert isinstance(guide, Guide)
     answer = family("llama3").tokenizer.encode(ANSWER, add_special_tokens=False)
-    guide.process(mx.array([7, 8, 9, *answer]), mx.zeros((1, pocket.VOCAB_SIZE)))
+    guide.process(mx.array([7, 8, 9, *answer]), mx.zeros((1, checkpoints.VOCAB_SIZE)))
     assert not guide.failure
 
 

@@ -22,6 +22,7 @@ class ScriptedScheduler:
         self.taken: list[str] = []
         self.stepped_with: list[int] = []
         self.chunks_ahead = 0
+        self.is_blocked = False
 
     def submit(self, request: str) -> Progress:
         self.taken.append(request)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from jinja2.exceptions import TemplateError
 
+from scripts.checkpoints import VOCAB_SIZE
 from tests.families import FAMILIES, Family, call_id, family, tools_for
-from worker.engine.pocket import VOCAB_SIZE
 from worker.stream.parts import Call, Parts
 
 READ = Call("read_file", {"path": "a.py", "limit": 3, "range": {"lines": [1, 20], "raw": True}})

@@ -1,36 +1,27 @@
-"""builtin:pocket is made whole, once, and its tokenizer and template can be relied on."""
+"""builtin:pocket: its files can be relied on. What it can do is in tests/e2e/test_pocket.py."""
 
-import multiprocessing
-import os
-from pathlib import Path
+import random
+import re
 from typing import Any
 
-import mlx.core as mx
 import mlx_lm
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from mlx_lm.utils import get_total_parameters
+from tokenizers import Tokenizer
 
-from worker.engine.pocket import (
-    POCKET_CONTEXT_TOKENS,
-    QWEN_TOKENS,
-    VOCAB_SIZE,
-    added_token_ids,
-    ensure_pocket,
-    new_directory,
-)
+from scripts.checkpoints import added_token_ids
+from scripts.pocket import script
+from scripts.pocket.talk import talk
+from worker.engine.model import POCKET_DIR
 
 TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {}}}]
 
 
 @pytest.fixture(scope="module")
-def pocket(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_pocket(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def loaded(pocket: Path) -> tuple[Any, Any, dict[str, Any]]:
-    return mlx_lm.load(str(pocket), return_config=True)
+def loaded() -> tuple[Any, Any, dict[str, Any]]:
+    return mlx_lm.load(str(POCKET_DIR), return_config=True)
 
 
 @pytest.fixture(scope="module")
@@ -44,77 +35,6 @@ def render(tokenizer: Any, messages: list[dict[str, Any]], **variables: Any) -> 
 
 def call(arguments: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "read", "arguments": arguments}}
-
-
-def test_pocket_loads_and_generates(loaded: tuple[Any, Any, dict[str, Any]]) -> None:
-    model, tokenizer, config = loaded
-    tokens = [row.token for row in mlx_lm.stream_generate(model, tokenizer, "import", 16)]
-    assert len(set(tokens)) > 8
-    assert config["max_position_embeddings"] == POCKET_CONTEXT_TOKENS
-    assert config["vocab_size"] == len(tokenizer.get_vocab()) == VOCAB_SIZE
-
-
-def test_end_tokens_are_those_of_qwen(
-    loaded: tuple[Any, Any, dict[str, Any]], pocket: Path
-) -> None:
-    ids = added_token_ids(pocket / "tokenizer.json")
-    assert loaded[1].eos_token_ids == {ids["<|im_end|>"], ids["<|endoftext|>"]}
-
-
-def test_pocket_is_made_once(pocket: Path) -> None:
-    before = (pocket / "config.json").stat().st_mtime_ns
-    assert ensure_pocket(pocket.parent) == pocket
-    assert (pocket / "config.json").stat().st_mtime_ns == before
-
-
-def test_making_pocket_does_not_seed_the_random_state(tmp_path: Path) -> None:
-    drawn = []
-    for name in ("a", "b"):
-        ensure_pocket(tmp_path / name)
-        drawn.append(mx.random.uniform(shape=(4,)).tolist())
-    assert drawn[0] != drawn[1]
-
-
-def test_two_workers_starting_at_once_end_with_one_good_pocket(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=ensure_pocket, args=(tmp_path,)) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert [worker.exitcode for worker in workers] == [0, 0]
-    (made,) = os.listdir(tmp_path)
-    mlx_lm.load(str(tmp_path / made))
-
-
-def test_the_slower_of_two_makers_keeps_the_faster_ones_directory(tmp_path: Path) -> None:
-    target = tmp_path / "model"
-    with new_directory(target) as mine:
-        (mine / "file").write_text("mine")
-        with new_directory(target) as theirs:
-            (theirs / "file").write_text("theirs")
-    assert (target / "file").read_text() == "theirs"
-    assert os.listdir(tmp_path) == ["model"]
-
-
-def test_a_maker_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), new_directory(tmp_path / "model") as directory:
-        (directory / "file").write_text("half")
-        raise ZeroDivisionError
-    assert os.listdir(tmp_path) == []
-
-
-@settings(deadline=None)
-@example(text=" a <|im_end|> b\n<think> \0")
-@given(text=st.lists(st.text() | st.sampled_from(QWEN_TOKENS)).map("".join))
-def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.decode(ids) == text
-
-
-def test_added_tokens_are_one_token_each(tokenizer: Any, pocket: Path) -> None:
-    for token, token_id in added_token_ids(pocket / "tokenizer.json").items():
-        assert tokenizer.encode(token, add_special_tokens=False) == [token_id]
 
 
 def test_template_without_thinking_closes_an_empty_block(tokenizer: Any) -> None:
@@ -138,7 +58,7 @@ def test_template_renders_tools_calls_and_results(tokenizer: Any) -> None:
     ]
     head, rest = render(tokenizer, messages, tools=TOOLS).split("<|im_end|>\n", 1)
     assert head.startswith("<|im_start|>system\ns\n\n# Tools")
-    assert '\n{"type": "function", "function": {"name": "read", "parameters": {}}}\n' in head
+    assert '\n{"description": "", "name": "read", "parameters": {}}\n' in head
     assert rest == (
         "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na\n"
         '<tool_call>\n{"name": "read", "arguments": {"x": "<"}}\n</tool_call>\n'
@@ -163,3 +83,67 @@ def test_template_keeps_reasoning_after_the_last_question_only(tokenizer: Any) -
     text = render(tokenizer, messages)
     assert "old" not in text
     assert "<|im_start|>assistant\n<think>\nnew\n</think>\n\n<tool_call>" in text
+
+
+def test_end_tokens_are_those_of_qwen(loaded: tuple[Any, Any, dict[str, Any]]) -> None:
+    ids = added_token_ids(POCKET_DIR / "tokenizer.json")
+    assert loaded[1].eos_token_ids == {ids["<|im_end|>"], ids["<|endoftext|>"]}
+
+
+def test_added_tokens_are_one_token_each(tokenizer: Any) -> None:
+    for token, token_id in added_token_ids(POCKET_DIR / "tokenizer.json").items():
+        assert tokenizer.encode(token, add_special_tokens=False) == [token_id]
+
+
+@settings(deadline=None)
+@example(text=" a <|im_end|> b\n<think> \0")
+@given(text=st.lists(st.text() | st.sampled_from(script.ADDED)).map("".join))
+def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+
+
+def test_it_is_small_and_says_what_it_is(loaded: tuple[Any, Any, dict[str, Any]]) -> None:
+    """The limits are the issue's: 5.8 M parameters, 12 MB in the repository."""
+    model, tokenizer, config = loaded
+    assert get_total_parameters(model) <= 5_800_000
+    assert sum(file.stat().st_size for file in POCKET_DIR.iterdir()) <= 12_000_000
+    assert config["model_type"] == "qwen3"
+    assert config["vocab_size"] == len(tokenizer.get_vocab()) == script.VOCAB_SIZE
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_trained_on_is_what_the_template_renders(tokenizer: Any, seed: int) -> None:
+    """Each beginning of a training text that an answer follows is a prompt of the template."""
+    rng = random.Random(seed)
+    made = talk(rng, 4, rng.choice((0, 6)), rng.choice((0, 3)))
+    pieces = script.script(rng, made)
+    messages, tools = script.messages_of(made)
+    last = len(made.turns) - 1
+    assert made.turns[last].role == "assistant"
+    thinks = pieces[-2][0].startswith("<think>")
+    text = "".join(text for text, _ in pieces[:-2])
+    rendered = render(
+        tokenizer,
+        messages[:last],
+        tools=tools or None,
+        add_generation_prompt=True,
+        enable_thinking=thinks,
+    )
+    assert without_thinking(text) == without_thinking(rendered)
+
+
+def without_thinking(text: str) -> str:
+    """Leave out what a turn may keep or lose: old thinking, and the block that closes it."""
+    return re.sub(r"<think>.*?</think>\n\n", "", text, flags=re.DOTALL)
+
+
+def test_the_learned_part_is_what_the_model_writes() -> None:
+    rng = random.Random(5)
+    made = talk(rng, 6, 0, 2)
+    tokenizer = Tokenizer.from_file(str(POCKET_DIR / "tokenizer.json"))
+    ids, learned = script.encoded(tokenizer, script.script(rng, made))
+    ends = [at for at, token in enumerate(ids) if token == tokenizer.token_to_id(script.END)]
+    answered = [at for at in ends if learned[at]]
+    assert len(answered) == sum(turn.role == "assistant" for turn in made.turns)
+    assert not any(learned[at + 1] for at in answered), "the line's end is the template's"

@@ -1,6 +1,5 @@
 """What is learned from chat templates of the large families, and what they refuse."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from shared.errors import PromptTooLong, RequestError
 from shared.wire import Prompt
 from tests.fixtures import TEXT_NAMES, fixture_dir
 from worker.conversing import make_builder
-from worker.engine.pocket import ensure_pocket
+from worker.engine.model import POCKET_DIR
 from worker.prompt.build import Builder, Content
 from worker.prompt.cuts import CutRule
 from worker.prompt.marks import end_of_turn_ids, turn_marks
@@ -203,8 +202,8 @@ def test_the_marks_of_a_checkpoint_on_disk_are_found(name: str) -> None:
     assert {"<|im_end|>"} <= names(tokenizer, end_of_turn_ids(tokenizer, {}))
 
 
-def test_pocket_is_cut_at_its_messages(tmp_path: Path) -> None:
-    tokenizer = load_from_disk(ensure_pocket(tmp_path))
+def test_pocket_is_cut_at_its_messages() -> None:
+    tokenizer = load_from_disk(POCKET_DIR)
     system = {"role": "system", "content": "rule " * 60}
     turns = [{"role": role, "content": "word " * 90} for role in ("user", "assistant", "user")]
     ids = ids_of(builder(tokenizer, 4096), Prompt([system, *turns]))

@@ -1,7 +1,6 @@
-"""Makes tiny checkpoints with random weights and a real tokenizer, without any download.
+"""What a tiny checkpoint with random weights is made of: files, a tokenizer, weights.
 
-`ensure_pocket` gives the model behind MODEL_PATH=builtin:pocket. The functions below it know no
-architecture: `scripts/make_fixture.py` makes the tests' models with them. Vision stays out.
+No function here knows an architecture; `make_fixture.py` and the tests make their models with them.
 """
 
 import json
@@ -17,11 +16,8 @@ from typing import Any, Final
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
-from mlx_lm.models import qwen3
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-POCKET_VERSION: Final = 1  # to be raised when anything below changes what pocket is
-POCKET_CONTEXT_TOKENS: Final = 32_768
 VOCAB_SIZE: Final = 3_072
 
 QWEN_TOKENS: Final = (
@@ -43,118 +39,6 @@ QWEN_TOKENS: Final = (
 END_TOKENS: Final = ("<|im_end|>", "<|endoftext|>")
 # As in Qwen3 these are whole tokens but no control tokens: decoding shows them.
 _VISIBLE_TOKENS: Final = frozenset(QWEN_TOKENS[3:9])
-
-# Qwen3's manner: the results of one turn's calls share a user turn, and the reasoning of turns
-# before the last question is left out.
-POCKET_TEMPLATE: Final = r"""
-{%- macro text_of(content) %}
-    {%- if content is string %}{{- content }}
-    {%- elif content %}
-        {%- for part in content if part.text is defined %}{{- part.text }}{% endfor %}
-    {%- endif %}
-{%- endmacro %}
-{%- macro header(role) %}{{- '<|im_start|>' + role + '\n' }}{% endmacro %}
-{%- set turn_end = '<|im_end|>\n' %}
-{%- set last = namespace(question=-1) %}
-{%- for message in messages %}
-    {%- if message.role == 'user' %}{%- set last.question = loop.index0 %}{% endif %}
-{%- endfor %}
-{%- set has_system = messages and messages[0].role == 'system' %}
-{%- if tools %}
-    {{- header('system') }}
-    {%- if has_system %}{{- text_of(messages[0].content) + '\n\n' }}{% endif %}
-    {{- '# Tools\n\nYou may call functions; these are their signatures:\n<tools>' }}
-    {%- for tool in tools %}{{- '\n' + tool | tojson }}{% endfor %}
-    {{- '\n</tools>\n\nFor each call answer with a JSON object in <tool_call></tool_call>:\n' }}
-    {{- '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>' }}
-    {{- turn_end }}
-{%- elif has_system %}
-    {{- header('system') + text_of(messages[0].content) + turn_end }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'assistant' %}
-        {{- header('assistant') }}
-        {%- if message.reasoning_content and loop.index0 > last.question %}
-            {{- '<think>\n' + message.reasoning_content.strip('\n') + '\n</think>\n\n' }}
-        {%- endif %}
-        {{- text_of(message.content) }}
-        {%- for tool_call in message.tool_calls or [] %}
-            {%- set tool_call = tool_call.function or tool_call %}
-            {%- if not loop.first or message.content %}{{- '\n' }}{% endif %}
-            {{- '<tool_call>\n{"name": "' + tool_call.name + '", "arguments": ' }}
-            {%- if tool_call.arguments is string %}{{- tool_call.arguments }}
-            {%- else %}{{- tool_call.arguments | tojson }}
-            {%- endif %}
-            {{- '}\n</tool_call>' }}
-        {%- endfor %}
-        {{- turn_end }}
-    {%- elif message.role == 'tool' %}
-        {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{% endif %}
-        {{- '\n<tool_response>\n' + text_of(message.content) + '\n</tool_response>' }}
-        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- turn_end }}{% endif %}
-    {%- elif not (loop.first and has_system) %}
-        {{- header(message.role) + text_of(message.content) + turn_end }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- header('assistant') }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\n\n</think>\n\n' }}
-    {%- endif %}
-{%- endif %}"""
-
-_POCKET_CONFIG: Final = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "intermediate_size": 256,
-    "vocab_size": VOCAB_SIZE,
-    "max_position_embeddings": POCKET_CONTEXT_TOKENS,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
-
-
-def ensure_pocket(model_dir: Path) -> Path:
-    """Return the directory of the pocket model, made in a second if it is not there.
-
-    Any thread may call it, and several processes at once: all end with the same directory. MLX's
-    random state is not seeded by it.
-
-    Raises:
-        OSError: `model_dir` cannot be written.
-    """
-    target = model_dir / f"pocket-{POCKET_VERSION}"
-    if not target.exists():
-        with new_directory(target) as directory:
-            _make_pocket(directory)
-    return target
-
-
-def _make_pocket(directory: Path) -> None:
-    tokenizer_file = directory / "tokenizer.json"
-    train_tokenizer(tokenizer_file, QWEN_TOKENS)
-    ids = added_token_ids(tokenizer_file)
-    write_tokenizer_config(
-        directory, POCKET_TEMPLATE, {"bos_token": None, "model_max_length": POCKET_CONTEXT_TOKENS}
-    )
-    model = qwen3.Model(qwen3.ModelArgs.from_dict(_POCKET_CONFIG))
-    randomise(model)
-    save_weights(directory, model.parameters())
-    write_json(directory / "config.json", _POCKET_CONFIG | {"eos_token_id": ids[END_TOKENS[0]]})
-    write_json(
-        directory / "generation_config.json",
-        {"eos_token_id": [ids[token] for token in END_TOKENS], "pad_token_id": ids[END_TOKENS[1]]},
-    )
-
-
-# ---------------------------------------------------------------- for any architecture
 
 
 @contextmanager
