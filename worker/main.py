@@ -20,7 +20,7 @@ from shared.errors import EXIT_CANNOT_START, StartError
 from shared.log import configure
 from shared.transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
 from shared.wire import Heartbeat, Status, Told
-from worker.conversing import make_builder, make_sessions, prompt_facts
+from worker.conversing import make_builder, make_sessions, prompt_facts, turns_directory
 from worker.engine.engine import Engine, default_chunk
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.sampling import Choice, make_choice
@@ -38,6 +38,7 @@ from worker.request import Request, Ticket
 from worker.scheduler import Rules, Scheduler
 from worker.sessions.sessions import Sessions
 from worker.stream.detokenise import Vocabulary
+from worker.watchdog import Watchdog
 
 log = logging.getLogger("worker")
 
@@ -79,10 +80,10 @@ class Worker:
         self._stop.set()
         self._jobs.put(None)
         inference.join(STOP_WAIT_S)
+        if self._sessions is not None:
+            self._sessions.close()  # turns are small, and worth more than the KV of any of them
         if self._keeper is not None:
             self._keeper.shut(self._settings.shutdown_flush_seconds)
-        if self._sessions is not None:
-            self._sessions.close()
         self._port.close()
         return self._exit_code
 
@@ -111,7 +112,13 @@ class Worker:
             keeper = make_keeper(engine, loaded, settings, chunk)
             self._keeper = keeper
             rule = CutRule(chunk, turn_marks(loaded.tokenizer))
-            sessions = make_sessions(settings, chunk, is_exact(loaded, settings), self._worker_id)
+            sessions = make_sessions(
+                settings,
+                chunk,
+                is_exact(loaded, settings),
+                self._worker_id,
+                turns_directory(settings.kv_cache_dir, loaded) if settings.max_kv_size_gb else None,
+            )
             self._sessions = sessions
             recorder = Recorder(
                 sessions,
@@ -130,6 +137,7 @@ class Worker:
                     lambda tokens: rule.natural(tokens.tolist()),
                     recorder.ended,
                     self._inbox.put,
+                    Watchdog(settings.generation_watchdog_seconds, settings.stall_seconds),
                 ),
             )
             self._mailbox.errand = functools.partial(self._errand, keeper, scheduler, sessions)
@@ -139,6 +147,7 @@ class Worker:
             log.info("ready model=%s layout=%s", loaded.facts.name, loaded.facts.cache_layout)
             while not self._stop.is_set():
                 loop.run_once()
+            keeper.hand_over()
         engine.close()
 
     def _errand(

@@ -33,6 +33,7 @@ from worker.stream.detokenise import Vocabulary
 from worker.stream.logprobs import describe
 from worker.stream.output import Piece
 from worker.stream.splitter import Part
+from worker.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class Rules:
     ended: Callable[[Request, Usage, str, str | None], Usage] = lambda _r, usage, _w, _s: usage
     # Has the inference thread take in what the disk's thread has read.
     post: Callable[[Recalled], None] = lambda _: None
+    watchdog: Watchdog = Watchdog()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ class Scheduler:
         """Do one chunk and one decode step; yield what clients are told, as soon as it holds."""
         self.steps += 1
         yield from self._drop_gone()
+        yield from self._end_expired()
         self._give_slots()
         yield from self._prefill()
         yield from self._decode()
@@ -239,6 +242,22 @@ class Scheduler:
         for request in [r for r in self._decoding.values() if r.ticket.is_gone]:
             yield self._end(request, "cancelled")
 
+    def _end_expired(self) -> Iterator[Up]:
+        """End what has had its time; the prefill that was done is kept, its slot is free.
+
+        Of the prompts only the oldest has a turn of its own: the others may be overtaken.
+        """
+        for request in [*self._prefilling[:1], *self._decoding.values()]:
+            why = self._rules.watchdog.verdict(request)
+            if why is None:
+                continue
+            log.warning("watchdog ends request=%s: %s", request.request_id, why)
+            self.counts["watchdog_ends"] += 1
+            request.is_expired = True
+            if request.request_id not in self._decoding:
+                self._prefilling.remove(request)
+            yield from self._finish(request, "length")
+
     def _give_slots(self) -> None:
         for request in list(self._waiting):
             if self.running >= self._rules.slots_max:
@@ -252,6 +271,7 @@ class Scheduler:
             rows = request.prompt_tokens + min(request.tokens_max, SPARE_ROWS)
             request.slot, request.plan = self._keeper.open(request.query, rows)
             request.position = request.plan.position
+            request.start_clock()
             self._prefilling.append(request)
 
     def _gives_up(self, recall: Recall) -> bool:
@@ -293,6 +313,8 @@ class Scheduler:
         end = query.cuts[number]
         self._engine.prefill(slot.cache, request.ids[request.position : end])
         request.position = end
+        assert request.clock is not None
+        request.clock.chunk()
         self._keeper.commit(slot, query.tokens[:end], query.names[number])
 
     def _sequence(self, request: Request) -> decode.Sequence:
@@ -319,6 +341,8 @@ class Scheduler:
         """Give one sampled token to its request; end it where that token, or its text, says so."""
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
+        assert request.clock is not None
+        request.clock.token()
         request.completion_tokens += 1
         if request.guide is not None and request.guide.failure:
             yield self._failed(request, request.guide.failure)

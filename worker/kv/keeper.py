@@ -159,6 +159,11 @@ class Keeper:
         report = self._disk.courier.report()
         return report | {"counts": report["counts"] | dict(self._disk.counts)}
 
+    def hand_over(self) -> None:
+        """Give the disk's thread what it had no room for when it was committed."""
+        for slot in self._slots.values():
+            self._to_disk(slot)
+
     def shut(self, flush_s: float) -> None:
         """Write what is queued, for so long, and end the disk's thread. Any thread, at the end."""
         if self._disk is not None:
@@ -248,12 +253,17 @@ class Keeper:
     # ------------------------------------------------------------ for people
 
     def clear(self) -> None:
-        """Forget everything; what running requests hold comes back when they end."""
+        """Forget everything; what running requests hold comes back when they end.
+
+        What this model has on disk goes too, other workers' included.
+        """
         for slot in self.slots:
             if not slot.is_busy:
                 del self._slots[slot.number]
             slot.backs, slot.lent = [], []
         self.store.clear()
+        if self._disk is not None:
+            self._disk.courier.clear()
 
     @property
     def counts(self) -> Counter[str]:

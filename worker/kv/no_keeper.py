@@ -57,6 +57,9 @@ class NoKeeper:
     def close_spare(self, slot: Slot) -> None:
         pass
 
+    def hand_over(self) -> None:
+        pass
+
     def shut(self, flush_s: float) -> None:
         pass
 
