@@ -22,6 +22,7 @@ from shared.transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, cur
 from shared.wire import Heartbeat, Status, Told
 from worker.conversing import make_builder, make_sessions, prompt_facts, turns_directory
 from worker.engine.engine import Engine, default_chunk
+from worker.engine.memory import held_bytes, hold_memory, memory_limit, room_in
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.sampling import Choice, make_choice
 from worker.keeping import cache_root, is_exact, make_keeper
@@ -29,6 +30,7 @@ from worker.kv.keeper import Keeper
 from worker.kv.no_keeper import NoKeeper
 from worker.loop import Errand, Inbox, InferenceLoop
 from worker.mailbox import Identity, Jobs, Mailbox
+from worker.memory import MemoryGuard
 from worker.prompt.cuts import CutRule
 from worker.prompt.marks import end_of_turn_ids, turn_marks
 from worker.prompter import Prompter
@@ -104,6 +106,8 @@ class Worker:
 
     def _compute(self) -> None:
         settings = self._settings
+        limit = memory_limit(settings)
+        hold_memory(limit)
         loaded = load_model(settings)
         chunk = settings.prefill_chunk or default_chunk()
         # Batching changes the last bits of what is decoded, and cannot take quantised KV.
@@ -138,6 +142,7 @@ class Worker:
                     recorder.ended,
                     self._inbox.put,
                     Watchdog(settings.generation_watchdog_seconds, settings.stall_seconds),
+                    MemoryGuard(room_in(limit), held_bytes),
                 ),
             )
             self._mailbox.errand = functools.partial(self._errand, keeper, scheduler, sessions)

@@ -3,10 +3,13 @@
 Decisions are the cache's (worker/cache/), bytes are the mover's; this is a request's way through.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import mlx.core as mx
 
 from worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from worker.cache.budget import Budget
@@ -130,6 +133,43 @@ class Keeper:
             self._mover.index(slot, start, len(tokens), name, is_canonical=False)
         self._to_disk(slot)
         self._check_in(slot)
+
+    # ------------------------------------------------------------ memory
+
+    def slot_cost(self, query: Query, rows: int) -> int:
+        """Return how many bytes more are held once the prompt has a slot for `rows` tokens."""
+        plan = self.plan(query)
+        held = 0
+        if plan.slot is not None:
+            slot = self._slots[plan.slot]
+            if slot.capacity >= rows:
+                return 0
+            held = self.slot_bytes(slot)
+        is_packed = self._mover.is_due(rows)
+        form = self.rules.running_format if is_packed else None
+        return max(0, self._layers.slot_bytes(rows, form) - held)
+
+    def release(self, nbytes: int) -> None:
+        """Give up `nbytes` of what no running request holds: kept KV first, then idle slots.
+
+        What was computed of them stays on disk, where there is one.
+        """
+        budget, now = self.store.budget, time.monotonic()
+        full = budget.bytes_max
+        freed, budget.bytes_max = budget.bytes_used, max(0, budget.bytes_used - nbytes)
+        self._mover.evictor.make_room(0, 0, math.inf, now)
+        freed -= budget.bytes_used
+        idle = sorted(
+            (slot for slot in self._slots.values() if not slot.is_busy),
+            key=lambda slot: _claim(slot, now),
+        )
+        for slot in idle:
+            if freed >= nbytes:
+                break
+            freed += self.slot_bytes(slot)
+            self._vacate(slot)
+        budget.bytes_max = full
+        mx.clear_cache()
 
     # ------------------------------------------------------------ the disk
 
