@@ -13,7 +13,8 @@ from mlx_lm.generate import generation_stream
 from shared.config import load_settings
 from shared.wire import Finished, Sampling, Up, Usage
 from tests.fixtures import fixture_dir
-from worker.cache.block_hash import PrefixHash, pack, prefix_hashes
+from tests.kept import ROOT
+from worker.cache.block_hash import pack, prefix_hashes
 from worker.cache.budget import MB, Budget
 from worker.cache.index import Query
 from worker.disk.courier import Courier
@@ -31,7 +32,6 @@ from worker.scheduler import Rules, Scheduler
 from worker.stream.detokenise import Vocabulary
 from worker.stream.output import Output
 
-ROOT = PrefixHash(b"root of the test")  # as long as any hash
 CHUNK = 64  # small, so that short prompts have many cuts
 
 
