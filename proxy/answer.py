@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from proxy.failures import refused
 from shared.errors import RequestError, WorkerLost
 from shared.wire import Admitted, Delta, Failed, Finished, Progress, Usage
 
@@ -28,9 +29,14 @@ class Answer:
     Owner: the event loop. `take` and `close` never block.
     """
 
-    def __init__(self, request_id: str, release: Callable[[bool], None]) -> None:
-        """`release(cancel)` forgets this answer at its link, and cancels it at the worker."""
+    def __init__(self, request_id: str, release: Callable[[bool], None], key: str = "") -> None:
+        """`release(cancel)` forgets this answer at its link, and cancels it at the worker.
+
+        `key` is the digest of the API key that it is for.
+        """
         self.request_id = request_id
+        self.key = key
+        self.asked_at = time.monotonic()
         self.prompt_tokens = 0
         self.cached_tokens = 0  # when the model took it; `usage` has what was then used
         self.done_tokens = 0  # of the prompt, while it prefills
@@ -65,7 +71,7 @@ class Answer:
         elif isinstance(message, Finished):
             self._take_finished(message)
         else:
-            self._end(RequestError(message.text, status=message.status, code=message.code))
+            self._end(refused(message))
         self._wake.set()
 
     def _take_delta(self, delta: Delta) -> None:

@@ -44,6 +44,7 @@ class Exchange:
         self.raw_headers: RawHeaders = list(scope["headers"])
         self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in self.raw_headers}
         self.reply_headers: RawHeaders = []  # added to whatever is replied
+        self.is_trusted = False  # it came with a key, or needs none
         self.has_started = False
         self._has_body = False  # read to its end
         self.gone = asyncio.Event()
