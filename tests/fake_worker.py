@@ -2,9 +2,9 @@
 
 What it does is in the last message's text: words such as `n=3 delay=0.01 prefill=2 die=2`, or
 `full=01` for workers 0 and 1. It says that half of each prompt was kept; with `kept=N` it says N at
-first. With `calls=N` it ends with calls of the request's first N tools. All its requests but the
-oldest are told as waiting. With FAKE_WORKER_LOG set it appends a JSON line with a time for
-everything it receives.
+first, and with `wide=N` its words have N characters. With `calls=N` it ends with calls of the
+request's first N tools. All its requests but the oldest are told as waiting. With FAKE_WORKER_LOG
+set it appends a JSON line with a time for everything it receives.
 """
 
 import argparse
@@ -118,6 +118,7 @@ def _pieces(submit: Submit, words: dict[str, str]) -> Iterator[Step]:
             return
         thinking = index < thoughts
         text = f"think{index} " if thinking else f"tok{index - thoughts} "
+        text = text.ljust(int(words.get("wide", 0)))
         seq = index + (1 if words.get("lose") == str(index + 1) else 0)
         logprobs = []
         if submit.sampling.top_logprobs is not None and not thinking:
