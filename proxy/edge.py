@@ -21,6 +21,7 @@ from proxy.origin import OriginRules
 from proxy.pool import WorkerPool
 from proxy.relay import Relay
 from proxy.request import Dialect, Events, ParsedRequest, Ticket
+from proxy.room import Room
 from proxy.routes import Routes
 from proxy.speaker import key_digest, speaker_of
 from proxy.strict_json import parse_object
@@ -72,6 +73,7 @@ class Edge:
         self._routes = routes
         self._front = front
         self._relay = Relay(front, token)
+        self._room = Room()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -79,7 +81,7 @@ class Edge:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})  # there is none here
         else:
-            await self._http(Exchange(scope, receive, send))
+            await self._http(Exchange(scope, receive, send, self._room))
 
     async def _http(self, exchange: Exchange) -> None:
         for name in (b"x-request-id", b"request-id"):  # OpenAI's SDK reads one, Anthropic's other
@@ -134,7 +136,8 @@ class Edge:
             if exchange.method == "OPTIONS":
                 await _preflight(exchange)
                 return
-        if exchange.path != _OPEN_PATH:
+        exchange.is_trusted = exchange.path != _OPEN_PATH or self._keys.passes(exchange.raw_headers)
+        if exchange.is_trusted:
             key = self._keys.check(exchange.raw_headers)
             if key is not None:  # whoever sends another beside it is known by this one all the same
                 exchange.headers["x-api-key"] = key

@@ -38,7 +38,7 @@ WORKER_COMMAND: Final = (sys.executable, "-m", "worker.main")
 GRACE_S: Final = 2  # for streams to say goodbye after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512
-CONNECTIONS_MAX: Final = 1_000  # each may hold a body of 64 MB
+CONNECTIONS_MAX: Final = 1_000  # what their bodies take together is `room`'s
 OPEN_FILES: Final = 4096  # two a connection, and some
 
 

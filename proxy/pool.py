@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from proxy.answer import Answer
+from proxy.failures import refused
 from proxy.request import ParsedRequest
 from proxy.routing import Affinity, marks_of
 from shared.errors import Overloaded, RequestError, WireError, WorkerLost
@@ -118,8 +119,7 @@ class WorkerLink:
         if answer is not None:
             answer.take(message)
         elif isinstance(message, Failed):
-            error = RequestError(message.text, status=message.status, code=message.code)
-            self._settle(message.request_id, error)
+            self._settle(message.request_id, refused(message))
 
     def _greet(self, welcome: Welcome) -> None:
         version = welcome.protocol_version
@@ -144,8 +144,23 @@ class WorkerLink:
                 self._send_late(Cancel(request_id))
 
         self._send(Submit(request_id, request.prompt, request.sampling, request.constraints))
-        answer = self.answers[request_id] = Answer(request_id, release)
+        answer = self.answers[request_id] = Answer(request_id, release, request.prompt.speaker.key)
         return answer
+
+    def queue(self, key: str) -> list[dict[str, Any]]:
+        """Return which of our requests wait there, as it told last; see `WorkerPool.queue`."""
+        ids = self.heartbeat.queue if self.heartbeat is not None else []
+        now = time.monotonic()
+        return [
+            {
+                "request_id": request_id,
+                "worker": self.worker_id,
+                "position": position,
+                "age_s": round(now - answer.asked_at, 1),
+            }
+            for position, request_id in enumerate(ids, start=1)
+            if (answer := self.answers.get(request_id)) is not None and key in ("", answer.key)
+        ]
 
     async def count(self, prompt: Prompt) -> int:
         message = Count(uuid.uuid4().hex, prompt)
@@ -263,29 +278,41 @@ class WorkerPool:
     async def open(self, request: ParsedRequest, request_id: str) -> Answer:
         """Return the answer of a worker that has admitted `request`, named `request_id` from here.
 
-        Where a worker dies before it admitted, another ready one is asked, once. After Admitted
-        nothing is sent twice.
+        Where a worker dies before it admitted, another ready one is asked, once; where it is full,
+        each other ready one. After Admitted nothing is sent twice.
 
         Raises:
             RequestError: refused by the worker, or nobody is there to take it.
         """
         lost: set[int] = set()
+        full: set[int] = set()
         marks = marks_of(request.prompt)
         while True:
-            link = await self._ready_link(marks, lost)
+            link = await self._ready_link(marks, lost | full)
             answer = link.submit(request, request_id)
             self.affinity.remember(marks, link.worker_id)
             try:
                 await answer.admitted()
             except WorkerLost:
                 lost.add(link.worker_id)
-                if len(lost) == ATTEMPTS_MAX or not self._ready(lost):
+                if len(lost) == ATTEMPTS_MAX or not self._ready(lost | full):
+                    raise
+            except RequestError as refusal:
+                full.add(link.worker_id)
+                if refusal.code != Overloaded.CODE or not self._ready(lost | full):
                     raise
             except BaseException:
                 answer.close()
                 raise
             else:
                 return answer
+
+    def queue(self, key: str = "") -> list[dict[str, Any]]:
+        """Return who waits for a slot, each worker's next one first: ids, positions and ages.
+
+        `key` is the digest of the API key whose requests are told; "" = everyone's.
+        """
+        return [row for link in self.links.values() for row in link.queue(key)]
 
     async def count(self, request: ParsedRequest) -> int:
         """Return how many tokens `request`'s prompt is."""

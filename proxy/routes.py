@@ -172,7 +172,10 @@ class Routes:
         return _key(exchange) if self._has_keys else ""
 
     async def _health(self, exchange: Exchange) -> None:
-        await exchange.send_json(200, self.health())
+        body = self.health()
+        if exchange.is_trusted:
+            body["queue"] = self._pool.queue(self._whose(exchange))
+        await exchange.send_json(200, body)
 
     def health(self) -> dict[str, Any]:
         """Return what /health says: "ok" only while every worker is ready."""

@@ -79,6 +79,7 @@ class Worker:
             "restarts": self.restarts,
             "running": beat.running if beat else 0,
             "waiting": beat.waiting if beat else 0,
+            "wait_s": round(beat.wait_s, 1) if beat else None,
             "in_flight": self.link.load if self.link else 0,
             "steps": beat.steps if beat else 0,
             "active_bytes": beat.active_bytes if beat else 0,

@@ -202,6 +202,8 @@ class Heartbeat:
     steps: int  # scheduler steps since start: stands still while running > 0 = stuck
     active_bytes: int  # MLX memory in use
     model: ModelFacts | None
+    wait_s: float = 0.0  # estimated, until a request that came now would hold one
+    queue: list[str] = field(default_factory=list)  # ids of the first that wait, the next one first
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +284,7 @@ class Failed:
     status: int
     code: str
     text: str
+    retry_after_s: int | None = None  # when the same request may succeed; None = not known
 
 
 @dataclass(frozen=True, slots=True)

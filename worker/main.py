@@ -13,6 +13,7 @@ import secrets
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from types import FrameType
 
 from shared.config import PROJECT_DIR, Settings, load_settings
@@ -45,6 +46,7 @@ from worker.watchdog import Watchdog
 log = logging.getLogger("worker")
 
 EXIT_BROKEN = 70  # EX_SOFTWARE: a bug, or a fault of the device; a clean start may help
+QUEUE_TOLD_MAX = 256  # waiting requests that a heartbeat names
 STOP_WAIT_S = 1.0  # for a chunk in flight; the supervisor kills after 2
 
 
@@ -207,17 +209,21 @@ class Worker:
 
         threading.Thread(target=work, name="prompt", daemon=True).start()
 
-    def _heartbeat(self) -> Heartbeat:
+    def _heartbeat(self, arriving: Sequence[str]) -> Heartbeat:
         scheduler, loop, loaded = self._scheduler, self._loop, self._loaded
         if scheduler is None or loop is None or loaded is None:
             return Heartbeat("loading", 0, 0, 0, 0, None)
+        load = scheduler.load(len(arriving))
+        queue = [*load.queue, *arriving]
         return Heartbeat(
             "ready",
-            scheduler.running,
-            scheduler.waiting,
+            load.running,
+            len(queue),
             scheduler.steps,
             loop.active_bytes,
             loaded.facts,
+            load.wait_s,
+            queue[:QUEUE_TOLD_MAX],
         )
 
 

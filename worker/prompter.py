@@ -149,6 +149,7 @@ class Prompter:
                 splitter,
                 message.constraints.parallel_calls,
             ),
+            asker=_asker(message.prompt),
             new_id=self._sessions.new_id,
             signature=self._sessions.new_id(),
             guide=guide,
@@ -298,5 +299,13 @@ def _is_raw(prompt: Prompt) -> bool:
 def _family(prompt: Prompt) -> str:
     """Return what all lines of one session have in common, its sub-agents' sessions included."""
     speaker = prompt.speaker
-    session = speaker.parent or speaker.session
-    return f"{speaker.key}/{session}" if session else ""
+    return _asker(prompt) if speaker.parent or speaker.session else ""
+
+
+def _asker(prompt: Prompt) -> str:
+    """Return whose turn for a slot a request uses.
+
+    That is its session's, its sub-agents included; requests that name none share their key's.
+    """
+    speaker = prompt.speaker
+    return f"{speaker.key}/{speaker.parent or speaker.session}"

@@ -26,6 +26,8 @@ from worker.engine import decode
 from worker.engine.decode import Sampled
 from worker.engine.engine import Engine
 from worker.engine.sampling import Choice
+from worker.estimate import Load, Pace, Work
+from worker.fairness import give_turn, in_turn
 from worker.kv.disk import Recall
 from worker.kv.slots import Slot
 from worker.memory import MemoryGuard
@@ -127,6 +129,8 @@ class Scheduler:
         self._prefilling: list[Request] = []  # oldest first
         self._decoding: dict[str, Request] = {}
         self._is_oldest_next = True
+        self._turn = 0  # slots that were given
+        self._pace = Pace()
         self._ahead: Ahead | None = None
         self._foreseen: deque[Query] = deque(maxlen=FORESEEN_MAX)
         self.counts: Counter[str] = Counter()
@@ -145,12 +149,29 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    def load(self, arriving: int) -> Load:
+        """Return what there is to do, with `arriving` requests that are being rendered. Any thread.
+
+        Each copy is made in one step of the interpreter: the owner changes nothing meanwhile.
+        """
+        running = [*self._prefilling, *self._decoding.values()]
+        waiting = list(self._waiting)
+        now = time.monotonic()
+        wait_s = self._pace.wait_s(
+            [request.work(now) for request in running[: self._rules.slots_max]],
+            [*(request.work(now) for request in waiting), *[Work(None)] * arriving],
+            self._rules.slots_max,
+        )
+        queue = [request.request_id for request in in_turn(waiting, self._turn)]
+        return Load(len(running), queue, wait_s)
+
     def submit(self, request: Request) -> Progress:
         """Take a request; it waits for a slot. Return how much of it is kept now.
 
         Others may add to that before the request has a slot.
         """
         self._stop_working_ahead()
+        request.turn = self._turn
         self._waiting.append(request)
         request.kept_tokens = self._keeper.plan(request.query).position
         request.recall = self._keeper.recall(
@@ -266,23 +287,26 @@ class Scheduler:
             yield from self._finish(request, "length")
 
     def _give_slots(self) -> Iterator[Up]:
-        for request in list(self._waiting):
-            if self.running >= self._rules.slots_max:
+        """Give each free slot to whoever's turn it is.
+
+        For memory too the first in turn waits, until those that run give it back: were it
+        overtaken, it might wait for ever.
+        """
+        while self.running < self._rules.slots_max:
+            request = next(filter(self._can_begin, in_turn(self._waiting, self._turn)), None)
+            if request is None:
                 return
-            if request.recall is not None and not self._gives_up(request.recall):
-                continue
-            request.recall = None
-            if any(self._is_ahead(leader, request) for leader in self._prefilling):
-                continue
             rows = request.prompt_tokens + min(request.tokens_max, SPARE_ROWS)
             cost = self._keeper.slot_cost(request.query, rows)
             cost *= 2 if self.running else 1  # a batch copies what joins it
-            if not self._rules.memory.makes_room(self._keeper, cost):
-                if not self.running:
-                    self._waiting.remove(request)
-                    yield self._no_room(request, cost)
-                continue
+            has_room = self._rules.memory.makes_room(self._keeper, cost)
+            if self.running and not has_room:
+                return
             self._waiting.remove(request)
+            self._turn = give_turn(request, self._waiting, self._turn)
+            if not has_room:
+                yield self._no_room(request, cost)
+                continue
             request.slot, request.plan = self._keeper.open(request.query, rows)
             request.position = request.plan.position
             request.start_clock()
@@ -303,6 +327,13 @@ class Scheduler:
             log.warning("memory is full: request=%s ends early", request.request_id)
             self.counts["memory_ends"] += 1
             yield from self._finish(request, "length")
+
+    def _can_begin(self, request: Request) -> bool:
+        """Whether it waits for nothing but a slot: not for the disk, nor for another's prefill."""
+        if request.recall is not None and not self._gives_up(request.recall):
+            return False
+        request.recall = None
+        return not any(self._is_ahead(leader, request) for leader in self._prefilling)
 
     def _gives_up(self, recall: Recall) -> bool:
         """Whether to read a prompt rather than to wait for the disk any longer."""
@@ -341,7 +372,9 @@ class Scheduler:
         assert slot is not None
         number = request.next_cut()
         end = query.cuts[number]
+        began = time.monotonic()
         self._engine.prefill(slot.cache, request.ids[request.position : end])
+        self._pace.fed(end - request.position, time.monotonic() - began)
         request.position = end
         assert request.clock is not None
         request.clock.chunk()
@@ -411,6 +444,8 @@ class Scheduler:
         first = request.first_token_at
         fed = request.position if first is None else request.prompt_tokens
         plan = request.plan
+        if first is not None:
+            self._pace.ended(fed - request.cached_tokens, now - first)
         usage = Usage(
             prompt_tokens=request.prompt_tokens,
             cached_tokens=request.cached_tokens,
