@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 Job = Submit | Count | Status
 Jobs = queue.SimpleQueue[tuple[Ticket, Job | Foresee] | None]
+ERRANDS = ("cache", "clear_cache", "unpin")  # what the inference thread tells or does
 ANSWERS = (Finished, Failed, Counted, Told)
 
 
@@ -116,7 +117,7 @@ class Mailbox:
             return
         ticket = Ticket(message.request_id, peer)
         self._open[message.request_id] = ticket
-        if isinstance(message, Status) and message.what in ("cache", "clear_cache"):
+        if isinstance(message, Status) and message.what in ERRANDS:
             assert self.errand is not None, "ready workers have it"
             self.errand(ticket, message)
         else:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from shared.errors import RequestError
 from shared.wire import (
     CallStart,
     Delta,
@@ -43,6 +44,9 @@ SPARE_ROWS = 512  # a slot has room for so much of an answer; it grows for a lon
 class Keeping(Protocol):
     """What keeps KV between requests: `Keeper`, or `NoKeeper`, which never does."""
 
+    @property
+    def apart(self) -> "Keeping": ...
+
     def plan(self, query: Query) -> Plan: ...
 
     def open(self, query: Query, rows: int) -> tuple[Slot, Plan]: ...
@@ -58,6 +62,8 @@ class Keeping(Protocol):
     def lend(self, slot: Slot) -> None: ...
 
     def close(self, slot: Slot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None: ...
+
+    def pin(self, slot: Slot, pin_id: str, key: str) -> None: ...
 
     def unfinished(self, natural: Callable[[Tokens], list[int]]) -> Query | None: ...
 
@@ -111,6 +117,7 @@ class Scheduler:
     ) -> None:
         self._engine = engine
         self._keeper = keeper
+        self._apart = keeper.apart
         self._vocabulary = vocabulary
         self._end_ids = end_ids
         self._choose = choose
@@ -144,13 +151,17 @@ class Scheduler:
         """
         self._stop_working_ahead()
         self._waiting.append(request)
-        request.kept_tokens = self._keeper.plan(request.query).position
-        request.recall = self._keeper.recall(
+        keeper = self._keeper_of(request)
+        request.kept_tokens = keeper.plan(request.query).position
+        request.recall = keeper.recall(
             request.query, lambda records: self._rules.post(Recalled(request, records))
         )
         if request.recall is not None:
             request.kept_tokens = request.recall.position
         return Progress(request.request_id, request.kept_tokens, request.prompt_tokens)
+
+    def _keeper_of(self, request: Request) -> Keeping:
+        return self._keeper if request.is_kept else self._apart
 
     def recalled(self, found: Recalled) -> None:
         """Take in what was read from disk; the request it was read for may have a slot now."""
@@ -250,7 +261,7 @@ class Scheduler:
                 continue
             self._waiting.remove(request)
             rows = request.prompt_tokens + min(request.tokens_max, SPARE_ROWS)
-            request.slot, request.plan = self._keeper.open(request.query, rows)
+            request.slot, request.plan = self._keeper_of(request).open(request.query, rows)
             request.position = request.plan.position
             self._prefilling.append(request)
 
@@ -261,6 +272,8 @@ class Scheduler:
 
     def _is_ahead(self, leader: Request, request: Request) -> bool:
         """Whether `leader` is about to prefill what `request` would have to prefill too."""
+        if not (leader.is_kept and request.is_kept):
+            return False
         shared = request.shared.get(leader.request_id)
         if shared is None:
             theirs = set(leader.query.names)
@@ -282,6 +295,9 @@ class Scheduler:
             yield Progress(request.request_id, request.position, request.prompt_tokens)
         if request.is_prefilled:
             self._prefilling.remove(request)
+            if request.is_prefill:
+                yield self._prefilled(request)
+                return
             self._decoding[request.request_id] = request
             self._engine.decoder.add(self._sequence(request))
 
@@ -293,10 +309,21 @@ class Scheduler:
         end = query.cuts[number]
         self._engine.prefill(slot.cache, request.ids[request.position : end])
         request.position = end
-        self._keeper.commit(slot, query.tokens[:end], query.names[number])
+        self._keeper_of(request).commit(slot, query.tokens[:end], query.names[number])
+
+    def _prefilled(self, request: Request) -> Finished | Failed:
+        """End a request that wants no answer; a pin that is refused leaves its KV as any other."""
+        assert request.slot is not None
+        try:
+            if request.pin_key is not None:
+                self._keeper_of(request).pin(request.slot, request.request_id, request.pin_key)
+        except RequestError as error:
+            self._give_back(request)
+            return Failed(request.request_id, error.status, error.code, str(error))
+        return self._end(request, "prefilled")
 
     def _sequence(self, request: Request) -> decode.Sequence:
-        slot = request.slot
+        slot, keeper = request.slot, self._keeper_of(request)
         assert slot is not None
         return decode.Sequence(
             key=request.request_id,
@@ -305,8 +332,8 @@ class Scheduler:
             tail=request.ids[request.position :],
             choice=self._choose(request),
             tokens_max=request.tokens_max,
-            before_forward=functools.partial(self._keeper.grow, slot),
-            before_join=functools.partial(self._keeper.lend, slot),
+            before_forward=functools.partial(keeper.grow, slot),
+            before_join=functools.partial(keeper.lend, slot),
         )
 
     def _decode(self) -> Iterator[Up]:
@@ -395,13 +422,14 @@ class Scheduler:
     def _give_back(self, request: Request) -> None:
         """Check the slot in with all that was computed, also for a client that left."""
         slot, request.slot = request.slot, None
+        keeper = self._keeper_of(request)
         if self._decoding.pop(request.request_id, None) is not None:
             remains = self._engine.decoder.remove(request.request_id)
             assert slot is not None and remains is not None
-            self._keeper.close(slot, remains.cache, pack(remains.tokens), is_prefilled=True)
+            keeper.close(slot, remains.cache, pack(remains.tokens), is_prefilled=True)
         elif slot is not None:
             tokens = request.query.tokens[: request.position]
-            self._keeper.close(slot, slot.cache, tokens, is_prefilled=False)
+            keeper.close(slot, slot.cache, tokens, is_prefilled=False)
 
     def _deltas(self, request: Request, piece: Piece) -> Iterator[Up]:
         request.logprobs += piece.logprobs

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shared.errors import RequestError
 from worker.cache.block_hash import PrefixHash, Tokens
 from worker.cache.extents import Joint
 from worker.cache.index import Query
@@ -19,6 +20,11 @@ class NoKeeper:
     def __init__(self, new_cache: Callable[[], list[Any]]) -> None:
         self.counts: Counter[str] = Counter()
         self._new_cache = new_cache
+
+    @property
+    def apart(self) -> "NoKeeper":
+        """What a request runs in that is not to be kept."""
+        return self
 
     def plan(self, query: Query) -> Plan:
         return _NO_PLAN
@@ -44,6 +50,16 @@ class NoKeeper:
 
     def close(self, slot: Slot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
         pass
+
+    def pin(self, slot: Slot, pin_id: str, key: str) -> None:
+        """Raises: RequestError: always."""
+        raise RequestError(
+            "Nothing can be pinned: this model's KV is not kept. Prompts are read anew each time.",
+            code="not_kept",
+        )
+
+    def unpin(self, pin_id: str, key: str) -> bool:
+        return False
 
     def unfinished(self, natural: Callable[[Tokens], list[int]]) -> Query | None:
         return None
