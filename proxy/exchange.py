@@ -5,6 +5,7 @@ import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl
 
 import orjson
 
@@ -45,8 +46,12 @@ class Exchange:
         self.path: str = scope["path"]
         self.raw_headers: RawHeaders = list(scope["headers"])
         self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in self.raw_headers}
+        self.query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
         self.reply_headers: RawHeaders = []  # added to whatever is replied
         self.is_trusted = False  # it came with a key, or needs none
+        self.is_anthropic = (  # what a refusal looks like
+            self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
+        )
         self.has_started = False
         self._has_body = False  # read to its end
         self._room = room

@@ -19,6 +19,7 @@ import uvloop
 from proxy import litellm_front
 from proxy.edge import Edge
 from proxy.http_protocol import HeadTimeout
+from proxy.intake import Intake
 from proxy.origin import OriginRules
 from proxy.pidfile import PidFile
 from proxy.pool import WorkerPool
@@ -26,6 +27,7 @@ from proxy.ready import ready_lines, starting_line
 from proxy.routes import Routes
 from proxy.routing import Affinity
 from proxy.supervisor import Supervisor
+from proxy.warm import Warmer
 from shared import log as logs
 from shared.blas import openblas_environment
 from shared.config import PROJECT_DIR, Settings, load_settings
@@ -56,7 +58,7 @@ class Hearth:
     def __init__(
         self, settings: Settings, environ: Mapping[str, str], worker_command: Sequence[str]
     ) -> None:
-        """Raises: StartError: the port is taken, or a directory or socket can not be used."""
+        """Raises: StartError: the port is taken, or a directory, socket or file is of no use."""
         self._settings = settings
         self._directory = private_directory(settings.instance_dir)
         self._version = project_version()
@@ -72,6 +74,7 @@ class Hearth:
             settings.shutdown_flush_seconds,
         )
         self._routes = Routes(settings, self._version, self._supervisor, self._pool)
+        self._pool.on_ready = Warmer(settings, Intake(settings, self._routes.stored)).begin
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
         self._supervisor.on_change = self._write_pid_file
         self._socket = bind(settings.proxy_host, settings.proxy_port)

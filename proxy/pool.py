@@ -49,7 +49,7 @@ STATUS_WAIT_S_MAX = 5.0
 LOADING = "The model is still loading; try again in a few seconds."
 ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
 
-What = Literal["cache", "clear_cache", "prompt", "sessions", "session"]  # of Status
+What = Literal["cache", "clear_cache", "unpin", "prompt", "sessions", "session"]  # of Status
 Reply = TypeVar("Reply", Counted, Told)
 
 
@@ -143,7 +143,16 @@ class WorkerLink:
             if cancel:
                 self._send_late(Cancel(request_id))
 
-        self._send(Submit(request_id, request.prompt, request.sampling, request.constraints))
+        message = Submit(
+            request_id,
+            request.prompt,
+            request.sampling,
+            request.constraints,
+            request.use_kv_cache,
+            request.prefill_only,
+            request.pin,
+        )
+        self._send(message)
         answer = self.answers[request_id] = Answer(request_id, release, request.prompt.speaker.key)
         return answer
 
@@ -241,14 +250,19 @@ class WorkerPool:
     _renewer: asyncio.Task[None] | None = None
     _stopped: bool = False
     why_nobody: str = LOADING
+    on_ready: Callable[[WorkerLink], None] = lambda _: None  # a worker has loaded its model
 
     def connect(self, worker_id: int, endpoint: str) -> WorkerLink:
         """Open the line to a worker that was just started."""
         assert worker_id not in self.links, worker_id
         if self._renewer is None:
             self._renewer = asyncio.create_task(self._renew(), name="leases")
-        link = self.links[worker_id] = WorkerLink(worker_id, endpoint, self._changed.set)
+        link = self.links[worker_id] = WorkerLink(worker_id, endpoint, lambda: self._welcome(link))
         return link
+
+    def _welcome(self, link: WorkerLink) -> None:
+        self._changed.set()
+        self.on_ready(link)
 
     def disconnect(self, worker_id: int, text: str) -> None:
         """Close the line to a worker that is gone; `text` tells its clients why."""
@@ -286,7 +300,7 @@ class WorkerPool:
         """
         lost: set[int] = set()
         full: set[int] = set()
-        marks = marks_of(request.prompt)
+        marks = marks_of(request.prompt) if request.use_kv_cache else []
         while True:
             link = await self._ready_link(marks, lost | full)
             answer = link.submit(request, request_id)

@@ -142,7 +142,7 @@ class Submit:
     prompt: Prompt
     sampling: Sampling
     constraints: Constraints = field(default_factory=Constraints)
-    use_kv_cache: bool | None = None  # read and write the cache and the turns; None = USE_KV_CACHE
+    use_kv_cache: bool = True  # read and write the cache and the turns
     prefill_only: bool = False  # end, with `reason` "prefilled", where the first token would come
     pin: bool = False  # what is kept of the prompt stays, whatever else would need its room
 
@@ -171,12 +171,12 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Tell about the cache, or empty it. Answered by Told or Failed."""
+    """Tell about the cache, empty it, or give up a pin. Answered by Told or Failed."""
 
     request_id: str
-    what: str  # "cache" | "clear_cache" | "prompt" | "sessions" | "session"
-    about: str = ""  # the request id whose prompt, or the session that is asked for
-    key: str = ""  # digest of the API key whose sessions and prompts are told; "" = everyone's
+    what: str  # "cache" | "clear_cache" | "unpin" | "prompt" | "sessions" | "session"
+    about: str = ""  # the request id whose prompt or pin, or the session that is asked for
+    key: str = ""  # digest of the API key whose sessions, prompts, pins it is; "" = everyone's
 
 
 # ---------------------------------------------------------------- worker to proxy

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 Job = Submit | Count | Status
 Jobs = queue.SimpleQueue[tuple[Ticket, Job | Foresee] | None]
+ERRANDS = ("cache", "clear_cache", "unpin")  # what the inference thread tells or does
 ANSWERS = (Finished, Failed, Counted, Told)
 RETRY_AFTER_S_MAX = 60  # of a longer one the SDKs take no notice: they come back at once
 
@@ -126,7 +127,7 @@ class Mailbox:
         self._open[message.request_id] = ticket
         if isinstance(message, Submit):
             self._arriving[message.request_id] = None
-        if isinstance(message, Status) and message.what in ("cache", "clear_cache"):
+        if isinstance(message, Status) and message.what in ERRANDS:
             assert self.errand is not None, "ready workers have it"
             self.errand(ticket, message)
         else:

@@ -20,7 +20,7 @@ from shared.config import PROJECT_DIR, Settings, load_settings
 from shared.errors import EXIT_CANNOT_START, StartError
 from shared.log import configure
 from shared.transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
-from shared.wire import Heartbeat, Status, Told
+from shared.wire import Failed, Heartbeat, Status, Told
 from worker.conversing import make_builder, make_sessions, prompt_facts, turns_directory
 from worker.engine.engine import Engine, default_chunk
 from worker.engine.memory import held_bytes, hold_memory, memory_limit, room_in
@@ -38,7 +38,8 @@ from worker.prompter import Prompter
 from worker.recorder import Recorder
 from worker.report import cache_report
 from worker.request import Request, Ticket
-from worker.scheduler import Rules, Scheduler
+from worker.rules import Rules
+from worker.scheduler import Scheduler
 from worker.sessions.sessions import Sessions
 from worker.stream.detokenise import Vocabulary
 from worker.watchdog import Watchdog
@@ -165,13 +166,16 @@ class Worker:
         ticket: Ticket,
         message: Status,
     ) -> None:
-        """Have the inference thread tell about the cache, or empty it first."""
+        """Have the inference thread tell about the cache, after emptying it or giving up a pin."""
 
-        def run() -> Told:
+        def run() -> Told | Failed:
+            if message.what == "unpin" and not keeper.unpin(message.about, message.key):
+                text = f"No pin {message.about!r:.80} is in this worker; /v1/cache lists them."
+                return Failed(message.request_id, 404, "not_found", text)
             if message.what == "clear_cache":
                 scheduler.forget()
                 sessions.forget_lines()
-            report = cache_report(keeper, scheduler.idle_tokens)
+            report = cache_report(keeper, scheduler.idle_tokens, message.key)
             return Told(message.request_id, report | {"sessions": sessions.told_counts()})
 
         self._inbox.put(Errand(ticket, run))

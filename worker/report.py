@@ -11,8 +11,11 @@ from worker.kv.no_keeper import NoKeeper
 LINES_MAX = 200  # the most recently used
 
 
-def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int) -> dict[str, Any]:
-    """Return budget, use, lines and live slots. Inference thread."""
+def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int, key: str = "") -> dict[str, Any]:
+    """Return budget, use, lines, live slots, and the pins of `key`, "" = everyone's.
+
+    Inference thread.
+    """
     report: dict[str, Any] = {"counts": dict(keeper.counts), "idle_tokens": idle_tokens}
     if isinstance(keeper, NoKeeper):
         return {"reuses": False, **report}
@@ -42,6 +45,7 @@ def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int) -> dict[str, Any]:
         "evictions": keeper.evictions,
         "disk": keeper.disk_report(),
         "entries": _lines(list(store.extents)),
+        **keeper.pins_report(key),
         **report,
     }
 

@@ -83,6 +83,9 @@ class Request:
     new_id: Callable[[], str] = str  # of each tool call
     signature: str = ""  # of the thinking
     guide: Guide | None = None  # holds the answer to its constraints
+    is_kept: bool = True  # else it neither finds nor leaves anything
+    is_prefill: bool = False  # it ends where its first token would come
+    pin_key: str | None = None  # whose pin its prompt becomes then, an API key's; None = nobody's
     kept_tokens: int = 0  # what was kept of it when it arrived
     slot: Slot | None = None  # held from its first forward to its end
     plan: Plan | None = None  # what it started with

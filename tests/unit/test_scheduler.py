@@ -15,7 +15,8 @@ from worker.engine.decode import Remains, Sampled, Sequence
 from worker.engine.sampling import Choice
 from worker.kv.no_keeper import NoKeeper
 from worker.request import Request, Ticket
-from worker.scheduler import Rules, Scheduler
+from worker.rules import Rules
+from worker.scheduler import Scheduler
 from worker.stream.output import Output
 
 END = 0
