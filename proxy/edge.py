@@ -159,7 +159,7 @@ class Edge:
 
     async def _parsed(self, exchange: Exchange, dialect: Dialect) -> ParsedRequest:
         body = parse_object(await exchange.read_body())
-        self._names.check(body.get("model"))
+        target = self._names.target(self._names.check(body.get("model")))
         key = key_digest(exchange.headers)
         if dialect == "responses":
             body = self._stored.expanded(key, body)
@@ -170,13 +170,13 @@ class Edge:
         prompt = dataclasses.replace(
             request.prompt, speaker=speaker, names=names, delta_chars=delta_chars
         )
-        return dataclasses.replace(request, prompt=prompt)
+        return dataclasses.replace(request, prompt=prompt, target=target)
 
     async def _generate(self, exchange: Exchange, request: ParsedRequest) -> None:
         started = time.monotonic()
-        opening = self._opened(request, exchange.request_id)
+        opening = self._opened(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
-        ticket = Ticket(request, self._names.public, answer, tuple(others))
+        ticket = Ticket(request, request.target or self._names.public, answer, tuple(others))
         if request.dialect == "responses":
             key = request.prompt.speaker.key
             ticket.keep = functools.partial(self._stored.keep, key, request.body)
@@ -203,7 +203,9 @@ class Edge:
                 (time.monotonic() - started) * 1000,
             )
 
-    async def _opened(self, request: ParsedRequest, request_id: str) -> list[Answer]:
+    async def _opened(
+        self, request: ParsedRequest, request_id: str, came_at: float
+    ) -> list[Answer]:
         """Return the answer of each choice, all of them admitted.
 
         One after the other: admission waits for rendering only, and the worker lets the later ones
@@ -216,7 +218,7 @@ class Edge:
         try:
             for index, each in enumerate(request.submissions()):
                 name = f"{request_id}-{index}" if index else request_id
-                answers.append(await self._pool.open(each, name))
+                answers.append(await self._pool.open(each, name, came_at))
         except BaseException:
             _close(answers)
             raise

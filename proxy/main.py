@@ -18,14 +18,16 @@ import uvloop
 
 from proxy import litellm_front
 from proxy.edge import Edge
+from proxy.hosting import Hosting
 from proxy.http_protocol import HeadTimeout
+from proxy.models import models_of
 from proxy.origin import OriginRules
 from proxy.pidfile import PidFile
 from proxy.pool import WorkerPool
 from proxy.ready import ready_lines, starting_line
 from proxy.routes import Routes
 from proxy.routing import Affinity
-from proxy.supervisor import Supervisor
+from proxy.supervisor import Rules, Supervisor
 from shared import log as logs
 from shared.blas import openblas_environment
 from shared.config import PROJECT_DIR, Settings, load_settings
@@ -61,6 +63,7 @@ class Hearth:
         self._directory = private_directory(settings.instance_dir)
         self._version = project_version()
         OriginRules(settings.proxy_host, settings.cors_origins)  # refuses a bad CORS_ORIGINS now
+        models = models_of(settings)
         self._pool = WorkerPool(affinity=Affinity(settings.live_slots_max))
         environment = {**environ, **openblas_environment(environ)}
         self._supervisor = Supervisor(
@@ -69,8 +72,10 @@ class Hearth:
             self._directory,
             self._pool,
             environment,
-            settings.shutdown_flush_seconds,
+            Rules(models[0], settings.shutdown_flush_seconds, settings.stall_seconds),
         )
+        unload_s = settings.model_idle_unload_seconds
+        self._hosting = Hosting(self._supervisor, self._pool, models, unload_s)
         self._routes = Routes(settings, self._version, self._supervisor, self._pool)
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
         self._supervisor.on_change = self._write_pid_file
@@ -134,12 +139,14 @@ class Hearth:
             )
         )
         announcing = asyncio.create_task(self._announce())
+        hosting = asyncio.create_task(self._hosting.run(), name="hosting")
         try:
             await self._server.serve(sockets=[self._socket])
         except SystemExit as error:  # what uvicorn makes of a failed start, which it has logged
             raise RuntimeError("LiteLLM's app did not start") from error
         finally:
             announcing.cancel()
+            hosting.cancel()
 
     async def _announce(self) -> None:
         """Say what is served as soon as a client would be answered."""

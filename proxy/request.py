@@ -31,6 +31,7 @@ class ParsedRequest:
     constraints: Constraints = field(default_factory=Constraints)
     choices: int = 1  # answers wanted to the same prompt
     more_prompts: tuple[Prompt, ...] = ()  # raw ones, each answered like `prompt`
+    target: str = ""  # public name of the model that is to answer; "" = there is one only
 
     def submissions(self) -> "list[ParsedRequest]":
         """Return the request of each choice: all of the first prompt, then of the next.
