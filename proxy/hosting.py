@@ -122,8 +122,9 @@ class Hosting:
             return 0.0
         name = model or self._default.name
         having = [worker for worker in self._workers if worker.model.name == name]
-        restarting = [worker for worker in having if worker.restarts_unasked]
-        return READY_WAIT_S_MAX if having and having == restarting else LOAD_WAIT_S_MAX
+        if self._workers and not (having and all(row.restarts_unasked for row in having)):
+            return LOAD_WAIT_S_MAX
+        return READY_WAIT_S_MAX
 
     def why_nobody(self, model: str) -> RequestError:
         """See `Host`."""

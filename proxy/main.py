@@ -138,23 +138,22 @@ class Hearth:
                 timeout_graceful_shutdown=GRACE_S,
             )
         )
-        announcing = asyncio.create_task(self._announce())
-        hosting = asyncio.create_task(self._hosting.run(), name="hosting")
+        hosting = asyncio.create_task(self._host(), name="hosting")
         try:
             await self._server.serve(sockets=[self._socket])
         except SystemExit as error:  # what uvicorn makes of a failed start, which it has logged
             raise RuntimeError("LiteLLM's app did not start") from error
         finally:
-            announcing.cancel()
             hosting.cancel()
 
-    async def _announce(self) -> None:
-        """Say what is served as soon as a client would be answered."""
+    async def _host(self) -> None:
+        """Say what is served as soon as a client would be answered; then serve other models too."""
         assert self._server is not None
         while not (self._server.started and self._pool.facts and self._pool.has_ready):
             await asyncio.sleep(0.02)
         for line in ready_lines(self._settings, self._pool.facts):
             print(line, flush=True)
+        await self._hosting.run()
 
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:
         """End clients, workers and the server, in an order in which nobody waits for another."""

@@ -19,7 +19,7 @@ class StallClock:
         A worker that loads, or holds nothing, is not stuck.
         """
         if beat is None or beat.state != "ready" or not beat.running + beat.waiting:
-            self.stalled_s = 0.0
+            self.stalled_s, self._steps = 0.0, -1
         elif beat.steps != self._steps:
             self.stalled_s, self._steps = 0.0, beat.steps
         else:

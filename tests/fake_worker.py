@@ -2,8 +2,8 @@
 
 What it does is in the last message's text: words such as `n=3 delay=0.01 prefill=2 die=2`. It says
 that half of each prompt was kept; with `kept=N` it says N at first. With `calls=N` it ends with
-calls of the request's first N tools. With FAKE_WORKER_LOG set it appends a JSON line with a time
-for everything it receives.
+calls of the request's first N tools. With `hang=1` it counts no step from then on. With
+FAKE_WORKER_LOG set it appends a JSON line with a time for everything it receives.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from shared.refusal import leave_reason
 from shared.transport import LEASE_S, RouterPort
 from shared.wire import (
     PROTOCOL_VERSION,
@@ -51,6 +52,7 @@ FACTS = ModelFacts(
     NAME, "builtin:pocket", "qwen3", 32_768, 151_936, 27_400_000, 54_800_000, "4 x KVCache", "cpu"
 )
 SIGNATURE = "S1gnature0fThinking000"
+MISSING = "/missing"  # a MODEL_PATH that cannot be loaded
 Step = Message | float  # a message to send, or seconds to wait
 
 
@@ -145,6 +147,8 @@ class FakeWorker:
         self._ready_at = time.monotonic() + float(os.environ.get("FAKE_WORKER_LOAD_S", "0"))
         self._beat_at = 0.0
         self._mute = False
+        self._steps = 0
+        self._hangs = False
         self._prompts: dict[str, list[int]] = {}  # request id -> its "token ids"
         self._sessions: dict[str, list[str]] = {}  # session -> its request ids
 
@@ -153,6 +157,7 @@ class FakeWorker:
             for peer, message in self._port.turn(self._wait_s()):
                 self._take(peer, message)
             self._beat()
+            self._steps += not self._hangs
             for name in list(self._running):
                 self._advance(name)
 
@@ -169,7 +174,8 @@ class FakeWorker:
         for peer in self._peers:
             state = "ready" if is_ready else "loading"
             running = len(self._running)
-            self._port.post(peer, Heartbeat(state, running, 0, 0, 0, FACTS if is_ready else None))
+            facts = FACTS if is_ready else None
+            self._port.post(peer, Heartbeat(state, running, 0, self._steps, 0, facts))
 
     def _take(self, peer: bytes, message: Message) -> None:
         self._note(message)
@@ -181,6 +187,7 @@ class FakeWorker:
         elif isinstance(message, Submit):
             if "mute" in script_of(message):
                 self._mute = True
+            self._hangs |= "hang" in script_of(message)
             tokens = prompt_tokens(message.prompt)
             self._prompts[message.request_id] = list(range(tokens))
             session = message.prompt.speaker.session
@@ -275,6 +282,9 @@ def main() -> None:
         print(f"hearth: {reason}", file=sys.stderr)
         sys.exit(78)
     if os.path.exists(os.environ.get("FAKE_WORKER_REFUSES_WHILE", "")):
+        sys.exit(78)
+    if os.environ.get("MODEL_PATH") == MISSING:
+        leave_reason(options.endpoint, f"MODEL_PATH is {MISSING!r}, which is no model.")
         sys.exit(78)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     threading.Thread(target=_end_with_parent, daemon=True).start()
