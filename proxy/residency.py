@@ -45,7 +45,10 @@ def goals(
     """
     given: dict[int, str] = {}
     waiting = sorted(wants, key=lambda want: want.since)
+    first: dict[str, Want] = {}
     for want in waiting:
+        first.setdefault(want.model, want)
+    for want in first.values():
         if want.model not in _present(places, given):
             place = _place_for(want, places, given, now)
             if place is not None:

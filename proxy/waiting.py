@@ -10,6 +10,7 @@ from proxy.residency import Want
 from shared.errors import Overloaded, RequestError, WorkerLost
 
 READY_WAIT_S_MAX: Final = 1.0  # for a worker that starts unasked; clients come back by themselves
+WAITING_MAX: Final = 256  # each holds its body; more are told to come back
 LOADING: Final = "The model is still loading; try again in a few seconds."
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class NoHost:
 class WaitingRoom:
     """Holds each request until a worker takes it, as long as the host says. Owner: the event loop.
 
-    Invariant: `wants` has one row for each request that waits.
+    Invariant: `wants` has one row for each request that waits, at most WAITING_MAX.
     """
 
     def __init__(self) -> None:
@@ -69,8 +70,13 @@ class WaitingRoom:
         """Return what `find` gives, as soon as it gives something.
 
         Raises:
-            RequestError: nothing was found in time.
+            RequestError: nothing was found in time, or too many wait already.
         """
+        if len(self.wants) >= WAITING_MAX and find() is None:
+            raise Overloaded(
+                f"{len(self.wants)} requests wait for a worker and this server holds "
+                f"{WAITING_MAX}. Try again in a few seconds."
+            )
         began = time.monotonic()
         self.wants.append(want)
         try:

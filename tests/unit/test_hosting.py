@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from proxy import hosting as hosting_module
-from proxy import residency
+from proxy import residency, waiting
 from proxy import supervisor as supervisor_module
 from proxy.answer import Answer
 from proxy.hosting import Hosting
@@ -290,10 +290,40 @@ def test_who_waits_in_vain_is_told_what_the_workers_do(
     run(body)
 
 
+def test_no_more_wait_than_the_room_holds(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "WAITING_MAX", 3)
+
+    async def body() -> None:
+        async with host(directory) as made:
+            asking = [asyncio.create_task(made.ask("b", name=str(number))) for number in range(3)]
+            await made.until(lambda: len(made.pool.room.wants) == 3)
+            with pytest.raises(RequestError, match=r"3 requests wait .* this server holds 3"):
+                await made.ask("b", name="one more")
+            assert await asyncio.gather(*asking) == ["tok0 "] * 3
+
+    run(body)
+
+
+def test_time_in_which_this_process_stood_still_is_no_stall(directory: Path) -> None:
+    async def body() -> None:
+        async with host(directory, stall_s=20.0) as made:
+            answer = await made.open("pocket", "n=9999 delay=0.2 hang=1")
+            clock = made.supervisor.workers[0].stall
+            await made.until(lambda: clock.stalled_s > 0.5)
+            before_s = clock.stalled_s
+            time.sleep(3)  # the whole loop stands still
+            await made.until(lambda: clock.stalled_s > before_s)
+            assert clock.stalled_s - before_s < 2
+            answer.close()
+
+    run(body)
+
+
 def test_a_signal_while_a_model_changes_leaves_no_process(directory: Path) -> None:
     async def body() -> None:
         async with host(directory) as made:
             pids = made.supervisor.pids
+            os.kill(pids[0], signal.SIGSTOP)  # so that it takes its time to end
             asking = asyncio.create_task(made.ask("b"))
             await made.until(lambda: made.rows("state") == [("unloading",)])
             made.pool.close()
