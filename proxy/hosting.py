@@ -140,7 +140,7 @@ class Hosting:
                 param="model",
             )
         if self.wait_s(model) <= READY_WAIT_S_MAX:
-            return Overloaded(self._supervisor.why_nobody or LOADING)
+            return Overloaded(self._pool.why_nobody or LOADING)
         states = "; ".join(
             f"worker {worker.worker_id} is {worker.state} with {worker.model.name!r}"
             for worker in self._workers

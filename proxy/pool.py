@@ -239,6 +239,7 @@ class WorkerPool:
     room: WaitingRoom = field(default_factory=WaitingRoom)
     _renewer: asyncio.Task[None] | None = None
     _known: dict[str, ModelFacts] = field(default_factory=dict)  # of models that were unloaded
+    why_nobody: str = ""  # told to requests that find no worker; "" = it is loading
 
     def connect(self, worker_id: int, endpoint: str) -> WorkerLink:
         """Open the line to a worker that was just started."""

@@ -148,7 +148,6 @@ class Supervisor:
         self.on_change: Callable[[], None] = lambda: None  # a worker's pid changed
         # A worker died while it was loading, and why: whether it was given another model.
         self.on_early_death: Callable[[Worker, str], bool] = lambda _worker, _reason: False
-        self.why_nobody = ""  # told to requests that find no worker; "" = it loads
         paths = [directory / f"worker-{index}.sock" for index in range(count)]
         self.workers = [
             Worker(index, path, ipc_endpoint(path), rules.model) for index, path in enumerate(paths)
@@ -265,9 +264,9 @@ class Supervisor:
             return
         worker.is_asked = False
         worker.early_deaths = 0 if was_ready else worker.early_deaths + 1
-        self.why_nobody = ""
+        self._pool.why_nobody = ""
         if worker.early_deaths > 1:
-            self.why_nobody = (
+            self._pool.why_nobody = (
                 f"No worker is ready: worker {worker.worker_id} died {worker.early_deaths} times "
                 f"while it was loading: {reason} The server's log says more."
             )

@@ -48,6 +48,11 @@ def test_a_given_name_goes_before_the_last_part_of_another() -> None:
     assert (known.target("x"), known.target("a/x"), known.target("y")) == ("x", "a/x", "x")
 
 
+def test_what_stands_behind_a_provider_is_taken_as_long_as_it_is() -> None:
+    known = names(MODELS="one=z/m, two=a/m")
+    assert (known.target("m"), known.target("provider/a/m")) == ("one", "two")
+
+
 def test_a_worker_is_told_its_model_and_its_name(tmp_path: Path) -> None:
     directory = tmp_path / "a=b"
     directory.mkdir()
