@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.machine import ROOT, Answer, Machine, loaded, machine
+from worker.cache.block_hash import PrefixHash
 from worker.disk.courier import Courier
 from worker.disk.shelf import Shelf
 
@@ -24,14 +25,20 @@ def workers(tmp_path: Path) -> Iterator["Workers"]:
 class Workers:
     """One worker after another on one directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, kind: type[Shelf] = Shelf) -> None:
         self._directory = directory
+        self._kind = kind
         self._courier: Courier | None = None
 
-    def start(self, name: str, **rules: bool) -> Machine:
+    @property
+    def shelf(self) -> Shelf:
+        assert self._courier is not None
+        return self._courier.shelf
+
+    def start(self, name: str, root: PrefixHash = ROOT, **rules: bool) -> Machine:
         self.kill()
-        self._courier = Courier(Shelf(self._directory, ROOT, GB, 0))
-        return machine(name, courier=self._courier, **rules)
+        self._courier = Courier(self._kind(self._directory, root, GB, 0))
+        return machine(name, courier=self._courier, root=root, **rules)
 
     def flush(self) -> None:
         assert self._courier is not None
@@ -73,3 +80,15 @@ def test_a_conversation_goes_on_in_another_worker(
     assert warm.cached >= kept - (64 if is_exact else 0), (warm.cached, kept)
     assert_same(warm, cold.ask(following), is_exact)
     second.check()
+
+
+def test_an_emptied_cache_is_empty_on_disk_too(workers: Workers) -> None:
+    asked = prompt("qwen3", TEXT)
+    first = workers.start("qwen3")
+    first.ask(asked)
+    workers.flush()
+    first.scheduler.forget()
+    again = first.ask(asked)
+    assert again.cached == 0 and again.usage is not None and again.usage.source == "none"
+    first.scheduler.forget()
+    assert workers.start("qwen3").ask(asked).cached == 0
