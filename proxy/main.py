@@ -139,6 +139,7 @@ class Hearth:
             )
         )
         hosting = asyncio.create_task(self._host(), name="hosting")
+        hosting.add_done_callback(_tell_bug)
         try:
             await self._server.serve(sockets=[self._socket])
         except SystemExit as error:  # what uvicorn makes of a failed start, which it has logged
@@ -173,6 +174,12 @@ class Hearth:
         self._supervisor.remove_sockets()
         self._pid_file.remove()
         (self._directory / litellm_front.CONFIG_NAME).unlink(missing_ok=True)
+
+
+def _tell_bug(hosting: asyncio.Task[None]) -> None:
+    """Say that a bug of ours ended the task; what is loaded is served on."""
+    if not hosting.cancelled() and (error := hosting.exception()) is not None:
+        log.error("no model is loaded or unloaded any more", exc_info=error)
 
 
 def raise_open_file_limit() -> None:

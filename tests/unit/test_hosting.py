@@ -20,6 +20,7 @@ from proxy.answer import Answer
 from proxy.hosting import Hosting
 from proxy.models import Model
 from proxy.pool import WorkerPool
+from proxy.residency import Want
 from proxy.supervisor import Rules, Supervisor
 from shared.errors import RequestError, WorkerLost
 from tests.fake_worker import MISSING
@@ -205,6 +206,23 @@ def test_a_model_that_cannot_be_loaded_is_told_with_its_reason_and_the_default_c
                 await made.ask("broken")
             assert made.supervisor.pids == [pid], "and nobody's model went for it"
             assert not made.supervisor.cannot_start.is_set()
+
+    run(body)
+
+
+def test_who_has_not_yet_heard_of_a_failed_load_takes_no_other_models_worker(
+    directory: Path,
+) -> None:
+    async def body() -> None:
+        async with host(directory) as made:
+            with pytest.raises(RequestError):
+                await made.ask("broken")
+            await made.until(lambda: made.rows("state") == [("ready",)])
+            await asyncio.sleep(0.2)
+            made.pool.room.wants.append(Want("broken", time.monotonic()))
+            made.hosting._arrange()
+            assert made.rows("state", "model") == [("ready", "pocket")]
+            made.pool.room.wants.clear()
 
     run(body)
 

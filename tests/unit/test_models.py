@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from proxy.models import Model, ModelNames, models_of
+from proxy.ready import ready_lines
 from shared.config import load_settings
 from shared.errors import RequestError, StartError
+from tests.fake_worker import FACTS
 
 
 def names(**environ: str) -> ModelNames:
@@ -80,3 +82,10 @@ def test_the_default_model_may_be_listed_again() -> None:
 def test_an_entry_that_cannot_be_served_refuses_to_start(entries: str, said: str) -> None:
     with pytest.raises(StartError, match=said):
         names(MODELS=entries)
+
+
+def test_a_start_says_what_else_can_be_asked_for() -> None:
+    settings = load_settings({"MODELS": "big=owner/big, other/small"}, None)
+    text = "\n".join(ready_lines(settings, FACTS))
+    assert "big, other/small (loaded when they are asked for)" in text
+    assert "others" not in "\n".join(ready_lines(load_settings({}, None), FACTS))
