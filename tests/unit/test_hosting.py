@@ -111,6 +111,16 @@ def test_a_request_for_another_model_waits_for_it_and_the_default_comes_back(
     run(body)
 
 
+def test_who_waits_is_seen_at_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosting_module, "LOOK_S", 3_600.0)
+
+    async def body() -> None:
+        async with host(directory) as made:
+            assert await made.ask("b") == "tok0 "
+
+    run(body)
+
+
 def test_what_runs_is_finished_before_its_model_goes_and_newcomers_wait(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +209,7 @@ def test_a_model_that_cannot_be_loaded_is_told_with_its_reason_and_the_default_c
             waiting = asyncio.create_task(made.ask("pocket", name="waiting"))
             with pytest.raises(RequestError, match="'/missing', which is no model") as caught:
                 await failing
+            assert made.rows("state") != [("ready",)], "it is told before the default is back"
             assert (caught.value.status, caught.value.code) == (503, "model_unavailable")
             assert await waiting == "tok0 "
             (pid,) = made.supervisor.pids
