@@ -244,17 +244,20 @@ class Supervisor:
         was_ready = worker.link.heartbeat is not None and worker.link.heartbeat.state == "ready"
         how = _how(code) + (f": {worker.killed_for}" if worker.killed_for else "")
         log.error("worker died id=%d how=%s requests=%d", worker.worker_id, how, worker.link.load)
-        self._pool.disconnect(
-            worker.worker_id,
-            f"The worker that held this request died ({how}) and is being restarted; "
-            "send the request again.",
-        )
+        self._tell_clients(worker, how)
         worker.link = None
         worker.restarts += 1
         self._was_ready |= was_ready
         self._count_death(worker, how, was_ready=was_ready)
         self._pool.room.wake()  # who waits for it need not wait for its return
         self.on_change()
+
+    def _tell_clients(self, worker: Worker, how: str) -> None:
+        self._pool.disconnect(
+            worker.worker_id,
+            f"The worker that held this request died ({how}) and is being restarted; "
+            "send the request again.",
+        )
 
     def _count_death(self, worker: Worker, how: str, *, was_ready: bool) -> None:
         """Decide how `worker` comes back, and what requests are told until then."""
@@ -282,16 +285,23 @@ class Supervisor:
                 self._check(worker, elapsed_s)
 
     def _check(self, worker: Worker, elapsed_s: float) -> None:
-        """Kill `worker` where it is stuck: it says nothing, or gets no step further."""
-        stalled_s = worker.stall.tick(worker.link.heartbeat if worker.link else None, elapsed_s)
+        """Kill `worker` where it is stuck: it says nothing, or gets no step further.
+
+        Its clients are told at once: a process that hangs in a driver may not end for a while.
+        """
+        if worker.link is None or worker.killed_for:
+            return
+        stalled_s = worker.stall.tick(worker.link.heartbeat, elapsed_s)
         if worker.is_silent:
             worker.killed_for = "it was silent"
         elif self._stall_s and stalled_s >= self._stall_s:
             worker.killed_for = f"it held requests and made no step for {stalled_s:.0f} s"
         else:
             return
-        log.error("worker is stuck id=%d: killed, %s", worker.worker_id, worker.killed_for)
+        held = worker.link.load
+        log.error("worker killed id=%d requests=%d: %s", worker.worker_id, held, worker.killed_for)
         worker.kill(signal.SIGKILL)
+        self._tell_clients(worker, f"SIGKILL: {worker.killed_for}")
 
     async def stop(self) -> None:
         """End every worker: SIGTERM, then SIGKILL where that takes too long. Removes sockets."""

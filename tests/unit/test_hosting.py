@@ -21,7 +21,7 @@ from proxy.hosting import Hosting
 from proxy.models import Model
 from proxy.pool import WorkerPool
 from proxy.residency import Want
-from proxy.supervisor import Rules, Supervisor
+from proxy.supervisor import Rules, Supervisor, Worker
 from shared.errors import RequestError, WorkerLost
 from tests.fake_worker import MISSING
 from tests.unit.test_proxy_pool import COMMAND, ROOT, read, request
@@ -280,7 +280,7 @@ def test_a_worker_without_a_step_is_killed_its_client_told_and_another_started(
     directory: Path,
 ) -> None:
     async def body() -> None:
-        async with host(directory, stall_s=1.5) as made:
+        async with host(directory, stall_s=2.0) as made:
             busy = await made.ask("pocket", "n=60 delay=0.05", "busy")
             assert busy.count("tok") == 60, "one that gets on is left alone"
             answer = await made.open("pocket", "n=9999 delay=0.2 hang=1")
@@ -288,6 +288,24 @@ def test_a_worker_without_a_step_is_killed_its_client_told_and_another_started(
                 await read(answer)
             await made.until(lambda: made.rows("state", "restarts") == [("ready", 1)])
             assert await made.ask("pocket") == "tok0 "
+
+    run(body)
+
+
+def test_clients_of_a_stuck_worker_are_told_though_it_does_not_end(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with host(directory, stall_s=1.0) as made:
+            (pid,) = made.supervisor.pids
+            with monkeypatch.context() as patch:
+                patch.setattr(Worker, "kill", lambda *_: None)  # as in a driver that never returns
+                answer = await made.open("pocket", "n=9999 delay=0.2 hang=1")
+                with pytest.raises(WorkerLost, match="made no step for"):
+                    await read(answer)
+            assert made.rows("pid", "restarts") == [(pid, 0)]
+            os.kill(pid, signal.SIGKILL)
+            await made.until(lambda: made.rows("state", "restarts") == [("ready", 1)])
 
     run(body)
 
