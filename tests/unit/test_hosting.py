@@ -79,13 +79,15 @@ async def host(
 ) -> AsyncIterator[Host]:
     made = Host(directory, count, unload_s, stall_s)
     await made.supervisor.start()
-    looking = asyncio.create_task(made.hosting.run())
+    looking: asyncio.Task[None] | None = None
     try:
         await made.until(lambda: all(row == ("ready",) for row in made.rows("state")))
+        looking = asyncio.create_task(made.hosting.run())
         yield made
         assert not looking.done()
     finally:
-        looking.cancel()
+        if looking is not None:
+            looking.cancel()
         made.pool.close()
         await made.supervisor.stop()
         assert not list(directory.glob("worker*"))
