@@ -4,6 +4,7 @@ Everything that reaches a model passes `Edge`: Host, Origin, key, path, body siz
 itself are checked here, in the caller's dialect, before LiteLLM or a worker sees anything.
 """
 
+import dataclasses
 import functools
 import logging
 import time
@@ -152,30 +153,32 @@ class Edge:
 
     async def _parsed(self, exchange: Exchange, dialect: Dialect) -> ParsedRequest:
         body = parse_object(await exchange.read_body())
-        self._names.check(body.get("model"))
-        return self._intake.read(dialect, body, exchange.headers)
+        target = self._names.target(self._names.check(body.get("model")))
+        request = self._intake.read(dialect, body, exchange.headers)
+        return dataclasses.replace(request, target=target)
 
     async def _prefill(self, exchange: Exchange) -> None:
         """Have a prompt read, and pinned where that is wished, without an answer to it."""
         body = parse_object(await exchange.read_body())
         dialect = prefill.dialect_of(body, exchange.headers, exchange.query)
         exchange.is_anthropic |= dialect == "messages"
-        self._names.check(body.get("model"))
+        target = self._names.target(self._names.check(body.get("model")))
         request = prefill.prepared(self._intake.read(dialect, body, exchange.headers))
+        request = dataclasses.replace(request, target=target)
         opening = self._pool.open(request, exchange.request_id)
         answer = await exchange.while_connected(opening)
         exchange.on_disconnect(answer.close)
         try:
-            told = await prefill.told(answer, request, self._names.public)
+            told = await prefill.told(answer, request, target or self._names.public)
             await exchange.send_json(200, told)
         finally:
             answer.close()
 
     async def _generate(self, exchange: Exchange, request: ParsedRequest) -> None:
         started = time.monotonic()
-        opening = self._opened(request, exchange.request_id)
+        opening = self._opened(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
-        ticket = Ticket(request, self._names.public, answer, tuple(others))
+        ticket = Ticket(request, request.target or self._names.public, answer, tuple(others))
         if request.dialect == "responses" and request.is_stored:
             key = request.prompt.speaker.key
             ticket.keep = functools.partial(self._stored.keep, key, request.body)
@@ -202,7 +205,9 @@ class Edge:
                 (time.monotonic() - started) * 1000,
             )
 
-    async def _opened(self, request: ParsedRequest, request_id: str) -> list[Answer]:
+    async def _opened(
+        self, request: ParsedRequest, request_id: str, came_at: float
+    ) -> list[Answer]:
         """Return the answer of each choice, all of them admitted.
 
         One after the other: admission waits for rendering only, and the worker lets the later ones
@@ -215,7 +220,7 @@ class Edge:
         try:
             for index, each in enumerate(request.submissions()):
                 name = f"{request_id}-{index}" if index else request_id
-                answers.append(await self._pool.open(each, name))
+                answers.append(await self._pool.open(each, name, came_at))
         except BaseException:
             _close(answers)
             raise

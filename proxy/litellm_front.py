@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from proxy.exchange import App
+from proxy.models import models_of
 from proxy.warm_up import warm_up
 from shared.config import Settings
 
@@ -64,14 +65,14 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def config(settings: Settings, token: str) -> dict[str, Any]:
-    """Return LiteLLM's configuration: one deployment, no retries (the pool's), no fallbacks.
+    """Return LiteLLM's configuration: a deployment a model, no retries (the pool's), no fallbacks.
 
     A fallback would replay text that was already streamed.
     """
     return {
         "model_list": [
             {
-                "model_name": settings.model_name,
+                "model_name": model.name,
                 "litellm_params": {
                     "model": "hearth/local",
                     "api_base": "pool://local",
@@ -79,6 +80,7 @@ def config(settings: Settings, token: str) -> dict[str, Any]:
                 },
                 "model_info": {"mode": "chat"},
             }
+            for model in models_of(settings)
         ],
         "litellm_settings": {
             "drop_params": True,

@@ -18,15 +18,17 @@ import uvloop
 
 from proxy import litellm_front
 from proxy.edge import Edge
+from proxy.hosting import Hosting
 from proxy.http_protocol import HeadTimeout
 from proxy.intake import Intake
+from proxy.models import models_of
 from proxy.origin import OriginRules
 from proxy.pidfile import PidFile
 from proxy.pool import WorkerPool
 from proxy.ready import ready_lines, starting_line
 from proxy.routes import Routes
 from proxy.routing import Affinity
-from proxy.supervisor import Supervisor
+from proxy.supervisor import Rules, Supervisor
 from proxy.warm import Warmer
 from shared import log as logs
 from shared.blas import openblas_environment
@@ -63,6 +65,7 @@ class Hearth:
         self._directory = private_directory(settings.instance_dir)
         self._version = project_version()
         OriginRules(settings.proxy_host, settings.cors_origins)  # refuses a bad CORS_ORIGINS now
+        models = models_of(settings)
         self._pool = WorkerPool(affinity=Affinity(settings.live_slots_max))
         environment = {**environ, **openblas_environment(environ)}
         self._supervisor = Supervisor(
@@ -71,10 +74,14 @@ class Hearth:
             self._directory,
             self._pool,
             environment,
-            settings.shutdown_flush_seconds,
+            Rules(models[0], settings.shutdown_flush_seconds, settings.stall_seconds),
         )
+        unload_s = settings.model_idle_unload_seconds
+        self._hosting = Hosting(self._supervisor, self._pool, models, unload_s)
         self._routes = Routes(settings, self._version, self._supervisor, self._pool)
-        self._pool.on_ready = Warmer(settings, Intake(settings, self._routes.stored)).begin
+        self._pool.on_ready = Warmer(
+            settings, Intake(settings, self._routes.stored), self._routes.names
+        ).begin
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
         self._supervisor.on_change = self._write_pid_file
         self._socket = bind(settings.proxy_host, settings.proxy_port)
@@ -136,21 +143,23 @@ class Hearth:
                 timeout_graceful_shutdown=GRACE_S,
             )
         )
-        announcing = asyncio.create_task(self._announce())
+        hosting = asyncio.create_task(self._host(), name="hosting")
+        hosting.add_done_callback(_tell_bug)
         try:
             await self._server.serve(sockets=[self._socket])
         except SystemExit as error:  # what uvicorn makes of a failed start, which it has logged
             raise RuntimeError("LiteLLM's app did not start") from error
         finally:
-            announcing.cancel()
+            hosting.cancel()
 
-    async def _announce(self) -> None:
-        """Say what is served as soon as a client would be answered."""
+    async def _host(self) -> None:
+        """Say what is served as soon as a client would be answered; then serve other models too."""
         assert self._server is not None
         while not (self._server.started and self._pool.facts and self._pool.has_ready):
             await asyncio.sleep(0.02)
         for line in ready_lines(self._settings, self._pool.facts):
             print(line, flush=True)
+        await self._hosting.run()
 
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:
         """End clients, workers and the server, in an order in which nobody waits for another."""
@@ -170,6 +179,12 @@ class Hearth:
         self._supervisor.remove_sockets()
         self._pid_file.remove()
         (self._directory / litellm_front.CONFIG_NAME).unlink(missing_ok=True)
+
+
+def _tell_bug(hosting: asyncio.Task[None]) -> None:
+    """Say that a bug of ours ended the task; what is loaded is served on."""
+    if not hosting.cancelled() and (error := hosting.exception()) is not None:
+        log.error("no model is loaded or unloaded any more", exc_info=error)
 
 
 def raise_open_file_limit() -> None:

@@ -1,22 +1,82 @@
-"""Which model names this server answers to."""
+"""Which models this server has, and which names it answers to."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
-from shared.config import Settings
+from shared.config import Settings, public_name
 from shared.errors import RequestError, StartError
 from shared.wire import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
+class Model:
+    """A model that a worker can be started with."""
+
+    name: str  # the public one
+    path: str = ""  # as in MODEL_PATH; "" = what MODEL_PATH says
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Return what its worker's environment has beyond this server's."""
+        return {"MODEL_PATH": self.path, "PROXY_MODEL_ID": self.name} if self.path else {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return what requests may call it: its name, its path, the last part of that."""
+        last = Path(self.path.removeprefix("builtin:")).expanduser().name
+        return tuple(dict.fromkeys(row for row in (self.name, self.path, last) if row))
+
+
+def models_of(settings: Settings) -> tuple[Model, ...]:
+    """Return every model of this server, the default one first.
+
+    Raises:
+        StartError: an entry of MODELS has no path, or a name that another one has, or one that
+            LiteLLM's headers cannot carry.
+    """
+    models = {settings.model_name: Model(settings.model_name)}
+    paths = {settings.model_name: settings.model_path}
+    for entry in settings.models:
+        model = _model(entry)
+        if paths.setdefault(model.name, model.path) != model.path:
+            raise StartError(
+                f"MODELS has {entry!r}, and {model.name!r} is the name of "
+                f"{paths[model.name]!r} already. Give it another, as in other-name={model.path}."
+            )
+        models.setdefault(model.name, model)
+    for name in models:
+        if not (name.isascii() and name.isprintable()):
+            raise StartError(
+                f"The model's public name {name!r} is not plain ASCII. Set PROXY_MODEL_ID to a "
+                "name that is (in MODELS: name=path); MODEL_ALIASES may hold the other."
+            )
+    return tuple(models.values())
+
+
+def _model(entry: str) -> Model:
+    """Return the model of one entry of MODELS: a path, a hub id, or name=path."""
+    name, is_named, path = (part.strip() for part in entry.partition("="))
+    if not is_named or "/" in name or name.startswith((".", "~")):  # a path may have an "=" in it
+        return Model(public_name(entry), entry)
+    if not (name and path):
+        raise StartError(
+            f"MODELS has {entry!r}; allowed is a directory or hub id, or name=directory or hub id."
+        )
+    return Model(name, path)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelNames:
-    """The public name, its aliases, and patterns that stand for it too."""
+    """The public name, its aliases, and patterns that stand for it too; then the other models."""
 
     public: str
     aliases: tuple[str, ...]
     patterns: tuple[str, ...]
+    others: tuple[Model, ...] = ()
     since: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -24,25 +84,50 @@ class ModelNames:
         """Return the names that `settings` give.
 
         Raises:
-            StartError: the public name has characters that LiteLLM's headers cannot carry.
+            StartError: MODELS names none, or the public name of one cannot be served.
         """
-        name = settings.model_name
-        if not (name.isascii() and name.isprintable()):
-            raise StartError(
-                f"The model's public name {name!r} is not plain ASCII. Set PROXY_MODEL_ID to a "
-                "name that is; MODEL_ALIASES may hold the other."
-            )
-        return cls(settings.model_name, settings.model_aliases, settings.catch_all_models)
+        _, *others = models_of(settings)
+        return cls(
+            settings.model_name,
+            settings.model_aliases,
+            settings.catch_all_models,
+            tuple(others),
+        )
 
     @property
     def listed(self) -> list[str]:
-        return list(dict.fromkeys((self.public, *self.aliases)))
+        return list(dict.fromkeys((self.public, *self.aliases, *(row.name for row in self.others))))
 
-    def knows(self, name: str) -> bool:
-        """Return whether `name` stands for the model; clients may put a provider before it."""
-        if any(name == row or name.endswith(f"/{row}") for row in self.listed):
-            return True
-        return any(fnmatchcase(name, row) for row in self.patterns)
+    def find(self, name: str) -> str | None:
+        """Return the public name of the model that `name` stands for.
+
+        Public names go first, then aliases, then paths and their last parts, then patterns, which
+        stand for the default model. Clients may put a provider before a name.
+        """
+        known = self._known()
+        if name not in known:
+            ends = (row for row in known if name.endswith(f"/{row}"))
+            name = max(ends, key=len, default=name)
+        if name not in known and any(fnmatchcase(name, row) for row in self.patterns):
+            return self.public
+        return known.get(name)
+
+    def _known(self) -> dict[str, str]:
+        """Return the public name that each name stands for."""
+        known = {self.public: self.public} | {model.name: model.name for model in self.others}
+        for name in self.aliases:
+            known.setdefault(name, self.public)
+        for model in self.others:
+            for name in model.names:
+                known.setdefault(name, model.name)
+        return known
+
+    def target(self, name: str) -> str:
+        """Return the model that `name` asks for; "" where there is no choice.
+
+        `name` has passed `check`.
+        """
+        return (self.find(name) or self.public) if self.others else ""
 
     def check(self, name: Any) -> str:
         """Return `name` where this server answers to it.
@@ -56,7 +141,7 @@ class ModelNames:
                 code="missing_model",
                 param="model",
             )
-        if not self.knows(name):
+        if self.find(name) is None:
             served = ", ".join((*self.listed, *self.patterns))
             raise RequestError(
                 f"The model {name!r:.200} is not served here. Served: {served}. To have it "
@@ -67,9 +152,17 @@ class ModelNames:
             )
         return name
 
-    def listing(self, facts: ModelFacts | None, *, is_anthropic: bool) -> dict[str, Any]:
-        """Return what /v1/models answers, in the shape of the API that was asked."""
-        rows = [self.row(name, facts, is_anthropic=is_anthropic) for name in self.listed]
+    def listing(
+        self, facts_of: Callable[[str], ModelFacts | None], *, is_anthropic: bool
+    ) -> dict[str, Any]:
+        """Return what /v1/models answers, in the shape of the API that was asked.
+
+        `facts_of` gives what is known of a `target`.
+        """
+        rows = [
+            self.row(name, facts_of(self.target(name)), is_anthropic=is_anthropic)
+            for name in self.listed
+        ]
         if not is_anthropic:
             return {"object": "list", "data": rows}
         first, last = rows[0]["id"], rows[-1]["id"]

@@ -16,7 +16,9 @@ from typing import Any, Literal, TypeVar
 from proxy.answer import Answer
 from proxy.failures import refused
 from proxy.request import ParsedRequest
+from proxy.residency import Want
 from proxy.routing import Affinity, marks_of
+from proxy.waiting import WaitingRoom
 from shared.errors import Overloaded, RequestError, WireError, WorkerLost
 from shared.transport import LEASE_RENEW_S, DealerLink, QueueFull
 from shared.wire import (
@@ -43,10 +45,8 @@ from shared.wire import (
 
 log = logging.getLogger(__name__)
 
-READY_WAIT_S_MAX = 1.0  # a request that finds no ready worker waits this long for one
 COUNT_WAIT_S_MAX = 30.0
 STATUS_WAIT_S_MAX = 5.0
-LOADING = "The model is still loading; try again in a few seconds."
 ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
 
 What = Literal["cache", "clear_cache", "unpin", "prompt", "sessions", "session"]  # of Status
@@ -61,6 +61,9 @@ class WorkerLink:
         self.heartbeat: Heartbeat | None = None
         self.welcome: Welcome | None = None
         self.heard_at = time.monotonic()
+        self.ready_at = 0.0
+        self.used_at = 0.0  # when it last took or ended a request; what it is asked does not count
+        self.closed_at: float | None = None  # requests that came later are not for it
         self.answers: dict[str, Answer] = {}
         self._asked: dict[str, asyncio.Future[Counted | Told]] = {}  # request id -> its one reply
         self._on_change = on_change
@@ -76,6 +79,14 @@ class WorkerLink:
         if self._closed or self.welcome is None or self.heartbeat is None:
             return False
         return self.heartbeat.state == "ready"
+
+    def takes(self, model: str, came_at: float) -> bool:
+        """Whether it is there for a request that came then; `model` "" = any."""
+        if not self.is_ready or (self.closed_at is not None and came_at >= self.closed_at):
+            return False
+        assert self.heartbeat is not None, "ready"
+        facts = self.heartbeat.model
+        return not model or (facts is not None and facts.name == model)
 
     @property
     def load(self) -> int:
@@ -112,6 +123,7 @@ class WorkerLink:
         elif isinstance(message, Welcome):
             self._greet(message)
         if self.is_ready and not was_ready:
+            self.ready_at = time.monotonic()
             self._on_change()
 
     def _route(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
@@ -139,6 +151,7 @@ class WorkerLink:
         assert request_id not in self.answers, request_id
 
         def release(cancel: bool) -> None:
+            self.used_at = time.monotonic()
             self.answers.pop(request_id, None)
             if cancel:
                 self._send_late(Cancel(request_id))
@@ -172,6 +185,7 @@ class WorkerLink:
         ]
 
     async def count(self, prompt: Prompt) -> int:
+        self.used_at = time.monotonic()
         message = Count(uuid.uuid4().hex, prompt)
         return (await self._reply(message, Counted, COUNT_WAIT_S_MAX)).tokens
 
@@ -246,10 +260,10 @@ class WorkerPool:
 
     affinity: Affinity = field(default_factory=Affinity)
     links: dict[int, WorkerLink] = field(default_factory=dict)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    room: WaitingRoom = field(default_factory=WaitingRoom)
     _renewer: asyncio.Task[None] | None = None
-    _stopped: bool = False
-    why_nobody: str = LOADING
+    _known: dict[str, ModelFacts] = field(default_factory=dict)  # of models that were unloaded
+    why_nobody: str = ""  # told to requests that find no worker; "" = it is loading
     on_ready: Callable[[WorkerLink], None] = lambda _: None  # a worker has loaded its model
 
     def connect(self, worker_id: int, endpoint: str) -> WorkerLink:
@@ -261,19 +275,21 @@ class WorkerPool:
         return link
 
     def _welcome(self, link: WorkerLink) -> None:
-        self._changed.set()
+        self.room.wake()
         self.on_ready(link)
 
     def disconnect(self, worker_id: int, text: str) -> None:
         """Close the line to a worker that is gone; `text` tells its clients why."""
         link = self.links.pop(worker_id, None)
         if link is not None:
+            if link.heartbeat is not None and (facts := link.heartbeat.model) is not None:
+                self._known[facts.name] = facts
             self.affinity.forget(worker_id)
             link.close(text)
 
     def close(self) -> None:
         """This server stops: every client is told, nothing new is taken."""
-        self._stopped = True
+        self.room.close()
         if self._renewer is not None:
             self._renewer.cancel()
         for worker_id in list(self.links):
@@ -282,15 +298,25 @@ class WorkerPool:
     @property
     def facts(self) -> ModelFacts | None:
         """What is served, once a worker has loaded it."""
-        rows = (link.heartbeat.model for link in self.links.values() if link.heartbeat)
-        return next((row for row in rows if row is not None), None)
+        return self.facts_of("")
+
+    def facts_of(self, model: str) -> ModelFacts | None:
+        """Return what was found out about `model`, "" = any, once a worker has loaded it."""
+        now = [link.heartbeat.model for link in self.links.values() if link.heartbeat]
+        rows = [row for row in now if row is not None] + list(self._known.values())
+        return next((row for row in rows if model in ("", row.name)), None)
 
     @property
     def has_ready(self) -> bool:
         return any(link.is_ready for link in self.links.values())
 
-    async def open(self, request: ParsedRequest, request_id: str) -> Answer:
+    async def open(
+        self, request: ParsedRequest, request_id: str, came_at: float | None = None
+    ) -> Answer:
         """Return the answer of a worker that has admitted `request`, named `request_id` from here.
+
+        `came_at`: when its client asked (monotonic), where that is not now: all choices of a
+        request are of one time, so that no switch of models comes between them.
 
         Where a worker dies before it admitted, another ready one is asked, once; where it is full,
         each other ready one. After Admitted nothing is sent twice.
@@ -300,20 +326,21 @@ class WorkerPool:
         """
         lost: set[int] = set()
         full: set[int] = set()
-        marks = marks_of(request.prompt) if request.use_kv_cache else []
+        want = Want(request.target, time.monotonic() if came_at is None else came_at)
+        marks = marks_of(request.prompt, request.target) if request.use_kv_cache else []
         while True:
-            link = await self._ready_link(marks, lost | full)
+            link = await self._ready_link(want, marks, lost | full)
             answer = link.submit(request, request_id)
             self.affinity.remember(marks, link.worker_id)
             try:
                 await answer.admitted()
             except WorkerLost:
                 lost.add(link.worker_id)
-                if len(lost) == ATTEMPTS_MAX or not self._ready(lost | full):
+                if len(lost) == ATTEMPTS_MAX or not self._takers(want, lost | full):
                     raise
             except RequestError as refusal:
                 full.add(link.worker_id)
-                if refusal.code != Overloaded.CODE or not self._ready(lost | full):
+                if refusal.code != Overloaded.CODE or not self._takers(want, lost | full):
                     raise
             except BaseException:
                 answer.close()
@@ -330,7 +357,9 @@ class WorkerPool:
 
     async def count(self, request: ParsedRequest) -> int:
         """Return how many tokens `request`'s prompt is."""
-        link = await self._ready_link(marks_of(request.prompt), set())
+        want = Want(request.target, time.monotonic())
+        marks = marks_of(request.prompt, request.target)
+        link = await self._ready_link(want, marks, set())
         return await link.count(request.prompt)
 
     async def ask(
@@ -348,36 +377,24 @@ class WorkerPool:
             except RequestError as error:
                 return error
 
-        links = self._ready(set())
+        links = [link for link in self.links.values() if link.is_ready]
         told = await asyncio.gather(*(told_by(link) for link in links))
         return {link.worker_id: row for link, row in zip(links, told, strict=True)}
 
-    def _ready(self, lost: set[int]) -> list[WorkerLink]:
+    def _takers(self, want: Want, lost: set[int]) -> list[WorkerLink]:
+        """Return the links that `want` may be sent over, those of the workers in `lost` not."""
         links = self.links.values()
-        return [link for link in links if link.is_ready and link.worker_id not in lost]
+        taking = (link for link in links if link.takes(want.model, want.since))
+        return [link for link in taking if link.worker_id not in lost]
 
-    async def _ready_link(self, marks: list[bytes], lost: set[int]) -> WorkerLink:
-        """Return the worker to ask, waiting READY_WAIT_S_MAX for one to become ready.
+    async def _ready_link(self, want: Want, marks: list[bytes], lost: set[int]) -> WorkerLink:
+        """Return the worker to ask, waiting for one as long as that makes sense.
 
         Workers in `lost` are not asked: this request may be what killed them.
         """
-        deadline = time.monotonic() + READY_WAIT_S_MAX
-        while not self._stopped:
-            link = self.affinity.choose(self._ready(lost), marks)
-            if link is not None:
-                return link
-            wait_s = deadline - time.monotonic()
-            if wait_s <= 0:
-                break
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), wait_s)
-        raise self._nobody()
-
-    def _nobody(self) -> RequestError:
-        if self._stopped:
-            return WorkerLost("The server is shutting down.")
-        return Overloaded(self.why_nobody)
+        return await self.room.until(
+            want, lambda: self.affinity.choose(self._takers(want, lost), marks)
+        )
 
     async def _renew(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 import ipaddress
 import json
 
+from proxy.models import models_of
 from shared.config import Settings
 from shared.wire import ModelFacts
 
@@ -30,6 +31,7 @@ def ready_lines(settings: Settings, facts: ModelFacts) -> list[str]:
     ask = {"model": facts.name, "messages": [{"role": "user", "content": "Hello"}]}
     key = ' -H "Authorization: Bearer $PROXY_API_KEY"' if settings.api_keys else ""
     body = json.dumps(ask, ensure_ascii=False).replace("'", "'\\''")
+    others = ", ".join(model.name for model in models_of(settings)[1:])
     size = f"{_scaled(facts.parameter_count)} parameters, {_scaled(facts.weight_bytes)}B"
     return [
         f"ready: {url}",
@@ -37,6 +39,7 @@ def ready_lines(settings: Settings, facts: ModelFacts) -> list[str]:
         f"  context  {facts.context_tokens:,} tokens",
         f"  cache    {facts.cache_layout}",
         f"  backend  {facts.backend}",
+        *([f"  others   {others} (loaded when they are asked for)"] if others else []),
         "try:",
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
     ]

@@ -31,6 +31,7 @@ class ParsedRequest:
     constraints: Constraints = field(default_factory=Constraints)
     choices: int = 1  # answers wanted to the same prompt
     more_prompts: tuple[Prompt, ...] = ()  # raw ones, each answered like `prompt`
+    target: str = ""  # public name of the model that is to answer; "" = there is one only
     use_kv_cache: bool = True  # else nothing kept is read, and nothing of it is kept
     prefill_only: bool = False  # the prompt is read and nothing is answered
     pin: bool = False  # what is kept of the prompt stays until it is unpinned

@@ -36,7 +36,7 @@ class Routes:
         self._supervisor = supervisor
         self._pool = pool
         self.names = ModelNames.of(settings)
-        directory = settings.instance_dir / "responses" if settings.max_kv_size_gb else None
+        directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb else None
         self.stored = ResponseStore(directory=directory)
         self._table: dict[str, Methods] = {
             "/": {"GET": self._root},
@@ -87,13 +87,14 @@ class Routes:
 
     async def _models(self, exchange: Exchange) -> None:
         is_anthropic = _is_anthropic(exchange)
-        listing = self.names.listing(self._pool.facts, is_anthropic=is_anthropic)
+        listing = self.names.listing(self._pool.facts_of, is_anthropic=is_anthropic)
         await exchange.send_json(200, listing)
 
     async def _model(self, exchange: Exchange) -> None:
         name = self.names.check(_rest(exchange.path, *_MODELS))
         is_anthropic = _is_anthropic(exchange)
-        row = self.names.row(name, self._pool.facts, is_anthropic=is_anthropic)
+        facts = self._pool.facts_of(self.names.target(name))
+        row = self.names.row(name, facts, is_anthropic=is_anthropic)
         await exchange.send_json(200, row)
 
     async def _cache(self, exchange: Exchange) -> None:
@@ -189,10 +190,10 @@ class Routes:
         await exchange.send_json(200, body)
 
     def health(self) -> dict[str, Any]:
-        """Return what /health says: "ok" only while every worker is ready."""
+        """Return what /health says: "ok" only while every worker is ready, or unloaded unused."""
         rows = [worker.row() for worker in self._supervisor.workers]
         states = {row["state"] for row in rows}
-        if states == {"ready"}:
+        if states and states <= {"ready", "unloaded"}:
             status = "ok"
         elif any(row["restarts"] for row in rows) or states & {"ready", "dead", "restarting"}:
             status = "degraded"

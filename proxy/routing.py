@@ -26,16 +26,17 @@ class Candidate(Protocol):
 C = TypeVar("C", bound=Candidate)
 
 
-def marks_of(prompt: Prompt) -> list[bytes]:
-    """Return what a worker can be found by that was sent `prompt`: weakest first.
+def marks_of(prompt: Prompt, model: str = "") -> list[bytes]:
+    """Return what a worker can be found by that was sent `prompt` for `model`: weakest first.
 
     First the session, then each prefix of the conversation, in the names of its messages; nothing
-    of one API key's is found by another's.
+    of one API key's is found by another's, nor of one model's.
     """
     speaker, marks = prompt.speaker, []
+    whose = f"{speaker.key}\0{model}"
     if speaker.session:
-        marks.append(_digest(b"session", f"{speaker.key}\0{speaker.session}".encode()))
-    chain = _digest(b"key", speaker.key.encode())
+        marks.append(_digest(b"session", f"{whose}\0{speaker.session}".encode()))
+    chain = _digest(b"key", whose.encode())
     for name in prompt.names:
         if name.canonical:  # a message that comes and goes leaves no link
             chain = _digest(b"link", chain + name.canonical)

@@ -12,13 +12,16 @@ import signal
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from proxy.pool import LOADING, WorkerLink, WorkerPool
+from proxy.models import Model
+from proxy.pool import WorkerLink, WorkerPool
+from proxy.stall import StallClock
 from shared.config import PROJECT_DIR
 from shared.errors import EXIT_CANNOT_START
+from shared.refusal import reason_path, take_reason
 from shared.transport import SILENCE_S_MAX, ipc_endpoint
 
 log = logging.getLogger(__name__)
@@ -29,7 +32,16 @@ BACKOFF_S_MAX: Final = 30.0
 TERM_WAIT_S: Final = 2.0
 KILL_WAIT_S: Final = 1.0
 
-State = Literal["loading", "ready", "dead", "restarting"]
+State = Literal["loading", "ready", "dead", "restarting", "unloading", "unloaded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the supervisor is told by the settings."""
+
+    model: Model = Model("")  # that every worker starts with
+    flush_s: float = 0.0  # that a worker which ends may take to write what it keeps
+    stall_s: float = 0.0  # a worker that gets no step further for so long is killed; 0 = never
 
 
 @dataclass(slots=True)
@@ -39,10 +51,19 @@ class Worker:
     worker_id: int
     socket_path: Path
     endpoint: str
+    model: Model  # that it has, is getting, or had last
     process: Process | None = None
     link: WorkerLink | None = None
     restarts: int = 0
     early_deaths: int = 0  # in a row, before "ready"
+    stall: StallClock = field(default_factory=StallClock)
+    killed_for: str = ""  # why this process was killed from here
+    is_leaving: bool = False  # its process was told to end, for another model or for none
+    is_asked: bool = False  # its process was started for a request, not to replace one that died
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)  # not set: it stays empty
+
+    def __post_init__(self) -> None:
+        self.wanted.set()
 
     @property
     def pid(self) -> int | None:
@@ -50,8 +71,14 @@ class Worker:
 
     @property
     def state(self) -> State:
+        if self.is_leaving:
+            return "unloading"
+        if not self.wanted.is_set():
+            return "unloaded"
         if self.pid is None:
-            return "restarting" if self.process is not None else "dead"
+            if self.process is None:
+                return "dead"
+            return "loading" if self.is_asked else "restarting"
         return "ready" if self.link is not None and self.link.is_ready else "loading"
 
     @property
@@ -62,6 +89,11 @@ class Worker:
         limit_s = SILENCE_S_MAX if self.link.heartbeat else START_SILENCE_S_MAX
         return self.link.silence_s > limit_s
 
+    @property
+    def restarts_unasked(self) -> bool:
+        """Whether its model is on its way though no request asked for it."""
+        return self.state in ("loading", "restarting", "dead") and not self.is_asked
+
     def kill(self, signal_number: int) -> None:
         """Signal the worker and whatever it started."""
         if self.pid is not None:
@@ -71,7 +103,6 @@ class Worker:
     def row(self) -> dict[str, Any]:
         """Return this worker's entry in /health."""
         beat = self.link.heartbeat if self.link else None
-        model = beat.model if beat else None
         return {
             "id": self.worker_id,
             "state": self.state,
@@ -84,7 +115,7 @@ class Worker:
             "steps": beat.steps if beat else 0,
             "active_bytes": beat.active_bytes if beat else 0,
             "heartbeat_age_s": round(self.link.silence_s, 3) if self.link and beat else None,
-            "model": model.name if model else None,
+            "model": beat.model.name if beat and beat.model else self.model.name,
         }
 
 
@@ -98,11 +129,9 @@ class Supervisor:
         directory: Path,
         pool: WorkerPool,
         environ: Mapping[str, str],
-        flush_s: float = 0.0,
+        rules: Rules = Rules(),
     ) -> None:
         """`command` gets `--worker-id` and `--endpoint` appended. Sockets go into `directory`.
-
-        A worker that ends may take `flush_s` to write what it keeps.
 
         Raises:
             StartError: a socket's path in `directory` is too long.
@@ -110,14 +139,20 @@ class Supervisor:
         self._command = tuple(command)
         self._pool = pool
         self._environ = dict(environ)
-        self._end_wait_s = TERM_WAIT_S + flush_s
+        self._end_wait_s = TERM_WAIT_S + rules.flush_s
+        self._stall_s = rules.stall_s
         self._stopping = False
         self._was_ready = False  # some worker, once: what it loaded may be loadable again
         self._tasks: list[asyncio.Task[None]] = []
+        self._endings: set[asyncio.Task[None]] = set()  # of workers that change their model
         self.cannot_start = asyncio.Event()  # a worker said that restarting would not help
         self.on_change: Callable[[], None] = lambda: None  # a worker's pid changed
+        # A worker died while it was loading, and why: whether it was given another model.
+        self.on_early_death: Callable[[Worker, str], bool] = lambda _worker, _reason: False
         paths = [directory / f"worker-{index}.sock" for index in range(count)]
-        self.workers = [Worker(index, path, ipc_endpoint(path)) for index, path in enumerate(paths)]
+        self.workers = [
+            Worker(index, path, ipc_endpoint(path), rules.model) for index, path in enumerate(paths)
+        ]
 
     @property
     def pids(self) -> list[int]:
@@ -132,6 +167,8 @@ class Supervisor:
 
     async def _spawn(self, worker: Worker) -> None:
         worker.socket_path.unlink(missing_ok=True)  # else the new link greets the dead worker's
+        reason_path(worker.socket_path).unlink(missing_ok=True)
+        worker.stall, worker.killed_for = StallClock(), ""
         worker.process = await asyncio.create_subprocess_exec(
             *self._command,
             "--worker-id",
@@ -140,7 +177,7 @@ class Supervisor:
             worker.endpoint,
             stdin=PIPE,  # held open for as long as this process lives
             cwd=PROJECT_DIR,
-            env=self._environ,
+            env=self._environ | worker.model.environ,
             start_new_session=True,  # Ctrl-C is ours to pass on
         )
         worker.link = self._pool.connect(worker.worker_id, worker.endpoint)
@@ -153,17 +190,20 @@ class Supervisor:
             code = await worker.process.wait()
             if self._stopping:
                 return
-            self._bury(worker, code)
-            if code == EXIT_CANNOT_START and not self._was_ready:
-                self.cannot_start.set()
-                return
+            if worker.is_leaving:
+                self._let_go(worker)
+            else:
+                self._bury(worker, code)
+                if code == EXIT_CANNOT_START and not self._was_ready:
+                    self.cannot_start.set()
+                    return
+            await worker.wanted.wait()
             await self._respawn(worker)
 
     async def _respawn(self, worker: Worker) -> None:
         """Start `worker` again, for as long as it takes the system to have a process for it."""
         while True:
             await asyncio.sleep(_backoff_s(worker.early_deaths))
-            worker.restarts += 1
             try:
                 await self._spawn(worker)
             except OSError as error:
@@ -172,45 +212,105 @@ class Supervisor:
             else:
                 return
 
+    def move(self, worker: Worker, model: Model | None) -> None:
+        """Have `worker` get `model` in place of its own, or, with None, stay empty.
+
+        It holds no request. What it keeps is on disk before it ends.
+        """
+        assert worker.link is None or not worker.link.answers, worker.worker_id
+        worker.early_deaths, worker.is_asked = 0, True
+        if model is None:
+            worker.wanted.clear()
+        else:
+            worker.model = model
+            worker.wanted.set()
+        if worker.pid is None:
+            return  # it is empty, and `_keep` waits
+        worker.is_leaving = True
+        self._was_ready |= worker.link is not None and worker.link.is_ready
+        self._pool.disconnect(worker.worker_id, "The worker gets another model; ask again.")
+        worker.link = None
+        ending = asyncio.create_task(self._end(worker), name=f"end {worker.worker_id}")
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    def _let_go(self, worker: Worker) -> None:
+        """Note that a worker has ended as it was told to."""
+        log.info("worker ended id=%d", worker.worker_id)
+        worker.is_leaving = False
+        self.on_change()
+
     def _bury(self, worker: Worker, code: int) -> None:
         assert worker.link is not None
         was_ready = worker.link.heartbeat is not None and worker.link.heartbeat.state == "ready"
+        how = _how(code) + (f": {worker.killed_for}" if worker.killed_for else "")
+        log.error("worker died id=%d how=%s requests=%d", worker.worker_id, how, worker.link.load)
+        self._tell_clients(worker, how)
+        worker.link = None
+        worker.restarts += 1
         self._was_ready |= was_ready
-        worker.early_deaths = 0 if was_ready else worker.early_deaths + 1
-        self._pool.why_nobody = LOADING
-        if worker.early_deaths > 1:
-            self._pool.why_nobody = (
-                f"No worker is ready: worker {worker.worker_id} died {worker.early_deaths} times "
-                f"while it was loading ({_how(code)}). The server's log says why."
-            )
-        held = worker.link.load
-        how = _how(code)
-        log.error("worker died id=%d how=%s requests=%d", worker.worker_id, how, held)
+        self._count_death(worker, how, was_ready=was_ready)
+        self._pool.room.wake()  # who waits for it need not wait for its return
+        self.on_change()
+
+    def _tell_clients(self, worker: Worker, how: str) -> None:
         self._pool.disconnect(
             worker.worker_id,
             f"The worker that held this request died ({how}) and is being restarted; "
             "send the request again.",
         )
-        worker.link = None
-        self.on_change()
+
+    def _count_death(self, worker: Worker, how: str, *, was_ready: bool) -> None:
+        """Decide how `worker` comes back, and what requests are told until then."""
+        reason = take_reason(worker.socket_path) or f"its worker died while it loaded ({how})."
+        if not was_ready and self.on_early_death(worker, reason):
+            worker.early_deaths = 0
+            return
+        worker.is_asked = False
+        worker.early_deaths = 0 if was_ready else worker.early_deaths + 1
+        self._pool.why_nobody = ""
+        if worker.early_deaths > 1:
+            self._pool.why_nobody = (
+                f"No worker is ready: worker {worker.worker_id} died {worker.early_deaths} times "
+                f"while it was loading: {reason} The server's log says more."
+            )
 
     async def _watch(self) -> None:
         while True:
             before = time.monotonic()
             await asyncio.sleep(WATCH_S)
-            if time.monotonic() - before > 2 * WATCH_S:
+            elapsed_s = time.monotonic() - before
+            if elapsed_s > 2 * WATCH_S:
                 continue  # this process itself stood still: what it did not hear proves nothing
             for worker in self.workers:
-                if worker.is_silent:
-                    log.error("worker is silent id=%d: killed", worker.worker_id)
-                    worker.kill(signal.SIGKILL)
+                self._check(worker, elapsed_s)
+
+    def _check(self, worker: Worker, elapsed_s: float) -> None:
+        """Kill `worker` where it is stuck: it says nothing, or gets no step further.
+
+        Its clients are told at once: a process that hangs in a driver may not end for a while.
+        """
+        if worker.link is None or worker.killed_for:
+            return
+        stalled_s = worker.stall.tick(worker.link.heartbeat, elapsed_s)
+        if worker.is_silent:
+            worker.killed_for = "it was silent"
+        elif self._stall_s and stalled_s >= self._stall_s:
+            worker.killed_for = f"it held requests and made no step for {stalled_s:.0f} s"
+        else:
+            return
+        held = worker.link.load
+        log.error("worker killed id=%d requests=%d: %s", worker.worker_id, held, worker.killed_for)
+        worker.kill(signal.SIGKILL)
+        self._tell_clients(worker, f"SIGKILL: {worker.killed_for}")
 
     async def stop(self) -> None:
         """End every worker: SIGTERM, then SIGKILL where that takes too long. Removes sockets."""
         self._stopping = True
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._endings]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(self._end(worker) for worker in self.workers))
         self.remove_sockets()
 
@@ -234,6 +334,7 @@ class Supervisor:
     def remove_sockets(self) -> None:
         for worker in self.workers:
             worker.socket_path.unlink(missing_ok=True)
+            reason_path(worker.socket_path).unlink(missing_ok=True)
 
 
 def _backoff_s(early_deaths: int) -> float:

@@ -13,6 +13,7 @@ import orjson
 from proxy import prefill
 from proxy.exchange import BODY_BYTES_MAX
 from proxy.intake import Intake
+from proxy.models import ModelNames
 from proxy.pool import WorkerLink
 from proxy.request import ParsedRequest
 from proxy.strict_json import parse_object
@@ -30,9 +31,10 @@ class Warmer:
     A worker reads one after the other, beside the clients' requests and by the same rules.
     """
 
-    def __init__(self, settings: Settings, intake: Intake) -> None:
+    def __init__(self, settings: Settings, intake: Intake, names: ModelNames) -> None:
         """Raises: StartError: a file is not there, or holds what no API would take."""
         self._requests: dict[str, ParsedRequest] = {}  # by the id of the pin
+        self._names = names
         self._tasks: set[asyncio.Task[None]] = set()
         keys = settings.api_keys or ("",)
         for name in settings.warm_prompts:
@@ -49,7 +51,9 @@ class Warmer:
     def _add(self, intake: Intake, body: dict[str, Any], key: str) -> None:
         headers = {"x-api-key": key} if key else {}
         request = intake.read(prefill.dialect_of(body, headers, {}), body, headers)
-        request = dataclasses.replace(prefill.prepared(request), pin=True)
+        model = self._names.check(body.get("model", self._names.public))
+        target = self._names.target(model)
+        request = dataclasses.replace(prefill.prepared(request), pin=True, target=target)
         named = request.prompt.speaker.key.encode() + orjson.dumps(body)
         self._requests[f"warm-{blake2b(named, digest_size=_DIGEST_BYTES).hexdigest()}"] = request
 
@@ -62,7 +66,14 @@ class Warmer:
 
     async def _warm(self, link: WorkerLink) -> None:
         failures = []
-        for pin_id, request in self._requests.items():
+        facts = link.heartbeat.model if link.heartbeat is not None else None
+        model = facts.name if facts is not None else ""
+        mine = {
+            pin_id: request
+            for pin_id, request in self._requests.items()
+            if request.target in ("", model)
+        }
+        for pin_id, request in mine.items():
             try:
                 await _read(link, request, pin_id)
             except WorkerLost:
@@ -74,11 +85,11 @@ class Warmer:
                 "WARM_PROMPTS: worker=%d has not pinned %d of %d prompts; the first: %s",
                 link.worker_id,
                 len(failures),
-                len(self._requests),
+                len(mine),
                 failures[0],
             )
         else:
-            log.info("warm worker=%d prompts=%d", link.worker_id, len(self._requests))
+            log.info("warm worker=%d prompts=%d", link.worker_id, len(mine))
 
 
 async def _read(link: WorkerLink, request: ParsedRequest, pin_id: str) -> None:

@@ -409,12 +409,7 @@ class Settings:
     @property
     def model_name(self) -> str:
         """The name clients see first in /v1/models."""
-        if self.proxy_model_id:
-            return self.proxy_model_id
-        if self.model_path.startswith("builtin:"):
-            return self.model_path.removeprefix("builtin:")
-        path = Path(self.model_path).expanduser()
-        return path.resolve().name if path.exists() else self.model_path
+        return self.proxy_model_id or public_name(self.model_path)
 
     @property
     def api_keys(self) -> tuple[str, ...]:
@@ -430,6 +425,14 @@ class Settings:
     @property
     def is_loopback(self) -> bool:
         return self.proxy_host == "localhost" or ipaddress.ip_address(self.proxy_host).is_loopback
+
+
+def public_name(model_path: str) -> str:
+    """Return what the model at `model_path` is called where nobody gave it a name."""
+    if model_path.startswith("builtin:"):
+        return model_path.removeprefix("builtin:")
+    path = Path(model_path).expanduser()
+    return path.resolve().name if path.exists() else model_path
 
 
 REFUSED: Final = {

@@ -3,8 +3,9 @@
 What it does is in the last message's text: words such as `n=3 delay=0.01 prefill=2 die=2`, or
 `full=01` for workers 0 and 1. It says that half of each prompt was kept; with `kept=N` it says N at
 first, and with `wide=N` its words have N characters. With `calls=N` it ends with calls of the
-request's first N tools. All its requests but the oldest are told as waiting. With FAKE_WORKER_LOG
-set it appends a JSON line with a time for everything it receives.
+request's first N tools. With `hang=1` it counts no step from then on. All its requests but the
+oldest are told as waiting. With FAKE_WORKER_LOG set it appends a JSON line with a time for
+everything it receives.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from shared.refusal import leave_reason
 from shared.transport import LEASE_S, RouterPort
 from shared.wire import (
     PROTOCOL_VERSION,
@@ -52,6 +54,7 @@ FACTS = ModelFacts(
     NAME, "builtin:pocket", "qwen3", 32_768, 151_936, 27_400_000, 54_800_000, "4 x KVCache", "cpu"
 )
 SIGNATURE = "S1gnature0fThinking000"
+MISSING = "/missing"  # a MODEL_PATH that cannot be loaded
 Step = Message | float  # a message to send, or seconds to wait
 
 
@@ -152,6 +155,8 @@ class FakeWorker:
         self._ready_at = time.monotonic() + float(os.environ.get("FAKE_WORKER_LOAD_S", "0"))
         self._beat_at = 0.0
         self._mute = False
+        self._steps = 0
+        self._hangs = False
         self._prompts: dict[str, list[int]] = {}  # request id -> its "token ids"
         self._sessions: dict[str, list[str]] = {}  # session -> its request ids
 
@@ -160,6 +165,7 @@ class FakeWorker:
             for peer, message in self._port.turn(self._wait_s()):
                 self._take(peer, message)
             self._beat()
+            self._steps += not self._hangs
             for name in list(self._running):
                 self._advance(name)
 
@@ -178,7 +184,8 @@ class FakeWorker:
             queue = list(self._running)[1:]  # one at a time, as it tells
             running = len(self._running) - len(queue)
             facts = FACTS if is_ready else None
-            beat = Heartbeat(state, running, len(queue), 0, 0, facts, 1.5 * len(queue), queue)
+            wait_s = 1.5 * len(queue)
+            beat = Heartbeat(state, running, len(queue), self._steps, 0, facts, wait_s, queue)
             self._port.post(peer, beat)
 
     def _take(self, peer: bytes, message: Message) -> None:
@@ -191,6 +198,7 @@ class FakeWorker:
         elif isinstance(message, Submit):
             if "mute" in script_of(message):
                 self._mute = True
+            self._hangs |= "hang" in script_of(message)
             tokens = prompt_tokens(message.prompt)
             self._prompts[message.request_id] = list(range(tokens))
             session = message.prompt.speaker.session
@@ -289,6 +297,9 @@ def main() -> None:
         print(f"hearth: {reason}", file=sys.stderr)
         sys.exit(78)
     if os.path.exists(os.environ.get("FAKE_WORKER_REFUSES_WHILE", "")):
+        sys.exit(78)
+    if os.environ.get("MODEL_PATH") == MISSING:
+        leave_reason(options.endpoint, f"MODEL_PATH is {MISSING!r}, which is no model.")
         sys.exit(78)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -19,6 +19,7 @@ from types import FrameType
 from shared.config import PROJECT_DIR, Settings, load_settings
 from shared.errors import EXIT_CANNOT_START, StartError
 from shared.log import configure
+from shared.refusal import leave_reason
 from shared.transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
 from shared.wire import Failed, Heartbeat, Status, Told
 from worker.conversing import make_builder, make_sessions, prompt_facts, turns_directory
@@ -57,6 +58,7 @@ class Worker:
     def __init__(self, settings: Settings, worker_id: int, endpoint: str) -> None:
         self._settings = settings
         self._worker_id = worker_id
+        self._endpoint = endpoint
         self._jobs: Jobs = queue.SimpleQueue()
         self._inbox: Inbox = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -101,7 +103,7 @@ class Worker:
         try:
             self._compute()
         except StartError as error:
-            print(f"Hearth cannot start: {error}", file=sys.stderr, flush=True)
+            _refuse(self._endpoint, error)
             os._exit(EXIT_CANNOT_START)
         except Exception:
             log.exception("the inference thread broke; the supervisor starts a clean worker")
@@ -231,6 +233,15 @@ class Worker:
         )
 
 
+def _refuse(endpoint: str, error: StartError) -> None:
+    """Say why this worker cannot start, to who reads the log and to the supervisor."""
+    print(f"Hearth cannot start: {error}", file=sys.stderr, flush=True)
+    try:
+        leave_reason(endpoint, str(error))
+    except OSError as lost:
+        log.warning("the supervisor is not told why: %s", lost)
+
+
 def _keys(settings: Settings, endpoint: str) -> CurveKeys | None:
     """Return what a worker on the network needs; one on a socket of this machine needs nothing."""
     if endpoint.startswith("ipc://"):
@@ -249,7 +260,7 @@ def main() -> int:
         configure(settings.log_level.upper(), name, settings.log_prompts)
         worker = Worker(settings, options.worker_id, options.endpoint)
     except StartError as error:
-        print(f"Hearth cannot start: {error}", file=sys.stderr)
+        _refuse(options.endpoint, error)
         return EXIT_CANNOT_START
     return worker.run()
 

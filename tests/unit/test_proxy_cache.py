@@ -29,7 +29,7 @@ class Front:
 
     def __init__(self, made: Bench, run_dir: str, environ: dict[str, str]) -> None:
         self.made = made
-        settings = load_settings({"RUN_DIR": run_dir, **environ}, None)
+        settings = load_settings({"RUN_DIR": run_dir, "MAX_KV_SIZE_GB": "0", **environ}, None)
         routes = Routes(settings, "0", made.supervisor, made.pool)
         self._stopped: list[int] = []
         self._edge = Edge(settings, made.pool, routes, _front, "token")

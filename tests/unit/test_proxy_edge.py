@@ -37,7 +37,9 @@ async def _front(scope: Any, receive: Any, send: Any) -> None:
 
 
 def edge_of(tmp_path: Any, **environ: str) -> Edge:
-    settings: Settings = load_settings({"RUN_DIR": str(tmp_path), **environ}, None)
+    settings: Settings = load_settings(
+        {"RUN_DIR": str(tmp_path), "MAX_KV_SIZE_GB": "0", **environ}, None
+    )
     pool = WorkerPool()
     supervisor = Supervisor(["true"], 1, tmp_path, pool, {})
     routes = Routes(settings, "0", supervisor, pool)

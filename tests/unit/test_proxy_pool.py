@@ -303,7 +303,7 @@ def test_a_reload_that_fails_after_a_good_start_is_tried_again(
             os.kill(made.supervisor.pids[0], signal.SIGKILL)
             await made.until(lambda: made.supervisor.workers[0].early_deaths > 1)
             assert not made.supervisor.cannot_start.is_set()
-            assert "died" in str(made.pool._nobody())
+            assert "died" in made.pool.why_nobody
             obstacle.unlink()
             await made.until(lambda: made.ready_count() == 1)
 

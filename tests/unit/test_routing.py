@@ -135,3 +135,15 @@ def test_a_fork_that_is_sent_elsewhere_takes_nothing_from_its_parent() -> None:
     affinity.remember(marks_of(prompt("s a b fork")), 1)  # worker 0 was too busy
     assert chosen(affinity, prompt("s a b c"), 0, 0) == 0
     assert chosen(affinity, prompt("s a b fork more"), 0, 0) == 1
+
+
+def test_nothing_of_one_model_is_found_by_another() -> None:
+    conversation = prompt("s a b", "one")
+    assert not set(marks_of(conversation, "a")) & set(marks_of(conversation, "b"))
+    affinity = Affinity(4)
+    affinity.remember(marks_of(conversation, "a"), 0)
+    affinity.remember(marks_of(conversation, "b"), 2)
+    workers = [Worker(number) for number in range(3)]
+    found = affinity.choose(workers, marks_of(conversation, "b"))
+    assert found is not None
+    assert found.worker_id == 2

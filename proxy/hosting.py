@@ -1,0 +1,167 @@
+"""Gives workers the models that requests ask for, and empties those that nobody uses.
+
+Which one gets which is decided in proxy.residency; how a worker changes hands is the supervisor's.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from proxy.models import Model
+from proxy.pool import WorkerPool
+from proxy.residency import UNLOADED, Place, Want, goals
+from proxy.supervisor import Supervisor, Worker
+from proxy.waiting import LOADING, READY_WAIT_S_MAX
+from shared.errors import Overloaded, RequestError
+
+log = logging.getLogger(__name__)
+
+LOAD_WAIT_S_MAX: Final = 240.0  # clients wait 300 s and more for a first byte
+LOOK_S: Final = 1.0  # how late an unused model is unloaded
+LOOK_SOON_S: Final = 0.05  # how late a model that is waited for gets a worker that fell idle
+LOAD_AGAIN_S: Final = 60.0  # a model that could not be loaded is not tried again for so long
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a model could not be loaded, and until when that is not tried again (monotonic)."""
+
+    reason: str
+    until: float
+
+
+class Hosting:
+    """The pool's host: `models`, the first of which is the default. Owner: the event loop.
+
+    A worker is taken from a model only while it holds no request.
+    """
+
+    def __init__(
+        self, supervisor: Supervisor, pool: WorkerPool, models: Sequence[Model], unload_s: float
+    ) -> None:
+        """`unload_s`: a model that was not used for so long is unloaded; 0 = never."""
+        self._workers = supervisor.workers
+        self._supervisor = supervisor
+        self._pool = pool
+        self._models = {model.name: model for model in models}
+        self._default = models[0]
+        self._unload_s = unload_s
+        self._failures: dict[str, Failure] = {}
+        self._nudge = asyncio.Event()
+        pool.room.host = self
+        supervisor.on_early_death = self._load_failed
+
+    async def run(self) -> None:
+        """Look again and again what should change."""
+        while True:
+            self._nudge.clear()
+            self._arrange()
+            with contextlib.suppress(TimeoutError):
+                limit_s = LOOK_SOON_S if self._pool.room.wants else LOOK_S
+                await asyncio.wait_for(self._nudge.wait(), limit_s)
+
+    def _arrange(self) -> None:
+        now = time.monotonic()
+        wants = [Want(want.model or self._default.name, want.since) for want in self._wants()]
+        given = goals([self._place(worker) for worker in self._workers], wants, now, self._unload_s)
+        for worker in self._workers:
+            goal = given.get(worker.worker_id)
+            self._close_or_open(worker, goal, now)
+            if goal is not None and (worker.link is None or not worker.link.load):
+                self._move(worker, goal)
+
+    def _wants(self) -> list[Want]:
+        """Return what is waited for, less what is known to be in vain."""
+        return [want for want in self._pool.room.wants if self._failure(want.model) is None]
+
+    @staticmethod
+    def _place(worker: Worker) -> Place:
+        link = worker.link if worker.state == "ready" else None
+        return Place(
+            worker.worker_id,
+            worker.model.name,
+            is_ready=link is not None,
+            is_empty=worker.state == "unloaded",
+            load=link.load if link else 0,
+            ready_at=link.ready_at if link else 0.0,
+            used_at=link.used_at if link else 0.0,
+        )
+
+    def _close_or_open(self, worker: Worker, goal: str | None, now: float) -> None:
+        """Keep newcomers from a worker that is to change, and let them in where it is not."""
+        link = worker.link
+        if link is None:
+            return
+        if goal is None and link.closed_at is not None:
+            link.closed_at = None
+            self._pool.room.wake()
+        elif goal is not None and link.closed_at is None:
+            link.closed_at = now
+
+    def _move(self, worker: Worker, goal: str) -> None:
+        if goal == UNLOADED:
+            log.info("worker unloads id=%d model=%s", worker.worker_id, worker.model.name)
+            self._supervisor.move(worker, None)
+        else:
+            log.info("worker loads id=%d model=%s", worker.worker_id, goal)
+            self._supervisor.move(worker, self._models[goal])
+
+    # ------------------------------------------------------------ what requests are told
+
+    def wanted(self) -> None:
+        """See `Host`."""
+        self._nudge.set()
+
+    def wait_s(self, model: str) -> float:
+        """See `Host`: long for what is loaded because it was asked for, short for a restart."""
+        if self._failure(model) is not None:
+            return 0.0
+        name = model or self._default.name
+        having = [worker for worker in self._workers if worker.model.name == name]
+        if self._workers and not (having and all(row.restarts_unasked for row in having)):
+            return LOAD_WAIT_S_MAX
+        return READY_WAIT_S_MAX
+
+    def why_nobody(self, model: str) -> RequestError:
+        """See `Host`."""
+        failure = self._failure(model)
+        name = model or self._default.name
+        if failure is not None:
+            wait_s = failure.until - time.monotonic()
+            return RequestError(
+                f"The model {name!r} cannot be loaded: {failure.reason} "
+                f"It is tried again when it is asked for in {wait_s:.0f} s or later.",
+                status=503,
+                code="model_unavailable",
+                param="model",
+            )
+        if self.wait_s(model) <= READY_WAIT_S_MAX:
+            return Overloaded(self._pool.why_nobody or LOADING)
+        states = "; ".join(
+            f"worker {worker.worker_id} is {worker.state} with {worker.model.name!r}"
+            for worker in self._workers
+        )
+        return Overloaded(
+            f"The model {name!r} was not there within {LOAD_WAIT_S_MAX:g} s: {states}. "
+            "Send the request again, or raise WORKERS so that each model keeps one."
+        )
+
+    def _failure(self, model: str) -> Failure | None:
+        failure = self._failures.get(model)
+        return failure if failure is not None and time.monotonic() < failure.until else None
+
+    def _load_failed(self, worker: Worker, reason: str) -> bool:
+        """Give a worker whose model could not be loaded the default one; say whether that is it.
+
+        The default model itself is tried again for as long as it takes.
+        """
+        if worker.model == self._default:
+            return False
+        until = time.monotonic() + LOAD_AGAIN_S
+        self._failures[worker.model.name] = Failure(reason, until)
+        worker.model = self._default
+        return True

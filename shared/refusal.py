@@ -1,0 +1,33 @@
+"""How a worker that cannot start tells its supervisor why: a line in a file beside its socket."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+_IPC: Final = "ipc://"
+REASON_CHARS_MAX: Final = 2_000
+
+
+def reason_path(socket_path: Path) -> Path:
+    return socket_path.with_suffix(".reason")
+
+
+def leave_reason(endpoint: str, text: str) -> None:
+    """Leave `text` for the supervisor; a worker on the network has none. Raises: OSError."""
+    if endpoint.startswith(_IPC):
+        path = reason_path(Path(endpoint.removeprefix(_IPC)))
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+
+
+def take_reason(socket_path: Path) -> str:
+    """Return what the worker left, and remove it; nothing where it left nothing."""
+    path = reason_path(socket_path)
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    path.unlink(missing_ok=True)
+    return text[:REASON_CHARS_MAX]
