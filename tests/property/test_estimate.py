@@ -75,6 +75,8 @@ def test_the_prefills_follow_one_another_and_the_answers_are_written_at_once() -
     assert pace.wait_s([Work(300)], [], 1) == pytest.approx(3 + 5)
     assert pace.wait_s([Work(300), Work(300)], [], 2) == pytest.approx(3 + 5)
     assert pace.wait_s([Work(300), Work(300)], [Work(None)], 2) == pytest.approx(6 + 5)
+    early = [Work(300), Work(0, decoding_s=4)]  # its slot is free long before the model is
+    assert pace.wait_s(early, [Work(1_000), Work(1_000)], 2) == pytest.approx(3 + 10 + 5)
     assert pace.wait_s([Work(0, decoding_s=4)], [], 1) == pytest.approx(5 / 4), "not about to end"
 
 

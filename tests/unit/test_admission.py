@@ -214,6 +214,21 @@ def test_whatever_becomes_of_a_body_its_room_is_free_again(
     assert edge._room.bytes_held == 0
 
 
+def test_a_body_that_turns_out_too_long_takes_no_room_while_its_rest_arrives(
+    tmp_path: Any, little_room: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "BODY_BYTES_MAX", 1_000)
+    edge = edge_of(tmp_path)
+    held = []
+
+    def rest() -> Any:
+        held.append(edge._room.bytes_held)
+        return part(900, more=False)
+
+    sent = asyncio.run(replied(edge, [part(900), part(900), rest]))
+    assert (held, sent[0]["status"]) == ([0], 413)
+
+
 def test_a_length_that_is_only_told_takes_nobodys_room(tmp_path: Any, little_room: None) -> None:
     edge = edge_of(tmp_path)
     held = []

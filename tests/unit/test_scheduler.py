@@ -316,6 +316,17 @@ def test_a_sessions_one_request_does_not_wait_for_anothers_whole_queue() -> None
     assert floods == [f"flood{number}" for number in range(60)], "its own keep their order"
 
 
+def test_newcomers_without_end_do_not_starve_who_waits() -> None:
+    made, _ = scheduler(slots=1)
+    for number in range(5):
+        made.submit(request(f"flood{number}", asker="flood"))
+    ends = []
+    for number in range(40):
+        made.submit(request(f"new{number}", asker=f"new{number}"))
+        ends += [e.request_id for e in made.step() if isinstance(e, Finished)]
+    assert sum(name.startswith("flood") for name in ends) >= 4
+
+
 def test_the_queue_is_told_in_the_order_in_which_it_is_served() -> None:
     made, _ = scheduler(slots=1)
     for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
