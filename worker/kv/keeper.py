@@ -17,6 +17,7 @@ from worker.cache.planner import Plan, make_plan, shared_cuts
 from worker.disk.courier import Courier
 from worker.disk.record import Record
 from worker.kv.disk import DiskTier, Recall
+from worker.kv.giving_back import give_back
 from worker.kv.layers import LayerMap
 from worker.kv.mover import KeepRules, Mover
 from worker.kv.slots import Slot
@@ -248,12 +249,16 @@ class Keeper:
     # ------------------------------------------------------------ for people
 
     def clear(self) -> None:
-        """Forget everything; what running requests hold comes back when they end."""
+        """Forget everything; what running requests hold comes back when they end.
+
+        The memory goes back to the system.
+        """
         for slot in self.slots:
             if not slot.is_busy:
                 del self._slots[slot.number]
             slot.backs, slot.lent = [], []
         self.store.clear()
+        give_back()
 
     @property
     def counts(self) -> Counter[str]:
