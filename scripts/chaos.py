@@ -25,7 +25,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +50,6 @@ from scripts.chaos_traffic import GOOD, Client, Known, Ledger, known, steady
 from scripts.own_server import MB, OwnServer, ServerError, rss_bytes
 from scripts.probing import table
 
-TALKS: Final = 12
 CLIENTS: Final = 3
 REST_S: Final = 0.5  # of a client between two requests, at most
 GAP_S: Final = 1.0  # between two faults
@@ -60,6 +59,7 @@ SETTLE_S: Final = 3.0
 END_S_MAX: Final = 7.0  # SIGTERM: 5 s and SHUTDOWN_FLUSH_SECONDS
 SLOW_SHARE: Final = 0.1  # of the run that slow readers may take
 SLOW_S_MAX: Final = 60.0
+KILLING_SHARE: Final = 2 / 3  # of the run: what ends processes is played in this part
 GROWTH_MAX: Final = 0.05
 FILES_MORE_MAX: Final = 8
 # A killed server's log may end amid a line, but these stand for bugs of ours wherever they are.
@@ -94,14 +94,14 @@ class Run:
 
     # ------------------------------------------------------------ the run
 
-    async def play(self, minutes: float) -> None:
-        """Play everything, and enter what does not hold."""
+    async def play(self, minutes: float, talks: int) -> None:
+        """Play everything, and enter what does not hold. `talks` have answers that are known."""
         server, rng = self.scene.server, self.scene.rng
 
         async def forget() -> None:
             await server.cache(clears=True)
 
-        self.book = await known(self.scene.client, pages(rng, TALKS), forget)
+        self.book = await known(self.scene.client, pages(rng, talks), forget)
         self.before = await self._level()
         async with self._traffic():
             await self._faults(time.monotonic(), minutes * 60)
@@ -129,15 +129,17 @@ class Run:
             await asyncio.gather(*clients)
 
     async def _faults(self, began: float, whole_s: float) -> None:
-        """Deal the faults, each once before any comes again, until the time is over."""
-        deck: list[str] = []
-        while (spent_s := time.monotonic() - began) < whole_s:
-            deck = deck or self.scene.rng.sample(sorted(self.faults), len(self.faults))
+        """Deal the faults, each once before any comes again, until all were and time is over."""
+        deck, rounds = list[str](), 0
+        while (spent_s := time.monotonic() - began) < whole_s or (deck and rounds == 1):
+            if not deck:
+                deck, rounds = (
+                    self.scene.rng.sample(sorted(self.faults), len(self.faults)),
+                    rounds + 1,
+                )
             name = deck.pop()
-            lives = ENDS_PROCESSES.isdisjoint(self.faults) or spent_s < whole_s * 2 / 3
-            if name in ENDS_PROCESSES and not lives:
-                if ENDS_PROCESSES.issuperset(self.faults):
-                    return
+            if rounds > 1 and spent_s > whole_s * KILLING_SHARE and name in ENDS_PROCESSES:
+                await asyncio.sleep(GAP_S)
                 continue
             await self._one(name)
             await asyncio.sleep(GAP_S)
@@ -175,7 +177,7 @@ class Run:
                     await self.scene.client.ask(each.page.dialect, body, expected=each.said)
             for name in BY_CLIENTS:
                 if name in self.faults:
-                    await self.faults[name](self.scene)
+                    await self.faults[name](replace(self.scene, slow_s=0.0))
         await self._idle()
         cache = await self.scene.server.cache(clears=True)
         for row in cache.get("workers", [{"error": "no answer"}]):
@@ -312,6 +314,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="faults, comma-separated: " + ", ".join(PLAYS))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--flood", type=int, default=500, help="requests of a flood")
+    parser.add_argument("--talks", type=int, default=6, help="conversations with known answers")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     options.only = [name.strip() for name in options.only.split(",") if name.strip()]
@@ -334,7 +337,7 @@ async def chaos(options: argparse.Namespace) -> int:
     own_disk(server.kv_dir)
     try:
         await server.started()
-        await run.play(options.minutes)
+        await run.play(options.minutes, options.talks)
     except ServerError as error:
         print(error, file=sys.stderr)
         return 2

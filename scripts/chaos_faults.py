@@ -282,7 +282,7 @@ PLAYS: Final[dict[str, Play]] = {
     "garbage": garbage_heads,
 }
 # What only clients do: any process outlives it, and it is part of the warm-up.
-BY_CLIENTS: Final = ("leavers", "flood", "malformed", "oversized", "garbage")
+BY_CLIENTS: Final = ("leavers", "slow readers", "flood", "malformed", "oversized", "garbage")
 ENDS_PROCESSES: Final = frozenset(("worker killed", "worker hung", "proxy killed"))
 
 

@@ -34,7 +34,6 @@ from scripts.traces import Captured, load_trace
 from tests.mutations import shortened
 
 TRACES_DIR: Final = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"
-SAMPLE_S: Final = 5.0
 CHARS: Final = (100, 400)  # of a text of a session
 REQUESTS: Final = (4, 16)  # of a session
 ANSWER_TOKENS: Final = 16
@@ -66,6 +65,7 @@ class Soak:
     server: OwnServer
     sessions: Sequence[Sequence[Captured]]
     rng: random.Random
+    sample_s: float
     samples: list[Sample] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Soak:
                 self.samples.append(self._sample(now - began, rows))
             else:
                 self.counts["samples missed"] += 1
-            await asyncio.sleep(max(0.0, now + SAMPLE_S - time.monotonic()))
+            await asyncio.sleep(max(0.0, now + self.sample_s - time.monotonic()))
 
     def _sample(self, at_s: float, rows: Sequence[dict[str, Any]]) -> Sample:
         family = self.server.look()
@@ -210,6 +210,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--clients", type=int, default=3, help="sessions at once")
+    parser.add_argument("--sample", type=float, default=5.0, help="seconds between two samples")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
@@ -223,7 +224,7 @@ async def soak(options: argparse.Namespace) -> int:
     sessions = [load_trace(path) for path in options.traces]
     settings = {"CACHE_RAM_BUDGET_MB": str(RAM_BUDGET_MB), "MAX_KV_SIZE_GB": "1"}
     server = OwnServer(settings)
-    run = Soak(server, sessions, random.Random(options.seed))
+    run = Soak(server, sessions, random.Random(options.seed), options.sample)
     found: list[str] = ["it was broken off"]
     try:
         await server.started()
