@@ -213,14 +213,23 @@ class Known:
 async def known(
     client: Client, pages: Sequence[Page], forget: Callable[[], Awaitable[None]]
 ) -> list[Known]:
-    """Ask each page of an empty cache, which `forget` makes, and return the answers."""
-    found = []
-    for page in pages:
-        await forget()
-        end = await client.ask(page.dialect, page.body)
-        if end.said is not None:
-            found.append(Known(page, end.said))
-    return found
+    """Ask each page of an empty cache, which `forget` makes, and return the answers.
+
+    The server feeds a conversation's next prompt the tokens that it sampled, where it remembers
+    them, and those of the text where a killed worker took them along; a small model may answer
+    the two differently. Pages are asked before the server has said their turns and after it, and
+    those whose answer depends on that are left out.
+    """
+    answers: list[list[Said | None]] = []
+    for order in (reversed(pages), pages):
+        said = []
+        for page in order:
+            await forget()
+            said.append((await client.ask(page.dialect, page.body)).said)
+        answers.append(said)
+    unsaid, after = reversed(answers[0]), answers[1]
+    rows = zip(pages, unsaid, after, strict=True)
+    return [Known(page, late) for page, early, late in rows if late is not None and early == late]
 
 
 async def steady(client: Client, book: Sequence[Known], rng: random.Random) -> None:

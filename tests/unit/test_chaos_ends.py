@@ -52,7 +52,9 @@ REFUSED = {
 
 
 def stream(body: bytes) -> bytes:
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
     return head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
 
 
@@ -94,9 +96,9 @@ def test_a_stream_that_ends_in_its_error_has_failed() -> None:
     assert judge("chat", True, stream(chat + sse.data({"error": ERROR}))).kind == "failed"
     assert judge("chat", True, stream(chat + sse.data({"error": ERROR}) * 2)).kind == "malformed"
     messages = MESSAGES[: MESSAGES.index(b"event: content_block_stop")]
-    assert judge("messages", True, stream(messages + sse.event("error", {"error": ERROR}))).kind == (
-        "failed"
-    )
+    assert judge(
+        "messages", True, stream(messages + sse.event("error", {"error": ERROR}))
+    ).kind == ("failed")
     response = {"status": "failed", "error": {"code": "worker_unavailable", "message": "gone"}}
     responses = RESPONSES[: RESPONSES.index(b"event: response.completed")]
     responses += sse.event("response.failed", {"sequence_number": 1, "response": response})
