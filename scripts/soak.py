@@ -56,6 +56,8 @@ class Sample:
     slots: int  # live caches, which have no budget but their number
     disk: int
     disk_budget: int
+    queued: int  # waits to be written, beside the budget
+    active: int  # arrays that MLX holds, all of these and the weights included
 
 
 @dataclass(slots=True)
@@ -101,13 +103,14 @@ class Soak:
         began = time.monotonic()
         while (now := time.monotonic()) < end:
             rows = (await self.server.cache()).get("workers", [])
+            active = sum(row["active_bytes"] for row in await self.server.workers())
             if rows and not any("error" in row for row in rows):
-                self.samples.append(self._sample(now - began, rows))
+                self.samples.append(self._sample(now - began, rows, active))
             else:
                 self.counts["samples missed"] += 1
             await asyncio.sleep(max(0.0, now + self.sample_s - time.monotonic()))
 
-    def _sample(self, at_s: float, rows: Sequence[dict[str, Any]]) -> Sample:
+    def _sample(self, at_s: float, rows: Sequence[dict[str, Any]], active: int) -> Sample:
         family = self.server.look()
         names = ["proxy", *(f"worker {process.pid}" for process in family[1:])]
         disks = [row["disk"] for row in rows if row["disk"]]
@@ -119,6 +122,8 @@ class Soak:
             sum(row["slots_bytes"] for row in rows),
             max((disk["directory_bytes_used"] or 0 for disk in disks), default=0),
             max((disk["bytes_max"] for disk in disks), default=0),
+            sum(disk["queue_bytes"] for disk in disks),
+            active,
         )
 
 
@@ -196,7 +201,9 @@ def lines(samples: Sequence[Sample], counts: Counter[str]) -> list[str]:
     last = samples[-1]
     told.append(f"KV at most {kv / MB:.1f} MB of {last.kv_budget / MB:.1f} MB in RAM, ")
     told[-1] += f"{disk / MB:.1f} MB of {last.disk_budget / MB:,.0f} MB on disk; "
-    told[-1] += f"live caches {max(sample.slots for sample in samples) / MB:.1f} MB"
+    told[-1] += f"live caches {max(sample.slots for sample in samples) / MB:.1f} MB, "
+    told[-1] += f"waiting for the disk {max(sample.queued for sample in samples) / MB:.1f} MB, "
+    told[-1] += f"all of MLX {max(sample.active for sample in samples) / MB:.1f} MB"
     return [*told, ", ".join(f"{count:,} {name}" for name, count in counts.items())]
 
 

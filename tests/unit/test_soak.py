@@ -12,7 +12,7 @@ COUNTS = Counter(answered=10)
 
 def samples(*rss: float, kv: int = 5, disk: int = 7) -> list[Sample]:
     return [
-        Sample(number * 5.0, {"proxy": int(each * MB)}, kv, 10, 3, disk, 20)
+        Sample(number * 5.0, {"proxy": int(each * MB)}, kv, 10, 3, disk, 20, 0, 1)
         for number, each in enumerate(rss)
     ]
 
