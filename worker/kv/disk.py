@@ -15,7 +15,7 @@ import numpy as np
 
 from worker.cache.block_hash import PrefixHash, prefix_hashes
 from worker.cache.eviction import Evictor
-from worker.cache.extents import Extent, ExtentStore
+from worker.cache.extents import Extent, ExtentStore, Joint
 from worker.cache.index import Query, Search
 from worker.cache.lines import Line
 from worker.disk.courier import Courier
@@ -269,11 +269,11 @@ class DiskTier:
             self.counts["recalls_homeless"] += 1
             return False
         if record.kind is Kind.WINDOW:
-            if arrival.window is None and (window := self._roomy(rows_from(record.arrays))):
+            if arrival.window is None and (window := self._roomy(rows_from(record.arrays), joint)):
                 rows = window.layers[0].arrays[0].shape[2]
                 self._store.set_window(arrival, window, joint.position - rows)
             return arrival.window is not None
-        if joint.snapshot is None and (state := self._roomy(state_from(record.arrays))):
+        if joint.snapshot is None and (state := self._roomy(state_from(record.arrays), joint)):
             self._store.set_snapshot(joint, state)
         return joint.snapshot is not None
 
@@ -286,7 +286,7 @@ class DiskTier:
         if not np.array_equal(record.tokens, query.tokens[record.position : end]):
             self.counts["recalls_other_tokens"] += 1
             return False
-        body = self._roomy(rows_from(record.arrays))
+        body = self._roomy(rows_from(record.arrays), start)
         if body is None:
             return False
         _, extent = self._store.commit(
@@ -298,11 +298,14 @@ class DiskTier:
                 self._store.set_body(extent, body)
         return True
 
-    def _roomy(self, part: Part) -> Part | None:
-        """Return what was read where the budget has room for it."""
+    def _roomy(self, part: Part, joint: Joint) -> Part | None:
+        """Return what was read where there is room for it beside `joint`, where it belongs."""
         worth = 1 / max(1, self._layers.row_bytes)  # as likely needed as anything: it is asked for
         now = time.monotonic()
-        if self._evictor.make_room(part.nbytes, part.buffers, worth, now):
+        joint.pins += 1  # what arrives there is a leaf as yet, and could go itself
+        has_room = self._evictor.make_room(part.nbytes, part.buffers, worth, now)
+        joint.pins -= 1
+        if has_room:
             return part
         self.counts["recalls_refused"] += 1
         return None

@@ -23,6 +23,7 @@ from worker.disk.courier import Courier
 from worker.disk.record import Record
 from worker.kv.apart import Apart
 from worker.kv.disk import DiskTier, Recall
+from worker.kv.giving_back import give_back
 from worker.kv.layers import LayerMap
 from worker.kv.mover import KeepRules, Mover
 from worker.kv.slots import Slot
@@ -343,7 +344,8 @@ class Keeper:
     def clear(self) -> None:
         """Forget everything; what running requests hold comes back when they end.
 
-        What this model has on disk goes too, other workers' included.
+        What this model has on disk goes too, other workers' included. The memory goes back to the
+        system.
         """
         for slot in self.slots:
             if not slot.is_busy:
@@ -353,6 +355,7 @@ class Keeper:
         self.store.clear()
         if self._disk is not None:
             self._disk.courier.clear()
+        give_back()
 
     @property
     def counts(self) -> Counter[str]:
