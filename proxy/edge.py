@@ -170,7 +170,8 @@ class Edge:
         prompt = dataclasses.replace(
             request.prompt, speaker=speaker, names=names, delta_chars=delta_chars
         )
-        return dataclasses.replace(request, prompt=prompt)
+        more = [dataclasses.replace(each, speaker=speaker) for each in request.more_prompts]
+        return dataclasses.replace(request, prompt=prompt, more_prompts=tuple(more))
 
     async def _generate(self, exchange: Exchange, request: ParsedRequest) -> None:
         started = time.monotonic()

@@ -23,6 +23,7 @@ from proxy.origin import OriginRules
 from proxy.pidfile import PidFile
 from proxy.pool import WorkerPool
 from proxy.ready import ready_lines, starting_line
+from proxy.remote import RemoteWorkers
 from proxy.routes import Routes
 from proxy.routing import Affinity
 from proxy.supervisor import Supervisor
@@ -61,7 +62,9 @@ class Hearth:
         self._directory = private_directory(settings.instance_dir)
         self._version = project_version()
         OriginRules(settings.proxy_host, settings.cors_origins)  # refuses a bad CORS_ORIGINS now
-        self._pool = WorkerPool(affinity=Affinity(settings.live_slots_max))
+        self._pool = WorkerPool(
+            affinity=Affinity(settings.live_slots_max), is_apart=len(settings.api_keys) > 1
+        )
         environment = {**environ, **openblas_environment(environ)}
         self._supervisor = Supervisor(
             worker_command,
@@ -71,7 +74,10 @@ class Hearth:
             environment,
             settings.shutdown_flush_seconds,
         )
-        self._routes = Routes(settings, self._version, self._supervisor, self._pool)
+        self._remote = RemoteWorkers(settings, self._pool)
+        self._routes = Routes(
+            settings, self._version, self._supervisor, self._pool, self._remote.workers
+        )
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
         self._supervisor.on_change = self._write_pid_file
         self._socket = bind(settings.proxy_host, settings.proxy_port)
@@ -116,6 +122,7 @@ class Hearth:
     async def _serve(self) -> None:
         self._write_pid_file()
         await self._supervisor.start()
+        self._remote.start()
         app, token = await asyncio.to_thread(litellm_front.load, self._settings)
         edge = Edge(self._settings, self._pool, self._routes, app, token)
         self._server = _Server(
@@ -152,6 +159,7 @@ class Hearth:
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:
         """End clients, workers and the server, in an order in which nobody waits for another."""
         log.info("shutting down")
+        self._remote.stop()
         self._pool.close()
         ending = asyncio.create_task(self._supervisor.stop())
         if self._server is not None and self._server.started:

@@ -1,7 +1,8 @@
 """The workers as the proxy sees them: one link to each, requests out, events back.
 
 The supervisor opens a link when it starts a worker and closes it when the worker is gone; then
-every client that waits on it is told at once. Nothing here starts or kills a process.
+every client that waits on it is told at once. `remote` does so for workers on other machines.
+Nothing here starts or kills a process.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from proxy.answer import Answer
 from proxy.request import ParsedRequest
 from proxy.routing import Affinity, marks_of
 from shared.errors import Overloaded, RequestError, WireError, WorkerLost
-from shared.transport import LEASE_RENEW_S, DealerLink, QueueFull
+from shared.transport import LEASE_RENEW_S, CurveKeys, DealerLink, QueueFull
 from shared.wire import (
     PROTOCOL_VERSION,
     Admitted,
@@ -55,7 +56,19 @@ Reply = TypeVar("Reply", Counted, Told)
 class WorkerLink:
     """The line to one start of one worker. Owner: the event loop."""
 
-    def __init__(self, worker_id: int, endpoint: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        worker_id: int,
+        endpoint: str,
+        on_change: Callable[[], None],
+        keys: CurveKeys | None = None,
+        model_name: str = "",
+        is_apart: bool = False,
+    ) -> None:
+        """`keys` are for tcp:// only. A worker that serves another model than this is refused.
+
+        `is_apart`: of Submit.
+        """
         self.worker_id = worker_id
         self.heartbeat: Heartbeat | None = None
         self.welcome: Welcome | None = None
@@ -63,7 +76,9 @@ class WorkerLink:
         self.answers: dict[str, Answer] = {}
         self._asked: dict[str, asyncio.Future[Counted | Told]] = {}  # request id -> its one reply
         self._on_change = on_change
-        self._line = DealerLink(endpoint)
+        self._model_name = model_name
+        self._is_apart = is_apart
+        self._line = DealerLink(endpoint, keys)
         self._line.send(Hello(PROTOCOL_VERSION))
         self._closed = False
         self._reader = asyncio.create_task(self._read(), name=f"link {worker_id}")
@@ -75,6 +90,10 @@ class WorkerLink:
         if self._closed or self.welcome is None or self.heartbeat is None:
             return False
         return self.heartbeat.state == "ready"
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     @property
     def load(self) -> int:
@@ -107,7 +126,7 @@ class WorkerLink:
         elif isinstance(message, Counted | Told):
             self._settle(message.request_id, message)
         elif isinstance(message, Heartbeat):
-            self.heartbeat = message
+            self._note(message)
         elif isinstance(message, Welcome):
             self._greet(message)
         if self.is_ready and not was_ready:
@@ -134,6 +153,22 @@ class WorkerLink:
         )
         self.close("The worker speaks another version of the protocol.")
 
+    def _note(self, heartbeat: Heartbeat) -> None:
+        self.heartbeat = heartbeat
+        name = heartbeat.model.name if heartbeat.model is not None else self._model_name
+        if self._model_name and name != self._model_name:
+            log.error(
+                "worker=%d serves %r, this proxy %r: set MODEL_PATH and PROXY_MODEL_ID alike",
+                self.worker_id,
+                name,
+                self._model_name,
+            )
+            self.close("The worker serves another model.")
+
+    async def broken(self) -> None:
+        """Return once the connection to the worker broke off. Once."""
+        await self._line.broken()
+
     def submit(self, request: ParsedRequest, request_id: str) -> Answer:
         """Send `request` and return its answer, which nothing has arrived for yet."""
         assert request_id not in self.answers, request_id
@@ -143,7 +178,15 @@ class WorkerLink:
             if cancel:
                 self._send_late(Cancel(request_id))
 
-        self._send(Submit(request_id, request.prompt, request.sampling, request.constraints))
+        self._send(
+            Submit(
+                request_id,
+                request.prompt,
+                request.sampling,
+                request.constraints,
+                is_apart=self._is_apart,
+            )
+        )
         answer = self.answers[request_id] = Answer(request_id, release)
         return answer
 
@@ -216,30 +259,53 @@ class WorkerLink:
             self._settle(request_id, WorkerLost(text))
 
 
+def link_row(link: WorkerLink | None) -> dict[str, Any]:
+    """Return what /health tells of a worker by what it says itself: nothing where there is none."""
+    beat = link.heartbeat if link is not None else None
+    return {
+        "running": beat.running if beat else 0,
+        "waiting": beat.waiting if beat else 0,
+        "in_flight": link.load if link else 0,
+        "steps": beat.steps if beat else 0,
+        "active_bytes": beat.active_bytes if beat else 0,
+        "heartbeat_age_s": round(link.silence_s, 3) if link and beat else None,
+        "model": beat.model.name if beat and beat.model else None,
+    }
+
+
 @dataclass(slots=True)
 class WorkerPool:
     """All links, and the choice among them. Owner: the event loop."""
 
     affinity: Affinity = field(default_factory=Affinity)
+    is_apart: bool = False  # of Submit
     links: dict[int, WorkerLink] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _renewer: asyncio.Task[None] | None = None
     _stopped: bool = False
     why_nobody: str = LOADING
 
-    def connect(self, worker_id: int, endpoint: str) -> WorkerLink:
-        """Open the line to a worker that was just started."""
+    def connect(
+        self, worker_id: int, endpoint: str, keys: CurveKeys | None = None, model_name: str = ""
+    ) -> WorkerLink:
+        """Open the line to a worker; `keys` and `model_name` as of WorkerLink."""
         assert worker_id not in self.links, worker_id
         if self._renewer is None:
             self._renewer = asyncio.create_task(self._renew(), name="leases")
-        link = self.links[worker_id] = WorkerLink(worker_id, endpoint, self._changed.set)
+        changed = self._changed.set
+        link = WorkerLink(worker_id, endpoint, changed, keys, model_name, self.is_apart)
+        self.links[worker_id] = link
         return link
 
-    def disconnect(self, worker_id: int, text: str) -> None:
-        """Close the line to a worker that is gone; `text` tells its clients why."""
+    def disconnect(self, worker_id: int, text: str, *, keeps_cache: bool = False) -> None:
+        """Close the line to a worker that is gone; `text` tells its clients why.
+
+        Where it `keeps_cache` what was sent to it is sent to it again once it is back.
+        """
         link = self.links.pop(worker_id, None)
         if link is not None:
-            self.affinity.forget(worker_id)
+            if not keeps_cache:
+                self.affinity.forget(worker_id)
             link.close(text)
 
     def close(self) -> None:

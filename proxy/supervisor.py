@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from proxy.pool import LOADING, WorkerLink, WorkerPool
+from proxy.pool import LOADING, WorkerLink, WorkerPool, link_row
 from shared.config import PROJECT_DIR
 from shared.errors import EXIT_CANNOT_START
 from shared.transport import SILENCE_S_MAX, ipc_endpoint
@@ -70,20 +70,12 @@ class Worker:
 
     def row(self) -> dict[str, Any]:
         """Return this worker's entry in /health."""
-        beat = self.link.heartbeat if self.link else None
-        model = beat.model if beat else None
         return {
             "id": self.worker_id,
             "state": self.state,
             "pid": self.pid,
             "restarts": self.restarts,
-            "running": beat.running if beat else 0,
-            "waiting": beat.waiting if beat else 0,
-            "in_flight": self.link.load if self.link else 0,
-            "steps": beat.steps if beat else 0,
-            "active_bytes": beat.active_bytes if beat else 0,
-            "heartbeat_age_s": round(self.link.silence_s, 3) if self.link and beat else None,
-            "model": model.name if model else None,
+            **link_row(self.link),
         }
 
 

@@ -326,5 +326,17 @@ class DealerLink:
         """
         return decode(await self._socket.recv())
 
+    async def broken(self) -> None:
+        """Return once the connection broke off. Once.
+
+        zmq makes another by itself, over which the worker knows nobody: whatever it had for this
+        end is lost.
+        """
+        monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            await monitor.recv_multipart()
+        finally:
+            monitor.close()
+
     def close(self) -> None:
         self._socket.close()

@@ -142,6 +142,7 @@ class Submit:
     prompt: Prompt
     sampling: Sampling
     constraints: Constraints = field(default_factory=Constraints)
+    is_apart: bool = False  # there are several API keys: what is kept of this serves its key only
     use_kv_cache: bool | None = None  # read and write the cache and the turns; None = USE_KV_CACHE
     prefill_only: bool = False  # end, with `reason` "prefilled", where the first token would come
     pin: bool = False  # what is kept of the prompt stays, whatever else would need its room

@@ -15,7 +15,7 @@ from proxy.pool import WorkerPool
 from proxy.speaker import key_digest
 from shared import log as logs
 from shared.config import load_settings
-from shared.wire import Prompt, Sampling, Speaker
+from shared.wire import Prompt, Sampling, Speaker, Submit
 from tests.machine import ROOT, Answer, Machine, machine, vocabulary
 from tests.unit.test_proxy_edge import ask, edge_of
 from tests.unit.test_sessions import QUESTION, SAID, Desk
@@ -185,11 +185,11 @@ def test_a_key_keeps_its_root_when_the_cache_is_emptied_amid_its_answer() -> Non
     check_apart(warm, "mine", "theirs")
 
 
-def test_each_key_has_its_own_root_and_one_key_needs_none(tmp_path: Path) -> None:
+def test_each_key_has_its_own_root_and_one_key_needs_none() -> None:
     assert len({key_root(ROOT, key) for key in ("", "a", "b")} | {ROOT}) == 4
     assert key_root(ROOT, "a") == key_root(ROOT, "a")
-    for keys, is_own in (("", False), ("a", False), ("a, b", True)):
-        settings = load_settings({"PROXY_API_KEYS": keys}, None)
-        made = Prompter(settings, *[None] * 4, PromptFacts(0, 0, ROOT, *[None] * 3))  # type: ignore[arg-type]
-        root = made._root(Prompt([], speaker=MINE))
-        assert root == (key_root(ROOT, "mine") if is_own else ROOT)
+    settings = load_settings({}, None)
+    made = Prompter(settings, *[None] * 4, PromptFacts(0, 0, ROOT, *[None] * 3))  # type: ignore[arg-type]
+    for is_apart, root in ((True, key_root(ROOT, "mine")), (False, ROOT)):
+        message = Submit("r", Prompt([], speaker=MINE), Sampling(), is_apart=is_apart)
+        assert made._root(message) == root
