@@ -91,7 +91,8 @@ class Machine:
         chunk = rules.pop("chunk", CHUNK)
         end_ids = rules.pop("end_ids", frozenset())
         self._posted: queue.SimpleQueue[Recalled] = queue.SimpleQueue()
-        told = {"ended": rules.pop("ended")} if "ended" in rules else {}
+        names = [name for name in ("ended", "memory") if name in rules]
+        told = {name: rules.pop(name) for name in names}
         self.rule = CutRule(chunk, turn_marks)
         batches = not (rules["is_exact"] or rules.get("running_format"))
         self.engine = Engine(model, batches=batches)

@@ -22,8 +22,9 @@ from shared.errors import EXIT_CANNOT_START, StartError
 from shared.log import configure
 from shared.transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
 from shared.wire import Heartbeat, Status, Told
-from worker.conversing import make_builder, make_sessions, prompt_facts
+from worker.conversing import make_builder, make_sessions, prompt_facts, turns_directory
 from worker.engine.engine import Engine, default_chunk
+from worker.engine.memory import held_bytes, hold_memory, memory_limit, room_in
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.sampling import Choice, make_choice
 from worker.keeping import cache_root, is_exact, make_keeper
@@ -31,6 +32,7 @@ from worker.kv.keeper import Keeper
 from worker.kv.no_keeper import NoKeeper
 from worker.loop import Errand, Inbox, InferenceLoop
 from worker.mailbox import Identity, Jobs, Mailbox
+from worker.memory import MemoryGuard
 from worker.prompt.cuts import CutRule
 from worker.prompt.marks import end_of_turn_ids, turn_marks
 from worker.prompter import Prompter
@@ -40,6 +42,7 @@ from worker.request import Request, Ticket
 from worker.scheduler import Rules, Scheduler
 from worker.sessions.sessions import Sessions
 from worker.stream.detokenise import Vocabulary
+from worker.watchdog import Watchdog
 
 log = logging.getLogger("worker")
 
@@ -87,10 +90,10 @@ class Worker:
         self._stop.set()
         self._jobs.put(None)
         inference.join(STOP_WAIT_S)
+        if self._sessions is not None:
+            self._sessions.close()  # turns are small, and worth more than the KV of any of them
         if self._keeper is not None:
             self._keeper.shut(self._settings.shutdown_flush_seconds)
-        if self._sessions is not None:
-            self._sessions.close()
         self._port.close()
         return self._exit_code
 
@@ -111,6 +114,8 @@ class Worker:
 
     def _compute(self) -> None:
         settings = self._settings
+        limit = memory_limit(settings)
+        hold_memory(limit)
         loaded = load_model(settings)
         chunk = settings.prefill_chunk or default_chunk()
         # Batching changes the last bits of what is decoded, and cannot take quantised KV.
@@ -119,7 +124,13 @@ class Worker:
             keeper = make_keeper(engine, loaded, settings, chunk)
             self._keeper = keeper
             rule = CutRule(chunk, turn_marks(loaded.tokenizer))
-            sessions = make_sessions(settings, chunk, is_exact(loaded, settings), self._worker_id)
+            sessions = make_sessions(
+                settings,
+                chunk,
+                is_exact(loaded, settings),
+                self._worker_id,
+                turns_directory(settings.kv_cache_dir, loaded) if settings.max_kv_size_gb else None,
+            )
             self._sessions = sessions
             recorder = Recorder(
                 sessions,
@@ -138,6 +149,8 @@ class Worker:
                     lambda tokens: rule.natural(tokens.tolist()),
                     recorder.ended,
                     self._inbox.put,
+                    Watchdog(settings.generation_watchdog_seconds, settings.stall_seconds),
+                    MemoryGuard(room_in(limit), held_bytes),
                 ),
             )
             self._mailbox.errand = functools.partial(self._errand, keeper, scheduler, sessions)
@@ -147,6 +160,7 @@ class Worker:
             log.info("ready model=%s layout=%s", loaded.facts.name, loaded.facts.cache_layout)
             while not self._stop.is_set():
                 loop.run_once()
+            keeper.hand_over()
         engine.close()
 
     def _errand(

@@ -26,6 +26,8 @@ class Recorder:
         visit = request.visit
         if visit is None:
             return usage
+        # Nobody goes on from what the watchdog has ended, as from what a client has left.
+        is_broken_off = reason == "cancelled" or request.is_expired
         ending = Ending(
             request_id=request.request_id,
             text=request.output.text,
@@ -35,8 +37,8 @@ class Recorder:
             sampled=request.sampled,
             usage=usage,
             limit=request.query.limit if self._reuses else 0,
-            is_whole=stop is None and reason != "cancelled" and not request.output.is_cut,
-            is_cancelled=reason == "cancelled",
+            is_whole=stop is None and not is_broken_off and not request.output.is_cut,
+            is_cancelled=is_broken_off,
         )
         divergence = self._sessions.ended(visit, ending)
         if self._reuses and not ending.is_cancelled:

@@ -54,6 +54,20 @@ class Recalled:
 
 
 @dataclass(slots=True)
+class Clock:
+    """When a request's work last got further; monotonic seconds."""
+
+    prefilled_at: float  # its last chunk, or the start of its first
+    progressed_at: float  # its last chunk or token
+
+    def chunk(self) -> None:
+        self.prefilled_at = self.progressed_at = time.monotonic()
+
+    def token(self) -> None:
+        self.progressed_at = time.monotonic()
+
+
+@dataclass(slots=True)
 class Request:
     """A rendered request. Owner: the inference thread, once the prompt thread handed it over."""
 
@@ -72,11 +86,13 @@ class Request:
     recall: Recall | None = None  # what it waits for from disk
     recalled_tokens: int = 0  # that came back from there
     position: int = 0  # prompt tokens in the slot
+    clock: Clock | None = None  # runs from its first forward on
     completion_tokens: int = 0
     seq: int = 0  # deltas sent
     first_token_at: float | None = None
     visit: Visit | None = None  # who asks, and what is known of it
     end_id: int | None = None  # the end-of-turn token that was sampled
+    is_expired: bool = False  # the watchdog ended it
     sampled: list[int] = field(default_factory=list)  # without an end-of-turn token
     call_ids: list[str] = field(default_factory=list)  # of the calls that were delivered
     logprobs: list[TokenLogprob] = field(default_factory=list)  # that wait for the next delta
@@ -93,6 +109,10 @@ class Request:
     @property
     def cached_tokens(self) -> int:
         return self.plan.position if self.plan is not None else 0
+
+    def start_clock(self) -> None:
+        now = time.monotonic()
+        self.clock = Clock(now, now)
 
     @property
     def is_prefilled(self) -> bool:

@@ -28,11 +28,13 @@ from worker.engine.engine import Engine
 from worker.engine.sampling import Choice
 from worker.kv.disk import Recall
 from worker.kv.slots import Slot
+from worker.memory import MemoryGuard
 from worker.request import Recalled, Request
 from worker.stream.detokenise import Vocabulary
 from worker.stream.logprobs import describe
 from worker.stream.output import Piece
 from worker.stream.splitter import Part
+from worker.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,10 @@ class Keeping(Protocol):
     def plan(self, query: Query) -> Plan: ...
 
     def open(self, query: Query, rows: int) -> tuple[Slot, Plan]: ...
+
+    def slot_cost(self, query: Query, rows: int) -> int: ...
+
+    def release(self, nbytes: int) -> None: ...
 
     def recall(self, query: Query, then: Callable[[Sequence[Any]], None]) -> Recall | None: ...
 
@@ -80,6 +86,8 @@ class Rules:
     ended: Callable[[Request, Usage, str, str | None], Usage] = lambda _r, usage, _w, _s: usage
     # Has the inference thread take in what the disk's thread has read.
     post: Callable[[Recalled], None] = lambda _: None
+    watchdog: Watchdog = Watchdog()
+    memory: MemoryGuard = MemoryGuard()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +180,10 @@ class Scheduler:
         """Do one chunk and one decode step; yield what clients are told, as soon as it holds."""
         self.steps += 1
         yield from self._drop_gone()
-        self._give_slots()
+        yield from self._end_expired()
+        yield from self._give_slots()
         yield from self._prefill()
+        yield from self._shed()
         yield from self._decode()
 
     def work_ahead(self) -> bool:
@@ -239,7 +249,23 @@ class Scheduler:
         for request in [r for r in self._decoding.values() if r.ticket.is_gone]:
             yield self._end(request, "cancelled")
 
-    def _give_slots(self) -> None:
+    def _end_expired(self) -> Iterator[Up]:
+        """End what has had its time; the prefill that was done is kept, its slot is free.
+
+        Of the prompts only the oldest has a turn of its own: the others may be overtaken.
+        """
+        for request in [*self._prefilling[:1], *self._decoding.values()]:
+            why = self._rules.watchdog.verdict(request)
+            if why is None:
+                continue
+            log.warning("watchdog ends request=%s: %s", request.request_id, why)
+            self.counts["watchdog_ends"] += 1
+            request.is_expired = True
+            if request.request_id not in self._decoding:
+                self._prefilling.remove(request)
+            yield from self._finish(request, "length")
+
+    def _give_slots(self) -> Iterator[Up]:
         for request in list(self._waiting):
             if self.running >= self._rules.slots_max:
                 return
@@ -248,11 +274,34 @@ class Scheduler:
             request.recall = None
             if any(self._is_ahead(leader, request) for leader in self._prefilling):
                 continue
-            self._waiting.remove(request)
             rows = request.prompt_tokens + min(request.tokens_max, SPARE_ROWS)
+            cost = self._keeper.slot_cost(request.query, rows)
+            if not self._rules.memory.makes_room(self._keeper, cost):
+                if not self.running:
+                    self._waiting.remove(request)
+                    yield self._no_room(request, cost)
+                continue
+            self._waiting.remove(request)
             request.slot, request.plan = self._keeper.open(request.query, rows)
             request.position = request.plan.position
+            request.start_clock()
             self._prefilling.append(request)
+
+    def _no_room(self, request: Request, cost: int) -> Failed:
+        """Refuse a prompt that does not fit though all else has made way."""
+        self.counts["memory_refusals"] += 1
+        text = self._rules.memory.refusal(request.prompt_tokens, cost)
+        log.warning("no memory request=%s %s", request.request_id, text)
+        return Failed(request.request_id, 400, "context_length_exceeded", text)
+
+    def _shed(self) -> Iterator[Up]:
+        """Give memory back where answers have outgrown it; the youngest ends where all is given."""
+        memory = self._rules.memory
+        if memory.over() and not memory.makes_room(self._keeper, 0) and self._decoding:
+            request = list(self._decoding.values())[-1]
+            log.warning("memory is full: request=%s ends early", request.request_id)
+            self.counts["memory_ends"] += 1
+            yield from self._finish(request, "length")
 
     def _gives_up(self, recall: Recall) -> bool:
         """Whether to read a prompt rather than to wait for the disk any longer."""
@@ -293,6 +342,8 @@ class Scheduler:
         end = query.cuts[number]
         self._engine.prefill(slot.cache, request.ids[request.position : end])
         request.position = end
+        assert request.clock is not None
+        request.clock.chunk()
         self._keeper.commit(slot, query.tokens[:end], query.names[number])
 
     def _sequence(self, request: Request) -> decode.Sequence:
@@ -319,6 +370,8 @@ class Scheduler:
         """Give one sampled token to its request; end it where that token, or its text, says so."""
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
+        assert request.clock is not None
+        request.clock.token()
         request.completion_tokens += 1
         if request.guide is not None and request.guide.failure:
             yield self._failed(request, request.guide.failure)

@@ -73,3 +73,15 @@ def test_a_conversation_goes_on_in_another_worker(
     assert warm.cached >= kept - (64 if is_exact else 0), (warm.cached, kept)
     assert_same(warm, cold.ask(following), is_exact)
     second.check()
+
+
+def test_an_emptied_cache_is_empty_on_disk_too(workers: Workers) -> None:
+    asked = prompt("qwen3", TEXT)
+    first = workers.start("qwen3")
+    first.ask(asked)
+    workers.flush()
+    first.scheduler.forget()
+    again = first.ask(asked)
+    assert again.cached == 0 and again.usage is not None and again.usage.source == "none"
+    first.scheduler.forget()
+    assert workers.start("qwen3").ask(asked).cached == 0

@@ -207,3 +207,18 @@ def test_what_dead_writers_left_is_swept_at_the_start(tmp_path: Path) -> None:
     answered, _ = asked(courier, [])
     assert answered.wait(WAIT_S) and not left.exists()
     courier.close()
+
+
+def test_clearing_drops_what_waits_and_makes_what_was_asked_for_a_miss(
+    courier: Courier, shelf: Gate
+) -> None:
+    line = chain(4)
+    assert courier.write(line[0]) and shelf.entered.wait(WAIT_S)  # amid its writing
+    assert courier.write(line[1])
+    answered, answers = asked(courier, [line[0].name, line[1].name])
+    courier.clear()
+    shelf.gate.set()
+    assert answered.wait(WAIT_S) and answers == [[None, None]]
+    assert courier.report()["files"] == 0 and courier.report()["queue_bytes"] == 0
+    assert courier.write(line[2]) and courier.flush(WAIT_S)
+    assert courier.report()["files"] == 1

@@ -454,3 +454,16 @@ def test_a_directory_that_is_removed_amid_work_is_made_again(tmp_path: Path) -> 
     (tmp_path / "kv" / FILE_NAME).unlink()
     assert shelf.get(one.name) is None and shelf.put(record(2)) and shelf.put(one)
     assert shelf.get(one.name) is not None and shelf.report()["files"] == 2
+
+
+def test_clearing_removes_this_models_files_and_leaves_those_of_others(tmp_path: Path) -> None:
+    mine, other = shelf_in(tmp_path), shelf_in(tmp_path, root=OTHER_ROOT)
+    line, theirs = chain(4), record(7, root=OTHER_ROOT)
+    assert all([mine.put(one) for one in line[:2]]) and other.put(theirs)
+    assert all([shelf_in(tmp_path).put(one) for one in line[2:]])  # another worker's
+    mine.clear()
+    assert not list((tmp_path / ROOT.hex()).glob("*.safetensors"))
+    assert mine.report()["files"] == 0 and mine.leaving(ROOT) == []
+    assert mine.report()["directory_bytes_used"] == used(tmp_path) == FILE_BYTES_MIN
+    assert other.get(theirs.name) is not None
+    assert mine.put(line[0]) and mine.get(line[0].name) is not None

@@ -40,6 +40,7 @@ class Courier:
         self._writes: deque[Record] = deque()
         self._queue_bytes = 0  # of `_writes`, and of the one that is being written
         self._is_open = True
+        self._clears = False  # the shelf is to be emptied before anything else
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
@@ -68,6 +69,14 @@ class Courier:
             self._reads.append((names, then))
             self._changed.notify_all()
             return True
+
+    def clear(self) -> None:
+        """Have the shelf emptied; what waits to be written is dropped, what is read is a miss."""
+        with self._changed:
+            self._queue_bytes -= sum(record.nbytes for record in self._writes)
+            self._writes.clear()
+            self._clears = True
+            self._changed.notify_all()
 
     def flush(self, seconds: float) -> bool:
         """Wait at most `seconds` until the shelf has had all that is queued; say whether it has."""
@@ -104,15 +113,19 @@ class Courier:
     def _step(self) -> bool:
         """Do one job, or have a look at the directory where there is none; False at the end."""
         with self._changed:
-            if not (self._reads or self._writes) and self._is_open:
+            if not (self._reads or self._writes or self._clears) and self._is_open:
                 self._changed.wait(REFRESH_S)
             is_open = self._is_open
             if not is_open and self._writes:
                 self.counts["writes_dropped"] += len(self._writes)
                 self._writes.clear()
-            reading = self._reads.popleft() if self._reads else None
-            record = self._writes.popleft() if self._writes and reading is None else None
-        if reading is not None:
+            clears, self._clears = self._clears, False
+            reading = self._reads.popleft() if self._reads and not clears else None
+            is_writing = bool(self._writes) and not clears and reading is None
+            record = self._writes.popleft() if is_writing else None
+        if clears:
+            self._guarded(self.shelf.clear)
+        elif reading is not None:
             self._answer(*reading, is_open)
         elif record is not None:
             self._put(record)

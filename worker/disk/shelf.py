@@ -197,6 +197,17 @@ class Shelf:
         """Bring the directory, all roots, under its cap; remove what dead writers left."""
         self._under_lock(lambda ledger: self._sweep(ledger, self._bytes_max))
 
+    def clear(self) -> None:
+        """Remove all files of this root; those of other roots stay."""
+
+        def remove(ledger: Ledger) -> bool:
+            self.refresh()
+            for name in list(self._listed.values()):
+                self._remove(name)
+            return self._sweep(ledger, self._bytes_max)
+
+        self._under_lock(remove)
+
     def _under_lock(self, act: Callable[[Ledger], bool]) -> bool:
         try:
             with locked(self._directory, LOCK_WAIT_S_MAX) as ledger:

@@ -29,7 +29,6 @@ class Engine:
 
     def __init__(self, loaded: LoadedModel, batches: bool = True) -> None:
         self._model = loaded.model
-        self._wire_memory()
         is_mergeable = batches and _is_mergeable(self.new_cache())
         self.decoder = Decoder(loaded.model, generation_stream, is_mergeable)
 
@@ -76,12 +75,6 @@ class Engine:
         """Let go of this thread's streams: without it the process aborts at its end."""
         mx.synchronize()
         mx.clear_streams()
-
-    def _wire_memory(self) -> None:
-        """Keep the weights in a GPU's reach for the worker's life, as mlx-lm does per call."""
-        limit = mx.device_info().get("max_recommended_working_set_size")
-        if limit is not None:
-            mx.set_wired_limit(int(limit))
 
 
 def _is_mergeable(cache: list[Any]) -> bool:

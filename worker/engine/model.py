@@ -15,6 +15,7 @@ from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, get_total_parameters, load, sna
 from shared.config import POCKET, Settings
 from shared.errors import StartError
 from shared.wire import ModelFacts
+from worker.engine.memory import memory_limit, refuse_heavy
 from worker.engine.own_code import CODE_PATTERNS, own_code
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def load_model(settings: Settings) -> LoadedModel:
     try:
         runs_code = _may_run_code(settings)
         directory = _present(source, runs_code)
+        refuse_heavy(directory, settings.model_path, memory_limit(settings))
         model, tokenizer, config = load(
             str(directory),
             tokenizer_config={"trust_remote_code": runs_code},

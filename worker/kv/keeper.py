@@ -3,10 +3,13 @@
 Decisions are the cache's (worker/cache/), bytes are the mover's; this is a request's way through.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import mlx.core as mx
 
 from worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from worker.cache.budget import Budget
@@ -131,6 +134,43 @@ class Keeper:
         self._to_disk(slot)
         self._check_in(slot)
 
+    # ------------------------------------------------------------ memory
+
+    def slot_cost(self, query: Query, rows: int) -> int:
+        """Return how many bytes more are held once the prompt has a slot for `rows` tokens."""
+        plan = self.plan(query)
+        held = 0
+        if plan.slot is not None:
+            slot = self._slots[plan.slot]
+            if slot.capacity >= rows:
+                return 0
+            held = self.slot_bytes(slot)
+        is_packed = self._mover.is_due(rows)
+        form = self.rules.running_format if is_packed else None
+        return max(0, self._layers.slot_bytes(rows, form) - held)
+
+    def release(self, nbytes: int) -> None:
+        """Give up `nbytes` of what no running request holds: kept KV first, then idle slots.
+
+        What was computed of them stays on disk, where there is one.
+        """
+        budget, now = self.store.budget, time.monotonic()
+        full = budget.bytes_max
+        freed, budget.bytes_max = budget.bytes_used, max(0, budget.bytes_used - nbytes)
+        self._mover.evictor.make_room(0, 0, math.inf, now)
+        freed -= budget.bytes_used
+        idle = sorted(
+            (slot for slot in self._slots.values() if not slot.is_busy),
+            key=lambda slot: _claim(slot, now),
+        )
+        for slot in idle:
+            if freed >= nbytes:
+                break
+            freed += self.slot_bytes(slot)
+            self._vacate(slot)
+        budget.bytes_max = full
+        mx.clear_cache()
+
     # ------------------------------------------------------------ the disk
 
     def recall(
@@ -158,6 +198,11 @@ class Keeper:
             return None
         report = self._disk.courier.report()
         return report | {"counts": report["counts"] | dict(self._disk.counts)}
+
+    def hand_over(self) -> None:
+        """Give the disk's thread what it had no room for when it was committed."""
+        for slot in self._slots.values():
+            self._to_disk(slot)
 
     def shut(self, flush_s: float) -> None:
         """Write what is queued, for so long, and end the disk's thread. Any thread, at the end."""
@@ -248,12 +293,17 @@ class Keeper:
     # ------------------------------------------------------------ for people
 
     def clear(self) -> None:
-        """Forget everything; what running requests hold comes back when they end."""
+        """Forget everything; what running requests hold comes back when they end.
+
+        What this model has on disk goes too, other workers' included.
+        """
         for slot in self.slots:
             if not slot.is_busy:
                 del self._slots[slot.number]
             slot.backs, slot.lent = [], []
         self.store.clear()
+        if self._disk is not None:
+            self._disk.courier.clear()
 
     @property
     def counts(self) -> Counter[str]:

@@ -100,6 +100,11 @@ class LayerMap:
     def window_bytes(self, tokens: int) -> int:
         return tokens * self._window_row_bytes
 
+    def slot_bytes(self, rows: int, form: Format | None) -> int:
+        """Return what a live cache with room for `rows` tokens takes."""
+        window = self.window_bytes(min(rows, self.layout.window))
+        return _rounded(rows) * self.row_cost(form)[0] + window + self.state_bytes
+
     def depth(self, cache: list[Any]) -> int | None:
         """Return how many tokens the layers really hold; None where no layer counts them."""
         counted = next((leaf for leaf in _leaves(cache) if hasattr(leaf, "offset")), None)

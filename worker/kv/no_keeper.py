@@ -13,12 +13,20 @@ from worker.kv.slots import Slot
 _NO_PLAN = Plan(0, True, (), None, None, "miss", 0, False)
 
 
+def _unknown(rows: int) -> int:
+    return 0
+
+
 class NoKeeper:
     """Gives every request an empty slot and forgets it. Owner: the inference thread."""
 
-    def __init__(self, new_cache: Callable[[], list[Any]]) -> None:
+    def __init__(
+        self, new_cache: Callable[[], list[Any]], slot_bytes: Callable[[int], int] = _unknown
+    ) -> None:
+        """`slot_bytes` returns what a cache of so many tokens takes, where that is known."""
         self.counts: Counter[str] = Counter()
         self._new_cache = new_cache
+        self._slot_bytes = slot_bytes
 
     def plan(self, query: Query) -> Plan:
         return _NO_PLAN
@@ -26,6 +34,12 @@ class NoKeeper:
     def open(self, query: Query, rows: int) -> tuple[Slot, Plan]:
         self.counts["match_miss"] += 1
         return Slot(0, self._new_cache(), Joint(PrefixHash(b""), 0)), _NO_PLAN
+
+    def slot_cost(self, query: Query, rows: int) -> int:
+        return self._slot_bytes(rows)
+
+    def release(self, nbytes: int) -> None:
+        pass
 
     def recall(self, query: Query, then: Callable[[Any], None]) -> None:
         return None
@@ -55,6 +69,9 @@ class NoKeeper:
         pass
 
     def close_spare(self, slot: Slot) -> None:
+        pass
+
+    def hand_over(self) -> None:
         pass
 
     def shut(self, flush_s: float) -> None:

@@ -332,7 +332,7 @@ class Sessions:
 
     def report(self, key: str = "") -> list[dict[str, Any]]:
         """Return a row for each session of `key`, "" = all, the most recently used first."""
-        now = time.monotonic()
+        now, owner = time.monotonic(), self._archive.owner(key) if key else ""
         with self._lock:
             return [
                 {
@@ -343,16 +343,17 @@ class Sessions:
                     "idle_s": round(now - session.used_at, 1),
                 }
                 for session in reversed(self._lineage.sessions)
-                if key in ("", session.speaker.key)
+                if owner in ("", session.speaker.key)
             ]
 
     def told(self, label: str, key: str = "") -> dict[str, Any] | None:
         """Return the lines of the sessions called `label` of `key`, "" = all; None of none."""
+        owner = self._archive.owner(key) if key else ""
         with self._lock:
             found = [
                 each
                 for each in self._lineage.sessions
-                if each.label == label and key in ("", each.speaker.key)
+                if each.label == label and owner in ("", each.speaker.key)
             ]
             if not found:
                 return None
