@@ -109,7 +109,7 @@ class Routes:
 
     async def _ask_all(self, exchange: Exchange, what: What) -> None:
         """Answer with a row for each worker, in which one that cannot tell says why."""
-        told = await exchange.while_connected(self._pool.ask(what))
+        told = await exchange.while_connected(self._pool.ask(what, key=self._whose(exchange)))
         rows = []
         for worker in self._workers:
             row = told.get(worker.worker_id, _NOT_READY)

@@ -177,7 +177,7 @@ class Worker:
             if message.what == "clear_cache":
                 scheduler.forget()
                 sessions.forget_lines()
-            report = cache_report(keeper, scheduler.idle_tokens)
+            report = cache_report(keeper, scheduler.idle_tokens, message.key)
             return Told(message.request_id, report | {"sessions": sessions.told_counts()})
 
         self._inbox.put(Errand(ticket, run))

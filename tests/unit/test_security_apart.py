@@ -22,6 +22,7 @@ from tests.unit.test_sessions import QUESTION, SAID, Desk
 from worker.cache.block_hash import key_root, pack, prefix_hashes
 from worker.cache.index import Query
 from worker.prompter import Prompter, PromptFacts
+from worker.report import cache_report
 from worker.request import Request, Ticket
 from worker.stream.output import Output
 
@@ -48,9 +49,10 @@ def asked_of_workers(edge: Edge, path: str, key: str, monkeypatch: pytest.Monkey
         ("/v1/sessions", ("sessions", "")),
         ("/v1/sessions/s1", ("session", "s1")),
         ("/v1/cache/prompts/r1", ("prompt", "r1")),
+        ("/v1/cache", ("cache", "")),
     ],
 )
-def test_a_key_asks_for_its_own_sessions_and_prompts_only(
+def test_a_key_asks_for_its_own_sessions_prompts_and_lines_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, what: tuple[str, str]
 ) -> None:
     several = edge_of(tmp_path, PROXY_API_KEYS="mine, theirs", CACHE_DEBUG="true")
@@ -170,6 +172,24 @@ def test_another_keys_kv_is_never_gone_on_from_so_that_no_prompt_can_be_guessed(
     warm.keeper.clear()
     assert len(warm.keeper.store) == 0
     assert entered(warm, words, "mine").cached == 0
+
+
+def test_another_keys_lines_and_slots_are_not_in_the_report_of_the_cache() -> None:
+    """How long a neighbour's prompts are, and when they were sent, is nobody's but theirs."""
+    words = np.random.default_rng(3).integers(3, 200, 300).tolist()
+    warm = machine("qwen3", tiny=True, slots_max=2)
+    entered(warm, words, "mine")
+    entered(warm, [*words[:250], 7, 8, 9], "mine")
+    entered(warm, words[:120], "theirs")
+    whole, mine, theirs, none = (
+        cache_report(warm.keeper, 0, key) for key in ("", "mine", "theirs", "no")
+    )
+    for part in ("entries", "slots"):
+        assert len(whole[part]) == len(mine[part]) + len(theirs[part]), part
+        assert none[part] == []
+    assert {row["tokens"] > 200 for row in mine["entries"]} == {True}
+    assert [row["tokens"] < 200 for row in theirs["entries"]] == [True]
+    assert {row["bytes"] for row in (whole, mine, theirs, none)} == {whole["bytes"]}
 
 
 def test_a_key_keeps_its_root_when_the_cache_is_emptied_amid_its_answer() -> None:
