@@ -61,7 +61,8 @@ def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:
         raise StartError(f"{setting}: {path} is not a directory. Remove it or set {setting}.")
     if status.st_uid != os.getuid():
         raise StartError(f"{setting}: {path} belongs to user {status.st_uid}. Set {setting}.")
-    path.chmod(0o700)
+    if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO):  # else a disk may be read-only
+        path.chmod(0o700)
     return path
 
 
