@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -62,10 +62,10 @@ class WorkerLink:
         endpoint: str,
         on_change: Callable[[], None],
         keys: CurveKeys | None = None,
-        model_name: str = "",
+        models: Collection[str] = (),
         is_apart: bool = False,
     ) -> None:
-        """`keys` are for tcp:// only. A worker that serves another model than this is refused.
+        """`keys` are for tcp:// only. A worker whose model is none of `models`, () = any, is refused.
 
         `is_apart`: of Submit.
         """
@@ -76,7 +76,7 @@ class WorkerLink:
         self.answers: dict[str, Answer] = {}
         self._asked: dict[str, asyncio.Future[Counted | Told]] = {}  # request id -> its one reply
         self._on_change = on_change
-        self._model_name = model_name
+        self._models = models
         self._is_apart = is_apart
         self._line = DealerLink(endpoint, keys)
         self._line.send(Hello(PROTOCOL_VERSION))
@@ -155,13 +155,13 @@ class WorkerLink:
 
     def _note(self, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat
-        name = heartbeat.model.name if heartbeat.model is not None else self._model_name
-        if self._model_name and name != self._model_name:
+        model = heartbeat.model
+        if model is not None and self._models and model.name not in self._models:
             log.error(
-                "worker=%d serves %r, this proxy %r: set MODEL_PATH and PROXY_MODEL_ID alike",
+                "worker=%d serves %r, this proxy %s: set MODEL_PATH and PROXY_MODEL_ID alike",
                 self.worker_id,
-                name,
-                self._model_name,
+                model.name,
+                ", ".join(map(repr, self._models)),
             )
             self.close("The worker serves another model.")
 
@@ -286,14 +286,18 @@ class WorkerPool:
     why_nobody: str = LOADING
 
     def connect(
-        self, worker_id: int, endpoint: str, keys: CurveKeys | None = None, model_name: str = ""
+        self,
+        worker_id: int,
+        endpoint: str,
+        keys: CurveKeys | None = None,
+        models: Collection[str] = (),
     ) -> WorkerLink:
-        """Open the line to a worker; `keys` and `model_name` as of WorkerLink."""
+        """Open the line to a worker; `keys` and `models` as of WorkerLink."""
         assert worker_id not in self.links, worker_id
         if self._renewer is None:
             self._renewer = asyncio.create_task(self._renew(), name="leases")
         changed = self._changed.set
-        link = WorkerLink(worker_id, endpoint, changed, keys, model_name, self.is_apart)
+        link = WorkerLink(worker_id, endpoint, changed, keys, models, self.is_apart)
         self.links[worker_id] = link
         return link
 

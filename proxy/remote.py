@@ -91,7 +91,7 @@ class RemoteWorkers:
             StartError: an endpoint is none, or there are no keys.
         """
         self._pool = pool
-        self._model_name = settings.model_name
+        self._models = (settings.model_name,)
         self._keys: CurveKeys | None = None
         self._tasks: list[asyncio.Task[None]] = []
         check_endpoints(settings.worker_endpoints)
@@ -111,7 +111,7 @@ class RemoteWorkers:
     async def _keep(self, worker: RemoteWorker) -> None:
         while True:
             link = worker.link = self._pool.connect(
-                worker.worker_id, worker.endpoint, self._keys, self._model_name
+                worker.worker_id, worker.endpoint, self._keys, self._models
             )
             problem = await _until_lost(worker, link)
             worker.lose(problem)
