@@ -65,9 +65,9 @@ class WorkerLink:
         models: Collection[str] = (),
         is_apart: bool = False,
     ) -> None:
-        """`keys` are for tcp:// only. A worker whose model is none of `models`, () = any, is refused.
+        """`keys` are for tcp:// only, `is_apart` is of Submit.
 
-        `is_apart`: of Submit.
+        A worker whose model is none of `models`, () = any, is refused.
         """
         self.worker_id = worker_id
         self.heartbeat: Heartbeat | None = None

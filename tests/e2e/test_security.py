@@ -276,6 +276,10 @@ def requests_that_tell(canary: str) -> Iterator[tuple[str, Any]]:
     yield messages, body_of(messages, "x", messages=[{"role": "user", "content": blocks}])
     output = {"type": "function_call_output", "call_id": "none", "output": canary}
     yield responses, body_of(responses, "x", input=[output], instructions=canary)
+    for edit in ("", "edited ", "edited again "):  # what broke a session's prefix is explained
+        asked = {"role": "user", "content": f"{edit}{canary} " * 200}
+        told = [asked, {"role": "assistant", "content": canary}, {"role": "user", "content": "on"}]
+        yield chat, body_of(chat, "x", messages=told, session_id="edited")
     for schema in BAD_SCHEMAS:
         wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         yield chat, body_of(chat, canary, response_format=wanted)
@@ -302,6 +306,7 @@ def test_no_prompt_tool_output_or_key_is_in_any_log_whatever_goes_wrong(server: 
         if path.is_file()
     }
     assert "refused" in written[server.log] and len(written) > 2
+    assert "lost request=" in written[server.log], "no broken prefix was told of"
     for path, text in written.items():
         is_kept = path.is_relative_to(server.run_dir / "kv")  # turns are, on purpose; keys are not
         for secret in (MINE, THEIRS) if is_kept else (CANARY, MINE, THEIRS):

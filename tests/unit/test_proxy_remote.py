@@ -118,7 +118,11 @@ class Network:
         await asyncio.gather(*self._carrying)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, away = await asyncio.open_connection("127.0.0.1", self._to_port)
+        try:
+            there, away = await asyncio.open_connection("127.0.0.1", self._to_port)
+        except OSError:  # the worker is not there yet
+            writer.close()
+            return
         self._lines += [writer, away]
         for source, target in ((reader, away), (there, writer)):
             self._carrying.add(asyncio.create_task(_pump(source, target)))
