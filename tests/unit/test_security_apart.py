@@ -15,12 +15,13 @@ from proxy.pool import WorkerPool
 from proxy.speaker import key_digest
 from shared import log as logs
 from shared.config import load_settings
-from shared.wire import Prompt, Sampling, Speaker, Submit
+from shared.wire import Failed, Prompt, Sampling, Speaker, Submit, Up
 from tests.machine import ROOT, Answer, Machine, machine, vocabulary
 from tests.unit.test_proxy_edge import ask, edge_of
 from tests.unit.test_sessions import QUESTION, SAID, Desk
 from worker.cache.block_hash import key_root, pack, prefix_hashes
 from worker.cache.index import Query
+from worker.constraint.guide import Guide
 from worker.prompter import Prompter, PromptFacts
 from worker.report import cache_report
 from worker.request import Request, Ticket
@@ -106,7 +107,7 @@ def test_an_exception_that_quotes_a_prompt_is_logged_with_its_place_and_without_
 # ---------------------------------------------------------------- KV
 
 
-def submitted(made: Machine, ids: list[int], key: str) -> Answer:
+def submitted(made: Machine, ids: list[int], key: str, guide: Guide | None = None) -> Answer:
     """Hand in a prompt of `key`."""
     root = key_root(ROOT, key)
     tokens, cuts = pack(ids), made.rule.cuts(ids)
@@ -119,6 +120,7 @@ def submitted(made: Machine, ids: list[int], key: str) -> Answer:
         sampling=Sampling(),
         tokens_max=8,
         output=Output(vocabulary("qwen3").detokeniser(), []),
+        guide=guide,
     )
     return made.enter(request)
 
@@ -203,6 +205,21 @@ def test_a_key_keeps_its_root_when_the_cache_is_emptied_amid_its_answer() -> Non
     assert entered(warm, words, "theirs").cached == 0
     assert entered(warm, words, "mine").cached > 0
     check_apart(warm, "mine", "theirs")
+
+
+def test_an_answer_that_breaks_its_constraint_is_not_quoted_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = machine("qwen3", tiny=True)
+    guide = Guide(1)
+    guide.failure = f'Parser Error: token "{CANARY}"'
+    submitted(made, [5, 6, 7], "mine", guide)
+    told: list[Up] = []
+    while not made.scheduler.is_idle:
+        told += made.step()
+    (failed,) = (row for row in told if isinstance(row, Failed))
+    assert CANARY in failed.text, "its own client is told"
+    assert "constraint broke" in caplog.text and CANARY not in caplog.text
 
 
 def test_each_key_has_its_own_root_and_one_key_needs_none() -> None:
