@@ -241,7 +241,7 @@ class Prompter:
         try:
             ids = self._builder.build(content, adds_header=False).ids
         except RequestError as error:  # nothing is lost but the head start
-            log.debug("the next prompt cannot be foreseen: %s", error)
+            log.debug("the next prompt cannot be foreseen: %s", error.code)
             return None
         ends = [request.end_id] if request.end_id is not None else []
         fed = [*request.ids, *request.sampled, *ends]
