@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 WATCH_S: Final = 1.0
 RETRY_S: Final = 1.0  # after a line that was good
 REFUSED_RETRY_S: Final = 15.0  # after a peer that we cannot work with
-_ENDPOINT: Final = re.compile(r"tcp://[A-Za-z0-9.-]+:([0-9]{1,5})")
+_ENDPOINT: Final = re.compile(r"tcp://[A-Za-z0-9][A-Za-z0-9.-]*:([0-9]{1,5})")
 
 # What a worker did whose line is given up.
 GONE: Final = "is gone"
@@ -42,7 +42,7 @@ class RemoteWorker:
     link: WorkerLink | None = None
     boot_id: str = ""  # of the start that was last heard of
     restarts: int = 0
-    problem: str = ""  # what it did when its line was last given up
+    problem: str = "has not answered yet"  # or what it did when its line was last given up
 
     @property
     def state(self) -> State:
@@ -57,7 +57,7 @@ class RemoteWorker:
             "state": self.state,
             "pid": None,
             "endpoint": self.endpoint,
-            "problem": self.problem or None,
+            "problem": self.problem if self.state == "unreachable" else None,
             "restarts": self.restarts,
             **link_row(self.link),
         }

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
+from hypothesis import given
+from hypothesis import settings as rules
+from hypothesis import strategies as st
 
 from proxy import remote as remote_module
 from proxy.pool import WorkerPool
-from proxy.remote import GONE, REFUSED, SILENT, UNKNOWN, RemoteWorkers
+from proxy.remote import GONE, REFUSED, SILENT, UNKNOWN, RemoteWorkers, check_endpoints
 from proxy.routes import Routes
 from proxy.supervisor import Supervisor
 from scripts.make_keys import make_keys
@@ -164,7 +168,8 @@ def test_an_answer_comes_from_a_worker_on_another_machine_and_health_shows_it(
             supervisor = Supervisor(["true"], 0, tmp_path, made.pool, {})
             routes = Routes(settings, "0", supervisor, made.pool, made.remote.workers)
             assert routes.health()["status"] == "degraded"
-            assert routes.health()["workers"][0]["state"] == "unreachable"
+            (row,) = routes.health()["workers"]
+            assert (row["state"], row["problem"]) == ("unreachable", "has not answered yet")
             machine.start()
             await made.until_ready()
             assert await made.text("n=2") == "tok0 tok1 "
@@ -306,13 +311,32 @@ def test_a_worker_that_does_not_know_this_proxys_key_is_told_nothing(
     [
         *("ipc:///tmp/w.sock", "tcp://10.0.0.5", "tcp://:5000", "tcp://*:5000", "10.0.0.5:5000"),
         *("tcp://10.0.0.5:0", "tcp://10.0.0.5:99999", "tcp://10.0.0.5:5000/x", "tcp://a b:5000"),
-        *("tcp://lo;tcp://10.0.0.5:5000", "tcp://u@10.0.0.5:5000", "tcp://a:1,tcp://a:1"),
+        *(
+            "tcp://lo;tcp://10.0.0.5:5000",
+            "tcp://.:1",
+            "tcp://u@10.0.0.5:5000",
+            "tcp://a:1,tcp://a:1",
+        ),
     ],
 )
 def test_what_is_no_endpoint_refuses_to_start(keys_dir: Path, endpoints: str) -> None:
     environ = {"WORKER_ENDPOINTS": endpoints, "CURVE_KEYS_DIR": str(keys_dir)}
     with pytest.raises(StartError, match=r"allowed is tcp://ADDRESS:PORT"):
         RemoteWorkers(load_settings(environ, None), WorkerPool())
+
+
+@given(st.from_regex(r"tcp://[a-z0-9.:/@ -]{0,12}:[0-9]{0,6}", fullmatch=True))
+@rules(deadline=None)
+def test_what_is_accepted_can_be_connected_to(endpoint: str) -> None:
+    """Else it would be an error amid the service, not a refusal at the start."""
+    try:
+        check_endpoints([endpoint])
+    except StartError:
+        return
+    context = zmq.Context.instance()
+    with context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.connect(endpoint)
 
 
 def test_workers_on_other_machines_need_keys_and_no_worker_here(tmp_path: Path) -> None:
