@@ -167,6 +167,7 @@ class Hearth:
         else:
             serving.cancel()
         await asyncio.gather(serving, ending, return_exceptions=True)
+        self._routes.stored.close()
         self._socket.close()
         self._remove_files()
 

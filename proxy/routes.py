@@ -44,7 +44,8 @@ class Routes:
         self._workers: list[Worker | RemoteWorker] = [*supervisor.workers, *remote]
         self._pool = pool
         self.names = ModelNames.of(settings)
-        self.stored = ResponseStore()
+        directory = settings.instance_dir / "responses" if settings.max_kv_size_gb else None
+        self.stored = ResponseStore(directory=directory)
         self._table: dict[str, Methods] = {
             "/": {"GET": self._root},
             "/health": {"GET": self._health},

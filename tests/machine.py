@@ -13,6 +13,7 @@ from mlx_lm.generate import generation_stream
 from shared.config import load_settings
 from shared.wire import Finished, Sampling, Up, Usage
 from tests.fixtures import fixture_dir
+from tests.kept import ROOT
 from worker.cache.block_hash import PrefixHash, pack, prefix_hashes
 from worker.cache.budget import MB, Budget
 from worker.cache.index import Query
@@ -31,7 +32,6 @@ from worker.scheduler import Rules, Scheduler
 from worker.stream.detokenise import Vocabulary
 from worker.stream.output import Output
 
-ROOT = PrefixHash(b"root of the test")  # as long as any hash
 CHUNK = 64  # small, so that short prompts have many cuts
 
 
@@ -89,6 +89,7 @@ class Machine:
     ) -> None:
         rules = {"slots_max": 4, "is_exact": False} | rules
         chunk = rules.pop("chunk", CHUNK)
+        self._root: PrefixHash = rules.pop("root", ROOT)
         end_ids = rules.pop("end_ids", frozenset())
         self._posted: queue.SimpleQueue[Recalled] = queue.SimpleQueue()
         names = [name for name in ("ended", "memory") if name in rules]
@@ -105,7 +106,7 @@ class Machine:
             budget = Budget(int(budget_mb * MB))
             keep_rules = KeepRules(chunk=chunk, **rules)
             self.keeper: Any = Keeper(
-                ROOT, self.layers, self.engine.new_cache, budget, keep_rules, courier
+                self._root, self.layers, self.engine.new_cache, budget, keep_rules, courier
             )
         else:
             self.keeper = NoKeeper(self.engine.new_cache)
@@ -142,7 +143,7 @@ class Machine:
         request = Request(
             ticket=ticket,
             ids=list(ids),
-            query=Query(tokens, cuts, prefix_hashes(ROOT, tokens, cuts)),
+            query=Query(tokens, cuts, prefix_hashes(self._root, tokens, cuts)),
             sampling=Sampling(),
             tokens_max=tokens_max,
             output=Output(self._words.detokeniser(), []),

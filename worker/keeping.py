@@ -105,7 +105,8 @@ def cache_root(loaded: LoadedModel, settings: Settings, chunk: int) -> PrefixHas
     parts = [
         *(SCHEMA, facts.path, *_weights(loaded), facts.cache_layout, facts.backend),
         *(str(chunk), str(settings.kv_bits), str(settings.kv_group_size)),
-        *(str(settings.quantized_kv_start), version("mlx"), version("mlx-lm")),
+        *(str(settings.quantized_kv_start), str(settings.cache_store_bits)),
+        *(version("mlx"), version("mlx-lm")),
     ]
     return root_hash(parts)
 

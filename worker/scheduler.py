@@ -276,6 +276,7 @@ class Scheduler:
                 continue
             rows = request.prompt_tokens + min(request.tokens_max, SPARE_ROWS)
             cost = self._keeper.slot_cost(request.query, rows)
+            cost *= 2 if self.running else 1  # a batch copies what joins it
             if not self._rules.memory.makes_room(self._keeper, cost):
                 if not self.running:
                     self._waiting.remove(request)
@@ -297,7 +298,7 @@ class Scheduler:
     def _shed(self) -> Iterator[Up]:
         """Give memory back where answers have outgrown it; the youngest ends where all is given."""
         memory = self._rules.memory
-        if memory.over() and not memory.makes_room(self._keeper, 0) and self._decoding:
+        while memory.over() and not memory.makes_room(self._keeper, 0) and self._decoding:
             request = list(self._decoding.values())[-1]
             log.warning("memory is full: request=%s ends early", request.request_id)
             self.counts["memory_ends"] += 1

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.machine import ROOT, Answer, Machine, loaded, machine
+from worker.cache.block_hash import PrefixHash
 from worker.disk.courier import Courier
 from worker.disk.shelf import Shelf
+from worker.kv.quantise import Format
 
 GB = 1 << 30
 TEXT = "The harbor lies in the north. Boats come at seven and leave at nine. " * 8
@@ -24,14 +27,20 @@ def workers(tmp_path: Path) -> Iterator["Workers"]:
 class Workers:
     """One worker after another on one directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, kind: type[Shelf] = Shelf) -> None:
         self._directory = directory
+        self._kind = kind
         self._courier: Courier | None = None
 
-    def start(self, name: str, **rules: bool) -> Machine:
+    @property
+    def shelf(self) -> Shelf:
+        assert self._courier is not None
+        return self._courier.shelf
+
+    def start(self, name: str, root: PrefixHash = ROOT, **rules: Any) -> Machine:
         self.kill()
-        self._courier = Courier(Shelf(self._directory, ROOT, GB, 0))
-        return machine(name, courier=self._courier, **rules)
+        self._courier = Courier(self._kind(self._directory, root, GB, 0))
+        return machine(name, courier=self._courier, root=root, **rules)
 
     def flush(self) -> None:
         assert self._courier is not None
@@ -85,3 +94,40 @@ def test_an_emptied_cache_is_empty_on_disk_too(workers: Workers) -> None:
     assert again.cached == 0 and again.usage is not None and again.usage.source == "none"
     first.scheduler.forget()
     assert workers.start("qwen3").ask(asked).cached == 0
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [{"store_format": Format(8, 64)}, {"running_format": Format(8, 64), "running_from": 64}],
+    ids=["stored", "running"],
+)
+def test_quantised_kv_comes_back_as_it_was(workers: Workers, rules: dict[str, Any]) -> None:
+    asked = prompt("qwen3", TEXT)
+    first = workers.start("qwen3", **rules)
+    first.ask(asked)
+    for number in range(4):  # its slot is given up, so that it is packed
+        first.ask(prompt("qwen3", f"{number} is another question. {TEXT}"))
+    workers.flush()
+    warm = workers.start("qwen3", **rules).ask(asked)
+    assert warm.usage is not None and warm.usage.source == "ssd"
+    assert warm.cached == warm.request.query.limit
+    again = machine("qwen3", **rules)
+    again.ask(asked)
+    assert warm.tokens == again.ask(asked).tokens
+
+
+def test_what_the_disk_was_too_slow_for_is_written_at_the_end(workers: Workers) -> None:
+    asked = prompt("qwen3", TEXT)
+    first = workers.start("qwen3")
+    courier = first.keeper._disk.courier
+    courier._queue_bytes_max = 0  # as if it were full
+    first.ask(asked)
+    for number in range(4):  # its slot is given up, and so in RAM only
+        first.ask(prompt("qwen3", f"{number} is another question. {TEXT}"))
+    workers.flush()
+    assert courier.report()["files"] == 0
+    courier._queue_bytes_max = GB
+    first.keeper.hand_over()
+    workers.flush()
+    warm = workers.start("qwen3").ask(asked)
+    assert warm.cached == warm.request.query.limit

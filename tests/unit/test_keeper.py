@@ -333,7 +333,9 @@ class FakeEngine:
 def test_an_unknown_cache_is_served_without_reuse_and_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    keeper = make_keeper(FakeEngine(), loaded("qwen3"), load_settings({}, None), 64)  # type: ignore[arg-type]
+    keeper = make_keeper(
+        FakeEngine(), loaded("qwen3"), load_settings({"MAX_KV_SIZE_GB": "0"}, None), 64
+    )  # type: ignore[arg-type]
     assert isinstance(keeper, NoKeeper)
     assert [record.message for record in caplog.records] == [
         "no KV is reused: the model keeps ConcatenateKVCache, which cannot be restored"
@@ -437,7 +439,9 @@ def test_stored_bits_are_ignored_where_only_exact_kv_is_reused(
     model = loaded("glm4_moe_lite", "bfloat16", 4)
     engine = Engine(model)
     with engine.stream():
-        keeper = make_keeper(engine, model, load_settings({"CACHE_STORE_BITS": "8"}, None), 64)
+        keeper = make_keeper(
+            engine, model, load_settings({"CACHE_STORE_BITS": "8", "MAX_KV_SIZE_GB": "0"}, None), 64
+        )
     assert isinstance(keeper, Keeper)
     assert keeper.rules.is_exact and keeper.rules.store_format is None
     assert "CACHE_STORE_BITS is ignored" in caplog.text

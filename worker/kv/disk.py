@@ -80,7 +80,17 @@ class DiskTier:
             if not extent.is_stored and extent in self._store:
                 extent.is_stored = self._keep(extent, slot)
 
-    def _keep(self, extent: Extent, slot: Slot) -> bool:
+    def keep_rest(self) -> None:
+        """Hand over what was refused, and is in no slot any more."""
+        for extent in list(self._store.extents):
+            if not extent.is_stored and (extent.body is not None or not self._has_rows):
+                extent.is_stored = self._keep(extent, None)
+
+    @property
+    def _has_rows(self) -> bool:
+        return self._layers.layout.has_rows
+
+    def _keep(self, extent: Extent, slot: Slot | None) -> bool:
         is_canonical = extent.is_canonical and self._hangs_from_its_own(extent)
         is_taken = True
         for kind in Kind:
@@ -104,7 +114,7 @@ class DiskTier:
         there = [name for name in self._shelf.at(extent.start.name) if name.kind is Kind.ROWS]
         return all(name.start == before.start.name for name in there if name.is_canonical)
 
-    def _arrays(self, extent: Extent, slot: Slot, kind: Kind) -> tuple[Array, ...] | None:
+    def _arrays(self, extent: Extent, slot: Slot | None, kind: Kind) -> tuple[Array, ...] | None:
         """Return the arrays of one piece of an extent; None where it has no such piece."""
         if kind is Kind.ROWS:
             return arrays_of_rows(self._rows(extent, slot).layers)
@@ -116,11 +126,12 @@ class DiskTier:
         assert isinstance(snapshot, State)
         return arrays_of_state(snapshot)
 
-    def _rows(self, extent: Extent, slot: Slot) -> Kept:
-        if not self._layers.layout.has_rows:
+    def _rows(self, extent: Extent, slot: Slot | None) -> Kept:
+        if not self._has_rows:
             return Kept(())
         if extent.body is not None:
             return _kept(extent.body)
+        assert slot is not None, "rows that the store does not hold are a slot's"
         start, end = extent.start.position, extent.end.position
         return self._layers.copy_rows(slot.cache, start, end, None)
 

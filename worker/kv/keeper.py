@@ -97,8 +97,8 @@ class Keeper:
         self._check_depth(slot)
         if is_canonical or not self.rules.is_exact:
             self._mover.index(slot, start, end, name, is_canonical)
-        self._mover.quantise(slot, end)
         self._to_disk(slot)
+        self._mover.quantise(slot, end)
 
     def grow(self, slot: Slot, rows: int) -> None:
         """Before a decode step: make room for `rows` tokens; quantise where that is due."""
@@ -203,6 +203,8 @@ class Keeper:
         """Give the disk's thread what it had no room for when it was committed."""
         for slot in self._slots.values():
             self._to_disk(slot)
+        if self._disk is not None:
+            self._disk.keep_rest()
 
     def shut(self, flush_s: float) -> None:
         """Write what is queued, for so long, and end the disk's thread. Any thread, at the end."""

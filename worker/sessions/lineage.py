@@ -186,7 +186,7 @@ class Lineage:
         """Return the speaker's session, opened where there is none."""
         self._forget_idle(now)
         session = self._used(Session(speaker), now)
-        self._trim()
+        self._trim_sessions()
         return session
 
     def restore(
@@ -205,7 +205,8 @@ class Lineage:
             self._number_max = max(self._number_max, line.number)
             self._tokens += len(line.tokens)
             self._add(line, session)
-        self._trim()
+        self._trim_sessions()
+        self._trim_lines()
 
     def session_of(self, line: Line) -> Session:
         """Return the session that a remembered line belongs to."""
@@ -294,12 +295,14 @@ class Lineage:
         line.past[shape.chain] = (len(shape.names), len(tokens))
         while len(line.past) > PAST_MAX:
             line.past.popitem(last=False)
-        self._trim()
+        self._trim_lines()
 
-    def _trim(self) -> None:
-        """Forget what was not used for longest where there is too much."""
+    def _trim_sessions(self) -> None:
+        """Forget those that were not used for longest where there are too many."""
         while len(self._sessions) > SESSIONS_MAX:
             self._forget_session(next(iter(self._sessions)))
+
+    def _trim_lines(self) -> None:
         while len(self._lines) > LINES_MAX or (self._tokens > TOKENS_MAX and len(self._lines) > 1):
             self._forget(next(iter(self._lines)))
 
