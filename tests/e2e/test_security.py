@@ -24,6 +24,7 @@ from tests.fixtures import fixture_dir
 
 MINE, THEIRS = "sk-canary-mine", "sk-canary-theirs"
 CANARY = "cAnArY-7731"
+KEPT = {"kv", "responses"}  # directories in which the text of answers is, for their owner alone
 AUDIT = """
 import os, sys
 fd = os.open(os.environ["AUDIT_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -308,7 +309,7 @@ def test_no_prompt_tool_output_or_key_is_in_any_log_whatever_goes_wrong(server: 
     assert "refused" in written[server.log] and len(written) > 2
     assert "lost request=" in written[server.log], "no broken prefix was told of"
     for path, text in written.items():
-        is_kept = path.is_relative_to(server.run_dir / "kv")  # turns are, on purpose; keys are not
+        is_kept = KEPT & set(path.parts)  # turns and responses are, on purpose; keys are not
         for secret in (MINE, THEIRS) if is_kept else (CANARY, MINE, THEIRS):
             found = [line for line in text.splitlines() if secret in line]
             assert not found, (path, found[:3])

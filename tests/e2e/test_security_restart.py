@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.server import Server
-from tests.e2e.test_security import GENERATE, MINE, THEIRS, ask, body_of
+from tests.e2e.test_security import GENERATE, KEPT, MINE, THEIRS, ask, body_of
 from tests.fixtures import fixture_dir
 
 THIRD = "sk-canary-third"
@@ -64,9 +64,16 @@ def lines(server: Server, key: str) -> int:
     return sum(len(row["entries"]) for row in report(server, "/v1/cache", key)["workers"])
 
 
+def response_of(server: Server, key: str) -> str:
+    """Return the path of a response that was stored for `key`."""
+    path = "/v1/responses"
+    status, answer = ask(server, "POST", path, body_of(path, "keep this"), key)
+    assert status == 200, answer
+    return f"{path}/{json.loads(answer)['id']}"
+
+
 def check_files(server: Server) -> None:
     """All is this user's alone; text stands only where it is kept on purpose, keys nowhere."""
-    kept_text = server.run_dir / "kv"
     digests = [sha256(key.encode()).hexdigest()[:16] for key in (MINE, THEIRS, THIRD)]
     for path in server.run_dir.rglob("*"):
         mode = path.lstat().st_mode
@@ -78,7 +85,7 @@ def check_files(server: Server) -> None:
         content = path.read_bytes()
         for secret in (MINE, THEIRS, THIRD):
             assert secret.encode() not in content, path
-        if path.is_relative_to(kept_text):
+        if KEPT & set(path.parts):
             assert not any(digest.encode() in content for digest in digests), path
         else:
             assert SECRET.strip().encode() not in content, path
@@ -93,6 +100,7 @@ def test_another_key_gets_nothing_from_ram_nor_from_disk_that_this_one_left_befo
         kept(server, path, MINE, text)
         assert kept(server, path, MINE, text)[0] > KEPT_MIN
         assert kept(server, path, THEIRS, text) == (0, "none"), "in RAM"
+    response = response_of(server, MINE)
     assert lines(server, MINE) > 0 and lines(server, THIRD) == 0
     server.wait_until_idle()
     server.stop()
@@ -104,6 +112,8 @@ def test_another_key_gets_nothing_from_ram_nor_from_disk_that_this_one_left_befo
         assert kept(server, path, THIRD, text) == (0, "none"), "on disk"
         count, source = kept(server, path, MINE, text)
         assert count > KEPT_MIN and source == "ssd", "the control: it is there for its own key"
+    statuses = [ask(server, "GET", response, key=key)[0] for key in (MINE, THIRD)]
+    assert statuses == [200, 404], "a stored response outlives the restart too, for its own key"
     assert ask(server, "GET", "/v1/sessions/one%20name", key=THIRD)[0] == 200
     assert sessions(server, THIRD) == ["one name"], "the one that it has opened itself"
     check_files(server)
