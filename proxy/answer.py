@@ -6,12 +6,19 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from proxy.failures import refused
 from shared.errors import RequestError, WorkerLost
 from shared.wire import Admitted, Delta, Failed, Finished, Progress, Usage
 
 ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
 PLAN_WAIT_S_MAX = 0.25  # an idle worker's takes a millisecond
 PACE_S = 0.015  # between two deltas of one answer: 66 a second look as smooth as any
+LOOSE_MAX = 256  # deltas that wait one by one; of more, each run becomes one
+UNREAD_BYTES_MAX = 16 * 1024 * 1024  # of one answer: a million tokens' text, or thousands' logprobs
+MERGED_CHARS_MAX = (
+    16_384  # of what becomes one event: there are clients that read no 64 KB in a line
+)
+_LOGPROB_BYTES = 256  # of one alternative, in memory
 
 
 class ClientGone(RequestError):
@@ -21,6 +28,17 @@ class ClientGone(RequestError):
         super().__init__("The client is gone.", status=499, code="client_closed")
 
 
+class _TooSlow(RequestError):
+    """More of an answer waits than is held for one client."""
+
+    def __init__(self) -> None:
+        text = (
+            f"More than {UNREAD_BYTES_MAX:,} bytes of this answer wait to be read. Read faster, or "
+            "ask for fewer tokens or log probabilities."
+        )
+        super().__init__(text, status=503, code="slow_reader")
+
+
 class Answer:
     """One request's events, from Submit to its one Finished or Failed.
 
@@ -28,9 +46,14 @@ class Answer:
     Owner: the event loop. `take` and `close` never block.
     """
 
-    def __init__(self, request_id: str, release: Callable[[bool], None]) -> None:
-        """`release(cancel)` forgets this answer at its link, and cancels it at the worker."""
+    def __init__(self, request_id: str, release: Callable[[bool], None], key: str = "") -> None:
+        """`release(cancel)` forgets this answer at its link, and cancels it at the worker.
+
+        `key` is the digest of the API key that it is for.
+        """
         self.request_id = request_id
+        self.key = key
+        self.asked_at = time.monotonic()
         self.prompt_tokens = 0
         self.cached_tokens = 0  # when the model took it; `usage` has what was then used
         self.done_tokens = 0  # of the prompt, while it prefills
@@ -41,6 +64,8 @@ class Answer:
         self.usage: Usage | None = None  # once the worker has told it
         self._release = release
         self._inbox: deque[Delta | Finished | RequestError] = deque()
+        self._loose = 0  # deltas that were added since the newest were joined
+        self._unread_bytes = 0
         self._wake = asyncio.Event()
         self._over = asyncio.Event()  # set with _ended
         self._given_at = 0.0  # when the last delta was given out
@@ -65,7 +90,7 @@ class Answer:
         elif isinstance(message, Finished):
             self._take_finished(message)
         else:
-            self._end(RequestError(message.text, status=message.status, code=message.code))
+            self._end(refused(message))
         self._wake.set()
 
     def _take_delta(self, delta: Delta) -> None:
@@ -75,6 +100,22 @@ class Answer:
             return
         self._next_seq += 1
         self._inbox.append(delta)
+        self._unread_bytes += _bytes_of(delta)
+        self._loose += 1
+        if self._loose == LOOSE_MAX:
+            self._join_newest()
+        if self._unread_bytes > UNREAD_BYTES_MAX:
+            self._inbox.clear()
+            self._end(_TooSlow(), cancel=True)
+
+    def _join_newest(self) -> None:
+        """Have what waits for a client that does not read cost little more than its text."""
+        count, self._loose = min(self._loose, len(self._inbox)), 0
+        newest = deque(reversed([self._inbox.pop() for _ in range(count)]))
+        while newest:
+            first = newest.popleft()
+            assert isinstance(first, Delta), "an end is the last"
+            self._inbox.append(_merged(first, newest))
 
     def _take_finished(self, finished: Finished) -> None:
         self.usage = finished.usage
@@ -146,7 +187,9 @@ class Answer:
         if isinstance(first, Finished):
             return first
         self._given_at = time.monotonic()
-        return self._merged(first)
+        given = _merged(first, self._inbox)
+        self._unread_bytes -= _bytes_of(given)
+        return given
 
     async def _pace(self) -> None:
         """Let deltas gather until PACE_S after the last one; neither a first nor an end waits.
@@ -159,22 +202,32 @@ class Answer:
                 async with asyncio.timeout(left_s):
                     await self._over.wait()
 
-    def _merged(self, first: Delta) -> Delta:
-        """Return `first` with everything behind it of the same channel in one delta."""
-        parts = [first]
-        while self._inbox:
-            other = self._inbox[0]
-            if not isinstance(other, Delta) or other.channel != first.channel or other.call:
-                break
-            parts.append(other)
-            self._inbox.popleft()
-        if len(parts) == 1:
-            return first
-        return Delta(
-            first.request_id,
-            first.seq,
-            first.channel,
-            "".join(part.text for part in parts),
-            [row for part in parts for row in part.logprobs],
-            first.call,
-        )
+
+def _merged(first: Delta, following: deque[Delta | Finished | RequestError]) -> Delta:
+    """Return `first` with all of its channel that follows at once, which is taken from there.
+
+    No further than to MERGED_CHARS_MAX.
+    """
+    parts, chars = [first], len(first.text)
+    while following and chars < MERGED_CHARS_MAX:
+        other = following[0]
+        if not isinstance(other, Delta) or other.channel != first.channel or other.call:
+            break
+        parts.append(other)
+        chars += len(other.text)
+        following.popleft()
+    if len(parts) == 1:
+        return first
+    return Delta(
+        first.request_id,
+        first.seq,
+        first.channel,
+        "".join(part.text for part in parts),
+        [row for part in parts for row in part.logprobs],
+        first.call,
+    )
+
+
+def _bytes_of(delta: Delta) -> int:
+    """Return about how much memory `delta` takes; as much as the parts that it was made of."""
+    return len(delta.text) + sum(_LOGPROB_BYTES * (1 + len(row.top)) for row in delta.logprobs)

@@ -45,6 +45,14 @@ class KeyCheck:
             code="invalid_api_key",
         )
 
+    def passes(self, headers: Headers) -> bool:
+        """Whether `check` would accept them."""
+        try:
+            self.check(headers)
+        except RequestError:
+            return False
+        return True
+
     def _is_accepted(self, key: bytes) -> bool:
         digest = _digest(key)
         return any([hmac.compare_digest(digest, known) for known in self._digests])

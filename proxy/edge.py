@@ -4,25 +4,25 @@ Everything that reaches a model passes `Edge`: Host, Origin, key, path, body siz
 itself are checked here, in the caller's dialect, before LiteLLM or a worker sees anything.
 """
 
-import dataclasses
 import functools
 import logging
 import time
 from collections.abc import Iterable
 from typing import Any, Final
 
+from proxy import prefill
 from proxy.answer import Answer, ClientGone
 from proxy.auth import KeyCheck
-from proxy.canonical import Canonicaliser
-from proxy.dialects import chat, completions, foreign, messages, responses, responses_events
+from proxy.dialects import completions, responses_events
 from proxy.exchange import App, Exchange, Receive, Scope, Send, wrong_method
 from proxy.failures import error_body, error_headers
+from proxy.intake import Intake
 from proxy.origin import OriginRules
 from proxy.pool import WorkerPool
 from proxy.relay import Relay
 from proxy.request import Dialect, Events, ParsedRequest, Ticket
+from proxy.room import Room
 from proxy.routes import Routes
-from proxy.speaker import key_digest, speaker_of
 from proxy.strict_json import parse_object
 from shared.config import Settings
 from shared.errors import RequestError
@@ -44,12 +44,6 @@ _COUNT: Final[dict[str, Dialect]] = {
 }
 _OPEN_PATH: Final = "/health"  # the only one that needs no key
 HEADERS_MAX: Final = 100
-_PARSERS: Final = {
-    "chat": chat.parse,
-    "completions": completions.parse,
-    "messages": messages.parse,
-    "responses": responses.parse,
-}
 _OWN: Final = {"completions": completions, "responses": responses_events}  # not through LiteLLM
 _CORS_METHODS: Final = b"GET, POST, DELETE, OPTIONS"
 
@@ -64,14 +58,13 @@ class Edge:
         self._origins = OriginRules(settings.proxy_host, settings.cors_origins)
         self._keys = KeyCheck(settings.api_keys)
         self._names = routes.names
-        self._canonicaliser = Canonicaliser(
-            settings.cache_canonicalize_tool_context, settings.cache_norm_safety_check
-        )
         self._stored = routes.stored
+        self._intake = Intake(settings, routes.stored)
         self._pool = pool
         self._routes = routes
         self._front = front
         self._relay = Relay(front, token)
+        self._room = Room()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -79,7 +72,7 @@ class Edge:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})  # there is none here
         else:
-            await self._http(Exchange(scope, receive, send))
+            await self._http(Exchange(scope, receive, send, self._room))
 
     async def _http(self, exchange: Exchange) -> None:
         for name in (b"x-request-id", b"request-id"):  # OpenAI's SDK reads one, Anthropic's other
@@ -107,10 +100,7 @@ class Edge:
             error.status,
             error.code,
         )
-        is_anthropic = (
-            exchange.path.startswith("/v1/messages") or "anthropic-version" in exchange.headers
-        )
-        dialect: Dialect = "messages" if is_anthropic else "chat"
+        dialect: Dialect = "messages" if exchange.is_anthropic else "chat"
         body = error_body(error, dialect, exchange.request_id)
         await exchange.drain()
         await exchange.send_json(error.status, body, error_headers(error))
@@ -134,7 +124,8 @@ class Edge:
             if exchange.method == "OPTIONS":
                 await _preflight(exchange)
                 return
-        if exchange.path != _OPEN_PATH:
+        exchange.is_trusted = exchange.path != _OPEN_PATH or self._keys.passes(exchange.raw_headers)
+        if exchange.is_trusted:
             key = self._keys.check(exchange.raw_headers)
             if key is not None:  # whoever sends another beside it is known by this one all the same
                 exchange.headers["x-api-key"] = key
@@ -144,7 +135,7 @@ class Edge:
         path = exchange.path
         dialect = _GENERATE.get(path)
         counted = _COUNT.get(path)
-        if dialect is None and counted is None:
+        if dialect is None and counted is None and path != prefill.PATH:
             await self._routes.serve(exchange)
             return
         if exchange.method != "POST":
@@ -156,29 +147,36 @@ class Edge:
             count = await exchange.while_connected(self._pool.count(request))
             kind = {"object": "response.input_tokens"} if counted == "responses" else {}
             await exchange.send_json(200, kind | {"input_tokens": count})
+        else:
+            await self._prefill(exchange)
 
     async def _parsed(self, exchange: Exchange, dialect: Dialect) -> ParsedRequest:
         body = parse_object(await exchange.read_body())
         self._names.check(body.get("model"))
-        key = key_digest(exchange.headers)
-        if dialect == "responses":
-            body = self._stored.expanded(key, body)
-        request = _PARSERS[dialect](body)
-        foreign.note(request.left_out)
-        names, delta_chars = self._canonicaliser.names(request.prompt.messages)
-        speaker = speaker_of(exchange.headers, body, key)
-        prompt = dataclasses.replace(
-            request.prompt, speaker=speaker, names=names, delta_chars=delta_chars
-        )
-        more = [dataclasses.replace(each, speaker=speaker) for each in request.more_prompts]
-        return dataclasses.replace(request, prompt=prompt, more_prompts=tuple(more))
+        return self._intake.read(dialect, body, exchange.headers)
+
+    async def _prefill(self, exchange: Exchange) -> None:
+        """Have a prompt read, and pinned where that is wished, without an answer to it."""
+        body = parse_object(await exchange.read_body())
+        dialect = prefill.dialect_of(body, exchange.headers, exchange.query)
+        exchange.is_anthropic |= dialect == "messages"
+        self._names.check(body.get("model"))
+        request = prefill.prepared(self._intake.read(dialect, body, exchange.headers))
+        opening = self._pool.open(request, exchange.request_id)
+        answer = await exchange.while_connected(opening)
+        exchange.on_disconnect(answer.close)
+        try:
+            told = await prefill.told(answer, request, self._names.public)
+            await exchange.send_json(200, told)
+        finally:
+            answer.close()
 
     async def _generate(self, exchange: Exchange, request: ParsedRequest) -> None:
         started = time.monotonic()
         opening = self._opened(request, exchange.request_id)
         answer, *others = await exchange.while_connected(opening)
         ticket = Ticket(request, self._names.public, answer, tuple(others))
-        if request.dialect == "responses":
+        if request.dialect == "responses" and request.is_stored:
             key = request.prompt.speaker.key
             ticket.keep = functools.partial(self._stored.keep, key, request.body)
         exchange.on_disconnect(lambda: _close(ticket.answers))

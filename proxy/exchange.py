@@ -5,10 +5,12 @@ import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl
 
 import orjson
 
 from proxy.answer import ClientGone
+from proxy.room import Room
 from shared.errors import RequestError
 
 Message = MutableMapping[str, Any]
@@ -36,16 +38,24 @@ class Exchange:
     Invariant: nothing is sent after the reply's end, and a reply starts at most once.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, room: Room) -> None:
+        """`room` is what all bodies share; this one's bytes are in it until `end`."""
         self.scope = scope
         self.request_id = uuid.uuid4().hex
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.raw_headers: RawHeaders = list(scope["headers"])
         self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in self.raw_headers}
+        self.query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
         self.reply_headers: RawHeaders = []  # added to whatever is replied
+        self.is_trusted = False  # it came with a key, or needs none
+        self.is_anthropic = (  # what a refusal looks like
+            self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
+        )
         self.has_started = False
         self._has_body = False  # read to its end
+        self._room = room
+        self._held_bytes = 0  # of the room
         self.gone = asyncio.Event()
         self._receive = receive
         self._send = send
@@ -57,8 +67,8 @@ class Exchange:
         """Return the whole body.
 
         Raises:
-            RequestError: over BODY_BYTES_MAX, compressed, slower than BODY_WAIT_S_MAX, or the
-                client left.
+            RequestError: over BODY_BYTES_MAX, compressed, slower than BODY_WAIT_S_MAX, no room
+                for it beside the others' bodies, or the client left.
         """
         if self.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(
@@ -67,6 +77,7 @@ class Exchange:
                 status=415,
                 code="unsupported_encoding",
             )
+        self._check_room()
         try:
             async with asyncio.timeout(BODY_WAIT_S_MAX):
                 return await self._read(BODY_BYTES_MAX)
@@ -76,6 +87,20 @@ class Exchange:
                 status=408,
                 code="body_timeout",
             ) from None
+
+    def _check_room(self) -> None:
+        """Refuse a body that will find no room, as its length tells. Raises: Overloaded.
+
+        Nothing is held for a length alone: who sends nothing takes nobody's room.
+        """
+        told = self.headers.get("content-length", "")
+        if told.isascii() and told.isdigit() and (size := int(told[:20])) <= BODY_BYTES_MAX:
+            self._room.check(size)
+
+    def _let_go(self) -> None:
+        """Give back the room that the body had."""
+        self._room.give_back(self._held_bytes)
+        self._held_bytes = 0
 
     async def _read(self, kept_max: int) -> bytes:
         """Return the body; of one over `kept_max` bytes nothing is held in memory."""
@@ -88,9 +113,12 @@ class Exchange:
             chunk = message.get("body", b"")
             size += len(chunk)
             if size <= kept_max:
+                self._room.take(len(chunk))
+                self._held_bytes += len(chunk)
                 chunks.append(chunk)
             else:
                 chunks.clear()
+                self._let_go()
             more = message.get("more_body", False)
         self._has_body = not more
         if size > BODY_BYTES_MAX:
@@ -105,6 +133,7 @@ class Exchange:
 
     async def drain(self) -> None:
         """Read what is left of the body: a client that is cut off while it sends sees no reply."""
+        self._let_go()
         if not self._has_body and self._watcher is None:
             with contextlib.suppress(RequestError, TimeoutError):
                 async with asyncio.timeout(DRAIN_WAIT_S_MAX):
@@ -146,7 +175,8 @@ class Exchange:
         self.gone.set()
 
     def end(self) -> None:
-        """Stop watching."""
+        """Stop watching, and let go of the body."""
+        self._let_go()
         if self._watcher is not None:
             self._watcher.cancel()
 

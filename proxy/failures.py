@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from proxy.request import Dialect
 from shared.errors import Overloaded, RequestError
+from shared.wire import Failed
 
 THREAD_UNSUPPORTED: Final = "thread_unsupported_request"  # Anthropic's word, which SDKs act on
 _OPENAI_TYPES: Final = {
@@ -18,6 +19,16 @@ _ANTHROPIC_TYPES: Final = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
+
+
+def refused(failed: Failed) -> RequestError:
+    """Return what a worker refused, or broke off, as an error."""
+    return RequestError(
+        failed.text,
+        status=failed.status,
+        code=failed.code,
+        retry_after_s=failed.retry_after_s,
+    )
 
 
 def openai_error(error: RequestError) -> dict[str, Any]:
@@ -38,7 +49,7 @@ def _known_param(error: RequestError) -> str | None:
 def anthropic_error(error: RequestError) -> dict[str, Any]:
     """Return what stands under "error" in Anthropic's answers and events."""
     kind = "api_error" if error.status >= 500 else "invalid_request_error"
-    if error.code == "overloaded":
+    if error.code == Overloaded.CODE:
         kind = "overloaded_error"
     text = str(error)
     if error.code == "context_length_exceeded":
@@ -58,7 +69,7 @@ def error_body(error: RequestError, dialect: Dialect, request_id: str) -> dict[s
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
     if error.status == 503:
-        return [(b"retry-after", b"%d" % Overloaded.RETRY_AFTER_S)]
+        return [(b"retry-after", b"%d" % (error.retry_after_s or Overloaded.RETRY_AFTER_S))]
     if error.status == 401:
         return [(b"www-authenticate", b"Bearer")]
     return []

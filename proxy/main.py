@@ -19,6 +19,7 @@ import uvloop
 from proxy import litellm_front
 from proxy.edge import Edge
 from proxy.http_protocol import HeadTimeout
+from proxy.intake import Intake
 from proxy.origin import OriginRules
 from proxy.pidfile import PidFile
 from proxy.pool import WorkerPool
@@ -27,6 +28,7 @@ from proxy.remote import RemoteWorkers
 from proxy.routes import Routes
 from proxy.routing import Affinity
 from proxy.supervisor import Supervisor
+from proxy.warm import Warmer
 from shared import log as logs
 from shared.blas import openblas_environment
 from shared.config import PROJECT_DIR, Settings, load_settings
@@ -39,7 +41,7 @@ WORKER_COMMAND: Final = (sys.executable, "-m", "worker.main")
 GRACE_S: Final = 2  # for streams to say goodbye after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512
-CONNECTIONS_MAX: Final = 1_000  # each may hold a body of 64 MB
+CONNECTIONS_MAX: Final = 1_000  # what their bodies take together is `room`'s
 OPEN_FILES: Final = 4096  # two a connection, and some
 
 
@@ -57,7 +59,7 @@ class Hearth:
     def __init__(
         self, settings: Settings, environ: Mapping[str, str], worker_command: Sequence[str]
     ) -> None:
-        """Raises: StartError: the port is taken, or a directory or socket can not be used."""
+        """Raises: StartError: the port is taken, or a directory, socket or file is of no use."""
         self._settings = settings
         self._directory = private_directory(settings.instance_dir)
         self._version = project_version()
@@ -78,6 +80,7 @@ class Hearth:
         self._routes = Routes(
             settings, self._version, self._supervisor, self._pool, self._remote.workers
         )
+        self._pool.on_ready = Warmer(settings, Intake(settings, self._routes.stored)).begin
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
         self._supervisor.on_change = self._write_pid_file
         self._socket = bind(settings.proxy_host, settings.proxy_port)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from proxy.answer import Answer
+from proxy.failures import refused
 from proxy.request import ParsedRequest
 from proxy.routing import Affinity, marks_of
 from shared.errors import Overloaded, RequestError, WireError, WorkerLost
@@ -49,7 +50,7 @@ STATUS_WAIT_S_MAX = 5.0
 LOADING = "The model is still loading; try again in a few seconds."
 ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
 
-What = Literal["cache", "clear_cache", "prompt", "sessions", "session"]  # of Status
+What = Literal["cache", "clear_cache", "unpin", "prompt", "sessions", "session"]  # of Status
 Reply = TypeVar("Reply", Counted, Told)
 
 
@@ -137,8 +138,7 @@ class WorkerLink:
         if answer is not None:
             answer.take(message)
         elif isinstance(message, Failed):
-            error = RequestError(message.text, status=message.status, code=message.code)
-            self._settle(message.request_id, error)
+            self._settle(message.request_id, refused(message))
 
     def _greet(self, welcome: Welcome) -> None:
         version = welcome.protocol_version
@@ -178,17 +178,34 @@ class WorkerLink:
             if cancel:
                 self._send_late(Cancel(request_id))
 
-        self._send(
-            Submit(
-                request_id,
-                request.prompt,
-                request.sampling,
-                request.constraints,
-                is_apart=self._is_apart,
-            )
+        message = Submit(
+            request_id,
+            request.prompt,
+            request.sampling,
+            request.constraints,
+            request.use_kv_cache,
+            request.prefill_only,
+            request.pin,
+            self._is_apart,
         )
-        answer = self.answers[request_id] = Answer(request_id, release)
+        self._send(message)
+        answer = self.answers[request_id] = Answer(request_id, release, request.prompt.speaker.key)
         return answer
+
+    def queue(self, key: str) -> list[dict[str, Any]]:
+        """Return which of our requests wait there, as it told last; see `WorkerPool.queue`."""
+        ids = self.heartbeat.queue if self.heartbeat is not None else []
+        now = time.monotonic()
+        return [
+            {
+                "request_id": request_id,
+                "worker": self.worker_id,
+                "position": position,
+                "age_s": round(now - answer.asked_at, 1),
+            }
+            for position, request_id in enumerate(ids, start=1)
+            if (answer := self.answers.get(request_id)) is not None and key in ("", answer.key)
+        ]
 
     async def count(self, prompt: Prompt) -> int:
         message = Count(uuid.uuid4().hex, prompt)
@@ -265,6 +282,7 @@ def link_row(link: WorkerLink | None) -> dict[str, Any]:
     return {
         "running": beat.running if beat else 0,
         "waiting": beat.waiting if beat else 0,
+        "wait_s": round(beat.wait_s, 1) if beat else None,
         "in_flight": link.load if link else 0,
         "steps": beat.steps if beat else 0,
         "active_bytes": beat.active_bytes if beat else 0,
@@ -284,6 +302,7 @@ class WorkerPool:
     _renewer: asyncio.Task[None] | None = None
     _stopped: bool = False
     why_nobody: str = LOADING
+    on_ready: Callable[[WorkerLink], None] = lambda _: None  # a worker has loaded its model
 
     def connect(
         self,
@@ -296,10 +315,14 @@ class WorkerPool:
         assert worker_id not in self.links, worker_id
         if self._renewer is None:
             self._renewer = asyncio.create_task(self._renew(), name="leases")
-        changed = self._changed.set
-        link = WorkerLink(worker_id, endpoint, changed, keys, models, self.is_apart)
-        self.links[worker_id] = link
+        link = self.links[worker_id] = WorkerLink(
+            worker_id, endpoint, lambda: self._welcome(link), keys, models, self.is_apart
+        )
         return link
+
+    def _welcome(self, link: WorkerLink) -> None:
+        self._changed.set()
+        self.on_ready(link)
 
     def disconnect(self, worker_id: int, text: str, *, keeps_cache: bool = False) -> None:
         """Close the line to a worker that is gone; `text` tells its clients why.
@@ -333,29 +356,41 @@ class WorkerPool:
     async def open(self, request: ParsedRequest, request_id: str) -> Answer:
         """Return the answer of a worker that has admitted `request`, named `request_id` from here.
 
-        Where a worker dies before it admitted, another ready one is asked, once. After Admitted
-        nothing is sent twice.
+        Where a worker dies before it admitted, another ready one is asked, once; where it is full,
+        each other ready one. After Admitted nothing is sent twice.
 
         Raises:
             RequestError: refused by the worker, or nobody is there to take it.
         """
         lost: set[int] = set()
-        marks = marks_of(request.prompt)
+        full: set[int] = set()
+        marks = marks_of(request.prompt) if request.use_kv_cache else []
         while True:
-            link = await self._ready_link(marks, lost)
+            link = await self._ready_link(marks, lost | full)
             answer = link.submit(request, request_id)
             self.affinity.remember(marks, link.worker_id)
             try:
                 await answer.admitted()
             except WorkerLost:
                 lost.add(link.worker_id)
-                if len(lost) == ATTEMPTS_MAX or not self._ready(lost):
+                if len(lost) == ATTEMPTS_MAX or not self._ready(lost | full):
+                    raise
+            except RequestError as refusal:
+                full.add(link.worker_id)
+                if refusal.code != Overloaded.CODE or not self._ready(lost | full):
                     raise
             except BaseException:
                 answer.close()
                 raise
             else:
                 return answer
+
+    def queue(self, key: str = "") -> list[dict[str, Any]]:
+        """Return who waits for a slot, each worker's next one first: ids, positions and ages.
+
+        `key` is the digest of the API key whose requests are told; "" = everyone's.
+        """
+        return [row for link in self.links.values() for row in link.queue(key)]
 
     async def count(self, request: ParsedRequest) -> int:
         """Return how many tokens `request`'s prompt is."""

@@ -31,6 +31,15 @@ class ParsedRequest:
     constraints: Constraints = field(default_factory=Constraints)
     choices: int = 1  # answers wanted to the same prompt
     more_prompts: tuple[Prompt, ...] = ()  # raw ones, each answered like `prompt`
+    use_kv_cache: bool = True  # else nothing kept is read, and nothing of it is kept
+    prefill_only: bool = False  # the prompt is read and nothing is answered
+    pin: bool = False  # what is kept of the prompt stays until it is unpinned
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its response is kept for those that follow: where nobody says, as the cache."""
+        store = self.body.get("store")
+        return store is not False and (self.use_kv_cache or store is True)
 
     def submissions(self) -> "list[ParsedRequest]":
         """Return the request of each choice: all of the first prompt, then of the next.

@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl
 
 from proxy.canonical import telemetry_dropped
 from proxy.dialects.stored import ResponseStore
@@ -17,6 +16,7 @@ from shared.errors import RequestError
 
 _MODELS: Final = ("/v1/models/", "/models/")
 _PROMPTS: Final = "/v1/cache/prompts/"
+_PINS: Final = "/v1/cache/pins/"
 _SESSIONS: Final = "/v1/sessions/"
 _RESPONSES: Final = ("/v1/responses/", "/responses/")
 _ITEMS: Final = "/input_items"
@@ -78,6 +78,8 @@ class Routes:
             return {"GET": self._model}
         if self._shows_prompts and _rest(path, _PROMPTS):
             return {"GET": self._prompt}
+        if _rest(path, _PINS):
+            return {"DELETE": self._unpin}
         if _rest(path, _SESSIONS):
             return {"GET": self._session}
         if rest := _rest(path, *_RESPONSES):
@@ -120,6 +122,15 @@ class Routes:
         body = {"object": "cache", "telemetry_dropped": dropped, "workers": rows}
         await exchange.send_json(200, body)
 
+    async def _unpin(self, exchange: Exchange) -> None:
+        """Have every worker that holds the pin give it up."""
+        pin_id = _rest(exchange.path, _PINS)
+        told = await exchange.while_connected(
+            self._pool.ask("unpin", pin_id, self._whose(exchange))
+        )
+        _known(told, f"No worker has a pin {pin_id!r:.80}; /v1/cache lists those they have.")
+        await exchange.send_json(200, {"id": pin_id, "object": "cache.pin", "deleted": True})
+
     async def _prompt(self, exchange: Exchange) -> None:
         """Answer with the token ids of a recent prompt, from the worker that rendered it."""
         request_id = _rest(exchange.path, _PROMPTS)
@@ -157,7 +168,7 @@ class Routes:
         await exchange.send_json(200, {"session": session, "lines": lines})
 
     async def _response(self, exchange: Exchange) -> None:
-        if _query(exchange).get("stream", "false") != "false":
+        if exchange.query.get("stream", "false") != "false":
             raise RequestError(
                 "stream is not supported here: a stored response is complete. Leave it out.",
                 code="unsupported_parameter",
@@ -172,7 +183,7 @@ class Routes:
 
     async def _response_items(self, exchange: Exchange) -> None:
         response_id = _rest(exchange.path, *_RESPONSES).removesuffix(_ITEMS)
-        page = self.stored.items(_key(exchange), response_id, _query(exchange))
+        page = self.stored.items(_key(exchange), response_id, exchange.query)
         await exchange.send_json(200, page)
 
     def _whose(self, exchange: Exchange) -> str:
@@ -180,7 +191,10 @@ class Routes:
         return _key(exchange) if self._has_keys else ""
 
     async def _health(self, exchange: Exchange) -> None:
-        await exchange.send_json(200, self.health())
+        body = self.health()
+        if exchange.is_trusted:
+            body["queue"] = self._pool.queue(self._whose(exchange))
+        await exchange.send_json(200, body)
 
     def health(self) -> dict[str, Any]:
         """Return what /health says: "ok" only while every worker is ready."""
@@ -197,10 +211,6 @@ class Routes:
 
 def _is_anthropic(exchange: Exchange) -> bool:
     return "anthropic-version" in exchange.headers
-
-
-def _query(exchange: Exchange) -> dict[str, str]:
-    return dict(parse_qsl(exchange.scope.get("query_string", b"").decode("latin-1")))
 
 
 def _key(exchange: Exchange) -> str:

@@ -5,7 +5,7 @@ class RequestError(Exception):
     """This request ends, the next one is served. Reaches the client in its own dialect.
 
     `status` is the HTTP status, `code` a stable word for programs, the text is for people: the
-    measured value, the limit and the remedy.
+    measured value, the limit and the remedy. `retry_after_s` is told with a 503 only.
     """
 
     def __init__(
@@ -15,11 +15,13 @@ class RequestError(Exception):
         status: int = 400,
         code: str = "invalid_request",
         param: str | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(text)
         self.status = status
         self.code = code
         self.param = param
+        self.retry_after_s = retry_after_s
 
 
 class PromptTooLong(RequestError):
@@ -38,10 +40,11 @@ class PromptTooLong(RequestError):
 class Overloaded(RequestError):
     """The queue is full; the same request may succeed in a few seconds."""
 
+    CODE = "overloaded"
     RETRY_AFTER_S = 5
 
     def __init__(self, text: str) -> None:
-        super().__init__(text, status=503, code="overloaded")
+        super().__init__(text, status=503, code=self.CODE)
 
 
 class WorkerLost(RequestError):

@@ -142,10 +142,10 @@ class Submit:
     prompt: Prompt
     sampling: Sampling
     constraints: Constraints = field(default_factory=Constraints)
-    is_apart: bool = False  # there are several API keys: what is kept of this serves its key only
-    use_kv_cache: bool | None = None  # read and write the cache and the turns; None = USE_KV_CACHE
+    use_kv_cache: bool = True  # read and write the cache and the turns
     prefill_only: bool = False  # end, with `reason` "prefilled", where the first token would come
     pin: bool = False  # what is kept of the prompt stays, whatever else would need its room
+    is_apart: bool = False  # there are several API keys: what is kept of this serves its key only
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +172,12 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Tell about the cache, or empty it. Answered by Told or Failed."""
+    """Tell about the cache, empty it, or give up a pin. Answered by Told or Failed."""
 
     request_id: str
-    what: str  # "cache" | "clear_cache" | "prompt" | "sessions" | "session"
-    about: str = ""  # the request id whose prompt, or the session that is asked for
-    key: str = ""  # digest of the API key whose sessions and prompts are told; "" = everyone's
+    what: str  # "cache" | "clear_cache" | "unpin" | "prompt" | "sessions" | "session"
+    about: str = ""  # the request id whose prompt or pin, or the session that is asked for
+    key: str = ""  # digest of the API key whose sessions, prompts, pins it is; "" = everyone's
 
 
 # ---------------------------------------------------------------- worker to proxy
@@ -203,6 +203,8 @@ class Heartbeat:
     steps: int  # scheduler steps since start: stands still while running > 0 = stuck
     active_bytes: int  # MLX memory in use
     model: ModelFacts | None
+    wait_s: float = 0.0  # estimated, until a request that came now would hold one
+    queue: list[str] = field(default_factory=list)  # ids of the first that wait, the next one first
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +285,7 @@ class Failed:
     status: int
     code: str
     text: str
+    retry_after_s: int | None = None  # when the same request may succeed; None = not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """A scripted worker over real ZeroMQ, with the command line of worker.main, to test the proxy.
 
-What it does is in the last message's text: words such as `n=3 delay=0.01 prefill=2 die=2`. It says
-that half of each prompt was kept; with `kept=N` it says N at first. With `calls=N` it ends with
-calls of the request's first N tools. With FAKE_WORKER_LOG set it appends a JSON line with a time
-for everything it receives.
+What it does is in the last message's text: words such as `n=3 delay=0.01 prefill=2 die=2`, or
+`full=01` for workers 0 and 1. It says that half of each prompt was kept; with `kept=N` it says N at
+first, and with `wide=N` its words have N characters. With `calls=N` it ends with calls of the
+request's first N tools. All its requests but the oldest are told as waiting. With FAKE_WORKER_LOG
+set it appends a JSON line with a time for everything it receives.
 """
 
 import argparse
@@ -74,15 +75,20 @@ def prompt_tokens(prompt: Prompt) -> int:
     return raw + sum(len(json.dumps(row).split()) for row in prompt.messages)
 
 
-def steps_of(submit: Submit) -> Iterator[Step]:
+def steps_of(submit: Submit, worker_id: int) -> Iterator[Step]:
     """Yield what the worker does for `submit`."""
     words = script_of(submit)
     name = submit.request_id
     if words.get("die") == "0":
         os.kill(os.getpid(), signal.SIGKILL)
+    if str(worker_id) in words.get("full", ""):
+        text = "This worker is full, as asked."
+        yield Failed(name, 503, "overloaded", text, 7)
+        return
     if "refuse" in words:
         status, _, code = words["refuse"].partition(":")
-        yield Failed(name, int(status), code, f"Refused as asked with {status}.")
+        retry_after_s = int(words["retry"]) if "retry" in words else None
+        yield Failed(name, int(status), code, f"Refused as asked with {status}.", retry_after_s)
         return
     tokens = prompt_tokens(submit.prompt)
     yield Admitted(name, tokens, SIGNATURE)
@@ -120,6 +126,7 @@ def _pieces(submit: Submit, words: dict[str, str]) -> Iterator[Step]:
             return
         thinking = index < thoughts
         text = f"think{index} " if thinking else f"tok{index - thoughts} "
+        text = text.ljust(int(words.get("wide", 0)))
         seq = index + (1 if words.get("lose") == str(index + 1) else 0)
         logprobs = []
         if submit.sampling.top_logprobs is not None and not thinking:
@@ -176,8 +183,11 @@ class FakeWorker:
         self._beat_at = now + (0.1 if not is_ready else 0.5)
         for peer in self._peers:
             state = "ready" if is_ready else "loading"
-            running = len(self._running)
-            self._port.post(peer, Heartbeat(state, running, 0, 0, 0, FACTS if is_ready else None))
+            queue = list(self._running)[1:]  # one at a time, as it tells
+            running = len(self._running) - len(queue)
+            facts = FACTS if is_ready else None
+            beat = Heartbeat(state, running, len(queue), 0, 0, facts, 1.5 * len(queue), queue)
+            self._port.post(peer, beat)
 
     def _take(self, peer: bytes, message: Message) -> None:
         self._note(message)
@@ -193,7 +203,11 @@ class FakeWorker:
             self._prompts[message.request_id] = list(range(tokens))
             session = message.prompt.speaker.session
             self._sessions.setdefault(session, []).append(message.request_id)
-            self._running[message.request_id] = (peer, steps_of(message), time.monotonic())
+            self._running[message.request_id] = (
+                peer,
+                steps_of(message, self._worker_id),
+                time.monotonic(),
+            )
             self._lease[message.request_id] = time.monotonic() + LEASE_S
         elif isinstance(message, Cancel):
             self._running.pop(message.request_id, None)

@@ -28,7 +28,8 @@ from worker.kv.no_keeper import NoKeeper
 from worker.prompt.cuts import CutRule, TurnMarks
 from worker.prompt.marks import turn_marks
 from worker.request import Recalled, Request, Ticket
-from worker.scheduler import Rules, Scheduler
+from worker.rules import Rules
+from worker.scheduler import Scheduler
 from worker.stream.detokenise import Vocabulary
 from worker.stream.output import Output
 
@@ -134,8 +135,8 @@ class Machine:
 
         return Choice(sampler=sample, processors=(), top_logprobs=None)
 
-    def submit(self, ids: list[int], tokens_max: int = 8) -> Answer:
-        """Hand a prompt in; `run` or `step` computes it."""
+    def submit(self, ids: list[int], tokens_max: int = 8, **how: Any) -> Answer:
+        """Hand a prompt in, `how` being further fields; `run` or `step` computes it."""
         self._number += 1
         ticket = Ticket(f"r{self._number}", b"peer")
         ticket.lease_until = float("inf")
@@ -147,6 +148,7 @@ class Machine:
             sampling=Sampling(),
             tokens_max=tokens_max,
             output=Output(self._words.detokeniser(), []),
+            **how,
         )
         return self.enter(request)
 
@@ -173,8 +175,8 @@ class Machine:
         while not self.scheduler.is_idle and not until():
             self.step()
 
-    def ask(self, ids: list[int], tokens_max: int = 8) -> Answer:
-        answer = self.submit(ids, tokens_max)
+    def ask(self, ids: list[int], tokens_max: int = 8, **how: Any) -> Answer:
+        answer = self.submit(ids, tokens_max, **how)
         self.run()
         return self.settled(answer)
 

@@ -13,7 +13,14 @@ PARAMETERS_MAX = 7
 # Path prefix -> what it must not import. In the worker `main` wires the rooms, `loop` and
 # `scheduler` use them, and the rooms do not know those above them.
 ABOVE = (
-    *("worker.main", "worker.loop", "worker.mailbox", "worker.scheduler", "worker.prompter"),
+    *(
+        "worker.main",
+        "worker.loop",
+        "worker.mailbox",
+        "worker.scheduler",
+        "worker.rules",
+        "worker.prompter",
+    ),
     *("worker.keeping", "worker.report"),
 )
 FORBIDDEN = {

@@ -1,14 +1,16 @@
 """The I/O thread: everything that arrives or leaves by socket. Never waits for the model."""
 
 import logging
+import math
 import os
 import queue
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from shared.errors import Overloaded
 from shared.transport import HEARTBEAT_S, RouterPort
 from shared.wire import (
     PROTOCOL_VERSION,
@@ -20,6 +22,7 @@ from shared.wire import (
     Heartbeat,
     Hello,
     Message,
+    Progress,
     Renew,
     Status,
     Submit,
@@ -33,7 +36,9 @@ log = logging.getLogger(__name__)
 
 Job = Submit | Count | Status
 Jobs = queue.SimpleQueue[tuple[Ticket, Job | Foresee] | None]
+ERRANDS = ("cache", "clear_cache", "unpin")  # what the inference thread tells or does
 ANSWERS = (Finished, Failed, Counted, Told)
+RETRY_AFTER_S_MAX = 60  # of a longer one the SDKs take no notice: they come back at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,14 @@ class Mailbox:
         port: RouterPort,
         identity: Identity,
         jobs: Jobs,
-        heartbeat: Callable[[], Heartbeat],
+        heartbeat: Callable[[Sequence[str]], Heartbeat],
         open_max: int,
         is_supervised: bool = True,
     ) -> None:
-        """`is_supervised`: who started this worker holds the other end of its stdin."""
+        """`heartbeat` is given the ids of the requests that the scheduler has not seen yet.
+
+        `is_supervised`: who started this worker holds the other end of its stdin.
+        """
         self._port = port
         self._identity = identity
         self._jobs = jobs
@@ -68,6 +76,7 @@ class Mailbox:
         self._open_max = open_max
         self._is_supervised = is_supervised
         self._open: dict[str, Ticket] = {}
+        self._arriving: dict[str, None] = {}  # the Submits of those that are being rendered
         self._peers: set[bytes] = set()
         self._next_beat = 0.0
         # Hands a Status to the inference thread; set once the model is loaded.
@@ -91,6 +100,8 @@ class Mailbox:
         ticket = self._open.get(request_id)
         if ticket is None:
             return
+        if isinstance(message, (Progress, *ANSWERS)):
+            self._arriving.pop(request_id, None)
         if isinstance(message, ANSWERS):
             self._open.pop(request_id, None)
         self._port.post(ticket.peer, message)
@@ -100,7 +111,7 @@ class Mailbox:
             case Hello():
                 self._peers.add(peer)
                 self._port.post(peer, self._welcome())
-                self._port.post(peer, self._heartbeat())
+                self._port.post(peer, self._load())
             case Submit() | Count() | Status():
                 self._accept(peer, message)
             case Cancel(request_id):
@@ -119,7 +130,9 @@ class Mailbox:
             return
         ticket = Ticket(message.request_id, peer)
         self._open[message.request_id] = ticket
-        if isinstance(message, Status) and message.what in ("cache", "clear_cache"):
+        if isinstance(message, Submit):
+            self._arriving[message.request_id] = None
+        if isinstance(message, Status) and message.what in ERRANDS:
             assert self.errand is not None, "ready workers have it"
             self.errand(ticket, message)
         else:
@@ -129,16 +142,25 @@ class Mailbox:
         request_id = message.request_id
         if request_id in self._open:
             return Failed(request_id, 400, "duplicate_request", "This request id is in use.")
-        if self._heartbeat().state != "ready":
+        beat = self._load()
+        if beat.state != "ready":
             text = "The model is still loading. Try again in a few seconds."
             return Failed(request_id, 503, "model_loading", text)
         if len(self._open) >= self._open_max and not isinstance(message, Status):
-            text = (
-                f"{len(self._open)} requests are in this worker and it takes {self._open_max}. "
-                "Try again in a few seconds, or raise QUEUE_MAX."
-            )
-            return Failed(request_id, 503, "overloaded", text)
+            return self._overloaded(request_id, beat)
         return None
+
+    def _overloaded(self, request_id: str, beat: Heartbeat) -> Failed:
+        retry_after_s = min(max(1, math.ceil(beat.wait_s)), RETRY_AFTER_S_MAX)
+        text = (
+            f"{len(self._open)} requests are in this worker ({beat.running} run, {beat.waiting} "
+            f"wait) and it takes {self._open_max}. One more would wait for about "
+            f"{beat.wait_s:,.0f} s. Try again in {retry_after_s} s, or raise QUEUE_MAX."
+        )
+        return Failed(request_id, 503, Overloaded.CODE, text, retry_after_s)
+
+    def _load(self) -> Heartbeat:
+        return self._heartbeat(list(self._arriving))
 
     def _cancel(self, request_id: str) -> None:
         ticket = self._open.get(request_id)
@@ -162,7 +184,7 @@ class Mailbox:
 
     def _beat(self) -> None:
         self._next_beat = time.monotonic() + HEARTBEAT_S
-        beat = self._heartbeat()
+        beat = self._load()
         for peer in self._peers:
             self._port.post(peer, beat)
 

@@ -15,13 +15,14 @@ import secrets
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from types import FrameType
 
 from shared.config import PROJECT_DIR, Settings, load_settings
 from shared.errors import EXIT_CANNOT_START, StartError
 from shared.log import configure
 from shared.transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
-from shared.wire import Heartbeat, Status, Told
+from shared.wire import Failed, Heartbeat, Status, Told
 from worker.conversing import make_builder, make_sessions, prompt_facts, turns_directory
 from worker.engine.engine import Engine, default_chunk
 from worker.engine.memory import held_bytes, hold_memory, memory_limit, room_in
@@ -39,7 +40,8 @@ from worker.prompter import Prompter
 from worker.recorder import Recorder
 from worker.report import cache_report
 from worker.request import Request, Ticket
-from worker.scheduler import Rules, Scheduler
+from worker.rules import Rules
+from worker.scheduler import Scheduler
 from worker.sessions.sessions import Sessions
 from worker.stream.detokenise import Vocabulary
 from worker.watchdog import Watchdog
@@ -47,6 +49,7 @@ from worker.watchdog import Watchdog
 log = logging.getLogger("worker")
 
 EXIT_BROKEN = 70  # EX_SOFTWARE: a bug, or a fault of the device; a clean start may help
+QUEUE_TOLD_MAX = 256  # waiting requests that a heartbeat names
 STOP_WAIT_S = 1.0  # for a chunk in flight; the supervisor kills after 2
 
 
@@ -171,9 +174,12 @@ class Worker:
         ticket: Ticket,
         message: Status,
     ) -> None:
-        """Have the inference thread tell about the cache, or empty it first."""
+        """Have the inference thread tell about the cache, after emptying it or giving up a pin."""
 
-        def run() -> Told:
+        def run() -> Told | Failed:
+            if message.what == "unpin" and not keeper.unpin(message.about, message.key):
+                text = f"No pin {message.about!r:.80} is in this worker; /v1/cache lists them."
+                return Failed(message.request_id, 404, "not_found", text)
             if message.what == "clear_cache":
                 scheduler.forget()
                 sessions.forget_lines()
@@ -215,17 +221,21 @@ class Worker:
 
         threading.Thread(target=work, name="prompt", daemon=True).start()
 
-    def _heartbeat(self) -> Heartbeat:
+    def _heartbeat(self, arriving: Sequence[str]) -> Heartbeat:
         scheduler, loop, loaded = self._scheduler, self._loop, self._loaded
         if scheduler is None or loop is None or loaded is None:
             return Heartbeat("loading", 0, 0, 0, 0, None)
+        load = scheduler.load(len(arriving))
+        queue = [*load.queue, *arriving]
         return Heartbeat(
             "ready",
-            scheduler.running,
-            scheduler.waiting,
+            load.running,
+            len(queue),
             scheduler.steps,
             loop.active_bytes,
             loaded.facts,
+            load.wait_s,
+            queue[:QUEUE_TOLD_MAX],
         )
 
 

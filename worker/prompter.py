@@ -126,11 +126,11 @@ class Prompter:
     def request(self, ticket: Ticket, message: Submit) -> Request:
         """Return the request ready to be computed. Raises RequestError."""
         check(message.sampling, self._facts.vocab_size)
-        visit, built = self._build(message.prompt)
+        visit, built = self._build(message.prompt, message.use_kv_cache)
         ids = built.ids
         self._remember(message, ids)
         tokens, cuts = pack(ids), self._rule.cuts(ids)
-        if visit is not None:
+        if visit is not None and not message.prefill_only:
             self._explain(visit, built)
         asked = message.sampling.max_tokens or self._settings.default_max_tokens
         root = self._root(message)
@@ -149,10 +149,14 @@ class Prompter:
                 splitter,
                 message.constraints.parallel_calls,
             ),
+            asker=_asker(message.prompt),
             new_id=self._sessions.new_id,
             signature=self._sessions.new_id(),
             guide=guide,
-            visit=visit,
+            is_kept=message.use_kv_cache,
+            is_prefill=message.prefill_only,
+            pin_key=message.prompt.speaker.key if message.pin else None,
+            visit=None if message.prefill_only else visit,  # nobody has said or heard anything
         )
 
     def _split_and_guided(
@@ -179,11 +183,14 @@ class Prompter:
 
     # ------------------------------------------------------------ what is asked
 
-    def _build(self, prompt: Prompt) -> tuple[Visit | None, Built]:
-        """Return what is known of the request, and its tokens. Raises RequestError."""
+    def _build(self, prompt: Prompt, is_kept: bool = True) -> tuple[Visit | None, Built]:
+        """Return what is known of the request, and its tokens. Raises RequestError.
+
+        Of one that is not to be kept nothing is known.
+        """
         if _is_raw(prompt):
             return None, self._builder.raw(prompt.text, prompt.ids)
-        visit = self._sessions.arrive(prompt)
+        visit = self._sessions.arrive(prompt, is_kept)
         return visit, self._builder.build(self._content(prompt, visit))
 
     def _content(self, prompt: Prompt, visit: Visit | None) -> Content:
@@ -297,5 +304,13 @@ def _is_raw(prompt: Prompt) -> bool:
 def _family(prompt: Prompt) -> str:
     """Return what all lines of one session have in common, its sub-agents' sessions included."""
     speaker = prompt.speaker
-    session = speaker.parent or speaker.session
-    return f"{speaker.key}/{session}" if session else ""
+    return _asker(prompt) if speaker.parent or speaker.session else ""
+
+
+def _asker(prompt: Prompt) -> str:
+    """Return whose turn for a slot a request uses.
+
+    That is its session's, its sub-agents included; requests that name none share their key's.
+    """
+    speaker = prompt.speaker
+    return f"{speaker.key}/{speaker.parent or speaker.session}"

@@ -14,9 +14,9 @@ LINES_MAX = 200  # the most recently used
 
 
 def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int, key: str = "") -> dict[str, Any]:
-    """Return budget, use, lines and live slots. Inference thread.
+    """Return budget, use, lines, live slots and pins. Inference thread.
 
-    Sums are over all; lines and slots are those of the API key with this digest, "" = everyone's.
+    Sums are over all; the rest is of the API key with this digest, "" = everyone's.
     """
     report: dict[str, Any] = {"counts": dict(keeper.counts), "idle_tokens": idle_tokens}
     if isinstance(keeper, NoKeeper):
@@ -49,6 +49,7 @@ def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int, key: str = "") -> 
         "evictions": keeper.evictions,
         "disk": keeper.disk_report(),
         "entries": _lines(list(store.extents if root is None else _under(root))),
+        **keeper.pins_report(key),
         **report,
     }
 

@@ -11,6 +11,7 @@ from worker.cache.index import Query
 from worker.cache.planner import Plan
 from worker.constraint.guide import Guide
 from worker.disk.record import Record
+from worker.estimate import Work
 from worker.kv.disk import Recall
 from worker.kv.slots import Slot
 from worker.sessions.sessions import Visit
@@ -77,9 +78,14 @@ class Request:
     sampling: Sampling
     tokens_max: int  # of the completion
     output: Output
+    asker: str = ""  # whose turn for a slot it uses
+    turn: int = 0  # see `fairness`
     new_id: Callable[[], str] = str  # of each tool call
     signature: str = ""  # of the thinking
     guide: Guide | None = None  # holds the answer to its constraints
+    is_kept: bool = True  # else it neither finds nor leaves anything
+    is_prefill: bool = False  # it ends where its first token would come
+    pin_key: str | None = None  # whose pin its prompt becomes then, an API key's; None = nobody's
     kept_tokens: int = 0  # what was kept of it when it arrived
     slot: Slot | None = None  # held from its first forward to its end
     plan: Plan | None = None  # what it started with
@@ -122,6 +128,18 @@ class Request:
     def left_tokens(self) -> int:
         """Prompt tokens that must still be prefilled."""
         return self.query.limit - self.position
+
+    def work(self, now: float) -> Work:
+        """Return what is left to do, as far as it is known. Any thread.
+
+        Of one that waits, what was kept when it came, or is being prefilled for another, is not.
+        """
+        if self.first_token_at is not None:
+            return Work(0, now - self.first_token_at)
+        if self.plan is not None:
+            return Work(self.left_tokens)
+        shared = max([self.kept_tokens, *list(self.shared.values())])
+        return Work(max(self.query.limit - shared, 0))
 
     def next_cut(self) -> int:
         """Return which of the query's cuts the next forward ends at."""

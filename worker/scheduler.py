@@ -5,10 +5,10 @@ import functools
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
+from shared.errors import RequestError
 from shared.wire import (
     CallStart,
     Delta,
@@ -19,75 +19,27 @@ from shared.wire import (
     Up,
     Usage,
 )
-from worker.cache.block_hash import PrefixHash, Tokens, pack
+from worker.cache.block_hash import pack
 from worker.cache.index import Query
-from worker.cache.planner import Plan
 from worker.engine import decode
 from worker.engine.decode import Sampled
 from worker.engine.engine import Engine
 from worker.engine.sampling import Choice
+from worker.estimate import Load, Pace, Work
+from worker.fairness import give_turn, in_turn
 from worker.kv.disk import Recall
 from worker.kv.slots import Slot
-from worker.memory import MemoryGuard
 from worker.request import Recalled, Request
+from worker.rules import Keeping, Rules
 from worker.stream.detokenise import Vocabulary
 from worker.stream.logprobs import describe
 from worker.stream.output import Piece
 from worker.stream.splitter import Part
-from worker.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
 FORESEEN_MAX = 4  # prompts that are prefilled in idle time before they are asked
 SPARE_ROWS = 512  # a slot has room for so much of an answer; it grows for a longer one
-
-
-class Keeping(Protocol):
-    """What keeps KV between requests: `Keeper`, or `NoKeeper`, which never does."""
-
-    def plan(self, query: Query) -> Plan: ...
-
-    def open(self, query: Query, rows: int) -> tuple[Slot, Plan]: ...
-
-    def slot_cost(self, query: Query, rows: int) -> int: ...
-
-    def release(self, nbytes: int) -> None: ...
-
-    def recall(self, query: Query, then: Callable[[Sequence[Any]], None]) -> Recall | None: ...
-
-    def take_in(self, records: Sequence[Any], query: Query) -> int: ...
-
-    def commit(self, slot: Slot, tokens: Tokens, name: PrefixHash) -> None: ...
-
-    def grow(self, slot: Slot, rows: int) -> None: ...
-
-    def lend(self, slot: Slot) -> None: ...
-
-    def close(self, slot: Slot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None: ...
-
-    def unfinished(self, natural: Callable[[Tokens], list[int]]) -> Query | None: ...
-
-    def open_spare(self, query: Query) -> Slot | None: ...
-
-    def settle(self, query: Query) -> None: ...
-
-    def close_spare(self, slot: Slot) -> None: ...
-
-    def clear(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the scheduler is told about the model and the settings."""
-
-    slots_max: int  # requests that compute at once
-    natural_cuts: Callable[[Tokens], list[int]]  # of every prompt that begins with some tokens
-    # Told of each request's end (request, reason, stop string); gives what its client is told.
-    ended: Callable[[Request, Usage, str, str | None], Usage] = lambda _r, usage, _w, _s: usage
-    # Has the inference thread take in what the disk's thread has read.
-    post: Callable[[Recalled], None] = lambda _: None
-    watchdog: Watchdog = Watchdog()
-    memory: MemoryGuard = MemoryGuard()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +71,7 @@ class Scheduler:
     ) -> None:
         self._engine = engine
         self._keeper = keeper
+        self._apart = keeper.apart
         self._vocabulary = vocabulary
         self._end_ids = end_ids
         self._choose = choose
@@ -127,6 +80,8 @@ class Scheduler:
         self._prefilling: list[Request] = []  # oldest first
         self._decoding: dict[str, Request] = {}
         self._is_oldest_next = True
+        self._turn = 0  # slots that were given
+        self._pace = Pace()
         self._ahead: Ahead | None = None
         self._foreseen: deque[Query] = deque(maxlen=FORESEEN_MAX)
         self.counts: Counter[str] = Counter()
@@ -145,20 +100,41 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    def load(self, arriving: int) -> Load:
+        """Return what there is to do, with `arriving` requests that are being rendered. Any thread.
+
+        Each copy is made in one step of the interpreter: the owner changes nothing meanwhile.
+        """
+        running = [*self._prefilling, *self._decoding.values()]
+        waiting = list(self._waiting)
+        now = time.monotonic()
+        wait_s = self._pace.wait_s(
+            [request.work(now) for request in running[: self._rules.slots_max]],
+            [*(request.work(now) for request in waiting), *[Work(None)] * arriving],
+            self._rules.slots_max,
+        )
+        queue = [request.request_id for request in in_turn(waiting, self._turn)]
+        return Load(len(running), queue, wait_s)
+
     def submit(self, request: Request) -> Progress:
         """Take a request; it waits for a slot. Return how much of it is kept now.
 
         Others may add to that before the request has a slot.
         """
         self._stop_working_ahead()
+        request.turn = self._turn
         self._waiting.append(request)
-        request.kept_tokens = self._keeper.plan(request.query).position
-        request.recall = self._keeper.recall(
+        keeper = self._keeper_of(request)
+        request.kept_tokens = keeper.plan(request.query).position
+        request.recall = keeper.recall(
             request.query, lambda records: self._rules.post(Recalled(request, records))
         )
         if request.recall is not None:
             request.kept_tokens = request.recall.position
         return Progress(request.request_id, request.kept_tokens, request.prompt_tokens)
+
+    def _keeper_of(self, request: Request) -> Keeping:
+        return self._keeper if request.is_kept else self._apart
 
     def recalled(self, found: Recalled) -> None:
         """Take in what was read from disk; the request it was read for may have a slot now."""
@@ -266,24 +242,28 @@ class Scheduler:
             yield from self._finish(request, "length")
 
     def _give_slots(self) -> Iterator[Up]:
-        for request in list(self._waiting):
-            if self.running >= self._rules.slots_max:
+        """Give each free slot to whoever's turn it is.
+
+        For memory too the first in turn waits, until those that run give it back: were it
+        overtaken, it might wait for ever.
+        """
+        while self.running < self._rules.slots_max:
+            request = next(filter(self._can_begin, in_turn(self._waiting, self._turn)), None)
+            if request is None:
                 return
-            if request.recall is not None and not self._gives_up(request.recall):
-                continue
-            request.recall = None
-            if any(self._is_ahead(leader, request) for leader in self._prefilling):
-                continue
             rows = request.prompt_tokens + min(request.tokens_max, SPARE_ROWS)
-            cost = self._keeper.slot_cost(request.query, rows)
+            keeper = self._keeper_of(request)
+            cost = keeper.slot_cost(request.query, rows)
             cost *= 2 if self.running else 1  # a batch copies what joins it
-            if not self._rules.memory.makes_room(self._keeper, cost):
-                if not self.running:
-                    self._waiting.remove(request)
-                    yield self._no_room(request, cost)
-                continue
+            has_room = self._rules.memory.makes_room(self._keeper, cost)
+            if self.running and not has_room:
+                return
             self._waiting.remove(request)
-            request.slot, request.plan = self._keeper.open(request.query, rows)
+            self._turn = give_turn(request, self._waiting, self._turn)
+            if not has_room:
+                yield self._no_room(request, cost)
+                continue
+            request.slot, request.plan = keeper.open(request.query, rows)
             request.position = request.plan.position
             request.start_clock()
             self._prefilling.append(request)
@@ -304,6 +284,13 @@ class Scheduler:
             self.counts["memory_ends"] += 1
             yield from self._finish(request, "length")
 
+    def _can_begin(self, request: Request) -> bool:
+        """Whether it waits for nothing but a slot: not for the disk, nor for another's prefill."""
+        if request.recall is not None and not self._gives_up(request.recall):
+            return False
+        request.recall = None
+        return not any(self._is_ahead(leader, request) for leader in self._prefilling)
+
     def _gives_up(self, recall: Recall) -> bool:
         """Whether to read a prompt rather than to wait for the disk any longer."""
         self.counts["recalls_given_up"] += recall.is_late
@@ -311,6 +298,8 @@ class Scheduler:
 
     def _is_ahead(self, leader: Request, request: Request) -> bool:
         """Whether `leader` is about to prefill what `request` would have to prefill too."""
+        if not (leader.is_kept and request.is_kept):
+            return False
         shared = request.shared.get(leader.request_id)
         if shared is None:
             theirs = set(leader.query.names)
@@ -332,6 +321,9 @@ class Scheduler:
             yield Progress(request.request_id, request.position, request.prompt_tokens)
         if request.is_prefilled:
             self._prefilling.remove(request)
+            if request.is_prefill:
+                yield self._prefilled(request)
+                return
             self._decoding[request.request_id] = request
             self._engine.decoder.add(self._sequence(request))
 
@@ -341,14 +333,27 @@ class Scheduler:
         assert slot is not None
         number = request.next_cut()
         end = query.cuts[number]
+        began = time.monotonic()
         self._engine.prefill(slot.cache, request.ids[request.position : end])
+        self._pace.fed(end - request.position, time.monotonic() - began)
         request.position = end
         assert request.clock is not None
         request.clock.chunk()
-        self._keeper.commit(slot, query.tokens[:end], query.names[number])
+        self._keeper_of(request).commit(slot, query.tokens[:end], query.names[number])
+
+    def _prefilled(self, request: Request) -> Finished | Failed:
+        """End a request that wants no answer; a pin that is refused leaves its KV as any other."""
+        assert request.slot is not None
+        try:
+            if request.pin_key is not None:
+                self._keeper_of(request).pin(request.slot, request.request_id, request.pin_key)
+        except RequestError as error:
+            self._give_back(request)
+            return Failed(request.request_id, error.status, error.code, str(error))
+        return self._end(request, "prefilled")
 
     def _sequence(self, request: Request) -> decode.Sequence:
-        slot = request.slot
+        slot, keeper = request.slot, self._keeper_of(request)
         assert slot is not None
         return decode.Sequence(
             key=request.request_id,
@@ -357,8 +362,8 @@ class Scheduler:
             tail=request.ids[request.position :],
             choice=self._choose(request),
             tokens_max=request.tokens_max,
-            before_forward=functools.partial(self._keeper.grow, slot),
-            before_join=functools.partial(self._keeper.lend, slot),
+            before_forward=functools.partial(keeper.grow, slot),
+            before_join=functools.partial(keeper.lend, slot),
         )
 
     def _decode(self) -> Iterator[Up]:
@@ -411,6 +416,8 @@ class Scheduler:
         first = request.first_token_at
         fed = request.position if first is None else request.prompt_tokens
         plan = request.plan
+        if first is not None:
+            self._pace.ended(fed - request.cached_tokens, now - first)
         usage = Usage(
             prompt_tokens=request.prompt_tokens,
             cached_tokens=request.cached_tokens,
@@ -449,13 +456,14 @@ class Scheduler:
     def _give_back(self, request: Request) -> None:
         """Check the slot in with all that was computed, also for a client that left."""
         slot, request.slot = request.slot, None
+        keeper = self._keeper_of(request)
         if self._decoding.pop(request.request_id, None) is not None:
             remains = self._engine.decoder.remove(request.request_id)
             assert slot is not None and remains is not None
-            self._keeper.close(slot, remains.cache, pack(remains.tokens), is_prefilled=True)
+            keeper.close(slot, remains.cache, pack(remains.tokens), is_prefilled=True)
         elif slot is not None:
             tokens = request.query.tokens[: request.position]
-            self._keeper.close(slot, slot.cache, tokens, is_prefilled=False)
+            keeper.close(slot, slot.cache, tokens, is_prefilled=False)
 
     def _deltas(self, request: Request, piece: Piece) -> Iterator[Up]:
         request.logprobs += piece.logprobs

@@ -54,7 +54,7 @@ def _shell(ticket: Ticket) -> dict[str, Any]:
         "parallel_tool_calls": request.constraints.parallel_calls,
         "reasoning": {"effort": None, "summary": None} | (body.get("reasoning") or {}),
         "service_tier": "default",
-        "store": body.get("store") is not False,
+        "store": request.is_stored,
         "temperature": request.sampling.temperature,
         "text": {"format": {"type": "text"}} | {k: v for k, v in text.items() if v is not None},
         "tool_choice": body.get("tool_choice") or "auto",

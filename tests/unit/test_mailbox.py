@@ -2,6 +2,7 @@
 
 import queue
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -16,6 +17,7 @@ from shared.wire import (
     Heartbeat,
     Hello,
     Message,
+    Progress,
     Prompt,
     Renew,
     Sampling,
@@ -53,9 +55,14 @@ class Desk:
             self.port,  # type: ignore[arg-type]
             Identity(7, "boot"),
             self.jobs,
-            lambda: Heartbeat(self.state, 0, 0, 0, 0, None),
+            self.heartbeat,
             open_max,
         )
+
+    def heartbeat(self, arriving: Sequence[str]) -> Heartbeat:
+        """One request runs; those that are rendered wait, each for half a minute more."""
+        wait_s = 29.5 * len(arriving)
+        return Heartbeat(self.state, 1, len(arriving), 0, 0, None, wait_s, list(arriving))
 
     def hear(self, *messages: Message, peer: bytes = b"p") -> None:
         for message in messages:
@@ -101,6 +108,44 @@ def test_requests_past_the_limit_are_refused_and_a_finished_one_makes_room() -> 
     desk.said()
     desk.hear(submit("c"))
     assert desk.said() == []
+
+
+def test_a_refusal_tells_who_is_there_and_how_long_one_more_would_wait() -> None:
+    desk = Desk(open_max=1)
+    desk.hear(submit("a"), submit("b"))
+    (refusal,) = desk.said()
+    assert isinstance(refusal, Failed)
+    assert (refusal.code, refusal.retry_after_s) == ("overloaded", 30)
+    assert "1 run, 1 wait" in refusal.text and "about 30 s" in refusal.text
+
+
+def test_nobody_is_told_to_stay_away_longer_than_clients_heed() -> None:
+    desk = Desk(open_max=50)
+    desk.hear(*(submit(f"r{number}") for number in range(51)))
+    (refusal,) = desk.said()
+    assert isinstance(refusal, Failed)
+    assert refusal.retry_after_s == 60 and "about 1,475 s" in refusal.text
+    for number in range(50):
+        desk.mailbox.send(Progress(f"r{number}", 0, 9))
+    desk.said()
+    desk.hear(submit("soon"))
+    (refusal,) = desk.said()
+    assert isinstance(refusal, Failed)
+    assert refusal.retry_after_s == 1, "there is no wait any more, and no zero for a loop"
+
+
+def test_a_request_is_told_as_waiting_while_it_is_rendered() -> None:
+    """From its Submit on, until the scheduler, which then counts it, has said its first word."""
+    desk = Desk(open_max=9)
+    desk.hear(submit("a"), submit("b"), submit("refused"), Count("n", PROMPT))
+    desk.mailbox.send(Failed("refused", 400, "context_length_exceeded", "Too long."))
+    desk.hear(Hello(PROTOCOL_VERSION))
+    _, beat = desk.said()[-2:]
+    assert isinstance(beat, Heartbeat) and beat.queue == ["a", "b"]
+    desk.mailbox.send(Progress("a", 0, 9))
+    desk.hear(Hello(PROTOCOL_VERSION))
+    beat = desk.said()[-1]
+    assert isinstance(beat, Heartbeat) and beat.queue == ["b"]
 
 
 def test_a_loading_model_refuses_with_503() -> None:

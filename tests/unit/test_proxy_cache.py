@@ -37,7 +37,13 @@ class Front:
     async def ask(
         self, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b""
     ) -> Reply:
-        return await asked(self._edge, method, path, KEY, *headers, body=body)
+        return await self.open_ask(method, path, KEY, *headers, body=body)
+
+    async def open_ask(
+        self, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b""
+    ) -> Reply:
+        """Ask without the key, unless it is in `headers`."""
+        return await asked(self._edge, method, path, *headers, body=body)
 
     async def workers(self, method: str = "GET") -> list[dict[str, Any]]:
         reply = await self.ask(method, "/v1/cache")

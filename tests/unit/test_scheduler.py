@@ -15,7 +15,8 @@ from worker.engine.decode import Remains, Sampled, Sequence
 from worker.engine.sampling import Choice
 from worker.kv.no_keeper import NoKeeper
 from worker.request import Request, Ticket
-from worker.scheduler import Rules, Scheduler
+from worker.rules import Rules
+from worker.scheduler import Scheduler
 from worker.stream.output import Output
 
 END = 0
@@ -77,7 +78,12 @@ class ScriptedEngine:
 
 
 def request(
-    name: str, prompt: int = 5, tokens_max: int = 100, stop: str = "", text: str | None = None
+    name: str,
+    prompt: int = 5,
+    tokens_max: int = 100,
+    stop: str = "",
+    text: str | None = None,
+    asker: str = "",
 ) -> Request:
     """`text` names what the prompt says; requests of one text share their beginning."""
     first = zlib.crc32((text or name).encode()) % 1000 + 1
@@ -91,6 +97,7 @@ def request(
         sampling=Sampling(),
         tokens_max=tokens_max,
         output=Output(Letters(), [stop] if stop else []),
+        asker=asker,
     )
 
 
@@ -295,3 +302,53 @@ def test_only_what_both_prefill_alike_is_waited_for() -> None:
         list(made.step())
         steps += 1
     assert steps == 4, "three shared chunks of 10 tokens, and a slot at the fourth step"
+
+
+def test_a_sessions_one_request_does_not_wait_for_anothers_whole_queue() -> None:
+    made, _ = scheduler(slots=1)
+    for number in range(60):
+        made.submit(request(f"flood{number}", prompt=25, asker="flood"))
+    list(made.step())
+    made.submit(request("lone", asker="lone"))
+    ends = [e.request_id for e in run(made) if isinstance(e, Finished)]
+    assert ends.index("lone") <= 2, "the one that ran, and one more of the flood's at most"
+    floods = [name for name in ends if name != "lone"]
+    assert floods == [f"flood{number}" for number in range(60)], "its own keep their order"
+
+
+def test_the_queue_is_told_in_the_order_in_which_it_is_served() -> None:
+    made, _ = scheduler(slots=1)
+    for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
+        made.submit(request(name, asker=name[0]))
+    load = made.load(arriving=0)
+    assert (load.running, load.queue) == (0, ["a1", "b1", "c1", "a2", "b2", "a3"])
+    ends = [e.request_id for e in run(made) if isinstance(e, Finished)]
+    assert ends == load.queue
+
+
+def test_the_estimated_wait_follows_from_what_runs_and_waits() -> None:
+    made, _ = scheduler(slots=2)
+    assert made.load(arriving=0).wait_s == 0
+    assert made.load(arriving=2).wait_s > 0, "two that are being rendered will take both"
+    waits = []
+    for number in range(5):
+        made.submit(request(f"r{number}", prompt=1_000))
+        waits.append(made.load(arriving=0).wait_s)
+    assert waits[0] == 0 < waits[1]
+    assert waits[1:] == sorted(set(waits[1:]))
+    run(made)
+    assert made.load(arriving=0).wait_s == 0
+
+
+def test_the_wait_behind_a_shared_prompt_counts_that_prompt_once() -> None:
+    """Nothing was measured, so that a prompt of 10,000 takes 40 s and an answer 10 s."""
+    made, apart = scheduler(slots=4)[0], scheduler(slots=4)[0]
+    for number in range(4):
+        made.submit(request(f"r{number}", prompt=10_001, text="same"))
+        apart.submit(request(f"r{number}", prompt=10_001))
+    assert not list(made._give_slots())
+    assert not list(apart._give_slots())
+    assert (made.running, made.waiting) == (1, 3), "who waits for a prompt has no slot"
+    assert (apart.running, apart.waiting) == (4, 0)
+    assert made.load(arriving=1).wait_s == pytest.approx(50)
+    assert apart.load(arriving=1).wait_s == pytest.approx(90)

@@ -111,14 +111,14 @@ class Evictor:
     def _victims(self) -> "Iterator[_Victim]":
         """Yield all that could go now."""
         for extent in self.store.extents:
-            if extent.body is not None and extent.holders:
+            if extent.body is not None and extent.holders and not extent.pinned:
                 yield _OwnBytes(extent)
-            if extent.window is not None:
+            if extent.window is not None and not extent.window_pinned:
                 yield _Window(extent)
             if _is_leaf(extent) and extent.nbytes:
                 yield _Leaf(extent)
         for joint in self.store.joints:
-            if joint.snapshot is not None:
+            if joint.snapshot is not None and not joint.snapshot_pinned:
                 yield _Snapshot(joint)
 
 
@@ -210,6 +210,6 @@ class _Leaf:
 
 
 def _is_leaf(extent: Extent) -> bool:
-    """Whether nothing else is lost with it: no branch, no running request, no slot's rows."""
-    end = extent.end
-    return end.arrival is extent and not (end.leaving or end.pins or extent.holders)
+    """Whether it may go and nothing else is lost with it: no branch, no request, no slot's rows."""
+    end, is_pinned = extent.end, extent.pinned > 0
+    return end.arrival is extent and not (end.leaving or end.pins or extent.holders or is_pinned)

@@ -49,6 +49,7 @@ class Joint:
     leaving: "dict[Extent, None]" = field(default_factory=dict, repr=False)
     snapshot: Bytes | None = None  # as canonical as its arrival
     pins: int = 0  # running requests that stand here
+    snapshot_pinned: int = 0  # pins that keep its snapshot (worker/cache/pins.py)
     resumed: int = 0  # requests that went on from here
     is_prompt_end: bool = False  # the last cut of some prompt
     is_dropped: bool = False
@@ -71,6 +72,8 @@ class Extent:
     window: Bytes | None = None  # rows of the window layers, of `window_from` and later
     window_from: int = 0
     holders: set[int] = field(default_factory=set)  # slots that hold its rows
+    pinned: int = 0  # pins that keep it and its body ...
+    window_pinned: int = 0  # ... and its window
     is_stored: bool = False  # handed to the disk
 
     @property
@@ -143,7 +146,7 @@ class ExtentStore:
             end = self._joints[name] = Joint(name, position)
         assert end.position == position, (end.position, position)
         old = end.arrival
-        if old is not None and (old.is_canonical or not is_canonical):
+        if old is not None and (old.is_canonical or not is_canonical or old.pinned):
             return end, None
         extent = Extent(start, end, tokens, is_canonical, line, window_from=position)
         start.leaving[extent] = None
@@ -195,7 +198,7 @@ class ExtentStore:
         """Forget the runs that end here, as far back as nothing is left of them."""
         while not (joint.leaving or joint.pins or joint.snapshot):
             extent = joint.arrival
-            if extent is None or extent.nbytes or extent.holders:
+            if extent is None or extent.nbytes or extent.holders or extent.pinned:
                 return
             joint = extent.start
             self.remove(extent)
@@ -238,6 +241,7 @@ class ExtentStore:
             assert self._joints[joint.name] is joint and not joint.is_dropped
             assert (joint.position == 0) == (joint.arrival is None), joint
             assert joint.pins >= 0, joint
+            assert joint.snapshot is not None or not joint.snapshot_pinned, joint
             if joint.snapshot is not None:
                 nbytes += joint.snapshot.nbytes
                 buffers += joint.snapshot.buffers
@@ -248,6 +252,8 @@ class ExtentStore:
             assert not extent.is_canonical or _is_canonical(extent.start), extent
             assert extent.body is not None or extent.holders or not self.layout.has_rows
             assert extent.window is None or extent.window_from < extent.end.position
+            assert extent.window is not None or not extent.window_pinned, extent
+            assert extent.body is not None or not (extent.pinned and self.layout.has_rows), extent
             for part in (extent.body, extent.window):
                 if part is not None:
                     nbytes, buffers = nbytes + part.nbytes, buffers + part.buffers

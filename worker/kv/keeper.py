@@ -11,14 +11,17 @@ from typing import Any
 
 import mlx.core as mx
 
+from shared.errors import Overloaded, RequestError
 from worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from worker.cache.budget import Budget
-from worker.cache.extents import ExtentStore
+from worker.cache.extents import Extent, ExtentStore, Joint
 from worker.cache.index import Query, Search
 from worker.cache.lines import Line, Lines
+from worker.cache.pins import Pins
 from worker.cache.planner import Plan, make_plan, shared_cuts
 from worker.disk.courier import Courier
 from worker.disk.record import Record
+from worker.kv.apart import Apart
 from worker.kv.disk import DiskTier, Recall
 from worker.kv.layers import LayerMap
 from worker.kv.mover import KeepRules, Mover
@@ -43,6 +46,8 @@ class Keeper:
     ) -> None:
         self.rules = rules
         self.store = ExtentStore(root, layers.layout, budget)
+        self.apart = Apart(layers, new_cache, rules)  # for requests that are not to be kept
+        self._pins = Pins(budget)
         self._layers = layers
         self._slots: dict[int, Slot] = {}
         self._mover = Mover(self.store, layers, rules, self._slots, new_cache)
@@ -170,6 +175,47 @@ class Keeper:
             self._vacate(slot)
         budget.bytes_max = full
         mx.clear_cache()
+
+    # ------------------------------------------------------------ pins
+
+    def pin(self, slot: Slot, pin_id: str, key: str) -> None:
+        """Keep what the slot holds, a prompt read to its last cut, until `unpin`.
+
+        It is copied at once: what is pinned does not depend on a slot.
+
+        Raises:
+            RequestError: 400, 409 or 503; nothing is pinned, and nothing but room is lost.
+        """
+        if slot.joint.is_dropped:
+            self._mover.reindex(slot)
+        path = self._path_to(slot.joint)
+        if not path:
+            raise RequestError(
+                f"The prompt is {slot.position} tokens up to where it could be resumed; there is "
+                "nothing to pin.",
+                code="not_kept",
+            )
+        self._pins.check(pin_id, path, *self._mover.lacking(slot, path))
+        self._pins.add(pin_id, key, path)  # before room is made: none of it goes
+        is_whole = slot.joint.position == slot.position and self._mover.complete(slot, path)
+        if not is_whole:
+            self._pins.drop(pin_id)
+            raise Overloaded("There is no room for what is to be pinned now; try again.")
+        self._pins.add(pin_id, key, path)  # with what was lacking
+
+    def unpin(self, pin_id: str, key: str) -> bool:
+        """Give up a pin of `key`, "" = anyone's; say whether there was one."""
+        return self._pins.drop(pin_id, key)
+
+    def pins_report(self, key: str = "") -> dict[str, Any]:
+        return self._pins.report(key)
+
+    def _path_to(self, joint: Joint) -> list[Extent]:
+        path = []
+        while (extent := joint.arrival) is not None:
+            path.append(extent)
+            joint = extent.start
+        return path[::-1]
 
     # ------------------------------------------------------------ the disk
 
@@ -303,6 +349,7 @@ class Keeper:
             if not slot.is_busy:
                 del self._slots[slot.number]
             slot.backs, slot.lent = [], []
+        self._pins.clear()
         self.store.clear()
         if self._disk is not None:
             self._disk.courier.clear()

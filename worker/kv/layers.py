@@ -189,14 +189,17 @@ class LayerMap:
 
     # ------------------------------------------------------------ windows
 
-    def copy_window(self, cache: list[Any], tokens: int) -> Kept:
-        """Return the window layers' rows of the last `tokens` tokens, oldest first."""
+    def copy_window(self, cache: list[Any], tokens: int, behind: int = 0) -> Kept:
+        """Return the window layers' rows of the last `tokens` tokens, oldest first.
+
+        Those of the last `behind` tokens are left out.
+        """
         newest = []
         for leaf in _of_kind(cache, _WINDOWS):
             rows = LayerRows(tuple(_in_order(leaf, array) for array in (leaf.keys, leaf.values)))
             held = rows.arrays[0].shape[2]
             assert held >= tokens, (held, tokens)
-            newest.append(rows.part(held - tokens, held))
+            newest.append(rows.part(held - tokens, held - behind))
         return _evaluated(newest)
 
     def window_held(self, cache: list[Any]) -> int:

@@ -1,5 +1,6 @@
 """Moves KV between live slots and what is kept, so that the store's bookkeeping stays true."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -167,6 +168,54 @@ class Mover:
         for end, name in zip(slot.trail, names, strict=True):
             self.index(slot, start, end, name, is_canonical=True)
             start = end
+
+    # ------------------------------------------------------------ what is pinned
+
+    def lacking(self, slot: Slot, path: Sequence[Extent]) -> tuple[int, int]:
+        """Return the bytes and buffers that `complete` would copy."""
+        nbytes = buffers = 0
+        for extent in self._bare(path):
+            row_bytes, arrays = self._layers.row_cost(self._slots[min(extent.holders)].format)
+            nbytes, buffers = nbytes + len(extent.tokens) * row_bytes, buffers + arrays
+        for extent, start in self._uncovered(slot, path):
+            nbytes += self._layers.window_bytes(extent.end.position - start)
+            buffers += self._layers.window_buffers
+        if self._layers.layout.has_state and path[-1].end.snapshot is None:
+            nbytes += self._layers.state_bytes
+            buffers += self._layers.state_buffers
+        return nbytes, buffers
+
+    def complete(self, slot: Slot, path: Sequence[Extent]) -> bool:
+        """Keep all that it takes to resume at the path's end, where the slot is now, without it.
+
+        False, and nothing is copied, where that finds no room. Rows are kept as they are in the
+        slot: what is pinned is not stored in fewer bits.
+        """
+        if not self._make_room(*self.lacking(slot, path), math.inf, time.monotonic()):
+            return False
+        for extent in self._bare(path):
+            start, end = extent.start.position, extent.end.position
+            cache = self._slots[min(extent.holders)].cache
+            self.store.set_body(extent, self._layers.copy_rows(cache, start, end, None))
+        for extent, start in self._uncovered(slot, path):
+            end = extent.end.position
+            rows = self._layers.copy_window(slot.cache, slot.position - start, slot.position - end)
+            self.store.set_window(extent, rows, start)
+        if self._layers.layout.has_state and path[-1].end.snapshot is None:
+            self.store.set_snapshot(path[-1].end, self._layers.take_state(slot.cache))
+        return True
+
+    def _bare(self, path: Sequence[Extent]) -> list[Extent]:
+        """Return the extents whose rows are in live slots only."""
+        return [e for e in path if e.body is None] if self._layers.layout.has_rows else []
+
+    def _uncovered(self, slot: Slot, path: Sequence[Extent]) -> list[tuple[Extent, int]]:
+        """Return where the window that ends with the path lacks rows: an extent, and from where."""
+        window = self._layers.layout.window
+        back_to = slot.position - window
+        near = [extent for extent in path if window and extent.end.position > back_to]
+        lacking = [extent for extent in near if not extent.window_covers(back_to)]
+        return [(extent, max(extent.start.position, back_to)) for extent in lacking]
 
     # ------------------------------------------------------------ into a slot
 

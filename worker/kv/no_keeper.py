@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from shared.errors import RequestError
 from worker.cache.block_hash import PrefixHash, Tokens
 from worker.cache.extents import Joint
 from worker.cache.index import Query
@@ -13,20 +14,17 @@ from worker.kv.slots import Slot
 _NO_PLAN = Plan(0, True, (), None, None, "miss", 0, False)
 
 
-def _unknown(rows: int) -> int:
-    return 0
-
-
 class NoKeeper:
     """Gives every request an empty slot and forgets it. Owner: the inference thread."""
 
-    def __init__(
-        self, new_cache: Callable[[], list[Any]], slot_bytes: Callable[[int], int] = _unknown
-    ) -> None:
-        """`slot_bytes` returns what a cache of so many tokens takes, where that is known."""
+    def __init__(self, new_cache: Callable[[], list[Any]]) -> None:
         self.counts: Counter[str] = Counter()
         self._new_cache = new_cache
-        self._slot_bytes = slot_bytes
+
+    @property
+    def apart(self) -> "NoKeeper":
+        """What a request runs in that is not to be kept."""
+        return self
 
     def plan(self, query: Query) -> Plan:
         return _NO_PLAN
@@ -36,7 +34,7 @@ class NoKeeper:
         return Slot(0, self._new_cache(), Joint(PrefixHash(b""), 0)), _NO_PLAN
 
     def slot_cost(self, query: Query, rows: int) -> int:
-        return self._slot_bytes(rows)
+        return 0  # nobody knows what such a model's caches take
 
     def release(self, nbytes: int) -> None:
         pass
@@ -58,6 +56,16 @@ class NoKeeper:
 
     def close(self, slot: Slot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
         pass
+
+    def pin(self, slot: Slot, pin_id: str, key: str) -> None:
+        """Raises: RequestError: always."""
+        raise RequestError(
+            "Nothing can be pinned: this model's KV is not kept. Prompts are read anew each time.",
+            code="not_kept",
+        )
+
+    def unpin(self, pin_id: str, key: str) -> bool:
+        return False
 
     def unfinished(self, natural: Callable[[Tokens], list[int]]) -> Query | None:
         return None

@@ -1,0 +1,101 @@
+"""A queue that is full, and one that is shared: a real worker behind the real proxy."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.client_runs import MODEL
+from tests.client_server import ScriptedServer
+from tests.scripted_worker import SMALL_TALK
+
+QUEUE_MAX = 9
+ASKED = 14
+CHUNK_S = 0.3  # long enough that a flood arrives while the first one's prompt is prefilled
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[ScriptedServer]:
+    """One slot, a short queue, and a model that takes its time."""
+    with ScriptedServer(LIVE_SLOTS_MAX="1", QUEUE_MAX=str(QUEUE_MAX)) as running:
+        running.pause(CHUNK_S)
+        yield running
+
+
+def ask(server: ScriptedServer, path: str, text: str, session: str = "") -> httpx.Response:
+    message = [{"role": "user", "content": text}]
+    body: dict[str, Any] = {"model": MODEL, "messages": message, "max_tokens": 99}
+    headers = {"x-session-id": session} if session else {}
+    return httpx.post(server.url + path, json=body, headers=headers, timeout=60)
+
+
+def flood(server: ScriptedServer, path: str, name: str) -> list[httpx.Response]:
+    with ThreadPoolExecutor(ASKED) as pool:
+        asked = [pool.submit(ask, server, path, f"{name} {number}.") for number in range(ASKED)]
+        return [each.result() for each in asked]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+def test_a_flood_past_the_queue_is_told_when_to_come_back_and_the_rest_is_served(
+    narrow: ScriptedServer, path: str
+) -> None:
+    replies = flood(narrow, path, path)
+    served = [reply for reply in replies if reply.status_code == 200]
+    refused = [reply for reply in replies if reply.status_code == 503]
+    assert len(served) + len(refused) == ASKED
+    assert len(served) >= 1 + QUEUE_MAX
+    assert refused
+    assert all(SMALL_TALK in json.dumps(reply.json(), ensure_ascii=False) for reply in served)
+    for reply in refused:
+        assert 1 <= int(reply.headers["retry-after"]) <= 60
+        error = reply.json()["error"]
+        assert f"it takes {1 + QUEUE_MAX}" in error["message"]
+        assert "QUEUE_MAX" in error["message"]
+        if path == "/v1/messages":
+            assert error["type"] == "overloaded_error"
+        else:
+            assert error["code"] == "overloaded"
+    narrow.wait_until_idle()
+    assert ask(narrow, path, "After it.").status_code == 200
+
+
+def test_health_tells_who_waits_at_which_place_and_for_how_long(narrow: ScriptedServer) -> None:
+    with ThreadPoolExecutor(ASKED) as pool:
+        texts = [f"Who? {number}." for number in range(QUEUE_MAX)]
+        asked = [pool.submit(ask, narrow, "/v1/chat/completions", text) for text in texts]
+        health = narrow.health()
+        while len(health.get("queue", [])) < 2:
+            assert not all(each.done() for each in asked), "the queue was never told"
+            time.sleep(0.05)
+            health = narrow.health()
+        assert all(each.result().status_code == 200 for each in asked)
+    (worker,) = health["workers"]
+    assert worker["waiting"] >= 2 and worker["wait_s"] > 0
+    places = [row["position"] for row in health["queue"]]
+    assert places == sorted(set(places)) and places[0] >= 1
+    assert all(row["age_s"] >= 0 and row["worker"] == 0 for row in health["queue"])
+    narrow.wait_until_idle()
+    health = narrow.health()
+    assert (health["queue"], health["workers"][0]["wait_s"]) == ([], 0)
+
+
+def test_a_session_beside_anothers_queue_has_a_slot_soon(narrow: ScriptedServer) -> None:
+    """What counts is the order in which the model began to answer."""
+    path, before = "/v1/chat/completions", len(narrow.asked())
+    with ThreadPoolExecutor(ASKED) as pool:
+        texts = [f"Flood {number}." for number in range(QUEUE_MAX)]
+        asked = [pool.submit(ask, narrow, path, text, "flood") for text in texts]
+        while (begun := len(narrow.asked()) - before) == 0:
+            assert not all(each.done() for each in asked), "none of them was answered"
+            time.sleep(0.01)
+        asked.append(pool.submit(ask, narrow, path, "Alone.", "lone"))
+        assert all(each.result().status_code == 200 for each in asked)
+    sessions = [row.session for row in narrow.asked()[before:]]
+    assert sorted(sessions) == ["flood"] * QUEUE_MAX + ["lone"]
+    print(f"the lone request was answered as number {sessions.index('lone') + 1}, after {begun}")
+    on_its_way = 2  # that begin while it is rendered
+    assert sessions.index("lone") <= begun + 2 + on_its_way < QUEUE_MAX

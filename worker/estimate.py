@@ -1,0 +1,96 @@
+"""How long a request would wait for a slot: a guess, from what the requests before it took.
+
+Numbers only: nothing here knows of requests, slots or clocks.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+# What is assumed until something was measured: a 27B model on a laptop, a short step of an agent.
+PREFILL_TOKENS_PER_S: Final = 250.0
+DECODE_S: Final = 10.0
+PROMPT_TOKENS: Final = 2_000.0
+_NEWEST: Final = 0.125  # how much the newest request counts in an average
+_KEPT: Final = 0.95  # how much of the older chunks' weight is left after each chunk
+_SECONDS_MIN: Final = 1e-6  # a clock that stood still is no infinite speed
+_LEFT_MIN: Final = 0.25  # of an average answer: one that takes longer is not about to end
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is left to do for one request."""
+
+    prefill_tokens: int | None  # None: it is not rendered yet
+    decoding_s: float = 0.0  # since its first token
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker has to do."""
+
+    running: int  # requests that hold a slot
+    queue: list[str]  # the ids of those that do not, in the order in which they will
+    wait_s: float  # until a request that came now, behind them all, has a slot
+
+
+class Pace:
+    """Averages over the last chunks and requests. Owner: the inference thread; others may read."""
+
+    def __init__(self) -> None:
+        self._fed_tokens = self._fed_s = 0.0  # of the last chunks, the newest counting most
+        self._decode_s: float | None = None
+        self._prompt_tokens: float | None = None
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        if not self._fed_tokens:
+            return PREFILL_TOKENS_PER_S
+        return self._fed_tokens / max(self._fed_s, _SECONDS_MIN)
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds from a request's first token to its end."""
+        return DECODE_S if self._decode_s is None else self._decode_s
+
+    @property
+    def prompt_tokens(self) -> float:
+        """Tokens that are prefilled for a request, those that were kept left out."""
+        return PROMPT_TOKENS if self._prompt_tokens is None else self._prompt_tokens
+
+    def fed(self, tokens: int, seconds: float) -> None:
+        """Note one chunk of a prefill."""
+        self._fed_s = self._fed_s * _KEPT + seconds
+        self._fed_tokens = self._fed_tokens * _KEPT + tokens
+
+    def ended(self, prefilled_tokens: int, decode_s: float) -> None:
+        """Note one request that held a slot, however it ended."""
+        self._prompt_tokens = _average(self._prompt_tokens, prefilled_tokens)
+        self._decode_s = _average(self._decode_s, decode_s)
+
+    def wait_s(self, running: Sequence[Work], waiting: Iterable[Work], slots: int) -> float:
+        """Return the seconds until one that comes behind all `waiting` has one of the `slots`.
+
+        The prefills share the model, one after the other; the answers are written side by side.
+        Never negative, always finite, and never less for one that waits more.
+        """
+        free_at = [0.0] * (slots - len(running))
+        fed_at = 0.0  # when the model is done with the prefills that it has begun
+        for work in running:
+            fed_at += self._prefill_s(work)
+            left_s = max(self.decode_s - work.decoding_s, self.decode_s * _LEFT_MIN)
+            heapq.heappush(free_at, left_s + (fed_at if work.prefill_tokens else 0.0))
+        for work in waiting:
+            begins_at = heapq.heappop(free_at)
+            fed_at = max(fed_at, begins_at) + self._prefill_s(work)
+            heapq.heappush(free_at, fed_at + self.decode_s)
+        return free_at[0]
+
+    def _prefill_s(self, work: Work) -> float:
+        known = work.prefill_tokens
+        return (self.prompt_tokens if known is None else known) / self.prefill_tokens_per_s
+
+
+def _average(before: float | None, newest: float) -> float:
+    return newest if before is None else before + (newest - before) * _NEWEST
