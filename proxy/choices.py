@@ -62,6 +62,7 @@ class Choices:
             firsts[0],
             prompt_tokens=sum(row.prompt_tokens for row in firsts),
             cached_tokens=sum(row.cached_tokens for row in firsts),
+            source=next((row.source for row in firsts if row.cached_tokens), "none"),
             prefilled_tokens=sum(row.prefilled_tokens for row in firsts),
             completion_tokens=sum(row.completion_tokens for row in self._usages.values()),
             reasoning_tokens=sum(row.reasoning_tokens for row in self._usages.values()),

@@ -6,6 +6,7 @@ Which one gets which is decided in proxy.residency; how a worker changes hands i
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 LOAD_WAIT_S_MAX: Final = 240.0  # clients wait 300 s and more for a first byte
 LOOK_S: Final = 1.0  # how late an unused model is unloaded
 LOOK_SOON_S: Final = 0.05  # how late a model that is waited for gets a worker that fell idle
+RETRY_AFTER_S_MAX: Final = 60  # of a longer one the SDKs take no notice: they come back at once
 LOAD_AGAIN_S: Final = 60.0  # a model that could not be loaded is not tried again for so long
 
 
@@ -138,6 +140,7 @@ class Hosting:
                 status=503,
                 code="model_unavailable",
                 param="model",
+                retry_after_s=min(RETRY_AFTER_S_MAX, math.ceil(wait_s)),
             )
         if self.wait_s(model) <= READY_WAIT_S_MAX:
             return Overloaded(self._pool.why_nobody or LOADING)

@@ -48,4 +48,7 @@ class Intake:
         prompt = dataclasses.replace(
             request.prompt, speaker=speaker, names=names, delta_chars=delta_chars
         )
-        return dataclasses.replace(request, prompt=prompt, use_kv_cache=use_kv_cache)
+        more = tuple(dataclasses.replace(each, speaker=speaker) for each in request.more_prompts)
+        return dataclasses.replace(
+            request, prompt=prompt, more_prompts=more, use_kv_cache=use_kv_cache
+        )

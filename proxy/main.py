@@ -26,6 +26,7 @@ from proxy.origin import OriginRules
 from proxy.pidfile import PidFile
 from proxy.pool import WorkerPool
 from proxy.ready import ready_lines, starting_line
+from proxy.remote import RemoteWorkers
 from proxy.routes import Routes
 from proxy.routing import Affinity
 from proxy.supervisor import Rules, Supervisor
@@ -66,7 +67,9 @@ class Hearth:
         self._version = project_version()
         OriginRules(settings.proxy_host, settings.cors_origins)  # refuses a bad CORS_ORIGINS now
         models = models_of(settings)
-        self._pool = WorkerPool(affinity=Affinity(settings.live_slots_max))
+        self._pool = WorkerPool(
+            affinity=Affinity(settings.live_slots_max), is_apart=len(settings.api_keys) > 1
+        )
         environment = {**environ, **openblas_environment(environ)}
         self._supervisor = Supervisor(
             worker_command,
@@ -78,7 +81,10 @@ class Hearth:
         )
         unload_s = settings.model_idle_unload_seconds
         self._hosting = Hosting(self._supervisor, self._pool, models, unload_s)
-        self._routes = Routes(settings, self._version, self._supervisor, self._pool)
+        self._remote = RemoteWorkers(settings, self._pool, models)
+        self._routes = Routes(
+            settings, self._version, self._supervisor, self._pool, self._remote.workers
+        )
         self._pool.on_ready = Warmer(
             settings, Intake(settings, self._routes.stored), self._routes.names
         ).begin
@@ -126,6 +132,7 @@ class Hearth:
     async def _serve(self) -> None:
         self._write_pid_file()
         await self._supervisor.start()
+        self._remote.start()
         app, token = await asyncio.to_thread(litellm_front.load, self._settings)
         edge = Edge(self._settings, self._pool, self._routes, app, token)
         self._server = _Server(
@@ -164,6 +171,7 @@ class Hearth:
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:
         """End clients, workers and the server, in an order in which nobody waits for another."""
         log.info("shutting down")
+        self._remote.stop()
         self._pool.close()
         ending = asyncio.create_task(self._supervisor.stop())
         if self._server is not None and self._server.started:

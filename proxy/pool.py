@@ -1,7 +1,8 @@
 """The workers as the proxy sees them: one link to each, requests out, events back.
 
 The supervisor opens a link when it starts a worker and closes it when the worker is gone; then
-every client that waits on it is told at once. Nothing here starts or kills a process.
+every client that waits on it is told at once. `remote` does so for workers on other machines.
+Nothing here starts or kills a process.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -20,7 +21,7 @@ from proxy.residency import Want
 from proxy.routing import Affinity, marks_of
 from proxy.waiting import WaitingRoom
 from shared.errors import Overloaded, RequestError, WireError, WorkerLost
-from shared.transport import LEASE_RENEW_S, DealerLink, QueueFull
+from shared.transport import LEASE_RENEW_S, CurveKeys, DealerLink, QueueFull
 from shared.wire import (
     PROTOCOL_VERSION,
     Admitted,
@@ -56,7 +57,19 @@ Reply = TypeVar("Reply", Counted, Told)
 class WorkerLink:
     """The line to one start of one worker. Owner: the event loop."""
 
-    def __init__(self, worker_id: int, endpoint: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        worker_id: int,
+        endpoint: str,
+        on_change: Callable[[], None],
+        keys: CurveKeys | None = None,
+        models: Collection[str] = (),
+        is_apart: bool = False,
+    ) -> None:
+        """`keys` are for tcp:// only, `is_apart` is of Submit.
+
+        A worker whose model is none of `models`, () = any, is refused.
+        """
         self.worker_id = worker_id
         self.heartbeat: Heartbeat | None = None
         self.welcome: Welcome | None = None
@@ -67,7 +80,9 @@ class WorkerLink:
         self.answers: dict[str, Answer] = {}
         self._asked: dict[str, asyncio.Future[Counted | Told]] = {}  # request id -> its one reply
         self._on_change = on_change
-        self._line = DealerLink(endpoint)
+        self._models = models
+        self._is_apart = is_apart
+        self._line = DealerLink(endpoint, keys)
         self._line.send(Hello(PROTOCOL_VERSION))
         self._closed = False
         self._reader = asyncio.create_task(self._read(), name=f"link {worker_id}")
@@ -87,6 +102,10 @@ class WorkerLink:
         assert self.heartbeat is not None, "ready"
         facts = self.heartbeat.model
         return not model or (facts is not None and facts.name == model)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     @property
     def load(self) -> int:
@@ -119,7 +138,7 @@ class WorkerLink:
         elif isinstance(message, Counted | Told):
             self._settle(message.request_id, message)
         elif isinstance(message, Heartbeat):
-            self.heartbeat = message
+            self._note(message)
         elif isinstance(message, Welcome):
             self._greet(message)
         if self.is_ready and not was_ready:
@@ -146,6 +165,22 @@ class WorkerLink:
         )
         self.close("The worker speaks another version of the protocol.")
 
+    def _note(self, heartbeat: Heartbeat) -> None:
+        self.heartbeat = heartbeat
+        model = heartbeat.model
+        if model is not None and self._models and model.name not in self._models:
+            log.error(
+                "worker=%d serves %r, this proxy %s: set MODEL_PATH and PROXY_MODEL_ID alike",
+                self.worker_id,
+                model.name,
+                ", ".join(map(repr, self._models)),
+            )
+            self.close("The worker serves another model.")
+
+    async def broken(self) -> None:
+        """Return once the connection to the worker broke off. Once."""
+        await self._line.broken()
+
     def submit(self, request: ParsedRequest, request_id: str) -> Answer:
         """Send `request` and return its answer, which nothing has arrived for yet."""
         assert request_id not in self.answers, request_id
@@ -164,6 +199,7 @@ class WorkerLink:
             request.use_kv_cache,
             request.prefill_only,
             request.pin,
+            self._is_apart,
         )
         self._send(message)
         answer = self.answers[request_id] = Answer(request_id, release, request.prompt.speaker.key)
@@ -254,11 +290,30 @@ class WorkerLink:
             self._settle(request_id, WorkerLost(text))
 
 
+def link_row(link: WorkerLink | None, model: str | None = None) -> dict[str, Any]:
+    """Return what /health tells of a worker by what it says itself: nothing where there is none.
+
+    `model` is what it is to have, as long as it does not tell.
+    """
+    beat = link.heartbeat if link is not None else None
+    return {
+        "running": beat.running if beat else 0,
+        "waiting": beat.waiting if beat else 0,
+        "wait_s": round(beat.wait_s, 1) if beat else None,
+        "in_flight": link.load if link else 0,
+        "steps": beat.steps if beat else 0,
+        "active_bytes": beat.active_bytes if beat else 0,
+        "heartbeat_age_s": round(link.silence_s, 3) if link and beat else None,
+        "model": beat.model.name if beat and beat.model else model,
+    }
+
+
 @dataclass(slots=True)
 class WorkerPool:
     """All links, and the choice among them. Owner: the event loop."""
 
     affinity: Affinity = field(default_factory=Affinity)
+    is_apart: bool = False  # of Submit
     links: dict[int, WorkerLink] = field(default_factory=dict)
     room: WaitingRoom = field(default_factory=WaitingRoom)
     _renewer: asyncio.Task[None] | None = None
@@ -266,25 +321,37 @@ class WorkerPool:
     why_nobody: str = ""  # told to requests that find no worker; "" = it is loading
     on_ready: Callable[[WorkerLink], None] = lambda _: None  # a worker has loaded its model
 
-    def connect(self, worker_id: int, endpoint: str) -> WorkerLink:
-        """Open the line to a worker that was just started."""
+    def connect(
+        self,
+        worker_id: int,
+        endpoint: str,
+        keys: CurveKeys | None = None,
+        models: Collection[str] = (),
+    ) -> WorkerLink:
+        """Open the line to a worker; `keys` and `models` as of WorkerLink."""
         assert worker_id not in self.links, worker_id
         if self._renewer is None:
             self._renewer = asyncio.create_task(self._renew(), name="leases")
-        link = self.links[worker_id] = WorkerLink(worker_id, endpoint, lambda: self._welcome(link))
+        link = self.links[worker_id] = WorkerLink(
+            worker_id, endpoint, lambda: self._welcome(link), keys, models, self.is_apart
+        )
         return link
 
     def _welcome(self, link: WorkerLink) -> None:
         self.room.wake()
         self.on_ready(link)
 
-    def disconnect(self, worker_id: int, text: str) -> None:
-        """Close the line to a worker that is gone; `text` tells its clients why."""
+    def disconnect(self, worker_id: int, text: str, *, keeps_cache: bool = False) -> None:
+        """Close the line to a worker that is gone; `text` tells its clients why.
+
+        Where it `keeps_cache` what was sent to it is sent to it again once it is back.
+        """
         link = self.links.pop(worker_id, None)
         if link is not None:
             if link.heartbeat is not None and (facts := link.heartbeat.model) is not None:
                 self._known[facts.name] = facts
-            self.affinity.forget(worker_id)
+            if not keeps_cache:
+                self.affinity.forget(worker_id)
             link.close(text)
 
     def close(self) -> None:

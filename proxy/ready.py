@@ -10,7 +10,9 @@ from shared.wire import ModelFacts
 
 def starting_line(settings: Settings, version: str) -> str:
     count = "1 worker" if settings.workers == 1 else f"{settings.workers} workers"
-    return f"hearth {version}: loading {settings.model_path} in {count} ..."
+    elsewhere = len(settings.worker_endpoints)
+    more = f" and {elsewhere} on other machines" if elsewhere else ""
+    return f"hearth {version}: loading {settings.model_path} in {count}{more} ..."
 
 
 def base_url(settings: Settings) -> str:

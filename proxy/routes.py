@@ -1,6 +1,6 @@
 """The routes about the server itself: health, models, cache, sessions. All else is a 404."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from proxy.canonical import telemetry_dropped
@@ -8,8 +8,9 @@ from proxy.dialects.stored import ResponseStore
 from proxy.exchange import Exchange, wrong_method
 from proxy.models import ModelNames
 from proxy.pool import What, WorkerPool
+from proxy.remote import RemoteWorker
 from proxy.speaker import key_digest
-from proxy.supervisor import Supervisor
+from proxy.supervisor import Supervisor, Worker
 from shared.config import Settings
 from shared.errors import RequestError
 
@@ -21,6 +22,8 @@ _RESPONSES: Final = ("/v1/responses/", "/responses/")
 _ITEMS: Final = "/input_items"
 _NOT_READY: Final = "This worker is not ready; /health tells its state."
 
+_UP_OR_DOWN: Final = {"ready", "dead", "restarting", "unreachable"}  # all but at its first start
+
 Told = dict[int, dict[str, Any] | RequestError]  # by worker
 Methods = dict[str, Callable[[Exchange], Awaitable[None]]]  # HEAD is answered as GET
 
@@ -29,11 +32,16 @@ class Routes:
     """Answers what is asked about the server itself."""
 
     def __init__(
-        self, settings: Settings, version: str, supervisor: Supervisor, pool: WorkerPool
+        self,
+        settings: Settings,
+        version: str,
+        supervisor: Supervisor,
+        pool: WorkerPool,
+        remote: Sequence[RemoteWorker] = (),
     ) -> None:
         """Raises: StartError: the model's name cannot be served."""
         self._version = version
-        self._supervisor = supervisor
+        self._workers: list[Worker | RemoteWorker] = [*supervisor.workers, *remote]
         self._pool = pool
         self.names = ModelNames.of(settings)
         directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb else None
@@ -107,7 +115,7 @@ class Routes:
         """Answer with a row for each worker, in which one that cannot tell says why."""
         told = await exchange.while_connected(self._pool.ask(what, key=self._whose(exchange)))
         rows = []
-        for worker in self._supervisor.workers:
+        for worker in self._workers:
             row = told.get(worker.worker_id, _NOT_READY)
             body = row if isinstance(row, dict) else {"error": str(row)}
             rows.append({"worker": worker.worker_id, **body})
@@ -138,7 +146,7 @@ class Routes:
         """Answer with the sessions of all workers; a worker that cannot tell says why."""
         told = await exchange.while_connected(self._pool.ask("sessions", key=self._whose(exchange)))
         rows, errors = [], []
-        for worker in self._supervisor.workers:
+        for worker in self._workers:
             body = told.get(worker.worker_id, _NOT_READY)
             if isinstance(body, dict):
                 rows += [row | {"worker": worker.worker_id} for row in body["sessions"]]
@@ -191,11 +199,11 @@ class Routes:
 
     def health(self) -> dict[str, Any]:
         """Return what /health says: "ok" only while every worker is ready, or unloaded unused."""
-        rows = [worker.row() for worker in self._supervisor.workers]
+        rows = [worker.row() for worker in self._workers]
         states = {row["state"] for row in rows}
         if states and states <= {"ready", "unloaded"}:
             status = "ok"
-        elif any(row["restarts"] for row in rows) or states & {"ready", "dead", "restarting"}:
+        elif any(row["restarts"] for row in rows) or states & _UP_OR_DOWN:
             status = "degraded"
         else:
             status = "starting"

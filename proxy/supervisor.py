@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from proxy.models import Model
-from proxy.pool import WorkerLink, WorkerPool
+from proxy.pool import WorkerLink, WorkerPool, link_row
 from proxy.stall import StallClock
 from shared.config import PROJECT_DIR
 from shared.errors import EXIT_CANNOT_START
@@ -102,20 +102,12 @@ class Worker:
 
     def row(self) -> dict[str, Any]:
         """Return this worker's entry in /health."""
-        beat = self.link.heartbeat if self.link else None
         return {
             "id": self.worker_id,
             "state": self.state,
             "pid": self.pid,
             "restarts": self.restarts,
-            "running": beat.running if beat else 0,
-            "waiting": beat.waiting if beat else 0,
-            "wait_s": round(beat.wait_s, 1) if beat else None,
-            "in_flight": self.link.load if self.link else 0,
-            "steps": beat.steps if beat else 0,
-            "active_bytes": beat.active_bytes if beat else 0,
-            "heartbeat_age_s": round(self.link.silence_s, 3) if self.link and beat else None,
-            "model": beat.model.name if beat and beat.model else self.model.name,
+            **link_row(self.link, self.model.name),
         }
 
 

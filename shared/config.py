@@ -162,7 +162,7 @@ class Settings:
         "Web origins that may use the API from a browser, comma-separated",
     )
     workers: int = _setting(
-        "WORKERS", "1", _integer(1, 16), "Workers to start, each with its own copy of the model"
+        "WORKERS", "1", _integer(0, 16), "Workers to start, each with its own copy of the model"
     )
     run_dir: Path = _setting(
         "RUN_DIR", "~/.hearth/run", _path, "Directory for sockets and the pid file (0700)"
@@ -474,6 +474,8 @@ def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings
 
 def _check_together(settings: Settings) -> None:
     """Raise StartError where two settings exclude each other."""
+    if not settings.workers and not settings.worker_endpoints:
+        raise StartError("WORKERS is 0 and WORKER_ENDPOINTS is empty. Set one of them.")
     if settings.cache_exact == "true" and settings.cache_store_bits:
         raise StartError(
             f"CACHE_EXACT is true and CACHE_STORE_BITS is {settings.cache_store_bits}: KV that was "

@@ -61,7 +61,8 @@ def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:
         raise StartError(f"{setting}: {path} is not a directory. Remove it or set {setting}.")
     if status.st_uid != os.getuid():
         raise StartError(f"{setting}: {path} belongs to user {status.st_uid}. Set {setting}.")
-    path.chmod(0o700)
+    if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO):  # else a disk may be read-only
+        path.chmod(0o700)
     return path
 
 
@@ -325,6 +326,18 @@ class DealerLink:
             WireError: a frame that is not a message; the next call may succeed.
         """
         return decode(await self._socket.recv())
+
+    async def broken(self) -> None:
+        """Return once the connection broke off. Once.
+
+        zmq makes another by itself, over which the worker knows nobody: whatever it had for this
+        end is lost.
+        """
+        monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            await monitor.recv_multipart()
+        finally:
+            monitor.close()
 
     def close(self) -> None:
         self._socket.close()

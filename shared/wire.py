@@ -145,6 +145,7 @@ class Submit:
     use_kv_cache: bool = True  # read and write the cache and the turns
     prefill_only: bool = False  # end, with `reason` "prefilled", where the first token would come
     pin: bool = False  # what is kept of the prompt stays, whatever else would need its room
+    is_apart: bool = False  # there are several API keys: what is kept of this serves its key only
 
 
 @dataclass(frozen=True, slots=True)

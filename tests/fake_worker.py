@@ -22,8 +22,16 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from shared.config import load_settings
 from shared.refusal import leave_reason
-from shared.transport import LEASE_S, RouterPort
+from shared.transport import (
+    LEASE_S,
+    PROXY_NAME,
+    WORKER_NAME,
+    CurveKeys,
+    RouterPort,
+    curve_keys,
+)
 from shared.wire import (
     PROTOCOL_VERSION,
     Admitted,
@@ -144,8 +152,8 @@ def _calls(submit: Submit, words: dict[str, str], seq: int) -> Iterator[Step]:
 class FakeWorker:
     """Runs the scripts of all requests in one thread."""
 
-    def __init__(self, endpoint: str, worker_id: int) -> None:
-        self._port = RouterPort(endpoint)
+    def __init__(self, endpoint: str, worker_id: int, keys: CurveKeys | None) -> None:
+        self._port = RouterPort(endpoint, keys)
         self._worker_id = worker_id
         self._boot_id = uuid.uuid4().hex
         self._peers: set[bytes] = set()
@@ -302,8 +310,12 @@ def main() -> None:
         leave_reason(options.endpoint, f"MODEL_PATH is {MISSING!r}, which is no model.")
         sys.exit(78)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    FakeWorker(options.endpoint, options.worker_id).run()
+    keys = None
+    if options.endpoint.startswith("tcp://"):
+        keys = curve_keys(load_settings(os.environ, None).curve_keys_dir, WORKER_NAME, PROXY_NAME)
+    else:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+    FakeWorker(options.endpoint, options.worker_id, keys).run()
 
 
 if __name__ == "__main__":

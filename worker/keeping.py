@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from shared.config import Settings
 from shared.errors import StartError
+from shared.transport import private_directory
 from worker.cache.block_hash import PrefixHash, root_hash
 from worker.cache.budget import MB, Budget, auto_bytes
 from worker.disk.courier import Courier
@@ -35,7 +36,8 @@ def make_keeper(
     """Return the model's keeper; NoKeeper, with one warning, where its caches are unknown.
 
     Raises:
-        StartError: KV_BITS is set and upstream cannot quantise this model's caches.
+        StartError: KV_BITS is set and upstream cannot quantise this model's caches, or
+            KV_CACHE_DIR is another user's.
     """
     running = _running_format(engine, settings)
     try:
@@ -63,9 +65,15 @@ def make_keeper(
 
 
 def _courier(root: PrefixHash, settings: Settings) -> Courier | None:
-    """Return what carries KV to disk and back; None where nothing may be written."""
+    """Return what carries KV to disk and back; None where nothing may be written.
+
+    Raises:
+        StartError: the directory is another user's, who could put there what they like.
+    """
     if not settings.max_kv_size_gb:
         return None
+    if settings.kv_cache_dir.exists():  # else the courier makes it, where the disk lets it
+        private_directory(settings.kv_cache_dir.resolve(), "KV_CACHE_DIR")
     shelf = Shelf(
         settings.kv_cache_dir,
         root,

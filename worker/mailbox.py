@@ -63,13 +63,18 @@ class Mailbox:
         jobs: Jobs,
         heartbeat: Callable[[Sequence[str]], Heartbeat],
         open_max: int,
+        is_supervised: bool = True,
     ) -> None:
-        """`heartbeat` is given the ids of the requests that the scheduler has not seen yet."""
+        """`heartbeat` is given the ids of the requests that the scheduler has not seen yet.
+
+        `is_supervised`: who started this worker holds the other end of its stdin.
+        """
         self._port = port
         self._identity = identity
         self._jobs = jobs
         self._heartbeat = heartbeat
         self._open_max = open_max
+        self._is_supervised = is_supervised
         self._open: dict[str, Ticket] = {}
         self._arriving: dict[str, None] = {}  # the Submits of those that are being rendered
         self._peers: set[bytes] = set()
@@ -85,7 +90,7 @@ class Mailbox:
             if self._port.gone:
                 self._forget_gone_peers()
             if time.monotonic() >= self._next_beat:
-                if _supervisor_is_gone():
+                if self._is_supervised and _supervisor_is_gone():
                     return
                 self._beat()
 

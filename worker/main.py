@@ -1,5 +1,7 @@
 """`python -m worker.main`: one worker process. Started and watched by the proxy's supervisor.
 
+With an endpoint on tcp:// it is started by hand, for a proxy on another machine.
+
 Threads: this one is the mailbox (socket, heartbeats); `inference` loads the model and is the only
 one that touches MLX; `prompt` renders and tokenises.
 """
@@ -68,6 +70,7 @@ class Worker:
         self._loop: InferenceLoop | None = None
         self._keeper: Keeper | NoKeeper | None = None
         self._loaded: LoadedModel | None = None
+        self._is_on_network = endpoint.startswith("tcp://")  # started by hand, for another machine
         self._port = RouterPort(endpoint, _keys(settings, endpoint))
         self._mailbox = Mailbox(
             self._port,
@@ -75,12 +78,17 @@ class Worker:
             self._jobs,
             self._heartbeat,
             open_max=settings.live_slots_max + settings.queue_max,
+            is_supervised=not self._is_on_network,
         )
 
     def run(self) -> int:
-        """Work until SIGTERM or the supervisor's end; return the exit code."""
+        """Work until SIGTERM or the supervisor's end; return the exit code.
+
+        A worker on tcp:// has no supervisor: SIGTERM or Ctrl-C ends it.
+        """
         signal.signal(signal.SIGTERM, self._on_signal)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to pass on
+        # Ctrl-C is the supervisor's to pass on, where there is one.
+        signal.signal(signal.SIGINT, self._on_signal if self._is_on_network else signal.SIG_IGN)
         inference = threading.Thread(target=self._inference, name="inference", daemon=True)
         inference.start()
         self._mailbox.run(self._stop.is_set)

@@ -133,7 +133,7 @@ class Prompter:
         if visit is not None and not message.prefill_only:
             self._explain(visit, built)
         asked = message.sampling.max_tokens or self._settings.default_max_tokens
-        root = self._root(message.prompt)
+        root = self._root(message)
         names = prefix_hashes(root, tokens, cuts)
         is_side = visit is not None and visit.is_side
         splitter, guide = self._split_and_guided(message, built, visit)
@@ -248,7 +248,7 @@ class Prompter:
         try:
             ids = self._builder.build(content, adds_header=False).ids
         except RequestError as error:  # nothing is lost but the head start
-            log.debug("the next prompt cannot be foreseen: %s", error)
+            log.debug("the next prompt cannot be foreseen: %s", error.code)
             return None
         ends = [request.end_id] if request.end_id is not None else []
         fed = [*request.ids, *request.sampled, *ends]
@@ -256,15 +256,14 @@ class Prompter:
         if common_length(tokens, pack(fed)) >= min(len(tokens), len(fed)):
             return None
         cuts = self._rule.natural(tokens.tolist())
-        root = self._root(visit.prompt)
+        root = request.query.root or self._facts.root
         names = prefix_hashes(root, tokens, cuts)
         return Query(tokens, cuts, names, _family(visit.prompt), root=root)
 
-    def _root(self, prompt: Prompt) -> PrefixHash:
+    def _root(self, message: Submit) -> PrefixHash:
         """Return what a prompt's names begin with: where there are several keys, its key's own."""
-        if len(self._settings.api_keys) < 2:
-            return self._facts.root
-        return key_root(self._facts.root, prompt.speaker.key)
+        root = self._facts.root
+        return key_root(root, message.prompt.speaker.key) if message.is_apart else root
 
     def _text(self, ids: Sequence[int]) -> str:
         detokeniser = self._vocabulary.detokeniser()

@@ -1,9 +1,11 @@
 """What `/v1/cache` tells about one worker."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from worker.cache.extents import Extent
+from worker.cache.block_hash import key_root
+from worker.cache.extents import Extent, Joint
 from worker.cache.lines import Line
 from worker.kv.keeper import Keeper
 from worker.kv.no_keeper import NoKeeper
@@ -12,14 +14,15 @@ LINES_MAX = 200  # the most recently used
 
 
 def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int, key: str = "") -> dict[str, Any]:
-    """Return budget, use, lines, live slots, and the pins of `key`, "" = everyone's.
+    """Return budget, use, lines, live slots and pins. Inference thread.
 
-    Inference thread.
+    Sums are over all; the rest is of the API key with this digest, "" = everyone's.
     """
     report: dict[str, Any] = {"counts": dict(keeper.counts), "idle_tokens": idle_tokens}
     if isinstance(keeper, NoKeeper):
         return {"reuses": False, **report}
     store, budget = keeper.store, keeper.store.budget
+    root = store.root_of(key_root(store.root.name, key)) if key else None
     slots = [
         {
             "slot": slot.number,
@@ -29,6 +32,7 @@ def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int, key: str = "") -> 
             "line": slot.line.number if slot.line is not None else None,
         }
         for slot in keeper.slots
+        if root in (None, slot.root)
     ]
     return {
         "reuses": True,
@@ -38,16 +42,25 @@ def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int, key: str = "") -> 
         "budget_buffers": budget.buffers_max,
         "buffers": budget.buffers_used,
         "slots": slots,
-        "slots_bytes": sum(slot["bytes"] for slot in slots),
+        "slots_bytes": sum(map(keeper.slot_bytes, keeper.slots)),
         "slots_max": keeper.rules.slots_max,
         "extents": len(store),
         "snapshots": sum(joint.snapshot is not None for joint in store.joints),
         "evictions": keeper.evictions,
         "disk": keeper.disk_report(),
-        "entries": _lines(list(store.extents)),
+        "entries": _lines(list(store.extents if root is None else _under(root))),
         **keeper.pins_report(key),
         **report,
     }
+
+
+def _under(root: Joint) -> Iterator[Extent]:
+    """Yield the extents whose prompts begin at `root`."""
+    waiting = [root]
+    while waiting:
+        for extent in waiting.pop().leaving:
+            yield extent
+            waiting.append(extent.end)
 
 
 def _lines(extents: list[Extent]) -> list[dict[str, Any]]:

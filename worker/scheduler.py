@@ -449,7 +449,7 @@ class Scheduler:
     def _failed(self, request: Request, why: str) -> Failed:
         """End a request whose answer can not be held to its constraints any more."""
         self._give_back(request)
-        log.error("constraint broke request=%s %s", request.request_id, why)
+        log.error("constraint broke request=%s", request.request_id)  # why quotes the answer
         text = f"The answer could not be held to what was asked of it: {why}."
         return Failed(request.request_id, 500, "constraint_failed", text)
 

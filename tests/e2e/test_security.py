@@ -24,6 +24,7 @@ from tests.fixtures import fixture_dir
 
 MINE, THEIRS = "sk-canary-mine", "sk-canary-theirs"
 CANARY = "cAnArY-7731"
+KEPT = {"kv", "responses"}  # directories in which the text of answers is, for their owner alone
 AUDIT = """
 import os, sys
 fd = os.open(os.environ["AUDIT_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -276,6 +277,10 @@ def requests_that_tell(canary: str) -> Iterator[tuple[str, Any]]:
     yield messages, body_of(messages, "x", messages=[{"role": "user", "content": blocks}])
     output = {"type": "function_call_output", "call_id": "none", "output": canary}
     yield responses, body_of(responses, "x", input=[output], instructions=canary)
+    for edit in ("", "edited ", "edited again "):  # what broke a session's prefix is explained
+        asked = {"role": "user", "content": f"{edit}{canary} " * 200}
+        told = [asked, {"role": "assistant", "content": canary}, {"role": "user", "content": "on"}]
+        yield chat, body_of(chat, "x", messages=told, session_id="edited")
     for schema in BAD_SCHEMAS:
         wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         yield chat, body_of(chat, canary, response_format=wanted)
@@ -302,8 +307,10 @@ def test_no_prompt_tool_output_or_key_is_in_any_log_whatever_goes_wrong(server: 
         if path.is_file()
     }
     assert "refused" in written[server.log] and len(written) > 2
+    assert "lost request=" in written[server.log], "no broken prefix was told of"
     for path, text in written.items():
-        for secret in (CANARY, MINE, THEIRS):
+        is_kept = KEPT & set(path.parts)  # turns and responses are, on purpose; keys are not
+        for secret in (MINE, THEIRS) if is_kept else (CANARY, MINE, THEIRS):
             found = [line for line in text.splitlines() if secret in line]
             assert not found, (path, found[:3])
 

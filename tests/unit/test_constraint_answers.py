@@ -279,13 +279,16 @@ def test_logits_without_a_token_are_never_chosen_and_the_width_is_the_models() -
         assert np.isinf(np.array(logits[0, checkpoints.VOCAB_SIZE :])).all()
 
 
-def test_a_matcher_that_breaks_is_told_and_the_answer_goes_on_unheld() -> None:
+def test_a_matcher_that_breaks_is_told_and_the_answer_goes_on_unheld(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     started = begun("llama3", JSON)
     started.tokens = family("llama3").tokenizer.encode("nonsense", add_special_tokens=False)
     zeros = mx.zeros((1, 10))
     assert started.guide.process(mx.array(started.tokens), zeros) is zeros
     assert started.guide.failure
     assert started.guide.process(mx.array([1]), zeros) is zeros
+    assert "Parser Error" not in capfd.readouterr().err, "llguidance quotes the answer to stderr"
 
 
 @pytest.mark.parametrize("text", [ANSWER, ANSWER + "<|eot_id|>", ANSWER + "<|eot_id|> more"])

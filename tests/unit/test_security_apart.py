@@ -15,13 +15,15 @@ from proxy.pool import WorkerPool
 from proxy.speaker import key_digest
 from shared import log as logs
 from shared.config import load_settings
-from shared.wire import Prompt, Sampling, Speaker
+from shared.wire import Failed, Prompt, Sampling, Speaker, Submit, Up
 from tests.machine import ROOT, Answer, Machine, machine, vocabulary
 from tests.unit.test_proxy_edge import ask, edge_of
 from tests.unit.test_sessions import QUESTION, SAID, Desk
 from worker.cache.block_hash import key_root, pack, prefix_hashes
 from worker.cache.index import Query
+from worker.constraint.guide import Guide
 from worker.prompter import Prompter, PromptFacts
+from worker.report import cache_report
 from worker.request import Request, Ticket
 from worker.stream.output import Output
 
@@ -48,9 +50,10 @@ def asked_of_workers(edge: Edge, path: str, key: str, monkeypatch: pytest.Monkey
         ("/v1/sessions", ("sessions", "")),
         ("/v1/sessions/s1", ("session", "s1")),
         ("/v1/cache/prompts/r1", ("prompt", "r1")),
+        ("/v1/cache", ("cache", "")),
     ],
 )
-def test_a_key_asks_for_its_own_sessions_and_prompts_only(
+def test_a_key_asks_for_its_own_sessions_prompts_and_lines_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, what: tuple[str, str]
 ) -> None:
     several = edge_of(tmp_path, PROXY_API_KEYS="mine, theirs", CACHE_DEBUG="true")
@@ -104,7 +107,7 @@ def test_an_exception_that_quotes_a_prompt_is_logged_with_its_place_and_without_
 # ---------------------------------------------------------------- KV
 
 
-def submitted(made: Machine, ids: list[int], key: str) -> Answer:
+def submitted(made: Machine, ids: list[int], key: str, guide: Guide | None = None) -> Answer:
     """Hand in a prompt of `key`."""
     root = key_root(ROOT, key)
     tokens, cuts = pack(ids), made.rule.cuts(ids)
@@ -117,6 +120,7 @@ def submitted(made: Machine, ids: list[int], key: str) -> Answer:
         sampling=Sampling(),
         tokens_max=8,
         output=Output(vocabulary("qwen3").detokeniser(), []),
+        guide=guide,
     )
     return made.enter(request)
 
@@ -172,6 +176,24 @@ def test_another_keys_kv_is_never_gone_on_from_so_that_no_prompt_can_be_guessed(
     assert entered(warm, words, "mine").cached == 0
 
 
+def test_another_keys_lines_and_slots_are_not_in_the_report_of_the_cache() -> None:
+    """How long a neighbour's prompts are, and when they were sent, is nobody's but theirs."""
+    words = np.random.default_rng(3).integers(3, 200, 300).tolist()
+    warm = machine("qwen3", tiny=True, slots_max=2)
+    entered(warm, words, "mine")
+    entered(warm, [*words[:250], 7, 8, 9], "mine")
+    entered(warm, words[:120], "theirs")
+    whole, mine, theirs, none = (
+        cache_report(warm.keeper, 0, key) for key in ("", "mine", "theirs", "no")
+    )
+    for part in ("entries", "slots"):
+        assert len(whole[part]) == len(mine[part]) + len(theirs[part]), part
+        assert none[part] == []
+    assert {row["tokens"] > 200 for row in mine["entries"]} == {True}
+    assert [row["tokens"] < 200 for row in theirs["entries"]] == [True]
+    assert {row["bytes"] for row in (whole, mine, theirs, none)} == {whole["bytes"]}
+
+
 def test_a_key_keeps_its_root_when_the_cache_is_emptied_amid_its_answer() -> None:
     words = np.random.default_rng(2).integers(3, 200, 300).tolist()
     warm = machine("qwen3", tiny=True)
@@ -185,11 +207,26 @@ def test_a_key_keeps_its_root_when_the_cache_is_emptied_amid_its_answer() -> Non
     check_apart(warm, "mine", "theirs")
 
 
-def test_each_key_has_its_own_root_and_one_key_needs_none(tmp_path: Path) -> None:
+def test_an_answer_that_breaks_its_constraint_is_not_quoted_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = machine("qwen3", tiny=True)
+    guide = Guide(1)
+    guide.failure = f'Parser Error: token "{CANARY}"'
+    submitted(made, [5, 6, 7], "mine", guide)
+    told: list[Up] = []
+    while not made.scheduler.is_idle:
+        told += made.step()
+    (failed,) = (row for row in told if isinstance(row, Failed))
+    assert CANARY in failed.text, "its own client is told"
+    assert "constraint broke" in caplog.text and CANARY not in caplog.text
+
+
+def test_each_key_has_its_own_root_and_one_key_needs_none() -> None:
     assert len({key_root(ROOT, key) for key in ("", "a", "b")} | {ROOT}) == 4
     assert key_root(ROOT, "a") == key_root(ROOT, "a")
-    for keys, is_own in (("", False), ("a", False), ("a, b", True)):
-        settings = load_settings({"PROXY_API_KEYS": keys}, None)
-        made = Prompter(settings, *[None] * 4, PromptFacts(0, 0, ROOT, *[None] * 3))  # type: ignore[arg-type]
-        root = made._root(Prompt([], speaker=MINE))
-        assert root == (key_root(ROOT, "mine") if is_own else ROOT)
+    settings = load_settings({}, None)
+    made = Prompter(settings, *[None] * 4, PromptFacts(0, 0, ROOT, *[None] * 3))  # type: ignore[arg-type]
+    for is_apart, root in ((True, key_root(ROOT, "mine")), (False, ROOT)):
+        message = Submit("r", Prompt([], speaker=MINE), Sampling(), is_apart=is_apart)
+        assert made._root(message) == root

@@ -1,7 +1,9 @@
 """Workers on the network: who has no key, or another's, gets nothing and does not start."""
 
 import asyncio
+import contextlib
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -49,7 +51,7 @@ def port(endpoint: str, keys_dir: Path) -> Iterator[RouterPort]:
     port.close()
 
 
-def stranger(server_key: bytes) -> CurveKeys:
+def strangers_keys(server_key: bytes) -> CurveKeys:
     public, secret = zmq.curve_keypair()
     return CurveKeys(public, secret, server_key)
 
@@ -84,7 +86,7 @@ def test_a_client_without_the_proxys_key_is_not_heard_and_hears_nothing(
         dealer = context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
         if attack != "no key":
-            keys = stranger(proxy.trusted) if attack == "another's key" else proxy
+            keys = strangers_keys(proxy.trusted) if attack == "another's key" else proxy
             server_key = zmq.curve_keypair()[0] if "server" in attack else proxy.trusted
             dealer.setsockopt(zmq.CURVE_SERVERKEY, server_key)
             dealer.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
@@ -101,6 +103,30 @@ def test_a_client_without_the_proxys_key_is_not_heard_and_hears_nothing(
         context.term()
 
     asyncio.run(attempt())
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        *(b"", b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, b"\xff" * 10_000),
+        b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00NULL" + b"\x00" * 48,
+        b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00CURVE" + b"\x00" * 47 + b"\x06\xff" * 99,
+    ],
+)
+def test_garbage_on_a_workers_port_reaches_nobody_and_ends_nothing(
+    port: RouterPort, endpoint: str, keys_dir: Path, garbage: bytes
+) -> None:
+    where = ("127.0.0.1", int(endpoint.rpartition(":")[2]))
+    strangers = [socket.create_connection(where, timeout=5) for _ in range(20)]
+    for stranger in strangers:
+        with contextlib.suppress(ConnectionError):  # it may be cut off amid it
+            stranger.sendall(garbage)
+    for _ in range(4):
+        assert port.turn(0.05) == []
+    test_the_proxy_with_its_keys_is_heard_and_answered(port, endpoint, keys_dir)
+    for stranger in strangers:
+        stranger.close()
+    assert port.bad_frame_count == 0
 
 
 def test_a_replaced_worker_is_told_nothing_by_the_proxy(endpoint: str, keys_dir: Path) -> None:

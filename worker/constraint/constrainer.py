@@ -26,6 +26,7 @@ COMPILED_MAX: Final = 32  # grammars that are remembered
 SCHEMA_BYTES_MAX: Final = 1_000_000
 GRAMMAR_CHARS_MAX: Final = 2_000_000  # of all schemas in it together
 LEXER_STATES_MAX: Final = 50_000
+_SILENT: Final = 0  # llguidance's log level: above it the answer is quoted on stderr
 ANY_OBJECT: Final = {"type": "object"}
 
 
@@ -161,7 +162,7 @@ class Constrainer:
                 )
             if constraints.schema is not None:
                 self._check(constraints.schema, "the answer", "response_format", {})
-            compiled = LLMatcher(self._tokens(), source, limits=self._limits)
+            compiled = LLMatcher(self._tokens(), source, log_level=_SILENT, limits=self._limits)
             if compiled.is_error():
                 for tool in tools:  # one by one they take longer than all of them together
                     self._check(tool.schema, f"the tool {tool.name!r}", "tools", LENIENT)
@@ -189,7 +190,7 @@ class Constrainer:
         """Return what llguidance says against a schema, "" where it says nothing."""
         lark = Lark(self._marks)
         source = lark.source(lark.json(schema, **options))
-        matcher = LLMatcher(self._tokens(), source, limits=self._limits)
+        matcher = LLMatcher(self._tokens(), source, log_level=_SILENT, limits=self._limits)
         matcher.compute_bitmask()  # some of what allows no value is found at the first token only
         return _said(matcher.get_error())
 

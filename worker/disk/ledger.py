@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from shared.journal import make_private
+
 FILE_NAME: Final = ".ledger"
 BYTES: Final = 256  # of the file: always the same ones, so that a full disk still takes them
 POLL_S: Final = 0.002
@@ -50,7 +52,7 @@ def locked(directory: Path, wait_s: float) -> Iterator[Ledger]:
         TimeoutError: another worker has held it for `wait_s`.
         OSError: the directory can't be written.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(directory)
     handle = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         _lock(handle, wait_s)
