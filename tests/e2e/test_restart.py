@@ -20,7 +20,7 @@ from tests.e2e.test_pocket_meaning import ASK, FACT, NOTES, Talk
 
 pytestmark = pytest.mark.e2e
 
-RESTARTS = int(os.environ.get("HEARTH_RESTARTS", "4"))
+RESTARTS = int(os.environ.get("HEARTH_RESTARTS", "2"))
 CHUNK = 128  # tokens of one forward, and so of one extent at most
 MARGIN = 16  # tokens that the template puts between two turns
 QUESTIONS = (
