@@ -18,7 +18,7 @@ from tests.unit.test_keeper import KINDS, follow, prompt
 from worker.cache.budget import MB
 from worker.cache.extents import Extent, ExtentStore, Layout
 from worker.cache.index import Search
-from worker.cache.pins import SHARE, Pin, Pins
+from worker.cache.pins import Pin, Pins
 
 IDS = st.sampled_from(["a", "b", "c"])
 KEYS = st.sampled_from(["mine", "theirs"])
@@ -27,13 +27,14 @@ KEYS = st.sampled_from(["mine", "theirs"])
 def assert_marked(store: ExtentStore, pins: Pins) -> None:
     """What is marked as pinned is what the pins there are hold, and no more than their part."""
     held: list[Pin] = list(pins._pins.values())
+    assert all(extent in store for pin in held for extent in pin.path)
     for extent in store.extents:
         assert extent.pinned == sum(extent in pin.path for pin in held)
         assert extent.window_pinned == sum(extent in pin.windows for pin in held)
     for joint in store.joints:
         assert joint.snapshot_pinned == sum(joint in pin.snapshots for pin in held)
     report = pins.report()
-    assert report["pinned_bytes"] <= report["pinned_bytes_max"] <= store.budget.bytes_max / SHARE
+    assert report["pinned_bytes"] <= report["pinned_bytes_max"] <= store.budget.bytes_max / 2
     assert report["pinned_bytes"] <= store.budget.bytes_used <= store.budget.bytes_max
 
 
