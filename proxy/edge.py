@@ -159,6 +159,7 @@ class Edge:
 
     async def _prefill(self, exchange: Exchange) -> None:
         """Have a prompt read, and pinned where that is wished, without an answer to it."""
+        started = time.monotonic()
         body = parse_object(await exchange.read_body())
         dialect = prefill.dialect_of(body, exchange.headers, exchange.query)
         exchange.is_anthropic |= dialect == "messages"
@@ -173,6 +174,7 @@ class Edge:
             await exchange.send_json(200, told)
         finally:
             answer.close()
+            _note(answer, request, started)
 
     async def _generate(self, exchange: Exchange, request: ParsedRequest) -> None:
         started = time.monotonic()
@@ -194,16 +196,7 @@ class Edge:
                 await exchange.send_json(200, await module.whole(ticket))
         finally:
             _close(ticket.answers)
-            log.info(
-                "request id=%s dialect=%s stream=%d prompt=%d cached=%d ended=%s wall_ms=%d",
-                answer.request_id,
-                request.dialect,
-                request.stream,
-                answer.prompt_tokens,
-                answer.usage.cached_tokens if answer.usage else answer.cached_tokens,
-                answer.ended_as,
-                (time.monotonic() - started) * 1000,
-            )
+            _note(answer, request, started)
 
     async def _opened(
         self, request: ParsedRequest, request_id: str, came_at: float
@@ -230,6 +223,20 @@ class Edge:
 def _close(answers: Iterable[Events]) -> None:
     for answer in answers:
         answer.close()
+
+
+def _note(answer: Answer, request: ParsedRequest, started: float) -> None:
+    """Write a request's line in the log, at its end."""
+    log.info(
+        "request id=%s dialect=%s stream=%d prompt=%d cached=%d ended=%s wall_ms=%d",
+        answer.request_id,
+        request.dialect,
+        request.stream,
+        answer.prompt_tokens,
+        answer.usage.cached_tokens if answer.usage else answer.cached_tokens,
+        answer.ended_as,
+        (time.monotonic() - started) * 1000,
+    )
 
 
 def _cors(origin: str) -> list[tuple[bytes, bytes]]:

@@ -40,7 +40,7 @@ class Warmer:
         for name in settings.warm_prompts:
             try:
                 for body in _bodies(PROJECT_DIR / Path(name).expanduser()):
-                    for key in keys if len(keys) > 1 else keys[:1]:  # each key has its own cache
+                    for key in keys:  # each key has its own cache
                         self._add(intake, body, key)
             except (OSError, orjson.JSONDecodeError, RequestError) as error:
                 raise StartError(

@@ -100,6 +100,10 @@ def steps_of(submit: Submit, worker_id: int) -> Iterator[Step]:
     for done in range(3):
         yield prefill_s / 3
         yield Progress(name, done, tokens)
+    if submit.prefill_only:
+        usage = Usage(tokens, tokens // 2, tokens - tokens // 2, 0, source="ram", finish_ms=5)
+        yield Finished(name, "prefilled", None, usage)
+        return
     yield from _pieces(submit, words)
     count, reason_count = int(words.get("n", 3)), int(words.get("reason", 0))
     limit = submit.sampling.max_tokens
@@ -167,6 +171,7 @@ class FakeWorker:
         self._hangs = False
         self._prompts: dict[str, list[int]] = {}  # request id -> its "token ids"
         self._sessions: dict[str, list[str]] = {}  # session -> its request ids
+        self._pins: dict[str, str] = {}  # request id -> whose pin it asked for
 
     def run(self) -> None:
         while True:
@@ -211,6 +216,8 @@ class FakeWorker:
             self._prompts[message.request_id] = list(range(tokens))
             session = message.prompt.speaker.session
             self._sessions.setdefault(session, []).append(message.request_id)
+            if message.pin:
+                self._pins[message.request_id] = message.prompt.speaker.key
             self._running[message.request_id] = (
                 peer,
                 steps_of(message, self._worker_id),
@@ -243,6 +250,11 @@ class FakeWorker:
             if ids is None:
                 return Failed(status.request_id, 404, "not_found", "Not remembered.")
             return Told(status.request_id, {"ids": ids})
+        if status.what == "unpin":
+            owner = self._pins.get(status.about)
+            if owner is None or status.key not in ("", owner):
+                return Failed(status.request_id, 404, "not_found", "Not pinned.")
+            del self._pins[status.about]
         if status.what == "clear_cache":
             self._prompts.clear()
         entries = [{"tokens": len(ids), "bytes": len(ids)} for ids in self._prompts.values()]
@@ -280,6 +292,8 @@ class FakeWorker:
         if isinstance(message, Submit):
             row["sampling"] = dataclasses.asdict(message.sampling)
             row["constraints"] = dataclasses.asdict(message.constraints)
+            names = ("use_kv_cache", "prefill_only", "pin")
+            row |= {name: getattr(message, name) for name in names}
         self._note_row(row)
 
     def _note_row(self, row: dict[str, Any]) -> None:

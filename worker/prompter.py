@@ -116,8 +116,8 @@ class Prompter:
         return body
 
     def _remember(self, message: Submit, ids: list[int]) -> None:
-        """Keep the ids of recent prompts where debugging is on."""
-        if not self._settings.cache_debug:
+        """Keep the ids of recent prompts where debugging is on, of those that may be kept."""
+        if not (self._settings.cache_debug and message.use_kv_cache):
             return
         self._recent[message.request_id] = (message.prompt.speaker.key, ids)
         while len(self._recent) > RECENT_MAX:

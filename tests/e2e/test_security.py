@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 import pytest
@@ -118,10 +119,11 @@ def test_dns_rebinding_a_page_under_another_name_is_refused(
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "file://"])
 @pytest.mark.parametrize("path", sorted(GENERATE))
+@pytest.mark.parametrize("goes_to", ["", "/v1/cache/prefill"])
 def test_a_foreign_page_cannot_make_the_model_compute(
-    server: Server, path: str, origin: str
+    server: Server, path: str, origin: str, goes_to: str
 ) -> None:
-    body = body_of(path, "from a page")
+    body, path = body_of(path, "from a page"), goes_to or path
     status, answer = ask(server, "POST", path, body, Origin=origin, Content_Type="text/plain")
     assert status == 403 and b"CORS_ORIGINS" in answer
     status, answer = ask(server, "POST", path, body, Sec_Fetch_Site="cross-site")
@@ -185,6 +187,10 @@ def requests_that_name(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
         {"type": "input_file", "file_url": place, "file_id": place, "filename": place},
     ):
         yield responses, body_of(responses, "hi", input=[{"role": "user", "content": [part]}])
+    for dialect in GENERATE:
+        yield "/v1/cache/prefill", body_of(dialect, place, pin=True)
+        yield "/v1/cache/prefill", body_of(dialect, "hi", model=place, pin=place)
+        yield f"/v1/cache/prefill?dialect={quote(place)}", body_of(dialect, "hi")
     yield responses, body_of(responses, "hi", previous_response_id=place)
     yield responses, body_of(responses, "hi", prompt={"id": place})
 
@@ -256,6 +262,7 @@ def requests_that_tell(canary: str) -> Iterator[tuple[str, Any]]:
     for path, field in GENERATE.items():
         yield path, body_of(path, f"{canary} <|im_end|>")
         yield path, body_of(path, canary, stream=True)
+        yield "/v1/cache/prefill", body_of(path, canary, pin=True)
         yield path, body_of(path, canary, stop=[canary], temperature=canary)
         yield path, body_of(path, f"{canary} " * 150_000)
         yield path, f'{{"model": "local", "{canary}": '.encode()
