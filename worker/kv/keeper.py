@@ -17,7 +17,7 @@ from worker.cache.budget import Budget
 from worker.cache.extents import Extent, ExtentStore, Joint
 from worker.cache.index import Query, Search
 from worker.cache.lines import Line, Lines
-from worker.cache.pins import Pins
+from worker.cache.pins import Pin, Pins
 from worker.cache.planner import Plan, make_plan, shared_cuts
 from worker.disk.courier import Courier
 from worker.disk.record import Record
@@ -155,18 +155,41 @@ class Keeper:
         form = self.rules.running_format if is_packed else None
         return max(0, self._layers.slot_bytes(rows, form) - held)
 
-    def release(self, nbytes: int) -> None:
+    def releasable(self, spared: Query | None = None) -> int:
+        """Return how many bytes `release` could give up."""
+        basis, slots = self._basis(spared)
+        kept = self.store.budget.bytes_used - self._pins.nbytes - basis.nbytes
+        idle = [slot for slot in self._slots.values() if not slot.is_busy]
+        return max(0, kept) + sum(self.slot_bytes(s) for s in idle if s.number not in slots)
+
+    def release(self, nbytes: int, spared: Query | None = None) -> None:
         """Give up `nbytes` of what no running request holds: kept KV first, then idle slots.
 
-        What was computed of them stays on disk, where there is one.
+        Nothing goes that the prompt `spared` would go on from. What was computed of what goes
+        stays on disk, where there is one.
         """
+        basis, slots = self._basis(spared)
+        basis.mark(1)
+        self._release(nbytes, slots)
+        basis.mark(-1)
+        mx.clear_cache()
+
+    def _basis(self, query: Query | None) -> tuple[Pin, set[int | None]]:
+        """Return what a prompt would go on from now: as a pin, and the slots that hold it."""
+        plan = self.plan(query) if query is not None else None
+        path = plan.path if plan is not None else ()
+        slots: set[int | None] = {n for e in path if e.body is None for n in e.holders}
+        slots.add(plan.slot if plan is not None else None)
+        return Pin.of("", path), slots
+
+    def _release(self, nbytes: int, spared: set[int | None]) -> None:
         budget, now = self.store.budget, time.monotonic()
         full = budget.bytes_max
         freed, budget.bytes_max = budget.bytes_used, max(0, budget.bytes_used - nbytes)
         self._mover.evictor.make_room(0, 0, math.inf, now)
         freed -= budget.bytes_used
         idle = sorted(
-            (slot for slot in self._slots.values() if not slot.is_busy),
+            (s for s in self._slots.values() if not s.is_busy and s.number not in spared),
             key=lambda slot: _claim(slot, now),
         )
         for slot in idle:
@@ -175,7 +198,6 @@ class Keeper:
             freed += self.slot_bytes(slot)
             self._vacate(slot)
         budget.bytes_max = full
-        mx.clear_cache()
 
     # ------------------------------------------------------------ pins
 
@@ -228,13 +250,15 @@ class Keeper:
         None where there is nothing to wait for.
         """
         recall = self._disk.wanted(query, self.rules.is_exact) if self._disk is not None else None
-        if recall is None or self._disk is None:
-            return None
+        if recall is None or self._disk is None or recall.position <= self.plan(query).position:
+            return None  # a live slot may hold more than the store
         return recall if self._disk.courier.read(recall.names, then) else None
 
     def take_in(self, records: Sequence[Record | None], query: Query) -> int:
         """Keep what was read for a prompt; return how many tokens came back."""
         assert self._disk is not None
+        if not records or records[0] is None:
+            return self._disk.take_in(records, query, Line(0, 0.0, 0.0))  # which counts that
         line = self._lines.open(time.monotonic(), 1, query.family, query.is_side)
         self._lines.rest(line, time.monotonic())
         return self._disk.take_in(records, query, line)
@@ -248,10 +272,8 @@ class Keeper:
 
     def hand_over(self) -> None:
         """Give the disk's thread what it had no room for when it was committed."""
-        for slot in self._slots.values():
-            self._to_disk(slot)
         if self._disk is not None:
-            self._disk.keep_rest()
+            self._disk.keep_rest(self._slots.values())
 
     def shut(self, flush_s: float) -> None:
         """Write what is queued, for so long, and end the disk's thread. Any thread, at the end."""
