@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shared.wire import Failed, Finished
 from tests.machine import Machine, machine
 from tests.property.test_disk_restart import Workers
 from tests.unit.test_keeper import KINDS, follow, prompt
+from worker.cache.budget import MB
 from worker.disk.shelf import Shelf
 from worker.memory import MemoryGuard
 
@@ -78,6 +80,45 @@ def test_what_made_way_while_a_prompt_waited_for_its_turn_is_read_from_disk(
     warm.run()
     assert warm.settled(waiting).cached == waiting.request.query.limit
     assert waiting.usage is not None and waiting.usage.source == "ssd"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_conversations_that_take_turns_in_room_for_one_are_read_once(
+    workers: Workers, name: str
+) -> None:
+    turns, count = 3, 3
+    alone = machine(name, slots_max=1)
+    ids = prompt(name, 150, 100)
+    for turn in range(turns):
+        ids = follow(name, ids, alone.ask(ids).request.sampled, 60, seed=turn)
+    alone.keeper._vacate(alone.keeper.slots[0])
+    budget_mb = 1.3 * alone.keeper.store.budget.bytes_used / MB
+    warm = workers.start(name, slots_max=1, budget_mb=budget_mb)
+    talks = [prompt(name, 150, 100, seed=seed) for seed in range(count)]
+    read = [0] * count
+    for turn in range(turns):
+        for number in range(count):
+            answer = warm.ask(talks[number])
+            workers.flush()
+            assert answer.cached >= read[number], (turn, number)
+            read[number] = answer.request.query.limit
+            sampled = answer.request.sampled
+            talks[number] = follow(name, talks[number], sampled, 60, seed=turn)
+    warm.check()
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss"])
+def test_what_finds_no_room_in_memory_is_on_disk_all_the_same(
+    workers: Workers, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm, ids = workers.start(name, is_exact=True), prompt(name, 150, 100)
+    monkeypatch.setattr(warm.keeper._mover, "_has_room", lambda *_: False)
+    cold = warm.ask(ids)
+    workers.flush()
+    again = workers.start(name, is_exact=True).ask(ids)
+    assert again.cached == again.request.query.limit
+    assert again.tokens == cold.tokens
+    assert all(np.array_equal(a, b) for a, b in zip(again.logits, cold.logits, strict=True))
 
 
 def test_nothing_is_read_that_a_live_slot_holds(workers: Workers) -> None:

@@ -5,6 +5,7 @@ worker loses a chunk at most, and nothing is written twice. What a prompt needs 
 before the prompt gets a slot, and goes into the store: planning sees RAM only.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,9 +16,10 @@ import numpy as np
 
 from worker.cache.block_hash import PrefixHash, prefix_hashes
 from worker.cache.eviction import Evictor
-from worker.cache.extents import Extent, ExtentStore, Joint
+from worker.cache.extents import Extent, ExtentStore, Joint, path_to
 from worker.cache.index import Query, Search
 from worker.cache.lines import Line
+from worker.cache.pins import Pin
 from worker.disk.courier import Courier
 from worker.disk.names import Kind, Name
 from worker.disk.record import Array, Record
@@ -124,13 +126,33 @@ class DiskTier:
         """Return the arrays of one piece of an extent; None where it has no such piece."""
         if kind is Kind.ROWS:
             return arrays_of_rows(self._rows(extent, slot).layers)
+        ends_here = slot is not None and slot.position == extent.end.position
+        there = slot if ends_here else None
         if kind is Kind.WINDOW:
-            return None if extent.window is None else arrays_of_rows(_kept(extent.window).layers)
-        snapshot = extent.end.snapshot
-        if snapshot is None or extent.end.arrival is not extent:
+            window = self._window(extent, there)
+            return None if window is None else arrays_of_rows(window.layers)
+        state = self._state(extent, there)
+        return None if state is None else arrays_of_state(state)
+
+    def _window(self, extent: Extent, slot: Slot | None) -> Kept | None:
+        """Return an extent's window, from RAM or from a slot that ends where it does."""
+        if extent.window is not None:
+            return _kept(extent.window)
+        if slot is None or not self._layers.layout.window:
             return None
-        assert isinstance(snapshot, State)
-        return arrays_of_state(snapshot)
+        count = self._layers.window_count(slot.cache, len(extent.tokens))
+        return self._layers.copy_window(slot.cache, count) if count else None
+
+    def _state(self, extent: Extent, slot: Slot | None) -> State | None:
+        """Return the snapshot at an extent's end, likewise."""
+        if extent.end.arrival is not extent:
+            return None
+        if extent.end.snapshot is not None:
+            assert isinstance(extent.end.snapshot, State)
+            return extent.end.snapshot
+        if slot is None or not self._layers.layout.has_state:
+            return None
+        return self._layers.take_state(slot.cache)
 
     def _rows(self, extent: Extent, slot: Slot | None) -> Kept:
         if not self._has_rows:
@@ -259,12 +281,15 @@ class DiskTier:
         hangs from it is of no use.
         """
         count = 0
+        search = Search(self._store, query, is_exact=False)
+        search.run()
+        tips = [max((joint for joint, _ in search.reached()), key=lambda joint: joint.position)]
         for record in records:
             if record is None:
                 self.counts["recalls_missed"] += 1
                 break
             try:
-                is_taken = self._take_in(record, query, line)
+                is_taken = self._take_in(record, query, line, tips)
             except Unreadable:
                 self.counts["recalls_unreadable"] += 1
                 break
@@ -276,24 +301,25 @@ class DiskTier:
         self.counts["recalled_tokens"] += count
         return count
 
-    def _take_in(self, record: Record, query: Query, line: Line) -> bool:
+    def _take_in(self, record: Record, query: Query, line: Line, tips: list[Joint]) -> bool:
+        """Put one piece into the store; say whether it is there. `tips` are not to be lost."""
         if record.kind is Kind.ROWS:
-            return self._take_in_rows(record, query, line)
+            return self._take_in_rows(record, query, line, tips)
         joint = self._store.joint(record.end)
         arrival = joint.arrival if joint is not None else None
         if joint is None or arrival is None or not _is_beside(record, arrival):
             self.counts["recalls_homeless"] += 1
             return False
         if record.kind is Kind.WINDOW:
-            if arrival.window is None and (window := self._roomy(rows_from(record.arrays), joint)):
+            if arrival.window is None and (window := self._roomy(rows_from(record.arrays), tips)):
                 rows = window.layers[0].arrays[0].shape[2]
                 self._store.set_window(arrival, window, joint.position - rows)
             return arrival.window is not None
-        if joint.snapshot is None and (state := self._roomy(state_from(record.arrays), joint)):
+        if joint.snapshot is None and (state := self._roomy(state_from(record.arrays), tips)):
             self._store.set_snapshot(joint, state)
         return joint.snapshot is not None
 
-    def _take_in_rows(self, record: Record, query: Query, line: Line) -> bool:
+    def _take_in_rows(self, record: Record, query: Query, line: Line, tips: list[Joint]) -> bool:
         start = self._store.joint(record.start)
         end = record.position + len(record.tokens)
         if start is None or start.position != record.position:
@@ -302,25 +328,32 @@ class DiskTier:
         if not np.array_equal(record.tokens, query.tokens[record.position : end]):
             self.counts["recalls_other_tokens"] += 1
             return False
-        body = self._roomy(rows_from(record.arrays), start)
+        tips[1:] = [start]
+        body = self._roomy(rows_from(record.arrays), tips)
         if body is None:
             return False
-        _, extent = self._store.commit(
+        there, extent = self._store.commit(
             start, record.end, record.tokens.copy(), record.is_canonical, line
         )
+        tips[1:] = [there]
         if extent is not None:  # else as good a one has come meanwhile
             extent.is_stored = True
             if self._layers.layout.has_rows:
                 self._store.set_body(extent, body)
         return True
 
-    def _roomy(self, part: Part, joint: Joint) -> Part | None:
-        """Return what was read where there is room for it beside `joint`, where it belongs."""
-        worth = 1 / max(1, self._layers.row_bytes)  # as likely needed as anything: it is asked for
-        now = time.monotonic()
-        joint.pins += 1  # what arrives there is a leaf as yet, and could go itself
-        has_room = self._evictor.make_room(part.nbytes, part.buffers, worth, now)
-        joint.pins -= 1
+    def _roomy(self, part: Part, tips: Sequence[Joint]) -> Part | None:
+        """Return what was read where room can be made for it, and nothing of `tips`' paths goes.
+
+        It is needed now; what makes way for it is on disk, or is less likely needed than that.
+        """
+        if self._store.budget.missing(part.nbytes, part.buffers) == (0, 0):
+            return part
+        extents = {extent: None for tip in tips for extent in path_to(tip)}
+        path = Pin.of("", tuple(extents))
+        path.mark(1)
+        has_room = self._evictor.make_room(part.nbytes, part.buffers, math.inf, time.monotonic())
+        path.mark(-1)
         if has_room:
             return part
         self.counts["recalls_refused"] += 1

@@ -14,7 +14,7 @@ import mlx.core as mx
 from shared.errors import Overloaded, RequestError
 from worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from worker.cache.budget import Budget
-from worker.cache.extents import Extent, ExtentStore, Joint
+from worker.cache.extents import ExtentStore, path_to
 from worker.cache.index import Query, Search
 from worker.cache.lines import Line, Lines
 from worker.cache.pins import Pin, Pins
@@ -67,7 +67,7 @@ class Keeper:
     def open(self, query: Query, rows: int) -> tuple[Slot, Plan]:
         """Check out a slot that holds as much of the prompt as is kept; room for `rows` tokens."""
         plan = self.plan(query)
-        if plan.slot is None and self._make_way():
+        if plan.slot is None and self._make_way(query):
             plan = self.plan(query)  # what the slot held may be all that it went on from
         self.counts[f"match_{plan.kind}"] += 1
         self.counts["hybrid_trim_miss"] += plan.hybrid_trimmed
@@ -211,7 +211,7 @@ class Keeper:
         """
         if slot.joint.is_dropped:
             self._mover.reindex(slot)
-        path = self._path_to(slot.joint)
+        path = path_to(slot.joint)
         if not path:
             raise RequestError(
                 f"The prompt is {slot.position} tokens up to where it could be resumed; there is "
@@ -232,13 +232,6 @@ class Keeper:
 
     def pins_report(self, key: str = "") -> dict[str, Any]:
         return self._pins.report(key)
-
-    def _path_to(self, joint: Joint) -> list[Extent]:
-        path = []
-        while (extent := joint.arrival) is not None:
-            path.append(extent)
-            joint = extent.start
-        return path[::-1]
 
     # ------------------------------------------------------------ the disk
 
@@ -411,14 +404,20 @@ class Keeper:
         self._mover.quantise(slot, plan.position)
         return slot
 
-    def _make_way(self) -> bool:
-        """Empty the idle slot that is least likely needed, where none is free; say whether so."""
+    def _make_way(self, query: Query) -> bool:
+        """Empty the idle slot that is least likely needed, where none is free; say whether so.
+
+        What it held is kept, but not instead of what the prompt goes on from.
+        """
         if len(self._slots) < self.rules.slots_max:
             return False
         now = time.monotonic()
         idle = [slot for slot in self._slots.values() if not slot.is_busy]
         assert idle, "the scheduler opens no more than slots_max"
+        basis, _ = self._basis(query)
+        basis.mark(1)
         self._vacate(min(idle, key=lambda slot: _claim(slot, now)))
+        basis.mark(-1)
         return True
 
     def _vacate(self, slot: Slot) -> None:
