@@ -52,6 +52,7 @@ class Recalled:
 
     request: "Request"
     records: Sequence[Record | None]
+    epoch: int  # of the cache that they were read for
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class Request:
     slot: Slot | None = None  # held from its first forward to its end
     plan: Plan | None = None  # what it started with
     recall: Recall | None = None  # what it waits for from disk
+    recalls: int = 0  # how often it has waited for that
     recalled_tokens: int = 0  # that came back from there
     position: int = 0  # prompt tokens in the slot
     clock: Clock | None = None  # runs from its first forward on
@@ -115,6 +117,12 @@ class Request:
     @property
     def cached_tokens(self) -> int:
         return self.plan.position if self.plan is not None else 0
+
+    @property
+    def source(self) -> str:
+        """Where what was kept of the prompt came from."""
+        source = self.plan.source if self.plan is not None else "none"
+        return "ssd" if source == "ram" and self.recalled_tokens else source
 
     def start_clock(self) -> None:
         now = time.monotonic()

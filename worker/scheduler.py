@@ -19,6 +19,7 @@ from shared.wire import (
     Up,
     Usage,
 )
+from worker.admission import Admission, rows_of
 from worker.cache.block_hash import pack
 from worker.cache.index import Query
 from worker.engine import decode
@@ -27,7 +28,6 @@ from worker.engine.engine import Engine
 from worker.engine.sampling import Choice
 from worker.estimate import Load, Pace, Work
 from worker.fairness import give_turn, in_turn
-from worker.kv.disk import Recall
 from worker.kv.slots import Slot
 from worker.request import Recalled, Request
 from worker.rules import Keeping, Rules
@@ -39,7 +39,6 @@ from worker.stream.splitter import Part
 log = logging.getLogger(__name__)
 
 FORESEEN_MAX = 4  # prompts that are prefilled in idle time before they are asked
-SPARE_ROWS = 512  # a slot has room for so much of an answer; it grows for a longer one
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +84,7 @@ class Scheduler:
         self._ahead: Ahead | None = None
         self._foreseen: deque[Query] = deque(maxlen=FORESEEN_MAX)
         self.counts: Counter[str] = Counter()
+        self._admission = Admission(keeper, rules, self.counts)
         self.steps = 0
         self.idle_tokens = 0  # prefilled in idle time, for no request
 
@@ -124,27 +124,14 @@ class Scheduler:
         self._stop_working_ahead()
         request.turn = self._turn
         self._waiting.append(request)
-        keeper = self._keeper_of(request)
+        keeper = self._admission.keeper_of(request)
         request.kept_tokens = keeper.plan(request.query).position
-        request.recall = keeper.recall(
-            request.query, lambda records: self._rules.post(Recalled(request, records))
-        )
-        if request.recall is not None:
-            request.kept_tokens = request.recall.position
+        self._admission.ask_disk(request)
         return Progress(request.request_id, request.kept_tokens, request.prompt_tokens)
-
-    def _keeper_of(self, request: Request) -> Keeping:
-        return self._keeper if request.is_kept else self._apart
 
     def recalled(self, found: Recalled) -> None:
         """Take in what was read from disk; the request it was read for may have a slot now."""
-        request = found.request
-        tokens = self._keeper.take_in(found.records, request.query)
-        if request.recall is None:  # it has given up waiting: others may go on from this
-            self.counts["recalls_late"] += 1
-            return
-        request.recall, request.recalled_tokens = None, tokens
-        request.kept_tokens = self._keeper.plan(request.query).position
+        self._admission.recalled(found)
 
     @property
     def is_blocked(self) -> bool:
@@ -173,7 +160,8 @@ class Scheduler:
             query = self._next_ahead()
             if query is None:
                 return False
-            slot = self._keeper.open_spare(query)
+            cost = self._apart.slot_cost(query, query.limit)
+            slot = None if self._rules.memory.over(cost) else self._keeper.open_spare(query)
             if slot is None:
                 self._keeper.settle(query)
                 return bool(self._foreseen)
@@ -203,6 +191,7 @@ class Scheduler:
 
     def forget(self) -> None:
         """Empty the cache; running requests go on with what they have."""
+        self._admission.forget()
         self._foreseen.clear()
         self._stop_working_ahead()
         self._keeper.clear()
@@ -251,29 +240,21 @@ class Scheduler:
             request = next(filter(self._can_begin, in_turn(self._waiting, self._turn)), None)
             if request is None:
                 return
-            rows = request.prompt_tokens + min(request.tokens_max, SPARE_ROWS)
-            keeper = self._keeper_of(request)
-            cost = keeper.slot_cost(request.query, rows)
-            cost *= 2 if self.running else 1  # a batch copies what joins it
-            has_room = self._rules.memory.makes_room(self._keeper, cost)
+            has_room, cost = self._admission.makes_room(request, is_last=not self.running)
             if self.running and not has_room:
                 return
+            if has_room and self._admission.asks_again(request):
+                continue
             self._waiting.remove(request)
             self._turn = give_turn(request, self._waiting, self._turn)
             if not has_room:
-                yield self._no_room(request, cost)
+                yield self._admission.no_room(request, cost)
                 continue
-            request.slot, request.plan = keeper.open(request.query, rows)
+            keeper = self._admission.keeper_of(request)
+            request.slot, request.plan = keeper.open(request.query, rows_of(request))
             request.position = request.plan.position
             request.start_clock()
             self._prefilling.append(request)
-
-    def _no_room(self, request: Request, cost: int) -> Failed:
-        """Refuse a prompt that does not fit though all else has made way."""
-        self.counts["memory_refusals"] += 1
-        text = self._rules.memory.refusal(request.prompt_tokens, cost)
-        log.warning("no memory request=%s %s", request.request_id, text)
-        return Failed(request.request_id, 400, "context_length_exceeded", text)
 
     def _shed(self) -> Iterator[Up]:
         """Give memory back where answers have outgrown it; the youngest ends where all is given."""
@@ -286,15 +267,9 @@ class Scheduler:
 
     def _can_begin(self, request: Request) -> bool:
         """Whether it waits for nothing but a slot: not for the disk, nor for another's prefill."""
-        if request.recall is not None and not self._gives_up(request.recall):
+        if self._admission.waits_for_disk(request):
             return False
-        request.recall = None
         return not any(self._is_ahead(leader, request) for leader in self._prefilling)
-
-    def _gives_up(self, recall: Recall) -> bool:
-        """Whether to read a prompt rather than to wait for the disk any longer."""
-        self.counts["recalls_given_up"] += recall.is_late
-        return recall.is_late
 
     def _is_ahead(self, leader: Request, request: Request) -> bool:
         """Whether `leader` is about to prefill what `request` would have to prefill too."""
@@ -339,21 +314,23 @@ class Scheduler:
         request.position = end
         assert request.clock is not None
         request.clock.chunk()
-        self._keeper_of(request).commit(slot, query.tokens[:end], query.names[number])
+        self._admission.keeper_of(request).commit(slot, query.tokens[:end], query.names[number])
 
     def _prefilled(self, request: Request) -> Finished | Failed:
         """End a request that wants no answer; a pin that is refused leaves its KV as any other."""
         assert request.slot is not None
         try:
             if request.pin_key is not None:
-                self._keeper_of(request).pin(request.slot, request.request_id, request.pin_key)
+                self._admission.keeper_of(request).pin(
+                    request.slot, request.request_id, request.pin_key
+                )
         except RequestError as error:
             self._give_back(request)
             return Failed(request.request_id, error.status, error.code, str(error))
         return self._end(request, "prefilled")
 
     def _sequence(self, request: Request) -> decode.Sequence:
-        slot, keeper = request.slot, self._keeper_of(request)
+        slot, keeper = request.slot, self._admission.keeper_of(request)
         assert slot is not None
         return decode.Sequence(
             key=request.request_id,
@@ -424,7 +401,7 @@ class Scheduler:
             prefilled_tokens=fed - request.cached_tokens,
             completion_tokens=request.completion_tokens,
             reasoning_tokens=request.output.reasoning_tokens,
-            source=_source(request),
+            source=request.source,
             ttft_ms=round(((now if first is None else first) - began) * 1000),
             finish_ms=round((now - began) * 1000),
         )
@@ -456,7 +433,7 @@ class Scheduler:
     def _give_back(self, request: Request) -> None:
         """Check the slot in with all that was computed, also for a client that left."""
         slot, request.slot = request.slot, None
-        keeper = self._keeper_of(request)
+        keeper = self._admission.keeper_of(request)
         if self._decoding.pop(request.request_id, None) is not None:
             remains = self._engine.decoder.remove(request.request_id)
             assert slot is not None and remains is not None
@@ -485,9 +462,3 @@ class Scheduler:
         wanted = request.sampling.top_logprobs
         assert wanted is not None, "only asked-for log probabilities are carried"
         return describe(sampled.token_id, sampled.logprobs, wanted, self._vocabulary)
-
-
-def _source(request: Request) -> str:
-    """Return where what was kept of the prompt came from."""
-    source = request.plan.source if request.plan is not None else "none"
-    return "ssd" if source == "ram" and request.recalled_tokens else source

@@ -1,6 +1,7 @@
 """Reading from disk makes room, and never by what it is about to hang something from."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,4 +71,21 @@ def test_a_snapshot_does_not_push_out_the_run_that_it_ends() -> None:
     disk, store = tier(RUN_BYTES * 3 // 2, Layout(has_state=True, window=0))
     assert take_in(disk, record(0), record(0, Kind.STATE)) == RUN
     assert disk.counts["recalls_refused"] == 1
+    store.check()
+
+
+def test_a_snapshot_of_a_fast_run_is_not_put_beside_canonical_rows() -> None:
+    disk, store = tier(8 * RUN_BYTES, Layout(has_state=True, window=0))
+    fast = replace(record(0, Kind.STATE), is_canonical=False)
+    assert take_in(disk, record(0), fast) == RUN
+    assert disk.counts["recalls_homeless"] == 1
+    assert all(joint.snapshot is None for joint in store.joints)
+
+
+def test_a_window_read_last_does_not_push_out_the_runs_behind_it() -> None:
+    disk, store = tier(RUN_BYTES * 5 // 2, Layout(has_state=False, window=2 * RUN))
+    pieces = [record(0), record(1), record(0, Kind.WINDOW)]
+    assert take_in(disk, *pieces) == 2 * RUN
+    assert disk.counts["recalls_refused"] == 1
+    assert len(store) == 2
     store.check()

@@ -264,6 +264,15 @@ def _is_canonical(joint: Joint) -> bool:
     return joint.arrival is None or joint.arrival.is_canonical
 
 
+def path_to(joint: Joint) -> list[Extent]:
+    """Return the extents that lead from the root to a joint."""
+    path = []
+    while (extent := joint.arrival) is not None:
+        path.append(extent)
+        joint = extent.start
+    return path[::-1]
+
+
 def same_tokens(extent: Extent, tokens: Tokens) -> bool:
     """Whether `tokens`, a whole prompt, says the same as `extent` in its place."""
     return np.array_equal(extent.tokens, tokens[extent.start.position : extent.end.position])

@@ -21,6 +21,17 @@ class Pin:
     windows: tuple[Extent, ...]  # those whose window is pinned
     snapshots: tuple[Joint, ...]  # those whose snapshot is pinned
 
+    @classmethod
+    def of(cls, key: str, path: Sequence[Extent]) -> "Pin":
+        """Return a pin of a path, and of what is there of its windows and snapshots."""
+        windows = tuple(extent for extent in path if extent.window is not None)
+        snapshots = tuple(extent.end for extent in path if extent.end.snapshot is not None)
+        return cls(key, tuple(path), windows, snapshots)
+
+    @property
+    def nbytes(self) -> int:
+        return _total(self.parts())[0]
+
     @property
     def tokens(self) -> int:
         return self.path[-1].end.position
@@ -57,6 +68,11 @@ class Pins:
     def __len__(self) -> int:
         return len(self._pins)
 
+    @property
+    def nbytes(self) -> int:
+        """What they hold together."""
+        return _total(part for pin in self._pins.values() for part in pin.parts())[0]
+
     def check(self, pin_id: str, path: Sequence[Extent], nbytes: int, buffers: int) -> None:
         """Refuse a path, with `nbytes` in `buffers` still to be copied for it, that is too much.
 
@@ -88,9 +104,7 @@ class Pins:
         A pin of that id is replaced.
         """
         assert path and path[0].start.arrival is None, "a path begins at the root"
-        windows = tuple(extent for extent in path if extent.window is not None)
-        snapshots = tuple(extent.end for extent in path if extent.end.snapshot is not None)
-        pin = Pin(key, tuple(path), windows, snapshots)
+        pin = Pin.of(key, path)
         pin.mark(1)
         if (old := self._pins.pop(pin_id, None)) is not None:
             old.mark(-1)
@@ -115,9 +129,8 @@ class Pins:
             for pin_id, pin in self._pins.items()
             if key in ("", pin.key)
         ]
-        held, _ = _total(part for pin in self._pins.values() for part in pin.parts())
         limit = self._budget.bytes_max // SHARE
-        return {"pins": rows, "pinned_bytes": held, "pinned_bytes_max": limit}
+        return {"pins": rows, "pinned_bytes": self.nbytes, "pinned_bytes_max": limit}
 
 
 def _total(parts: Iterable[Bytes]) -> tuple[int, int]:

@@ -78,6 +78,11 @@ class Courier:
             self._clears = True
             self._changed.notify_all()
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether the shelf has ever refused what was taken here."""
+        return self.counts["writes_lost"] > 0
+
     def flush(self, seconds: float) -> bool:
         """Wait at most `seconds` until the shelf has had all that is queued; say whether it has."""
         deadline = time.monotonic() + seconds
@@ -147,10 +152,17 @@ class Courier:
         self._guarded(lambda: then(records))
 
     def _put(self, record: Record) -> None:
+        is_kept = False
+
+        def put() -> None:
+            nonlocal is_kept
+            is_kept = self.shelf.put(record)
+
         try:
-            self._guarded(lambda: self.shelf.put(record))
+            self._guarded(put)
         finally:
             with self._changed:
+                self.counts["writes_lost"] += not is_kept
                 self._queue_bytes -= record.nbytes
                 self._changed.notify_all()
 

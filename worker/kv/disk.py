@@ -5,9 +5,10 @@ worker loses a chunk at most, and nothing is written twice. What a prompt needs 
 before the prompt gets a slot, and goes into the store: planning sees RAM only.
 """
 
+import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -15,9 +16,10 @@ import numpy as np
 
 from worker.cache.block_hash import PrefixHash, prefix_hashes
 from worker.cache.eviction import Evictor
-from worker.cache.extents import Extent, ExtentStore, Joint
+from worker.cache.extents import Extent, ExtentStore, Joint, path_to
 from worker.cache.index import Query, Search
 from worker.cache.lines import Line
+from worker.cache.pins import Pin
 from worker.disk.courier import Courier
 from worker.disk.names import Kind, Name
 from worker.disk.record import Array, Record
@@ -49,7 +51,8 @@ class _Reached:
 
     position: int
     is_canonical: bool
-    path: tuple[Name, ...]  # rows on disk, from what is in RAM
+    joint: Joint  # up to which it is in RAM
+    path: tuple[Name, ...] = ()  # rows on disk, from there
 
 
 class DiskTier:
@@ -80,8 +83,13 @@ class DiskTier:
             if not extent.is_stored and extent in self._store:
                 extent.is_stored = self._keep(extent, slot)
 
-    def keep_rest(self) -> None:
-        """Hand over what was refused, and is in no slot any more."""
+    def keep_rest(self, slots: Iterable[Slot]) -> None:
+        """Hand over what was refused: by the queue, or, later, by the disk."""
+        if self.courier.has_lost:
+            for extent in self._store.extents:
+                extent.is_stored = False  # what is on disk is not written again
+        for slot in slots:
+            self.keep(slot)
         for extent in list(self._store.extents):
             if not extent.is_stored and (extent.body is not None or not self._has_rows):
                 extent.is_stored = self._keep(extent, None)
@@ -118,13 +126,33 @@ class DiskTier:
         """Return the arrays of one piece of an extent; None where it has no such piece."""
         if kind is Kind.ROWS:
             return arrays_of_rows(self._rows(extent, slot).layers)
+        ends_here = slot is not None and slot.position == extent.end.position
+        there = slot if ends_here else None
         if kind is Kind.WINDOW:
-            return None if extent.window is None else arrays_of_rows(_kept(extent.window).layers)
-        snapshot = extent.end.snapshot
-        if snapshot is None or extent.end.arrival is not extent:
+            window = self._window(extent, there)
+            return None if window is None else arrays_of_rows(window.layers)
+        state = self._state(extent, there)
+        return None if state is None else arrays_of_state(state)
+
+    def _window(self, extent: Extent, slot: Slot | None) -> Kept | None:
+        """Return an extent's window, from RAM or from a slot that ends where it does."""
+        if extent.window is not None:
+            return _kept(extent.window)
+        if slot is None or not self._layers.layout.window:
             return None
-        assert isinstance(snapshot, State)
-        return arrays_of_state(snapshot)
+        count = self._layers.window_count(slot.cache, len(extent.tokens))
+        return self._layers.copy_window(slot.cache, count) if count else None
+
+    def _state(self, extent: Extent, slot: Slot | None) -> State | None:
+        """Return the snapshot at an extent's end, likewise."""
+        if extent.end.arrival is not extent:
+            return None
+        if extent.end.snapshot is not None:
+            assert isinstance(extent.end.snapshot, State)
+            return extent.end.snapshot
+        if slot is None or not self._layers.layout.has_state:
+            return None
+        return self._layers.take_state(slot.cache)
 
     def _rows(self, extent: Extent, slot: Slot | None) -> Kept:
         if not self._has_rows:
@@ -158,26 +186,25 @@ class DiskTier:
         """
         search = Search(self._store, query, is_exact)
         kept = search.run().position
-        reached = dict(self._along_disk(query, is_exact, search))
+        reached = self._reached(query, is_exact, search)
         best = sorted(reached.items(), key=lambda row: (row[1].position, row[1].is_canonical))
         for end, place in reversed(best):
             if place.position <= kept:
                 return None
-            pieces = self._pieces(end, place, reached)
+            pieces = self._pieces(end, place)
             if pieces is not None and self._fits(pieces):
                 return Recall(pieces, place.position)
         return None
 
-    def _along_disk(
-        self, query: Query, is_exact: bool, search: Search
-    ) -> Iterator[tuple[PrefixHash, _Reached]]:
-        """Yield the prefixes of the prompt that runs on disk lead to, from those in RAM."""
+    def _reached(self, query: Query, is_exact: bool, search: Search) -> dict[PrefixHash, _Reached]:
+        """Return the prefixes of the prompt that are in RAM, and those that disk leads to."""
         todo: dict[PrefixHash, _Reached] = {
-            joint.name: _Reached(joint.position, is_canonical, ())
+            joint.name: _Reached(joint.position, is_canonical, joint)
             for joint, is_canonical in search.reached()
+            if joint.position <= query.limit
         }
         names = dict(zip(query.cuts, query.names, strict=True))
-        done: set[PrefixHash] = set(todo)
+        done = dict(todo)
         while todo:
             start, place = todo.popitem()
             for name in self._shelf.leaving(start):
@@ -190,14 +217,11 @@ class DiskTier:
                 if names[end] != name.end or (is_exact and not name.is_canonical):
                     continue
                 is_canonical = place.is_canonical and name.is_canonical
-                there = _Reached(end, is_canonical, (*place.path, name))
-                done.add(name.end)
-                todo[name.end] = there
-                yield name.end, there
+                there = _Reached(end, is_canonical, place.joint, (*place.path, name))
+                done[name.end] = todo[name.end] = there
+        return done
 
-    def _pieces(
-        self, end: PrefixHash, place: _Reached, reached: dict[PrefixHash, _Reached]
-    ) -> tuple[Name, ...] | None:
+    def _pieces(self, end: PrefixHash, place: _Reached) -> tuple[Name, ...] | None:
         """Return all that is needed to go on there; None where the disk lacks some of it."""
         layout, pieces = self._store.layout, list(place.path)
         if layout.window:
@@ -205,28 +229,40 @@ class DiskTier:
             if windows is None:
                 return None
             pieces += windows
-        if layout.has_state:
-            states = [name for name in self._shelf.at(end) if name.kind is Kind.STATE]
-            states = [name for name in states if name.start == place.path[-1].start]
-            if not states:
+        if layout.has_state and (place.path or place.joint.snapshot is None):
+            run = place.path[-1] if place.path else _run(place.joint)
+            state = self._beside(run, Kind.STATE)
+            if state is None:
                 return None
-            pieces.append(states[0])
+            pieces.append(state)
         return tuple(pieces)
 
     def _windows(self, place: _Reached) -> list[Name] | None:
-        """Return the window rows that a resume looks back to, of the runs on the path."""
+        """Return the window rows that a resume looks back to and RAM lacks."""
         position, back_to = place.position, max(0, place.position - self._store.layout.window)
-        found = []
+        lacking = []
         for run in reversed(place.path):
-            if position <= back_to:
-                break
-            windows = [name for name in self._shelf.at(run.end) if name.kind is Kind.WINDOW]
-            windows = [name for name in windows if name.start == run.start]
-            if not windows:
-                return None
-            found.append(windows[0])
+            if position > back_to:
+                lacking.append(run)
             position -= run.token_count
-        return found
+        joint = place.joint
+        while joint.position > back_to and joint.arrival is not None:
+            if joint.arrival.window is None:
+                lacking.append(_run(joint))
+            elif not joint.arrival.window_covers(back_to):
+                return None  # nor does what was written when it was made
+            joint = joint.arrival.start
+        found = [self._beside(run, Kind.WINDOW) for run in lacking]
+        windows = [name for name in found if name is not None]
+        return windows if len(windows) == len(lacking) else None
+
+    def _beside(self, run: Name, kind: Kind) -> Name | None:
+        """Return what is on disk beside the rows of a run, as canonical as they are."""
+        for name in self._shelf.at(run.end):
+            is_as_good = name.is_canonical or not run.is_canonical
+            if name.kind is kind and name.start == run.start and is_as_good:
+                return name
+        return None
 
     def _fits(self, pieces: Sequence[Name]) -> bool:
         """Whether the rows may be in RAM at all."""
@@ -245,39 +281,45 @@ class DiskTier:
         hangs from it is of no use.
         """
         count = 0
+        search = Search(self._store, query, is_exact=False)
+        search.run()
+        tips = [max((joint for joint, _ in search.reached()), key=lambda joint: joint.position)]
         for record in records:
             if record is None:
                 self.counts["recalls_missed"] += 1
                 break
             try:
-                is_taken = self._take_in(record, query, line)
+                is_taken = self._take_in(record, query, line, tips)
             except Unreadable:
                 self.counts["recalls_unreadable"] += 1
                 break
             if not is_taken:
                 break
-            count += len(record.tokens) if record.kind is Kind.ROWS else 0
+            if record.kind is Kind.ROWS:
+                count += len(record.tokens)
+                line.tip = record.end  # the prompt goes on with this line
         self.counts["recalled_tokens"] += count
         return count
 
-    def _take_in(self, record: Record, query: Query, line: Line) -> bool:
+    def _take_in(self, record: Record, query: Query, line: Line, tips: list[Joint]) -> bool:
+        """Put one piece into the store; say whether it is there. `tips` are not to be lost."""
         if record.kind is Kind.ROWS:
-            return self._take_in_rows(record, query, line)
+            return self._take_in_rows(record, query, line, tips)
         joint = self._store.joint(record.end)
         arrival = joint.arrival if joint is not None else None
-        if joint is None or arrival is None or arrival.start.name != record.start:
+        if joint is None or arrival is None or not _is_beside(record, arrival):
             self.counts["recalls_homeless"] += 1
             return False
         if record.kind is Kind.WINDOW:
-            if arrival.window is None and (window := self._roomy(rows_from(record.arrays), joint)):
+            if arrival.window is None and (window := self._roomy(rows_from(record.arrays), tips)):
                 rows = window.layers[0].arrays[0].shape[2]
                 self._store.set_window(arrival, window, joint.position - rows)
             return arrival.window is not None
-        if joint.snapshot is None and (state := self._roomy(state_from(record.arrays), joint)):
+        if joint.snapshot is None and (state := self._roomy(state_from(record.arrays), tips)):
             self._store.set_snapshot(joint, state)
         return joint.snapshot is not None
 
-    def _take_in_rows(self, record: Record, query: Query, line: Line) -> bool:
+    def _take_in_rows(self, record: Record, query: Query, line: Line, tips: list[Joint]) -> bool:
         start = self._store.joint(record.start)
         end = record.position + len(record.tokens)
         if start is None or start.position != record.position:
@@ -286,25 +328,32 @@ class DiskTier:
         if not np.array_equal(record.tokens, query.tokens[record.position : end]):
             self.counts["recalls_other_tokens"] += 1
             return False
-        body = self._roomy(rows_from(record.arrays), start)
+        tips[1:] = [start]
+        body = self._roomy(rows_from(record.arrays), tips)
         if body is None:
             return False
-        _, extent = self._store.commit(
+        there, extent = self._store.commit(
             start, record.end, record.tokens.copy(), record.is_canonical, line
         )
+        tips[1:] = [there]
         if extent is not None:  # else as good a one has come meanwhile
             extent.is_stored = True
             if self._layers.layout.has_rows:
                 self._store.set_body(extent, body)
         return True
 
-    def _roomy(self, part: Part, joint: Joint) -> Part | None:
-        """Return what was read where there is room for it beside `joint`, where it belongs."""
-        worth = 1 / max(1, self._layers.row_bytes)  # as likely needed as anything: it is asked for
-        now = time.monotonic()
-        joint.pins += 1  # what arrives there is a leaf as yet, and could go itself
-        has_room = self._evictor.make_room(part.nbytes, part.buffers, worth, now)
-        joint.pins -= 1
+    def _roomy(self, part: Part, tips: Sequence[Joint]) -> Part | None:
+        """Return what was read where room can be made for it, and nothing of `tips`' paths goes.
+
+        It is needed now; what makes way for it is on disk, or is less likely needed than that.
+        """
+        if self._store.budget.missing(part.nbytes, part.buffers) == (0, 0):
+            return part
+        extents = {extent: None for tip in tips for extent in path_to(tip)}
+        path = Pin.of("", tuple(extents))
+        path.mark(1)
+        has_room = self._evictor.make_room(part.nbytes, part.buffers, math.inf, time.monotonic())
+        path.mark(-1)
         if has_room:
             return part
         self.counts["recalls_refused"] += 1
@@ -313,6 +362,18 @@ class DiskTier:
 
 def _name(extent: Extent, kind: Kind, is_canonical: bool) -> Name:
     return Name(kind, extent.start.name, extent.end.name, len(extent.tokens), is_canonical)
+
+
+def _run(joint: Joint) -> Name:
+    """Return the name of the rows that arrive at a joint in RAM."""
+    assert joint.arrival is not None, "nothing is kept at the root"
+    return _name(joint.arrival, Kind.ROWS, joint.arrival.is_canonical)
+
+
+def _is_beside(record: Record, arrival: Extent) -> bool:
+    """Whether a window or a snapshot is of this very run, and as canonical as it is."""
+    is_as_good = record.is_canonical or not arrival.is_canonical
+    return arrival.start.name == record.start and is_as_good
 
 
 def _kept(part: Any) -> Kept:

@@ -14,10 +14,10 @@ import mlx.core as mx
 from shared.errors import Overloaded, RequestError
 from worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from worker.cache.budget import Budget
-from worker.cache.extents import Extent, ExtentStore, Joint
+from worker.cache.extents import ExtentStore, path_to
 from worker.cache.index import Query, Search
 from worker.cache.lines import Line, Lines
-from worker.cache.pins import Pins
+from worker.cache.pins import Pin, Pins
 from worker.cache.planner import Plan, make_plan, shared_cuts
 from worker.disk.courier import Courier
 from worker.disk.record import Record
@@ -67,7 +67,7 @@ class Keeper:
     def open(self, query: Query, rows: int) -> tuple[Slot, Plan]:
         """Check out a slot that holds as much of the prompt as is kept; room for `rows` tokens."""
         plan = self.plan(query)
-        if plan.slot is None and self._make_way():
+        if plan.slot is None and self._make_way(query):
             plan = self.plan(query)  # what the slot held may be all that it went on from
         self.counts[f"match_{plan.kind}"] += 1
         self.counts["hybrid_trim_miss"] += plan.hybrid_trimmed
@@ -155,18 +155,41 @@ class Keeper:
         form = self.rules.running_format if is_packed else None
         return max(0, self._layers.slot_bytes(rows, form) - held)
 
-    def release(self, nbytes: int) -> None:
+    def releasable(self, spared: Query | None = None) -> int:
+        """Return how many bytes `release` could give up."""
+        basis, slots = self._basis(spared)
+        kept = self.store.budget.bytes_used - self._pins.nbytes - basis.nbytes
+        idle = [slot for slot in self._slots.values() if not slot.is_busy]
+        return max(0, kept) + sum(self.slot_bytes(s) for s in idle if s.number not in slots)
+
+    def release(self, nbytes: int, spared: Query | None = None) -> None:
         """Give up `nbytes` of what no running request holds: kept KV first, then idle slots.
 
-        What was computed of them stays on disk, where there is one.
+        Nothing goes that the prompt `spared` would go on from. What was computed of what goes
+        stays on disk, where there is one.
         """
+        basis, slots = self._basis(spared)
+        basis.mark(1)
+        self._release(nbytes, slots)
+        basis.mark(-1)
+        mx.clear_cache()
+
+    def _basis(self, query: Query | None) -> tuple[Pin, set[int | None]]:
+        """Return what a prompt would go on from now: as a pin, and the slots that hold it."""
+        plan = self.plan(query) if query is not None else None
+        path = plan.path if plan is not None else ()
+        slots: set[int | None] = {n for e in path if e.body is None for n in e.holders}
+        slots.add(plan.slot if plan is not None else None)
+        return Pin.of("", path), slots
+
+    def _release(self, nbytes: int, spared: set[int | None]) -> None:
         budget, now = self.store.budget, time.monotonic()
         full = budget.bytes_max
         freed, budget.bytes_max = budget.bytes_used, max(0, budget.bytes_used - nbytes)
         self._mover.evictor.make_room(0, 0, math.inf, now)
         freed -= budget.bytes_used
         idle = sorted(
-            (slot for slot in self._slots.values() if not slot.is_busy),
+            (s for s in self._slots.values() if not s.is_busy and s.number not in spared),
             key=lambda slot: _claim(slot, now),
         )
         for slot in idle:
@@ -175,7 +198,6 @@ class Keeper:
             freed += self.slot_bytes(slot)
             self._vacate(slot)
         budget.bytes_max = full
-        mx.clear_cache()
 
     # ------------------------------------------------------------ pins
 
@@ -189,7 +211,7 @@ class Keeper:
         """
         if slot.joint.is_dropped:
             self._mover.reindex(slot)
-        path = self._path_to(slot.joint)
+        path = path_to(slot.joint)
         if not path:
             raise RequestError(
                 f"The prompt is {slot.position} tokens up to where it could be resumed; there is "
@@ -211,13 +233,6 @@ class Keeper:
     def pins_report(self, key: str = "") -> dict[str, Any]:
         return self._pins.report(key)
 
-    def _path_to(self, joint: Joint) -> list[Extent]:
-        path = []
-        while (extent := joint.arrival) is not None:
-            path.append(extent)
-            joint = extent.start
-        return path[::-1]
-
     # ------------------------------------------------------------ the disk
 
     def recall(
@@ -228,13 +243,15 @@ class Keeper:
         None where there is nothing to wait for.
         """
         recall = self._disk.wanted(query, self.rules.is_exact) if self._disk is not None else None
-        if recall is None or self._disk is None:
-            return None
+        if recall is None or self._disk is None or recall.position <= self.plan(query).position:
+            return None  # a live slot may hold more than the store
         return recall if self._disk.courier.read(recall.names, then) else None
 
     def take_in(self, records: Sequence[Record | None], query: Query) -> int:
         """Keep what was read for a prompt; return how many tokens came back."""
         assert self._disk is not None
+        if not records or records[0] is None:
+            return self._disk.take_in(records, query, Line(0, 0.0, 0.0))  # which counts that
         line = self._lines.open(time.monotonic(), 1, query.family, query.is_side)
         self._lines.rest(line, time.monotonic())
         return self._disk.take_in(records, query, line)
@@ -248,10 +265,8 @@ class Keeper:
 
     def hand_over(self) -> None:
         """Give the disk's thread what it had no room for when it was committed."""
-        for slot in self._slots.values():
-            self._to_disk(slot)
         if self._disk is not None:
-            self._disk.keep_rest()
+            self._disk.keep_rest(self._slots.values())
 
     def shut(self, flush_s: float) -> None:
         """Write what is queued, for so long, and end the disk's thread. Any thread, at the end."""
@@ -389,14 +404,20 @@ class Keeper:
         self._mover.quantise(slot, plan.position)
         return slot
 
-    def _make_way(self) -> bool:
-        """Empty the idle slot that is least likely needed, where none is free; say whether so."""
+    def _make_way(self, query: Query) -> bool:
+        """Empty the idle slot that is least likely needed, where none is free; say whether so.
+
+        What it held is kept, but not instead of what the prompt goes on from.
+        """
         if len(self._slots) < self.rules.slots_max:
             return False
         now = time.monotonic()
         idle = [slot for slot in self._slots.values() if not slot.is_busy]
         assert idle, "the scheduler opens no more than slots_max"
+        basis, _ = self._basis(query)
+        basis.mark(1)
         self._vacate(min(idle, key=lambda slot: _claim(slot, now)))
+        basis.mark(-1)
         return True
 
     def _vacate(self, slot: Slot) -> None:

@@ -207,6 +207,10 @@ class LayerMap:
         leaves = _of_kind(cache, _WINDOWS)
         return min((min(_held(leaf), _size(leaf)) for leaf in leaves), default=0)
 
+    def window_count(self, cache: list[Any], tokens: int) -> int:
+        """Return of how many of the last `tokens` tokens window rows can be kept."""
+        return min(tokens, self.layout.window, self.window_held(cache))
+
     def put_window(
         self, cache: list[Any], pieces: Sequence[tuple[LayerRows, ...]], position: int
     ) -> None:

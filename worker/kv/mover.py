@@ -91,8 +91,7 @@ class Mover:
         window = self._layers.layout.window
         if not window or extent.window is not None:
             return
-        held = self._layers.window_held(slot.cache)
-        count = min(len(extent.tokens), window, held)
+        count = self._layers.window_count(slot.cache, len(extent.tokens))
         nbytes = self._layers.window_bytes(count)
         if count and self._has_room(extent.end, nbytes, self._layers.window_buffers):
             rows = self._layers.copy_window(slot.cache, count)

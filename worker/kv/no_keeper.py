@@ -36,7 +36,10 @@ class NoKeeper:
     def slot_cost(self, query: Query, rows: int) -> int:
         return 0  # nobody knows what such a model's caches take
 
-    def release(self, nbytes: int) -> None:
+    def releasable(self, spared: Query | None = None) -> int:
+        return 0
+
+    def release(self, nbytes: int, spared: Query | None = None) -> None:
         pass
 
     def recall(self, query: Query, then: Callable[[Any], None]) -> None:
