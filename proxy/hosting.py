@@ -88,6 +88,7 @@ class Hosting:
             worker.model.name,
             is_ready=link is not None,
             is_empty=worker.state == "unloaded",
+            is_failing=worker.is_failing,
             load=link.load if link else 0,
             ready_at=link.ready_at if link else 0.0,
             used_at=link.used_at if link else 0.0,
@@ -109,6 +110,8 @@ class Hosting:
             log.info("worker unloads id=%d model=%s", worker.worker_id, worker.model.name)
             self._supervisor.move(worker, None)
         else:
+            if worker.is_failing:
+                self._turn_away(worker.model)
             log.info("worker loads id=%d model=%s", worker.worker_id, goal)
             self._supervisor.move(worker, self._models[goal])
 
@@ -160,11 +163,18 @@ class Hosting:
     def _load_failed(self, worker: Worker, reason: str) -> bool:
         """Give a worker whose model could not be loaded the default one; say whether that is it.
 
-        The default model itself is tried again for as long as it takes.
+        The default model itself is tried again for as long as it takes, unless another one is
+        asked for meanwhile. Until then nobody is turned away for it.
         """
+        now = time.monotonic()
         if worker.model == self._default:
+            self._failures[self._default.name] = Failure(reason, until=now)
             return False
-        until = time.monotonic() + LOAD_AGAIN_S
-        self._failures[worker.model.name] = Failure(reason, until)
+        self._failures[worker.model.name] = Failure(reason, now + LOAD_AGAIN_S)
         worker.model = self._default
         return True
+
+    def _turn_away(self, model: Model) -> None:
+        """Have requests for `model`, which fails to load, take its worker from no other one."""
+        reason = self._failures[model.name].reason
+        self._failures[model.name] = Failure(reason, time.monotonic() + LOAD_AGAIN_S)

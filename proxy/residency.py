@@ -21,6 +21,7 @@ class Place:
     model: str  # that it has, is getting, or had last
     is_ready: bool = False  # it serves; what does not, and is not empty, is on its way to
     is_empty: bool = False  # it has no process
+    is_failing: bool = False  # it could not load its model, and waits before it tries again
     load: int = 0  # requests that it holds
     ready_at: float = 0.0
     used_at: float = 0.0  # when it last took or ended a request
@@ -70,23 +71,27 @@ def _place_for(
 ) -> Place | None:
     """Return the worker to give up for `want`; None while each of them is in use.
 
-    Empty ones first, then those whose model another has too, then the least busy, then those that
-    were not used for longest.
+    Those that serve nobody first, then those whose model another has too, then the least busy, then
+    those that were not used for longest.
     """
     models = [place.model for place in places if not place.is_empty]
     free = [
         place
         for place in places
-        if place.worker_id not in given and (place.is_empty or _is_due(place, want, now))
+        if place.worker_id not in given and (_is_vacant(place) or _is_due(place, want, now))
     ]
     return min(
         free,
         key=lambda place: (
-            *(not place.is_empty, models.count(place.model) < 2, place.load),
+            *(not _is_vacant(place), models.count(place.model) < 2, place.load),
             *(place.used_at, place.worker_id),
         ),
         default=None,
     )
+
+
+def _is_vacant(place: Place) -> bool:
+    return place.is_empty or place.is_failing
 
 
 def _is_due(place: Place, want: Want, now: float) -> bool:

@@ -12,7 +12,7 @@ from proxy.remote import RemoteWorker
 from proxy.speaker import key_digest
 from proxy.supervisor import Supervisor, Worker
 from shared.config import Settings
-from shared.errors import RequestError
+from shared.errors import Overloaded, RequestError
 
 _MODELS: Final = ("/v1/models/", "/models/")
 _PROMPTS: Final = "/v1/cache/prompts/"
@@ -20,7 +20,6 @@ _PINS: Final = "/v1/cache/pins/"
 _SESSIONS: Final = "/v1/sessions/"
 _RESPONSES: Final = ("/v1/responses/", "/responses/")
 _ITEMS: Final = "/input_items"
-_NOT_READY: Final = "This worker is not ready; /health tells its state."
 
 _UP_OR_DOWN: Final = {"ready", "dead", "restarting", "unreachable"}  # all but at its first start
 
@@ -112,12 +111,22 @@ class Routes:
         await self._ask_all(exchange, "clear_cache")
 
     async def _ask_all(self, exchange: Exchange, what: What) -> None:
-        """Answer with a row for each worker, in which one that cannot tell says why."""
+        """Answer with a row for each worker, in which one that cannot tell says why.
+
+        Raises:
+            RequestError: the cache was to be emptied, and no worker is there that could.
+        """
         told = await exchange.while_connected(self._pool.ask(what, key=self._whose(exchange)))
+        if what == "clear_cache" and not told:
+            raise Overloaded(
+                "Nothing was emptied: no worker is ready. Send a request, which loads a model, and "
+                "ask again; or stop the server and remove KV_CACHE_DIR."
+            )
         rows = []
         for worker in self._workers:
-            row = told.get(worker.worker_id, _NOT_READY)
+            row = told.get(worker.worker_id)
             body = row if isinstance(row, dict) else {"error": str(row)}
+            body = _absent(worker) if row is None else body
             rows.append({"worker": worker.worker_id, **body})
         dropped = {"blocks": telemetry_dropped.blocks, "chars": telemetry_dropped.chars}
         body = {"object": "cache", "telemetry_dropped": dropped, "workers": rows}
@@ -147,11 +156,12 @@ class Routes:
         told = await exchange.while_connected(self._pool.ask("sessions", key=self._whose(exchange)))
         rows, errors = [], []
         for worker in self._workers:
-            body = told.get(worker.worker_id, _NOT_READY)
+            body = told.get(worker.worker_id)
             if isinstance(body, dict):
                 rows += [row | {"worker": worker.worker_id} for row in body["sessions"]]
             else:
-                errors.append({"worker": worker.worker_id, "error": str(body)})
+                error = _absent(worker) if body is None else {"error": str(body)}
+                errors.append({"worker": worker.worker_id, **error})
         await exchange.send_json(200, {"object": "list", "sessions": rows, "errors": errors})
 
     async def _session(self, exchange: Exchange) -> None:
@@ -161,6 +171,12 @@ class Routes:
             self._pool.ask("session", session, self._whose(exchange))
         )
         text = f"No worker knows the session {session!r:.80}; /v1/sessions lists those they know."
+        is_known = any(isinstance(row, dict) for row in told.values())
+        if not is_known and len(told) < len(self._workers):
+            raise Overloaded(
+                f"No worker that is ready knows the session {session!r:.80}, and one that is not "
+                "may know it. Ask again when /health tells that all are."
+            )
         lines = [
             line | {"worker": worker_id}
             for worker_id, row in _known(told, text).items()
@@ -208,6 +224,15 @@ class Routes:
         else:
             status = "starting"
         return {"status": status, "version": self._version, "workers": rows}
+
+
+def _absent(worker: Worker | RemoteWorker) -> dict[str, str]:
+    """Return what is told of a worker that cannot be asked."""
+    state = worker.row()["state"]
+    more = "/health tells its state."
+    if state == "unloaded":
+        more = "what it keeps is on disk, and the next request loads its model."
+    return {"state": state, "error": f"This worker is not ready, it is {state}; {more}"}
 
 
 def _is_anthropic(exchange: Exchange) -> bool:

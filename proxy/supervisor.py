@@ -61,6 +61,7 @@ class Worker:
     is_leaving: bool = False  # its process was told to end, for another model or for none
     is_asked: bool = False  # its process was started for a request, not to replace one that died
     wanted: asyncio.Event = field(default_factory=asyncio.Event)  # not set: it stays empty
+    moved: asyncio.Event = field(default_factory=asyncio.Event)  # what failed before is no matter
 
     def __post_init__(self) -> None:
         self.wanted.set()
@@ -88,6 +89,11 @@ class Worker:
             return False
         limit_s = SILENCE_S_MAX if self.link.heartbeat else START_SILENCE_S_MAX
         return self.link.silence_s > limit_s
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether it died while it was loading, and waits before it tries again."""
+        return self.pid is None and self.early_deaths > 0
 
     @property
     def restarts_unasked(self) -> bool:
@@ -195,7 +201,9 @@ class Supervisor:
     async def _respawn(self, worker: Worker) -> None:
         """Start `worker` again, for as long as it takes the system to have a process for it."""
         while True:
-            await asyncio.sleep(_backoff_s(worker.early_deaths))
+            worker.moved.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(worker.moved.wait(), _backoff_s(worker.early_deaths))
             try:
                 await self._spawn(worker)
             except OSError as error:
@@ -211,13 +219,14 @@ class Supervisor:
         """
         assert worker.link is None or not worker.link.answers, worker.worker_id
         worker.early_deaths, worker.is_asked = 0, True
+        worker.moved.set()
         if model is None:
             worker.wanted.clear()
         else:
             worker.model = model
             worker.wanted.set()
         if worker.pid is None:
-            return  # it is empty, and `_keep` waits
+            return  # it is empty or waits, and `_keep` with it
         worker.is_leaving = True
         self._was_ready |= worker.link is not None and worker.link.is_ready
         self._pool.disconnect(worker.worker_id, "The worker gets another model; ask again.")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Shows what a server's workers keep: budget, live slots, lines, counters.
+"""Shows what a server's workers keep: budget, disk, live slots, lines, pins, counters.
 
     scripts/inspect_cache.py --base-url http://127.0.0.1:4000 [--key K] [--lines 20]
 
@@ -28,10 +28,20 @@ from scripts.probing import (
 
 MUST_BE_ZERO: Final = ("exact_key_rejected_by_model_lcp",)
 # (what is used, its limit) in a worker's row
-LIMITS: Final = (("bytes", "budget_bytes"), ("buffers", "budget_buffers"))
+LIMITS: Final = (
+    *(("bytes", "budget_bytes"), ("buffers", "budget_buffers")),
+    *(("pinned_bytes", "pinned_bytes_max"), ("directory_bytes_used", "bytes_max")),
+)
 HEAD: Final = (
     *("worker", "MB", "of MB", "buffers", "of buffers", "slots", "slots MB", "extents"),
     *("snapshots", "evictions", "mode"),
+)
+DISK_HEAD: Final = (
+    *("disk: files", "MB", "MB of all", "of MB", "MB written today", "of MB a day", "MB to write"),
+)
+DISK_FIGURES: Final = (
+    *("bytes_used", "directory_bytes_used", "bytes_max"),
+    *("bytes_written_today", "write_bytes_per_day", "queue_bytes"),
 )
 
 
@@ -73,29 +83,50 @@ def line_rows(worker: Row, lines_max: int) -> list[tuple[Any, ...]]:
     ]
 
 
+def counter_rows(worker: Row) -> list[tuple[Any, ...]]:
+    """Return the counters of the cache, the sessions and the disk, a nested one by both names."""
+    counts = counts_of(worker) | {"disk": (worker.get("disk") or {}).get("counts") or {}}
+    rows: dict[str, Any] = {}
+    for name, count in counts.items():
+        nested = count if isinstance(count, dict) else {"": count}
+        rows |= {f"{name}_{each}".rstrip("_"): value for each, value in nested.items()}
+    return sorted(rows.items())
+
+
 def show(worker: Row, lines_max: int) -> None:
-    """Print one worker's slots, lines and counters."""
+    """Print one worker's disk, slots, lines, pins and counters, or why it tells none."""
     print(f"\nworker {worker.get('worker', '-')}")
+    if "error" in worker:
+        print(worker["error"])
+    if disk := worker.get("disk"):
+        figures = (megabytes(disk, name) for name in DISK_FIGURES)
+        print(table(DISK_HEAD, [(disk.get("files", "-"), *figures)]))
     if slots := slot_rows(worker):
         print(table(("slot", "tokens", "MB", "state", "line"), slots))
     if lines := line_rows(worker, lines_max):
         head = ("line", "tokens", "own tokens", "hits", "turns", "age s", "idle s", "MB")
         print(table(head, lines))
-    if counts := counts_of(worker):
-        print(table(("counter", "count"), sorted(counts.items())))
+    if pins := worker.get("pins"):
+        rows = [(pin["id"], figure(pin, "tokens"), megabytes(pin, "bytes")) for pin in pins]
+        print(table(("pin", "tokens", "MB"), rows))
+    if counts := counter_rows(worker):
+        print(table(("counter", "count"), counts))
 
 
 def misses_of(worker: Row) -> list[str]:
     """Return what is not within its bounds."""
     name = f"worker {worker.get('worker', '-')}"
+    if worker.get("state") == "unloaded":
+        return []  # on purpose, and it has nothing in memory
     if "error" in worker:
         return [f"{name} cannot tell: {worker['error']}"]
     counts = counts_of(worker)
     misses = [f"{name}: {each} is {counts[each]}" for each in MUST_BE_ZERO if counts.get(each)]
+    figures = (worker.get("disk") or {}) | worker
     for used, limit in LIMITS:
-        if figure(worker, used) > figure(worker, limit):
+        if figure(figures, used) > figure(figures, limit):
             misses.append(
-                f"{name}: {used} are {figure(worker, used):,} of {figure(worker, limit):,}"
+                f"{name}: {used} are {figure(figures, used):,} of {figure(figures, limit):,}"
             )
     slots = len(worker.get("slots") or ())
     if slots > figure(worker, "slots_max"):

@@ -298,7 +298,7 @@ class Settings:
         "CACHE_RAM_BUDGET_MB",
         "0",
         _integer(0, 4_194_304),
-        "Kept KV beside the live caches, in MB; 0 = a fifth of what the device recommends",
+        "Kept KV beside the live caches, in MB; 0 = a fifth of MEMORY_LIMIT_MB",
     )
     cache_exact: str = _setting(
         "CACHE_EXACT",

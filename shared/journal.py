@@ -99,6 +99,10 @@ class Journal:
         self._base = 0  # size of the own file when all in it was last alive
         self._is_damaged = False
 
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
     def named(self, text: str) -> str:
         """Return what `text`, which may be secret, is known by in this directory alone."""
         octets = text.encode("utf-8", "surrogatepass")

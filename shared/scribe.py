@@ -198,8 +198,10 @@ class Scribe(Generic[T]):
         self.counts[kind] += count
         if kind not in self._warned:
             self._warned.add(kind)
-            text = "what is to outlive a restart is %s: %s. Said once; later ones are counted."
-            log.warning(text, kind.replace("_", " "), error)
+            text = (
+                "what is to outlive a restart is %s in %s: %s. Said once; later ones are counted."
+            )
+            log.warning(text, kind.replace("_", " "), self._journal.directory, error)
 
 
 def open_scribe(

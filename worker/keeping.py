@@ -13,7 +13,7 @@ from shared.config import Settings
 from shared.errors import StartError
 from shared.transport import private_directory
 from worker.cache.block_hash import PrefixHash, root_hash
-from worker.cache.budget import MB, Budget, auto_bytes
+from worker.cache.budget import MB, SHARE_OF_WORKING_SET, Budget, auto_bytes
 from worker.disk.courier import Courier
 from worker.disk.shelf import Shelf
 from worker.engine.engine import Engine
@@ -49,7 +49,6 @@ def make_keeper(
     if exact and store_bits:
         log.warning("CACHE_STORE_BITS is ignored: this model reuses exact KV only (CACHE_EXACT)")
         store_bits = 0
-    limit = settings.cache_ram_budget_mb * MB or auto_bytes(_working_set_bytes())
     rules = KeepRules(
         slots_max=settings.live_slots_max,
         chunk=chunk,
@@ -61,7 +60,8 @@ def make_keeper(
         running_from=settings.quantized_kv_start,
     )
     root = cache_root(loaded, settings, chunk)
-    return Keeper(root, layers, engine.new_cache, Budget(limit), rules, _courier(root, settings))
+    budget = Budget(budget_bytes(settings))
+    return Keeper(root, layers, engine.new_cache, budget, rules, _courier(root, settings))
 
 
 def _courier(root: PrefixHash, settings: Settings) -> Courier | None:
@@ -124,6 +124,18 @@ def _weights(loaded: LoadedModel) -> Iterator[str]:
 def _is_fp32(loaded: LoadedModel) -> bool:
     kinds = {array.dtype for _, array in tree_flatten(loaded.model.parameters())}
     return not kinds & {mx.float16, mx.bfloat16}
+
+
+def budget_bytes(settings: Settings) -> int:
+    """Return what kept KV may take beside the live caches.
+
+    By default no more than its share of MEMORY_LIMIT_MB: pins hold half of it, whoever needs room.
+    """
+    if settings.cache_ram_budget_mb:
+        return settings.cache_ram_budget_mb * MB
+    budget = auto_bytes(_working_set_bytes())
+    share = int(settings.memory_limit_mb * MB * SHARE_OF_WORKING_SET)
+    return min(budget, share) if share else budget
 
 
 def _working_set_bytes() -> int | None:

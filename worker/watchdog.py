@@ -24,7 +24,9 @@ class Watchdog:
         if clock is None:
             return None
         if self.generation_s and now - clock.prefilled_at > self.generation_s:
-            return f"it generates for over {self.generation_s:g} s (GENERATION_WATCHDOG_SECONDS)"
+            return (
+                f"it has generated for over {self.generation_s:g} s (GENERATION_WATCHDOG_SECONDS)"
+            )
         if self.stall_s and now - clock.progressed_at > self.stall_s:
             return f"it got no further for over {self.stall_s:g} s (STALL_SECONDS)"
         return None

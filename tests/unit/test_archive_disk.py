@@ -70,6 +70,7 @@ def test_a_disk_that_fails_costs_records_until_it_is_well(
     assert scribe.counts["not_written"] == 2 and scribe.counts["not_rewritten"] == 2
     assert notes.losses >= 2
     assert len(caplog.records) == 2, "one warning a kind"
+    assert all(str(home) in record.message for record in caplog.records)
     assert held(home) == [0, 1, 2, 3, 4, 5]
     assert not list(home.glob(".writing-*"))
 

@@ -254,6 +254,29 @@ def test_a_model_whose_load_kills_the_worker_is_not_tried_for_ever(directory: Pa
     run(body)
 
 
+def test_a_default_model_that_cannot_be_loaded_again_keeps_its_worker_from_no_other(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "_backoff_s", lambda deaths: 3_600.0 * (deaths > 0))
+
+    async def body() -> None:
+        async with host(directory) as made:
+            made.supervisor._environ["MODEL_PATH"] = MISSING
+            os.kill(made.supervisor.pids[0], signal.SIGKILL)
+            await made.until(lambda: made.supervisor.workers[0].is_failing)
+            with pytest.raises(RequestError, match="still loading") as caught:
+                await made.ask("pocket")
+            assert caught.value.code == "overloaded", "who asks for it is told to come back"
+            assert await made.ask("b") == "tok0 "
+            (pid,) = made.supervisor.pids
+            with pytest.raises(RequestError, match="'/missing', which is no model"):
+                await made.ask("pocket")
+            assert made.supervisor.pids == [pid], "and the model that works stays"
+            assert await made.ask("b") == "tok0 "
+
+    run(body)
+
+
 def test_an_unused_model_is_unloaded_and_comes_back_when_it_is_asked_for(
     directory: Path,
 ) -> None:

@@ -12,6 +12,7 @@ from shared.config import load_settings
 from shared.errors import StartError
 from shared.wire import Failed, Finished, Up
 from tests.machine import Machine, machine
+from worker import keeping
 from worker.cache.budget import MB
 from worker.engine.memory import memory_limit, refuse_heavy, room_in
 from worker.memory import MemoryGuard
@@ -135,3 +136,19 @@ def test_weights_that_would_not_fit_are_refused_before_they_are_loaded(tmp_path:
         refuse_heavy(tmp_path, "owner/name", 2 << 30)
     refuse_heavy(tmp_path, "owner/name", 4 << 30)
     assert room_in(1 << 30) < 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("environ", "mb"),
+    [
+        ({"MEMORY_LIMIT_MB": "1000"}, 200),
+        ({"MEMORY_LIMIT_MB": "1000", "CACHE_RAM_BUDGET_MB": "900"}, 900),
+        ({"MEMORY_LIMIT_MB": "16000000"}, 512),
+        ({}, 512),
+    ],
+)
+def test_kept_kv_takes_a_fifth_of_the_limit_at_most_unless_told_otherwise(
+    environ: dict[str, str], mb: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "_working_set_bytes", lambda: None)
+    assert keeping.budget_bytes(load_settings(environ, None)) == mb * MB

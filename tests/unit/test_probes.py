@@ -368,7 +368,21 @@ WORKER: Row = {
     "snapshots": 0,
     "evictions": 0,
     "entries": [{"line": 1, "tokens": 2150, "hits": 3, "bytes": 2**19}],
+    "pins": [{"id": "warm-1", "tokens": 44, "bytes": 2**19}],
+    "pinned_bytes": 2**19,
+    "pinned_bytes_max": 2**20,
+    "disk": {
+        "files": 7,
+        "bytes_used": 3 * 2**20,
+        "directory_bytes_used": 5 * 2**20,
+        "bytes_max": 10 * 2**20,
+        "bytes_written_today": 6 * 2**20,
+        "write_bytes_per_day": 200 * 2**20,
+        "queue_bytes": 0,
+        "counts": {"reads": 8},
+    },
     "counts": {"match_lcp": 14},
+    "sessions": {"archive": {"written": 9}},
 }
 
 
@@ -382,6 +396,12 @@ WORKER: Row = {
         ({"buffers": 1001}, 1, "buffers are 1,001 of 1,000"),
         ({"slots": WORKER["slots"] * 5}, 1, "5 slots of 4"),
         ({"error": "not ready"}, 1, "worker 0 cannot tell: not ready"),
+        ({"error": "not ready", "state": "loading"}, 1, "worker 0 cannot tell: not ready"),
+        ({"pinned_bytes": 2**20 + 1}, 1, "pinned_bytes are 1,048,577 of 1,048,576"),
+        (
+            {"disk": {"directory_bytes_used": 9, "bytes_max": 8}},
+            *(1, "directory_bytes_used are 9 of 8"),
+        ),
     ],
 )
 def test_a_workers_cache_is_shown_and_held_to_its_bounds(
@@ -405,6 +425,17 @@ def test_slots_lines_and_counters_are_shown(capsys: pytest.CaptureFixture[str]) 
     assert re.search(r"0 +2,150 +1.0 +idle +1\n", out)
     assert re.search(r"1 +2,150 +- +3 +- +- +- +0.5\n", out)
     assert re.search(r"match_lcp +14\n", out)
+    assert re.search(r"archive_written +9\n", out)
+    assert re.search(r"disk_reads +8\n", out)
+    assert re.search(r"7 +3.0 +5.0 +10.0 +6.0 +200.0 +0.0\n", out)
+    assert re.search(r"warm-1 +44 +0.5\n", out)
+
+
+def test_a_worker_that_is_unloaded_is_no_miss(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"worker": 0, "state": "unloaded", "error": "It is on disk."}
+    fake = FakeServer(workers=[row, WORKER])
+    assert played(inspect_cache.inspect_cache, inspect_cache.options_of, fake) == 0
+    assert "It is on disk." in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- without a verdict

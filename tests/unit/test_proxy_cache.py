@@ -153,11 +153,16 @@ def test_a_worker_that_dies_while_it_is_asked_is_an_error_at_once() -> None:
 
 def test_a_worker_that_is_not_ready_is_an_error_in_its_row(tmp_path: Path) -> None:
     edge = edge_of(tmp_path)
-    for method in ("GET", "DELETE"):
-        reply = ask(edge, method, "/v1/cache")
-        (row,) = reply.json["workers"]
-        assert (reply.status, row["worker"]) == (200, 0)
-        assert "not ready" in row["error"]
+    reply = ask(edge, "GET", "/v1/cache")
+    (row,) = reply.json["workers"]
+    assert (reply.status, row["worker"], row["state"]) == (200, 0, "dead")
+    assert "not ready, it is dead" in row["error"]
+
+
+def test_a_cache_that_no_worker_can_empty_is_not_said_to_be_empty(tmp_path: Path) -> None:
+    reply = ask(edge_of(tmp_path), "DELETE", "/v1/cache")
+    assert (reply.status, reply.json["error"]["code"]) == (503, "overloaded")
+    assert "Nothing was emptied: no worker is ready." in reply.json["error"]["message"]
 
 
 def test_a_prompt_is_found_by_the_id_that_the_client_was_told() -> None:

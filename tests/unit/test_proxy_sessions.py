@@ -168,9 +168,27 @@ def test_a_session_that_nobody_knows_is_a_404_unless_one_may_know_it(impatient: 
             made.stop(1)
             reply = await made.ask("GET", "/v1/sessions/nobody")
             assert (reply.status, reply.json["error"]["code"]) == (503, "overloaded")
+            assert "within 0.4 s" in reply.json["error"]["message"]
             reply = await made.ask("GET", "/v1/sessions")
             assert [row["worker"] for row in reply.json["errors"]] == [1]
             assert "within 0.4 s" in reply.json["errors"][0]["error"]
+
+    run(body)
+
+
+def test_a_session_that_an_unloaded_worker_may_know_is_no_404() -> None:
+    async def body() -> None:
+        async with front(2) as made:
+            await respond(made, "mine", "n=1")
+            made.made.supervisor.move(made.made.supervisor.workers[1], None)
+            await made.made.until(lambda: made.made.supervisor.workers[1].state == "unloaded")
+            assert (await made.ask("GET", "/v1/sessions/mine")).status == 200
+            reply = await made.ask("GET", "/v1/sessions/nobody")
+            assert (reply.status, reply.json["error"]["code"]) == (503, "overloaded")
+            assert "one that is not may know it" in reply.json["error"]["message"]
+            (row,) = (await made.ask("GET", "/v1/sessions")).json["errors"]
+            assert (row["worker"], row["state"]) == (1, "unloaded")
+            assert "the next request loads its model" in row["error"]
 
     run(body)
 

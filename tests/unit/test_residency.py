@@ -54,6 +54,12 @@ def test_a_worker_that_loads_is_not_taken_away() -> None:
     assert goals([Place(0, "a")], [want("b", 10 * TURN_S)], NOW) == {}
 
 
+def test_a_worker_that_cannot_load_its_model_gets_another_and_is_not_asked_for_its_own() -> None:
+    failing = Place(0, "a", is_failing=True)
+    assert goals([failing], [want("a", 10 * TURN_S), want("b")], NOW) == {0: "b"}
+    assert goals([failing], [want("a", 10 * TURN_S)], NOW, unload_s=1) == {}
+
+
 def test_the_model_that_was_asked_for_first_comes_first() -> None:
     wants = [want("c", 1), want("b", 5), want("c", 3)]
     assert goals([ready(0, "a")], wants, NOW) == {0: "b"}
@@ -69,6 +75,7 @@ def test_the_model_that_was_asked_for_first_comes_first() -> None:
         ([ready(0, "a", load=1), ready(1, "c", used_at=NOW - 10)], 1),
         ([ready(0, "a", load=2), ready(1, "c", load=1)], 1),
         ([Place(0, "a"), ready(1, "c")], 1),
+        ([ready(0, "c"), Place(1, "a", is_failing=True)], 1),
     ],
 )
 def test_the_worker_that_is_missed_least_is_taken(places: list[Place], worker_id: int) -> None:
