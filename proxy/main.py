@@ -35,6 +35,7 @@ from shared import log as logs
 from shared.blas import openblas_environment
 from shared.config import PROJECT_DIR, Settings, load_settings
 from shared.errors import EXIT_CANNOT_START, StartError
+from shared.malloc import malloc_environment
 from shared.transport import private_directory
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,11 @@ class Hearth:
         self._pool = WorkerPool(
             affinity=Affinity(settings.live_slots_max), is_apart=len(settings.api_keys) > 1
         )
-        environment = {**environ, **openblas_environment(environ)}
+        environment = {
+            **environ,
+            **openblas_environment(environ),
+            **malloc_environment(environ),
+        }
         self._supervisor = Supervisor(
             worker_command,
             settings.workers,
