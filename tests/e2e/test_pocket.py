@@ -42,7 +42,7 @@ def test_a_first_hello_is_answered_as_it_is_written(client: openai.OpenAI) -> No
     hello: Any = [{"role": "user", "content": "Hello"}]
     with client.chat.completions.create(model="pocket", messages=hello, stream=True) as stream:
         pieces = [row.choices[0].delta.content or "" for row in stream if row.choices]
-    assert len([piece for piece in pieces if piece]) > 5, "streamed"
+    assert len([piece for piece in pieces if piece]) > 1, "streamed"
     assert "I am Pocket" in "".join(pieces)
 
 
