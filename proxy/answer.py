@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from proxy.failures import refused
 from shared.errors import RequestError, WorkerLost
@@ -61,6 +62,7 @@ class Answer:
         self.is_admitted = False
         self._is_planned = False  # the model has taken it and says what is kept of it
         self.ended_as = ""  # a finish reason, or a failure's code
+        self.status = 200  # of HTTP: what a failure's would be
         self.usage: Usage | None = None  # once the worker has told it
         self._release = release
         self._inbox: deque[Delta | Finished | RequestError] = deque()
@@ -71,6 +73,30 @@ class Answer:
         self._given_at = 0.0  # when the last delta was given out
         self._ended = False
         self._next_seq = 0
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether some of its prompt was read for it, and nothing of the answer has come."""
+        return self.done_tokens > self.cached_tokens and not self._next_seq
+
+    def outcome(self, broken: RequestError | None) -> tuple[str, int]:
+        """Return how it ended, as a word and an HTTP status; `broken` = its reply did not get out.
+
+        Its own failure is told before the reply's.
+        """
+        if broken is None or self.status != 200:
+            return self.ended_as, self.status
+        return broken.code, broken.status
+
+    def progress(self) -> dict[str, Any]:
+        """Return how far its prompt is read, in tokens, and how long ago it was asked."""
+        return {
+            "request_id": self.request_id,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "done_tokens": self.done_tokens,
+            "age_s": round(time.monotonic() - self.asked_at, 1),
+        }
 
     def take(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
         """Accept the worker's next message about this request."""
@@ -139,6 +165,7 @@ class Answer:
         self._ended = True
         self._over.set()
         self.ended_as = last.reason if isinstance(last, Finished) else last.code
+        self.status = 200 if isinstance(last, Finished) else last.status
         self._inbox.append(last)
         self._release(cancel)
         self._wake.set()

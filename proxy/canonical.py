@@ -311,7 +311,7 @@ def _end_of(block: Block, lines: list[str], start: int) -> int | None:
 @dataclass(frozen=True, slots=True)
 class _Named:
     name: MessageName
-    chars: int  # of the content
+    chars: int  # of the content's text
     delta_chars: int  # that its canonical form has fewer
 
 
@@ -341,16 +341,15 @@ class Canonicaliser:
         if known is not None:
             self._known.move_to_end(exact)
             return known
-        content: str = message["content"]
+        content: str | list[Any] = message["content"]
+        chars = _chars(content)
         if self._is_on:
-            text, rules = _canonical_content(message["role"], content)
-            gone = not text and bool(content) and message["role"] in _ASKING  # a result is never
-            canonical = b"" if gone else _canonical_digest(message, text)
-            named = _Named(
-                MessageName(canonical, exact, rules), len(content), len(content) - len(text)
-            )
+            left, rules = _canonical_content(message["role"], content)
+            gone = not left and bool(content) and message["role"] in _ASKING  # a result is never
+            canonical = b"" if gone else _canonical_digest(message, left)
+            named = _Named(MessageName(canonical, exact, rules), chars, chars - _chars(left))
         else:
-            named = _Named(MessageName(exact, exact), len(content), 0)
+            named = _Named(MessageName(exact, exact), chars, 0)
         self._known[exact] = named
         if len(self._known) > REMEMBERED_MAX:
             self._known.popitem(last=False)
@@ -367,20 +366,44 @@ def exact_digest(message: dict[str, Any]) -> bytes:
     return _digest([calls, *(message.get(key) for key in shown)], 0)
 
 
-def _canonical_content(role: str, content: str) -> tuple[str, list[str]]:
+def _chars(content: str | list[Any]) -> int:
+    """Return how many characters of text are in a message's content."""
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text", "")) for part in content)
+
+
+def _canonical_content(role: str, content: str | list[Any]) -> tuple[str | list[Any], list[str]]:
     """Return `content` as a conversation is known by it, and the rules that made it so."""
+    if isinstance(content, list):
+        return _canonical_parts(role, content)
     if role == "assistant":  # clients trim what the model said, at its ends only
         return content.strip(), []
     return canonical_text(role, content)
 
 
-def _canonical_digest(message: dict[str, Any], text: str) -> bytes:
+def _canonical_parts(role: str, parts: list[Any]) -> tuple[list[Any], list[str]]:
+    """Return a content that shows images as it is known: its texts by the rules, images as is."""
+    left: list[Any] = []
+    fired: dict[str, None] = {}
+    for part in parts:
+        if part["type"] != "text":
+            left.append(part)
+            continue
+        text, rules = canonical_text(role, part["text"])
+        fired |= dict.fromkeys(rules)
+        if text:
+            left.append({"type": "text", "text": text})
+    return left, list(fired)
+
+
+def _canonical_digest(message: dict[str, Any], content: str | list[Any]) -> bytes:
     """Return a digest of what `message` means: no ids, no reasoning, arguments in no order."""
     calls = [
         [call["function"]["name"], _as_javascript(call["function"]["arguments"])]
         for call in message.get("tool_calls", ())
     ]
-    meaning = [message["role"], text, calls, message.get("name"), message.get("tool_references")]
+    meaning = [message["role"], content, calls, message.get("name"), message.get("tool_references")]
     return _digest(meaning, orjson.OPT_SORT_KEYS)
 
 

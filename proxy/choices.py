@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from proxy.request import Ticket
 from shared.wire import Delta, Finished, Usage
@@ -56,14 +56,19 @@ class Choices:
 
     @property
     def usage(self) -> Usage:
-        """What all cost together, once each has ended: a prompt counts once for its choices."""
-        firsts = [self._usages[i] for i in range(0, len(self._answers), self._per_prompt)]
-        return dataclasses.replace(
-            firsts[0],
-            prompt_tokens=sum(row.prompt_tokens for row in firsts),
-            cached_tokens=sum(row.cached_tokens for row in firsts),
-            source=next((row.source for row in firsts if row.cached_tokens), "none"),
-            prefilled_tokens=sum(row.prefilled_tokens for row in firsts),
-            completion_tokens=sum(row.completion_tokens for row in self._usages.values()),
-            reasoning_tokens=sum(row.reasoning_tokens for row in self._usages.values()),
-        )
+        """What all cost together, once each has ended."""
+        return joined([self._usages[i] for i in range(len(self._answers))], self._per_prompt)
+
+
+def joined(usages: Sequence[Usage], per_prompt: int) -> Usage:
+    """Return what the choices of a request cost together: a prompt counts once for its own."""
+    firsts = usages[::per_prompt]
+    return dataclasses.replace(
+        firsts[0],
+        prompt_tokens=sum(row.prompt_tokens for row in firsts),
+        cached_tokens=sum(row.cached_tokens for row in firsts),
+        source=next((row.source for row in firsts if row.cached_tokens), "none"),
+        prefilled_tokens=sum(row.prefilled_tokens for row in firsts),
+        completion_tokens=sum(row.completion_tokens for row in usages),
+        reasoning_tokens=sum(row.reasoning_tokens for row in usages),
+    )

@@ -8,23 +8,27 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from proxy import prefill
 from proxy.answer import Answer, ClientGone
 from proxy.auth import KeyCheck
+from proxy.choices import joined
+from proxy.dashboard import Dashboard
 from proxy.dialects import completions, responses_events
-from proxy.exchange import App, Exchange, Receive, Scope, Send, wrong_method
+from proxy.exchange import App, Exchange, RawHeaders, Receive, Scope, Send, wrong_method
 from proxy.failures import error_body, error_headers
 from proxy.intake import Intake
+from proxy.metrics import PREFILL
 from proxy.origin import OriginRules
 from proxy.pool import WorkerPool
+from proxy.prompt_images import shows_images
 from proxy.relay import Relay
 from proxy.request import Dialect, Events, ParsedRequest, Ticket
 from proxy.room import Room
 from proxy.routes import Routes
-from proxy.strict_json import parse_object
+from proxy.strict_json import read_object
 from shared.config import Settings
 from shared.errors import RequestError
 
@@ -46,6 +50,7 @@ _COUNT: Final[dict[str, Dialect]] = {
 _OPEN_PATH: Final = "/health"  # the only one that needs no key
 HEADERS_MAX: Final = 100
 _OWN: Final = {"completions": completions, "responses": responses_events}  # not through LiteLLM
+_CACHE_HEADER: Final = b"x-hearth-cache"
 _CORS_METHODS: Final = b"GET, POST, DELETE, OPTIONS"
 
 
@@ -60,12 +65,14 @@ class Edge:
         self._keys = KeyCheck(settings.api_keys)
         self._names = routes.names
         self._stored = routes.stored
+        self._metrics = routes.metrics
         self._intake = Intake(settings, routes.stored)
         self._pool = pool
         self._routes = routes
         self._front = front
         self._relay = Relay(front, token)
         self._room = Room()
+        self._dashboard = Dashboard(settings, routes.watch)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -90,8 +97,9 @@ class Edge:
         finally:
             exchange.end()
 
-    @staticmethod
-    async def _refuse(exchange: Exchange, error: RequestError) -> None:
+    async def _refuse(self, exchange: Exchange, error: RequestError) -> None:
+        if not exchange.is_counted:
+            self._metrics.refused(_counted_as(exchange.path), error)
         if exchange.has_started or isinstance(error, ClientGone):
             return
         log.info(
@@ -125,6 +133,9 @@ class Edge:
             if exchange.method == "OPTIONS":
                 await _preflight(exchange)
                 return
+        if Dashboard.serves(exchange.path):
+            await self._dashboard.serve(exchange)  # which knows keys, and cookies too
+            return
         exchange.is_trusted = exchange.path != _OPEN_PATH or self._keys.passes(exchange.raw_headers)
         if exchange.is_trusted:
             key = self._keys.check(exchange.raw_headers)
@@ -152,29 +163,38 @@ class Edge:
             await self._prefill(exchange)
 
     async def _parsed(self, exchange: Exchange, dialect: Dialect) -> ParsedRequest:
-        body = parse_object(await exchange.read_body())
+        body = await read_object(await exchange.read_body())
+        return await self._complete(exchange, dialect, body)
+
+    async def _complete(
+        self, exchange: Exchange, dialect: Dialect, body: dict[str, Any]
+    ) -> ParsedRequest:
+        """Return the request in `body`, its images read, while the client is there."""
         target = self._names.target(self._names.check(body.get("model")))
         request = self._intake.read(dialect, body, exchange.headers)
+        completing = self._intake.complete(request, exchange.hold)
+        if shows_images(request.prompt):
+            request = await exchange.while_connected(completing)
+        else:
+            request = await completing
         return dataclasses.replace(request, target=target)
 
     async def _prefill(self, exchange: Exchange) -> None:
         """Have a prompt read, and pinned where that is wished, without an answer to it."""
         started = time.monotonic()
-        body = parse_object(await exchange.read_body())
+        body = await read_object(await exchange.read_body())
         dialect = prefill.dialect_of(body, exchange.headers, exchange.query)
         exchange.is_anthropic |= dialect == "messages"
-        target = self._names.target(self._names.check(body.get("model")))
-        request = prefill.prepared(self._intake.read(dialect, body, exchange.headers))
-        request = dataclasses.replace(request, target=target)
+        request = prefill.prepared(await self._complete(exchange, dialect, body))
         opening = self._pool.open(request, exchange.request_id)
         answer = await exchange.while_connected(opening)
         exchange.on_disconnect(answer.close)
         try:
-            told = await prefill.told(answer, request, target or self._names.public)
+            told = await prefill.told(answer, request, request.target or self._names.public)
             await exchange.send_json(200, told)
         finally:
             answer.close()
-            _note(answer, request, started)
+            self._note(exchange, [answer], request, started)
 
     async def _generate(self, exchange: Exchange, request: ParsedRequest) -> None:
         started = time.monotonic()
@@ -185,6 +205,8 @@ class Edge:
             key = request.prompt.speaker.key
             ticket.keep = functools.partial(self._stored.keep, key, request.body)
         exchange.on_disconnect(lambda: _close(ticket.answers))
+        if not request.stream:
+            exchange.late_headers = lambda: _cache_headers([answer, *others], request.choices)
         try:
             if request.dialect == "messages" and request.stream:
                 await answer.planned()  # the first event tells what is kept
@@ -196,7 +218,31 @@ class Edge:
                 await exchange.send_json(200, await module.whole(ticket))
         finally:
             _close(ticket.answers)
-            _note(answer, request, started)
+            self._note(exchange, [answer, *others], request, started)
+
+    def _note(
+        self,
+        exchange: Exchange,
+        answers: Sequence[Answer],
+        request: ParsedRequest,
+        started: float,
+    ) -> None:
+        """Count a request that a worker took, and write its line in the log, at its end."""
+        exchange.is_counted = True
+        broken = exchange.broken_by
+        self._metrics.ended(request, answers, broken)
+        self._routes.watch.note(request, answers, started, broken)
+        answer = answers[0]
+        log.info(
+            "request id=%s dialect=%s stream=%d prompt=%d cached=%d ended=%s wall_ms=%d",
+            answer.request_id,
+            request.dialect,
+            request.stream,
+            answer.prompt_tokens,
+            answer.usage.cached_tokens if answer.usage else answer.cached_tokens,
+            answer.outcome(broken)[0],
+            (time.monotonic() - started) * 1000,
+        )
 
     async def _opened(
         self, request: ParsedRequest, request_id: str, came_at: float
@@ -225,24 +271,28 @@ def _close(answers: Iterable[Events]) -> None:
         answer.close()
 
 
-def _note(answer: Answer, request: ParsedRequest, started: float) -> None:
-    """Write a request's line in the log, at its end."""
-    log.info(
-        "request id=%s dialect=%s stream=%d prompt=%d cached=%d ended=%s wall_ms=%d",
-        answer.request_id,
-        request.dialect,
-        request.stream,
-        answer.prompt_tokens,
-        answer.usage.cached_tokens if answer.usage else answer.cached_tokens,
-        answer.ended_as,
-        (time.monotonic() - started) * 1000,
+def _counted_as(path: str) -> str | None:
+    """Return the dialect that a request for `path` counts under; None where it asks for no text."""
+    return PREFILL if path == prefill.PATH else _GENERATE.get(path)
+
+
+def _cache_headers(answers: Sequence[Answer], per_prompt: int) -> RawHeaders:
+    """Return what the cache did for an answer; nothing where one of its choices broke off."""
+    usages = [answer.usage for answer in answers if answer.usage is not None]
+    if len(usages) < len(answers):
+        return []
+    told = joined(usages, per_prompt)
+    text = (
+        f"hit={told.cached_tokens} prefilled={told.prefilled_tokens} source={told.source} "
+        f"ttft_ms={told.ttft_ms}"
     )
+    return [(_CACHE_HEADER, text.encode())]
 
 
 def _cors(origin: str) -> list[tuple[bytes, bytes]]:
     return [
         (b"access-control-allow-origin", origin.encode("latin-1")),
-        (b"access-control-expose-headers", b"x-request-id, retry-after"),
+        (b"access-control-expose-headers", b"x-request-id, retry-after, " + _CACHE_HEADER),
         (b"vary", b"origin"),
     ]
 

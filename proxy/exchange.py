@@ -39,7 +39,7 @@ class Exchange:
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, room: Room) -> None:
-        """`room` is what all bodies share; this one's bytes are in it until `end`."""
+        """`room` is what all bodies share; what is held for this one is in it until `end`."""
         self.scope = scope
         self.request_id = uuid.uuid4().hex
         self.method: str = scope["method"]
@@ -48,11 +48,15 @@ class Exchange:
         self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in self.raw_headers}
         self.query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
         self.reply_headers: RawHeaders = []  # added to whatever is replied
+        self.late_headers: Callable[[], RawHeaders] = list  # the same, as known when it begins
         self.is_trusted = False  # it came with a key, or needs none
         self.is_anthropic = (  # what a refusal looks like
             self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
         )
         self.has_started = False
+        self._is_heard = False  # the client was there when the reply began
+        self._has_ended = False  # all of the reply was sent
+        self.is_counted = False  # its end is in the metrics
         self._has_body = False  # read to its end
         self._room = room
         self._held_bytes = 0  # of the room
@@ -97,8 +101,13 @@ class Exchange:
         if told.isascii() and told.isdigit() and (size := int(told[:20])) <= BODY_BYTES_MAX:
             self._room.check(size)
 
+    def hold(self, count: int) -> None:
+        """Take room for `count` bytes more, until `end`. Raises: Overloaded."""
+        self._room.take(count)
+        self._held_bytes += count
+
     def _let_go(self) -> None:
-        """Give back the room that the body had."""
+        """Give back the room that the body, and what was made of it, had."""
         self._room.give_back(self._held_bytes)
         self._held_bytes = 0
 
@@ -113,8 +122,7 @@ class Exchange:
             chunk = message.get("body", b"")
             size += len(chunk)
             if size <= kept_max:
-                self._room.take(len(chunk))
-                self._held_bytes += len(chunk)
+                self.hold(len(chunk))
                 chunks.append(chunk)
             else:
                 chunks.clear()
@@ -185,11 +193,12 @@ class Exchange:
     async def start(self, status: int, headers: RawHeaders) -> None:
         assert not self.has_started, self.path
         self.has_started = True
+        self._is_heard = not self.gone.is_set()
         await self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, *self.reply_headers],
+                "headers": [*headers, *self.reply_headers, *self.late_headers()],
             }
         )
 
@@ -197,22 +206,44 @@ class Exchange:
         if self.method == "HEAD":
             chunk = b""
         await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+        self._has_ended = not more
+
+    @property
+    def broken_by(self) -> RequestError | None:
+        """Return why the reply is not whole; None where it is, as far as can be told.
+
+        Who leaves a stream may have read all of it: clients hang up at its last event.
+        """
+        if self.gone.is_set() and not self._is_heard:
+            return ClientGone()
+        if self._has_ended or self.gone.is_set():
+            return None
+        return RequestError("The reply broke off.", status=500, code="internal_error")
 
     async def send_json(self, status: int, value: Any, headers: RawHeaders | None = None) -> None:
-        content = orjson.dumps(value)
-        fixed = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(content)),
-        ]
+        await self.send_whole(status, orjson.dumps(value), b"application/json", headers)
+
+    async def send_whole(
+        self, status: int, content: bytes, kind: bytes, headers: RawHeaders | None = None
+    ) -> None:
+        """Send `content`, of the media type `kind`."""
+        fixed = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
         await self.start(status, fixed + (headers or []))
         await self.body(content, more=False)
 
-    async def send_events(self, frames: AsyncGenerator[bytes, None]) -> None:
-        """Send a stream of events; it is closed on every way out."""
+    async def send_events(
+        self, frames: AsyncGenerator[bytes, None], wait_s: float | None = None
+    ) -> None:
+        """Send a stream of events; it is closed on every way out.
+
+        Raises:
+            TimeoutError: the client has not taken one of them for `wait_s`.
+        """
         await self.start(200, list(_SSE))
         async with contextlib.aclosing(frames):
             async for frame in frames:
-                await self.body(frame, more=True)
+                async with asyncio.timeout(wait_s):
+                    await self.body(frame, more=True)
         await self.body(b"", more=False)
 
 

@@ -17,14 +17,13 @@ from proxy.pool import WorkerPool
 from proxy.residency import UNLOADED, Place, Want, goals
 from proxy.supervisor import Supervisor, Worker
 from proxy.waiting import LOADING, READY_WAIT_S_MAX
-from shared.errors import Overloaded, RequestError
+from shared.errors import RETRY_AFTER_S_MAX, Overloaded, RequestError
 
 log = logging.getLogger(__name__)
 
 LOAD_WAIT_S_MAX: Final = 240.0  # clients wait 300 s and more for a first byte
 LOOK_S: Final = 1.0  # how late an unused model is unloaded
 LOOK_SOON_S: Final = 0.05  # how late a model that is waited for gets a worker that fell idle
-RETRY_AFTER_S_MAX: Final = 60  # of a longer one the SDKs take no notice: they come back at once
 LOAD_AGAIN_S: Final = 60.0  # a model that could not be loaded is not tried again for so long
 
 

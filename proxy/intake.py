@@ -1,12 +1,14 @@
 """Makes a client's body our request: its dialect's fields, and what all dialects share."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from proxy.canonical import Canonicaliser
 from proxy.dialects import chat, completions, fields, foreign, messages, responses
 from proxy.dialects.stored import ResponseStore
+from proxy.images import Images
+from proxy.prompt_images import shows_images, with_images
 from proxy.request import Dialect, ParsedRequest
 from proxy.speaker import key_digest, speaker_of
 from shared.config import Settings
@@ -26,13 +28,14 @@ class Intake:
         self._canonicaliser = Canonicaliser(
             settings.cache_canonicalize_tool_context, settings.cache_norm_safety_check
         )
+        self._images = Images(settings.allow_image_urls)
         self._uses_kv_cache = settings.use_kv_cache
         self._stored = stored
 
     def read(
         self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
     ) -> ParsedRequest:
-        """Return the request in `body`; the names of `headers` are in lower case.
+        """Return the request in `body`, for `complete`; the names of `headers` are in lower case.
 
         Raises:
             RequestError: a field is not what the API allows, or needs what this server lacks.
@@ -43,12 +46,26 @@ class Intake:
         request = _PARSERS[dialect](body)
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=self._uses_kv_cache)
         foreign.note(request.left_out)
-        names, delta_chars = self._canonicaliser.names(request.prompt.messages)
         speaker = speaker_of(headers, body, key)
-        prompt = dataclasses.replace(
-            request.prompt, speaker=speaker, names=names, delta_chars=delta_chars
-        )
+        prompt = dataclasses.replace(request.prompt, speaker=speaker)
         more = tuple(dataclasses.replace(each, speaker=speaker) for each in request.more_prompts)
         return dataclasses.replace(
             request, prompt=prompt, more_prompts=more, use_kv_cache=use_kv_cache
         )
+
+    async def complete(
+        self, request: ParsedRequest, hold: Callable[[int], None] = lambda _: None
+    ) -> ParsedRequest:
+        """Return a request of `read` with its images read and its messages named.
+
+        It waits only where there are images. `hold` is told the bytes that are kept of them.
+
+        Raises:
+            RequestError: an image cannot be had; or what `hold` raises.
+        """
+        prompt = request.prompt
+        if shows_images(prompt):
+            prompt = await with_images(prompt, self._images, hold)
+        names, delta_chars = self._canonicaliser.names(prompt.messages)
+        prompt = dataclasses.replace(prompt, names=names, delta_chars=delta_chars)
+        return dataclasses.replace(request, prompt=prompt)

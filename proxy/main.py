@@ -35,10 +35,10 @@ from shared import log as logs
 from shared.blas import openblas_environment
 from shared.config import PROJECT_DIR, Settings, load_settings
 from shared.errors import EXIT_CANNOT_START, StartError
-from shared.malloc import malloc_environment
+from shared.malloc import malloc_environment, map_large_blocks
 from shared.transport import private_directory
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("proxy.main")  # run with -m, its name is __main__
 
 WORKER_COMMAND: Final = (sys.executable, "-m", "worker.main")
 GRACE_S: Final = 2  # for streams to say goodbye after a signal
@@ -177,6 +177,7 @@ class Hearth:
         """End clients, workers and the server, in an order in which nobody waits for another."""
         log.info("shutting down")
         self._remote.stop()
+        self._routes.watch.close()
         self._pool.close()
         ending = asyncio.create_task(self._supervisor.stop())
         if self._server is not None and self._server.started:
@@ -239,6 +240,7 @@ def project_version() -> str:
 def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     """Run the server; return its exit code."""
     environ = dict(os.environ)  # as it was: workers get it without LiteLLM's additions
+    map_large_blocks(environ)
     try:
         settings = load_settings(environ, PROJECT_DIR / ".env")
         logs.configure(settings.log_level.upper(), "proxy", settings.log_prompts)

@@ -187,6 +187,10 @@ class ModelNames:
         return row | {
             "context_length": facts.context_tokens,
             "max_model_len": facts.context_tokens,
+            "architecture": {  # as OpenRouter tells it
+                "input_modalities": ["text", "image"] if facts.takes_images else ["text"],
+                "output_modalities": ["text"],
+            },
             "meta": {
                 "n_ctx_train": facts.context_tokens,
                 "n_vocab": facts.vocab_size,

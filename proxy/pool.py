@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from proxy.answer import Answer
 from proxy.failures import refused
-from proxy.request import ParsedRequest
+from proxy.request import Left, ParsedRequest
 from proxy.residency import Want
 from proxy.routing import Affinity, marks_of
 from proxy.waiting import WaitingRoom
@@ -41,6 +41,7 @@ from shared.wire import (
     Status,
     Submit,
     Told,
+    Usage,
     Welcome,
 )
 
@@ -50,7 +51,9 @@ COUNT_WAIT_S_MAX = 30.0
 STATUS_WAIT_S_MAX = 5.0
 ATTEMPTS_MAX = 2  # a request that kills a worker must not kill them all
 
-What = Literal["cache", "clear_cache", "unpin", "prompt", "sessions", "session"]  # of Status
+What = Literal[
+    "cache", "clear_cache", "unpin", "prompt", "sessions", "session", "tree"
+]  # of Status
 Reply = TypeVar("Reply", Counted, Told)
 
 
@@ -80,6 +83,9 @@ class WorkerLink:
         self.answers: dict[str, Answer] = {}
         self._asked: dict[str, asyncio.Future[Counted | Told]] = {}  # request id -> its one reply
         self._on_change = on_change
+        # Is told what a request has cost whose client had left: nobody waits for its end.
+        self.on_left: Callable[[Usage, Left], None] = lambda _usage, _left: None
+        self._left: dict[str, Left] = {}  # until the worker tells their end
         self._models = models
         self._is_apart = is_apart
         self._line = DealerLink(endpoint, keys)
@@ -150,7 +156,12 @@ class WorkerLink:
         if answer is not None:
             answer.take(message)
         elif isinstance(message, Failed):
+            self._left.pop(message.request_id, None)
             self._settle(message.request_id, refused(message))
+        elif isinstance(message, Finished):
+            left = self._left.pop(message.request_id, None)
+            if left is not None:
+                self.on_left(message.usage, left)
 
     def _greet(self, welcome: Welcome) -> None:
         version = welcome.protocol_version
@@ -184,11 +195,14 @@ class WorkerLink:
     def submit(self, request: ParsedRequest, request_id: str) -> Answer:
         """Send `request` and return its answer, which nothing has arrived for yet."""
         assert request_id not in self.answers, request_id
+        key = request.prompt.speaker.key
+        left = Left(key, request.target, request.is_repeat)
 
         def release(cancel: bool) -> None:
             self.used_at = time.monotonic()
             self.answers.pop(request_id, None)
             if cancel:
+                self._left[request_id] = left
                 self._send_late(Cancel(request_id))
 
         message = Submit(
@@ -202,7 +216,7 @@ class WorkerLink:
             self._is_apart,
         )
         self._send(message)
-        answer = self.answers[request_id] = Answer(request_id, release, request.prompt.speaker.key)
+        answer = self.answers[request_id] = Answer(request_id, release, key)
         return answer
 
     def queue(self, key: str) -> list[dict[str, Any]]:
@@ -222,7 +236,7 @@ class WorkerLink:
 
     async def count(self, prompt: Prompt) -> int:
         self.used_at = time.monotonic()
-        message = Count(uuid.uuid4().hex, prompt)
+        message = Count(uuid.uuid4().hex, prompt, self._is_apart)
         return (await self._reply(message, Counted, COUNT_WAIT_S_MAX)).tokens
 
     async def ask(self, what: What, about: str = "", key: str = "") -> dict[str, Any]:
@@ -320,6 +334,7 @@ class WorkerPool:
     _known: dict[str, ModelFacts] = field(default_factory=dict)  # of models that were unloaded
     why_nobody: str = ""  # told to requests that find no worker; "" = it is loading
     on_ready: Callable[[WorkerLink], None] = lambda _: None  # a worker has loaded its model
+    on_left: Callable[[Usage, Left], None] = lambda _usage, _left: None  # of each link
 
     def connect(
         self,
@@ -335,6 +350,7 @@ class WorkerPool:
         link = self.links[worker_id] = WorkerLink(
             worker_id, endpoint, lambda: self._welcome(link), keys, models, self.is_apart
         )
+        link.on_left = self.on_left
         return link
 
     def _welcome(self, link: WorkerLink) -> None:
@@ -406,6 +422,7 @@ class WorkerPool:
                 if len(lost) == ATTEMPTS_MAX or not self._takers(want, lost | full):
                     raise
             except RequestError as refusal:
+                answer.close()  # one that said nothing in time is still at it
                 full.add(link.worker_id)
                 if refusal.code != Overloaded.CODE or not self._takers(want, lost | full):
                     raise
@@ -421,6 +438,15 @@ class WorkerPool:
         `key` is the digest of the API key whose requests are told; "" = everyone's.
         """
         return [row for link in self.links.values() for row in link.queue(key)]
+
+    def prefills(self, key: str = "") -> list[dict[str, Any]]:
+        """Return whose prompts are being read, and how far, in tokens; `key` as above."""
+        return [
+            answer.progress() | {"worker": link.worker_id}
+            for link in self.links.values()
+            for answer in link.answers.values()
+            if answer.is_prefilling and key in ("", answer.key)
+        ]
 
     async def count(self, request: ParsedRequest) -> int:
         """Return how many tokens `request`'s prompt is."""

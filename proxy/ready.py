@@ -37,7 +37,9 @@ def ready_lines(settings: Settings, facts: ModelFacts) -> list[str]:
     size = f"{_scaled(facts.parameter_count)} parameters, {_scaled(facts.weight_bytes)}B"
     return [
         f"ready: {url}",
+        f"  see      {url}/dashboard",
         f"  model    {facts.name} ({facts.architecture}, {size})",
+        *(["  images   yes"] if facts.takes_images else []),
         f"  context  {facts.context_tokens:,} tokens",
         f"  cache    {facts.cache_layout}",
         f"  backend  {facts.backend}",

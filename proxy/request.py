@@ -35,6 +35,7 @@ class ParsedRequest:
     use_kv_cache: bool = True  # else nothing kept is read, and nothing of it is kept
     prefill_only: bool = False  # the prompt is read and nothing is answered
     pin: bool = False  # what is kept of the prompt stays until it is unpinned
+    is_repeat: bool = False  # a further choice: its prompt counts for the first
 
     @property
     def is_stored(self) -> bool:
@@ -48,10 +49,24 @@ class ParsedRequest:
         Each choice has a seed of its own, so that they differ and can be asked for again.
         """
         return [
-            dataclasses.replace(self, prompt=prompt, sampling=_reseeded(self.sampling, index))
+            dataclasses.replace(
+                self,
+                prompt=prompt,
+                sampling=_reseeded(self.sampling, index),
+                is_repeat=index > 0,
+            )
             for prompt in (self.prompt, *self.more_prompts)
             for index in range(self.choices)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A request whose client left: whose its cost is, once its worker tells it."""
+
+    key: str  # digest of the API key
+    model: str  # as `ParsedRequest.target`
+    is_repeat: bool
 
 
 def _reseeded(sampling: Sampling, index: int) -> Sampling:

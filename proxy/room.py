@@ -1,4 +1,4 @@
-"""How many bytes of request bodies this process holds at once."""
+"""How many bytes of request bodies, and of the images they name, this process holds at once."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ BODIES_BYTES_MAX: Final = 512 * 1024 * 1024  # of all requests that are being se
 
 
 class Room:
-    """Counts the bodies of all requests, from their first byte to the request's end.
+    """Counts the bodies and images of all requests, from their first byte to the request's end.
 
     Invariant: 0 <= bytes_held <= BODIES_BYTES_MAX. Owner: the event loop.
     """
@@ -21,8 +21,8 @@ class Room:
         if self.bytes_held + count > BODIES_BYTES_MAX:
             raise Overloaded(
                 f"The requests that are being served hold {self.bytes_held:,} bytes of bodies and "
-                f"this server holds {BODIES_BYTES_MAX:,} at once; {count:,} more have no room. "
-                "Try again in a few seconds, or send less."
+                f"images, and this server holds {BODIES_BYTES_MAX:,} at once; {count:,} more have "
+                "no room. Try again in a few seconds, or send less."
             )
 
     def take(self, count: int) -> None:

@@ -3,16 +3,20 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+from proxy import metrics
 from proxy.canonical import telemetry_dropped
 from proxy.dialects.stored import ResponseStore
 from proxy.exchange import Exchange, wrong_method
 from proxy.models import ModelNames
 from proxy.pool import What, WorkerPool
 from proxy.remote import RemoteWorker
+from proxy.request import Left
 from proxy.speaker import key_digest
 from proxy.supervisor import Supervisor, Worker
+from proxy.watch import Watch
 from shared.config import Settings
 from shared.errors import Overloaded, RequestError
+from shared.wire import Usage
 
 _MODELS: Final = ("/v1/models/", "/models/")
 _PROMPTS: Final = "/v1/cache/prompts/"
@@ -43,6 +47,7 @@ class Routes:
         self._workers: list[Worker | RemoteWorker] = [*supervisor.workers, *remote]
         self._pool = pool
         self.names = ModelNames.of(settings)
+        self.metrics = metrics.Metrics(version, self.names.public)
         directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb else None
         self.stored = ResponseStore(directory=directory)
         self._table: dict[str, Methods] = {
@@ -52,9 +57,12 @@ class Routes:
             "/models": {"GET": self._models},
             "/v1/cache": {"GET": self._cache, "DELETE": self._clear_cache},
             "/v1/sessions": {"GET": self._sessions},
+            metrics.PATH: {"GET": self._metrics},
         }
         self._shows_prompts = settings.cache_debug
         self._has_keys = len(settings.api_keys) > 1
+        self.watch = Watch(pool, self.health, is_apart=self._has_keys)
+        pool.on_left = self._left
 
     async def serve(self, exchange: Exchange) -> None:
         """Answer a request for one of our paths.
@@ -129,7 +137,8 @@ class Routes:
             body = _absent(worker) if row is None else body
             rows.append({"worker": worker.worker_id, **body})
         dropped = {"blocks": telemetry_dropped.blocks, "chars": telemetry_dropped.chars}
-        body = {"object": "cache", "telemetry_dropped": dropped, "workers": rows}
+        totals = self.watch.totals(self._whose(exchange))
+        body = {"object": "cache", "totals": totals, "telemetry_dropped": dropped, "workers": rows}
         await exchange.send_json(200, body)
 
     async def _unpin(self, exchange: Exchange) -> None:
@@ -152,8 +161,9 @@ class Routes:
         await exchange.send_json(200, {"request_id": request_id, "ids": row["ids"]})
 
     async def _sessions(self, exchange: Exchange) -> None:
-        """Answer with the sessions of all workers; a worker that cannot tell says why."""
-        told = await exchange.while_connected(self._pool.ask("sessions", key=self._whose(exchange)))
+        """Answer with sessions and last requests; a worker that cannot tell of its own says why."""
+        key = self._whose(exchange)
+        told = await exchange.while_connected(self._pool.ask("sessions", key=key))
         rows, errors = [], []
         for worker in self._workers:
             body = told.get(worker.worker_id)
@@ -162,7 +172,9 @@ class Routes:
             else:
                 error = _absent(worker) if body is None else {"error": str(body)}
                 errors.append({"worker": worker.worker_id, **error})
-        await exchange.send_json(200, {"object": "list", "sessions": rows, "errors": errors})
+        recent = self.watch.recent(key)
+        listing = {"object": "list", "sessions": rows, "recent": recent, "errors": errors}
+        await exchange.send_json(200, listing)
 
     async def _session(self, exchange: Exchange) -> None:
         """Answer with the lines of one session, from every worker that has some."""
@@ -211,7 +223,19 @@ class Routes:
         body = self.health()
         if exchange.is_trusted:
             body["queue"] = self._pool.queue(self._whose(exchange))
+            body["prefills"] = self._pool.prefills(self._whose(exchange))
         await exchange.send_json(200, body)
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        """Answer with sums over all keys, as far as the workers tell theirs in time."""
+        told = await exchange.while_connected(self._pool.ask("cache"))
+        text = self.metrics.text([worker.row() for worker in self._workers], told)
+        await exchange.send_whole(200, text, metrics.CONTENT_TYPE)
+
+    def _left(self, usage: Usage, left: Left) -> None:
+        """Count what a request has cost whose client had left."""
+        self.metrics.spent(usage, left.model, is_read=not left.is_repeat)
+        self.watch.spent(usage, left.key, is_read=not left.is_repeat)
 
     def health(self) -> dict[str, Any]:
         """Return what /health says: "ok" only while every worker is ready, or unloaded unused."""

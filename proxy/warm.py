@@ -34,6 +34,7 @@ class Warmer:
     def __init__(self, settings: Settings, intake: Intake, names: ModelNames) -> None:
         """Raises: StartError: a file is not there, or holds what no API would take."""
         self._requests: dict[str, ParsedRequest] = {}  # by the id of the pin
+        self._intake = intake
         self._names = names
         self._tasks: set[asyncio.Task[None]] = set()
         keys = settings.api_keys or ("",)
@@ -41,16 +42,16 @@ class Warmer:
             try:
                 for body in _bodies(PROJECT_DIR / Path(name).expanduser()):
                     for key in keys:  # each key has its own cache
-                        self._add(intake, body, key)
+                        self._add(body, key)
             except (OSError, orjson.JSONDecodeError, RequestError) as error:
                 raise StartError(
                     f"WARM_PROMPTS names {name}, which cannot be read: {error}. Correct the file, "
                     "or take it out of WARM_PROMPTS."
                 ) from None
 
-    def _add(self, intake: Intake, body: dict[str, Any], key: str) -> None:
+    def _add(self, body: dict[str, Any], key: str) -> None:
         headers = {"x-api-key": key} if key else {}
-        request = intake.read(prefill.dialect_of(body, headers, {}), body, headers)
+        request = self._intake.read(prefill.dialect_of(body, headers, {}), body, headers)
         model = self._names.check(body.get("model", self._names.public))
         target = self._names.target(model)
         request = dataclasses.replace(prefill.prepared(request), pin=True, target=target)
@@ -75,7 +76,7 @@ class Warmer:
         }
         for pin_id, request in mine.items():
             try:
-                await _read(link, request, pin_id)
+                await _read(link, await self._intake.complete(request), pin_id)
             except WorkerLost:
                 return  # the supervisor has said so, and the next one begins anew
             except RequestError as error:

@@ -25,6 +25,7 @@ START_WAIT_S_MAX = 180.0
 STOP_WAIT_S_MAX = 10.0
 ANSWER_WAIT_S_MAX = 300.0
 LINE_BYTES_MAX = 16 * 1024 * 1024
+READY = frozenset(("ok", "healthy"))  # as the servers' /health words it
 
 Messages = list[dict[str, Any]]
 
@@ -168,7 +169,7 @@ class Http:
         processes: list[psutil.Process],
         extra: Mapping[str, Any],
     ) -> None:
-        self._session = session
+        self.session = session
         self._extra = dict(extra)
         self.process = processes[0]
         self.processes = processes
@@ -201,7 +202,7 @@ class Http:
             **self._extra,
         }
         start, first, end, usage = time.perf_counter(), None, None, None
-        async with self._session.post("/v1/chat/completions", json=body) as response:
+        async with self.session.post("/v1/chat/completions", json=body) as response:
             if response.status != 200:
                 raise SideError(f"status {response.status}: {await response.text()}")
             async for line in response.content:
@@ -240,8 +241,10 @@ async def server_side(model: Path, log_dir: Path) -> AsyncIterator[Http]:
 
 
 @contextlib.asynccontextmanager
-async def hearth_side(model: Path, log_dir: Path) -> AsyncIterator[Http]:
-    """Run Hearth as its user would, with one worker."""
+async def hearth_side(
+    model: Path, log_dir: Path, project: Path = PROJECT_DIR
+) -> AsyncIterator[Http]:
+    """Run the Hearth of the checkout `project` as its user would, with one worker."""
     port = free_port()
     environment = {
         **os.environ,
@@ -254,7 +257,7 @@ async def hearth_side(model: Path, log_dir: Path) -> AsyncIterator[Http]:
         "LOG_ROOT": str(log_dir / "logs"),
     }
     async with (
-        running(["-m", "proxy.main"], environment, log_dir / "hearth.log") as child,
+        running(["-m", "proxy.main"], environment, log_dir / "hearth.log", project) as child,
         _session(port) as session,
     ):
         health = await ready(session, child, log_dir / "hearth.log")
@@ -268,13 +271,13 @@ async def hearth_side(model: Path, log_dir: Path) -> AsyncIterator[Http]:
 async def ready(
     session: aiohttp.ClientSession, child: asyncio.subprocess.Process, log: Path
 ) -> dict[str, Any]:
-    """Wait until /health says ok; returns what it says."""
+    """Wait until /health says READY; returns what it says."""
     deadline = time.monotonic() + START_WAIT_S_MAX
     while time.monotonic() < deadline and child.returncode is None:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with session.get("/health", timeout=aiohttp.ClientTimeout(5)) as response:
                 health: dict[str, Any] = await response.json()
-                if health.get("status") == "ok":
+                if health.get("status") in READY:
                     return health
         await asyncio.sleep(0.1)
     raise SideError(f"{log.stem} is not ready (exit status {child.returncode}):\n{_tail(log)}")
@@ -295,14 +298,18 @@ async def _session(port: int) -> AsyncIterator[aiohttp.ClientSession]:
 
 @contextlib.asynccontextmanager
 async def running(
-    arguments: list[str], environment: Mapping[str, str], log: Path
+    arguments: list[str],
+    environment: Mapping[str, str],
+    log: Path,
+    project: Path = PROJECT_DIR,
+    python: str = sys.executable,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run Python with `arguments` for the length of the block; nothing of it outlives that."""
     with open(log, "wb") as stderr:
         child = await asyncio.create_subprocess_exec(
-            sys.executable,
+            python,
             *arguments,
-            cwd=PROJECT_DIR,
+            cwd=project,
             env=environment,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE if arguments[0] != "-m" else stderr,

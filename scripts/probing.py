@@ -19,7 +19,12 @@ import aiohttp
 
 from scripts.replay_client import READERS, Event, Reading, SseReader, Tokens, tokens_of
 
-COUNTERS: Final = ("exact_key_rejected_by_model_lcp", "canonical_drift", "hybrid_trim_miss")
+COUNTERS: Final = (
+    "exact_key_rejected_by_model_lcp",
+    "canonical_drift",
+    "hybrid_trim_miss",
+    "vlm_retreat",
+)
 CHAT: Final = "/v1/chat/completions"
 MESSAGES: Final = "/v1/messages"
 ERROR_CHARS_MAX: Final = 300
@@ -137,7 +142,7 @@ class Server:
                     said = (await response.text())[:ERROR_CHARS_MAX]
                     raise ProbeError(f"{method} {path} is answered with {response.status}: {said}")
                 yield response
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
             raise ProbeError(
                 f"{self.base_url}{path} does not answer: {type(error).__name__} {error}"
             ) from error

@@ -1,5 +1,9 @@
 """What can go wrong for a reason that is not a bug of ours, with text that says what to do."""
 
+from typing import Final
+
+RETRY_AFTER_S_MAX: Final = 60  # of a longer one the SDKs take no notice: they come back at once
+
 
 class RequestError(Exception):
     """This request ends, the next one is served. Reaches the client in its own dialect.

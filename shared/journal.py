@@ -28,6 +28,8 @@ from typing import Any, Final
 
 import msgpack
 
+from shared.private import make_private
+
 SUFFIX: Final = ".journal"
 TEMP_PREFIX: Final = ".writing-"
 SECRET_NAME: Final = ".secret"
@@ -319,13 +321,6 @@ class Journal:
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning(text + ". Said once; later ones are counted.", *args)
-
-
-def make_private(directory: Path) -> None:
-    """Make `directory` and what its path lacks, for their owner alone. Raises: OSError."""
-    for each in reversed((directory, *directory.parents)):
-        if not each.exists():
-            each.mkdir(mode=0o700, exist_ok=True)
 
 
 def remove_stale(directory: Path, prefix: str, now: float) -> None:

@@ -1,15 +1,20 @@
-"""Which environment makes glibc give memory back. Nothing of this concerns macOS.
+"""What makes glibc give memory back. Nothing of this concerns macOS.
 
 On a CPU MLX's arrays come from malloc. By default glibc takes blocks of up to 32 MB from its heaps
 once some were freed, and what lies between living blocks stays: a worker that held 150 MB had
-659 MB after 20 minutes of scripts/soak.py. Blocks that are mapped go back when they are freed.
+659 MB after 20 minutes of scripts/soak.py, and a proxy 816 MB in place of 467 after 300 requests
+with images of 2 MB. Blocks that are mapped go back when they are freed.
 """
 
+import ctypes
 import sys
 from collections.abc import Mapping
+from typing import Final
 
-_WANTED = {
-    "MALLOC_MMAP_THRESHOLD_": "262144",  # bytes from which on a block is mapped, and never more
+_MAPPED_BYTES: Final = 262_144  # from which on a block is mapped, and never more
+_M_MMAP_THRESHOLD: Final = -3  # glibc's name for it
+_WANTED: Final = {
+    "MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES),
     "MALLOC_ARENA_MAX": "2",  # heaps; one a thread is the default
 }
 
@@ -19,3 +24,11 @@ def malloc_environment(environ: Mapping[str, str]) -> dict[str, str]:
     if sys.platform != "linux":
         return {}
     return {name: value for name, value in _WANTED.items() if name not in environ}
+
+
+def map_large_blocks(environ: Mapping[str, str]) -> bool:
+    """Have this process map its large blocks; say whether that was done. What is set stays."""
+    if sys.platform != "linux" or "MALLOC_MMAP_THRESHOLD_" in environ:
+        return False
+    libc = ctypes.CDLL(None)
+    return hasattr(libc, "mallopt") and bool(libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES))

@@ -23,6 +23,7 @@ from zmq.auth import load_certificate
 from zmq.auth.thread import ThreadAuthenticator
 
 from shared.errors import StartError, WireError
+from shared.private import make_private
 from shared.wire import FRAME_BYTES_MAX, Failed, Message, decode, encode
 
 log = logging.getLogger(__name__)
@@ -48,10 +49,7 @@ def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:
             names the `setting` that it comes from.
     """
     try:
-        for each in reversed(path.parents):  # mkdir alone would leave their mode to the umask
-            if not each.exists():
-                each.mkdir(mode=0o700, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
+        make_private(path)
     except OSError as error:
         raise StartError(
             f"{setting}: {path} cannot be made ({error.strerror}). Set {setting}."
@@ -163,6 +161,11 @@ class RouterPort:
         self._outbox.append((peer, message))
         if not self._is_woken:
             self.wake()
+
+    @property
+    def waiting_frames(self) -> int:
+        """Return how many messages wait to be sent. Any thread."""
+        return len(self._outbox) + sum(len(held) for held in list(self._held.values()))
 
     def wake(self) -> None:
         """End the owner's wait. Any thread, and signal handlers."""
@@ -337,7 +340,18 @@ class DealerLink:
         try:
             await monitor.recv_multipart()
         finally:
+            self._end_monitor()
             monitor.close()
 
     def close(self) -> None:
+        self._end_monitor()
         self._socket.close()
+
+    def _end_monitor(self) -> None:
+        """Stop reporting, before the reader goes.
+
+        zmq's I/O thread, which serves all sockets of the process, waits without end for room to
+        report in where nobody reads.
+        """
+        if not self._socket.closed:
+            self._socket.disable_monitor()

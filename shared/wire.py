@@ -16,7 +16,7 @@ import msgpack
 
 from shared.errors import WireError
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 7
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -73,7 +73,9 @@ class MessageName:
 class Prompt:
     """What the model is asked, before rendering: all three API dialects become this.
 
-    A message is {role, content (string), reasoning_content, tool_calls, tool_call_id, name}.
+    A message is {role, content, reasoning_content, tool_calls, tool_call_id, name}. Its content is
+    a string; where it shows images, a list of {"type": "text", "text"} and {"type": "image",
+    "image": a key of `images`}, in their order.
     Not for templates are an assistant's `signatures` (of thinking that we may have issued) and a
     tool result's `tool_references` (names of deferred tools that it loads).
     A raw prompt has no messages: it is `text`, or the tokens `ids`, as they are.
@@ -88,6 +90,8 @@ class Prompt:
     delta_chars: int = 0  # characters that the canonical form has fewer
     text: str | None = None
     ids: list[int] = field(default_factory=list)
+    images: dict[str, bytes] = field(default_factory=dict)  # by digest: files as they came
+    places: dict[str, str] = field(default_factory=dict)  # by digest: where the client has it first
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class ModelFacts:
     weight_bytes: int
     cache_layout: str  # e.g. "4 x KVCache"
     backend: str  # "metal", "cuda" or "cpu"
+    takes_images: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,10 @@ class Usage:
     ttft_ms: int = 0  # from Submit's receipt to the first token
     finish_ms: int = 0  # from Submit's receipt to the last token
     divergence: dict[str, Any] | None = None  # what it lost against its own line, and why
+    image_tokens: int = 0  # of prompt_tokens, those that stand for images
+    queue_ms: int = 0  # of ttft_ms, until it had a slot; all of it where it never had one
+    match: str = "none"  # how the prompt relates to what is kept: exact | prefix | lcp ...
+    session_kind: str = "none"  # main | agent | side; none = it is in no session
 
 
 # ---------------------------------------------------------------- proxy to worker
@@ -168,6 +177,7 @@ class Count:
 
     request_id: str
     prompt: Prompt
+    is_apart: bool = False  # as in Submit, of the images that it shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +185,8 @@ class Status:
     """Tell about the cache, empty it, or give up a pin. Answered by Told or Failed."""
 
     request_id: str
-    what: str  # "cache" | "clear_cache" | "unpin" | "prompt" | "sessions" | "session"
+    # "cache" | "clear_cache" | "unpin" | "prompt" | "sessions" | "session" | "tree", in brief
+    what: str
     about: str = ""  # the request id whose prompt or pin, or the session that is asked for
     key: str = ""  # digest of the API key whose sessions, prompts, pins it is; "" = everyone's
 

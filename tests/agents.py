@@ -16,8 +16,10 @@ from shared.config import Settings, load_settings
 from shared.wire import Prompt, Sampling, Speaker, Submit, Usage
 from tests.constrained import constrainer_for
 from tests.families import Family
+from tests.fixtures import TINY_NAMES
 from tests.machine import ROOT, Answer, Machine, loaded
 from worker.cache.block_hash import common_length, pack
+from worker.cache.images import Picture
 from worker.conversing import make_builder, make_sessions
 from worker.engine.sampling import Choice
 from worker.prompt.marks import end_of_turn_ids, generation_prompt, turn_marks
@@ -133,7 +135,7 @@ class Desk:
         vocabulary = Vocabulary(tokenizer)
         recorder = Recorder(self.sessions, reuses=True, foresee=self.foreseen.append)
         self.machine = ScriptedMachine(
-            loaded(fixture, tiny=True),
+            loaded(fixture, tiny=fixture in TINY_NAMES),
             self._marks,
             vocabulary,
             chunk=chunk,
@@ -161,6 +163,7 @@ class Desk:
             self.settings.cache_canonicalize_tool_context, self.settings.cache_norm_safety_check
         )
         self._number = 0
+        self.pictures: dict[str, Picture] = {}  # that messages show, by digest
 
     def named(self, prompt: Prompt, speaker: Speaker | None = None) -> Prompt:
         """Return the prompt as the proxy sends it."""
@@ -174,7 +177,8 @@ class Desk:
         ticket = Ticket(f"q{self._number}", b"peer")
         ticket.lease_until = float("inf")
         sampling = Sampling(max_tokens=LONG, stop=list(stop))
-        return self.prompter.request(ticket, Submit(ticket.request_id, prompt, sampling))
+        message = Submit(ticket.request_id, prompt, sampling)
+        return self.prompter.request(ticket, message, self.pictures)
 
     def submit(self, prompt: Prompt, parts: Parts, stop: Sequence[str] = ()) -> Answer:
         """Hand a named prompt in; the model will answer `parts`."""

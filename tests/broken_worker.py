@@ -12,7 +12,7 @@ from unittest import mock
 import mlx.core as mx
 import numpy as np
 
-from worker.cache import block_hash
+from worker.cache import block_hash, images
 from worker.cache.block_hash import Tokens
 from worker.kv.keeper import Keeper
 from worker.kv.layers import LayerMap
@@ -23,10 +23,11 @@ from worker.sessions.turns import TurnStore
 def _blind() -> None:
     """The cache looks at how long a prompt is, not at what it says."""
 
-    def pack(ids: Sequence[int]) -> Tokens:
+    def pack(ids: Sequence[int], *_: Any) -> Tokens:
         return np.zeros(len(ids), dtype=np.int32)
 
     mock.patch.object(block_hash, "pack", pack).start()
+    mock.patch.object(images, "keys_of", pack).start()
 
 
 def _scrambled() -> None:

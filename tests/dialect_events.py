@@ -18,6 +18,7 @@ KV_CACHE = {
     "prefix_length": 8,
     "prefilled": 2,
     "source": "ram",
+    "ttft_ms": 0,
     "divergence": None,
 }
 LATE = Finished("r", "stop", None, Usage(10, 8, 2, 3, source="ram"))  # more was kept by its turn

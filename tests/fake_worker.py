@@ -4,8 +4,8 @@ What it does is in the last message's text: words such as `n=3 delay=0.01 prefil
 `full=01` for workers 0 and 1. It says that half of each prompt was kept; with `kept=N` it says N at
 first, and with `wide=N` its words have N characters. With `calls=N` it ends with calls of the
 request's first N tools. With `hang=1` it counts no step from then on. All its requests but the
-oldest are told as waiting. With FAKE_WORKER_LOG set it appends a JSON line with a time for
-everything it receives.
+oldest are told as waiting. Each image of a prompt counts IMAGE_TOKENS. With FAKE_WORKER_LOG set it
+appends a JSON line with a time for everything it receives.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any
 
 from shared.config import load_settings
@@ -62,6 +63,7 @@ FACTS = ModelFacts(
     NAME, "builtin:pocket", "qwen3", 32_768, 151_936, 27_400_000, 54_800_000, "4 x KVCache", "cpu"
 )
 SIGNATURE = "S1gnature0fThinking000"
+IMAGE_TOKENS = 7
 MISSING = "/missing"  # a MODEL_PATH that cannot be loaded
 Step = Message | float  # a message to send, or seconds to wait
 
@@ -70,12 +72,21 @@ def script_of(submit: Submit) -> dict[str, str]:
     """Return the words `name=value` of the last message, or of a raw prompt."""
     prompt = submit.prompt
     content = prompt.messages[-1].get("content", "") if prompt.messages else prompt.text or ""
+    if type(content) is list:
+        content = " ".join(part.get("text", "") for part in content)
     return dict(re.findall(r"([a-z_]+)=(\S+)", content))
 
 
 def prompt_tokens(prompt: Prompt) -> int:
     raw = len(prompt.ids) + len((prompt.text or "").split())
     return raw + sum(len(json.dumps(row).split()) for row in prompt.messages)
+
+
+def image_tokens(prompt: Prompt) -> int:
+    """Return the tokens of the images that are shown. Raises KeyError: one did not come."""
+    contents = (row["content"] for row in prompt.messages if type(row["content"]) is list)
+    parts = [part for content in contents for part in content if part["type"] == "image"]
+    return sum(IMAGE_TOKENS for part in parts if prompt.images[part["image"]])
 
 
 def steps_of(submit: Submit, worker_id: int) -> Iterator[Step]:
@@ -115,7 +126,10 @@ def steps_of(submit: Submit, worker_id: int) -> Iterator[Step]:
         name,
         "tool_calls" if calls else reason,
         "STOP" if "stopped" in words else None,
-        Usage(tokens, tokens // 2, tokens - tokens // 2, count + reason_count, reason_count, "ram"),
+        Usage(
+            *(tokens, tokens // 2, tokens - tokens // 2, count + reason_count, reason_count, "ram"),
+            image_tokens=image_tokens(submit.prompt),
+        ),
     )
 
 
@@ -240,7 +254,7 @@ class FakeWorker:
         if status.what == "sessions":
             rows = [{"session": name, "lines": len(ids)} for name, ids in self._sessions.items()]
             return Told(status.request_id, {"sessions": rows})
-        if status.what == "session":
+        if status.what in ("session", "tree"):
             lines = [{"request_id": name} for name in self._sessions.get(status.about, ())]
             if not lines:
                 return Failed(status.request_id, 404, "not_found", "Not known.")
@@ -288,7 +302,9 @@ class FakeWorker:
         if isinstance(message, Renew):
             row["request_ids"] = message.request_ids
         if isinstance(message, Submit | Count):
-            row["prompt"] = dataclasses.asdict(message.prompt)
+            images = message.prompt.images
+            row["prompt"] = dataclasses.asdict(dataclasses.replace(message.prompt, images={}))
+            row["images"] = {name: sha256(data).hexdigest() for name, data in images.items()}
         if isinstance(message, Submit):
             row["sampling"] = dataclasses.asdict(message.sampling)
             row["constraints"] = dataclasses.asdict(message.constraints)

@@ -415,7 +415,7 @@ def _keep(store: ExtentStore, request: Request) -> None:
                 furnish(store, extent)
 
 
-def _nothing_lost(visit: Visit, built: Built) -> None:
+def _nothing_lost(visit: Visit, built: Built, pictures: Any) -> None:
     """Stand in for the divergence report, which takes half of a prompt's time."""
 
 

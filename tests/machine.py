@@ -1,7 +1,7 @@
 """A worker without sockets: real model, real scheduler, real keeper, driven step by step."""
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -14,13 +14,15 @@ from shared.config import load_settings
 from shared.wire import Finished, Sampling, Up, Usage
 from tests.fixtures import fixture_dir
 from tests.kept import ROOT
-from worker.cache.block_hash import PrefixHash, pack, prefix_hashes
+from worker.cache.block_hash import PrefixHash, prefix_hashes
 from worker.cache.budget import MB, Budget
+from worker.cache.images import ImageRun, keys_of
 from worker.cache.index import Query
 from worker.disk.courier import Courier
 from worker.engine.engine import Engine
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.sampling import Choice
+from worker.engine.vision import Vision
 from worker.kv.keeper import Keeper
 from worker.kv.layers import LayerMap
 from worker.kv.mover import KeepRules
@@ -97,7 +99,10 @@ class Machine:
         told = {name: rules.pop(name) for name in names}
         self.rule = CutRule(chunk, turn_marks)
         batches = not (rules["is_exact"] or rules.get("running_format"))
-        self.engine = Engine(model, batches=batches)
+        vision = None
+        if model.vision is not None:
+            vision = Vision(model.vision.model, model.model, int(rules.pop("features_mb", 64) * MB))
+        self.engine = Engine(model, batches, vision)
         self._words = words
         self._number = 0
         self.answers: dict[str, Answer] = {}
@@ -119,7 +124,8 @@ class Machine:
             self._choose,
             Rules(
                 rules["slots_max"],
-                lambda tokens: self.rule.natural(tokens.tolist()),
+                self.rule.natural,
+                chunk,
                 **told,
                 post=self._posted.put,
             ),
@@ -135,16 +141,20 @@ class Machine:
 
         return Choice(sampler=sample, processors=(), top_logprobs=None)
 
-    def submit(self, ids: list[int], tokens_max: int = 8, **how: Any) -> Answer:
+    def submit(
+        self, ids: list[int], tokens_max: int = 8, images: Sequence[ImageRun] = (), **how: Any
+    ) -> Answer:
         """Hand a prompt in, `how` being further fields; `run` or `step` computes it."""
         self._number += 1
         ticket = Ticket(f"r{self._number}", b"peer")
         ticket.lease_until = float("inf")
-        tokens, cuts = pack(ids), self.rule.cuts(ids)
+        keys = keys_of(ids, images)
+        cuts = self.rule.cuts(keys)
+        names = prefix_hashes(self._root, keys, cuts)
         request = Request(
             ticket=ticket,
             ids=list(ids),
-            query=Query(tokens, cuts, prefix_hashes(self._root, tokens, cuts)),
+            query=Query(keys, cuts, names, images=tuple(images)),
             sampling=Sampling(),
             tokens_max=tokens_max,
             output=Output(self._words.detokeniser(), []),
@@ -162,7 +172,7 @@ class Machine:
         with mx.stream(generation_stream):
             events = []
             if self.scheduler.is_blocked:
-                self.scheduler.recalled(self._posted.get(timeout=10))
+                self.scheduler.recalled(self._posted.get(timeout=60))
             for event in self.scheduler.step():
                 events.append(event)
                 if isinstance(event, Finished):

@@ -173,11 +173,11 @@ class ScriptedWorker(real.Worker):
 class SlowEngine(Engine):
     """Takes longer for each chunk of a prefill, as a large model does."""
 
-    def prefill(self, cache: list[Any], ids: list[int]) -> None:
+    def prefill(self, cache: list[Any], ids: list[int], *images: Any) -> None:
         pause = _directory() / "pause_s"
         if pause.exists():
             time.sleep(float(pause.read_text()))
-        super().prefill(cache, ids)
+        super().prefill(cache, ids, *images)
 
 
 def _directory() -> Path:

@@ -61,6 +61,7 @@ ONLY_IN = {
         "worker/kv/",
         "worker/keeping.py",
     ),
+    "mlx_vlm": ("worker/engine/vision_model.py", "worker/prompt/pictures.py"),
     "dotenv": ("shared/config.py",),
 }
 HISTORY = re.compile(r"#.*\b(previously|used to|no longer|round[- ]?\d|PR ?#?\d)\b", re.I)

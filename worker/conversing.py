@@ -11,8 +11,9 @@ from worker.prompt.build import Builder
 from worker.prompt.cuts import TurnMarks
 from worker.prompt.marks import end_of_turn_ids, generation_prompt, history_marks
 from worker.prompt.render import Renderer
+from worker.prompt.shown import ImageForm
 from worker.prompt.tokenise import PieceTokeniser
-from worker.prompter import PromptFacts
+from worker.prompter import Look, PromptFacts
 from worker.sessions.sessions import SessionRules, Sessions
 from worker.sessions.trace_log import TraceLog
 from worker.stream.detokenise import Vocabulary
@@ -25,8 +26,9 @@ def make_builder(
     end_ids: frozenset[int],
     context_tokens: int,
     settings: Settings,
+    form: ImageForm | None = None,
 ) -> Builder:
-    """Return what builds prompts; `end_ids` end a generated turn."""
+    """Return what builds prompts; `end_ids` end a generated turn, `form` is how images stand."""
     thinks, preserves = settings.default_thinking, settings.preserve_thinking
     renderer = Renderer(tokenizer, thinks, preserves)
     return Builder(
@@ -35,6 +37,7 @@ def make_builder(
         history_marks(tokenizer, marks, end_ids),
         context_tokens,
         preserves,
+        form,
     )
 
 
@@ -74,9 +77,16 @@ def make_sessions(
 
 
 def prompt_facts(
-    loaded: LoadedModel, root: PrefixHash, builder: Builder, vocabulary: Vocabulary
+    loaded: LoadedModel,
+    root: PrefixHash,
+    builder: Builder,
+    vocabulary: Vocabulary,
+    look: Look | None = None,
 ) -> PromptFacts:
-    """Return what prompts need to know of the model; `root` names its cache."""
+    """Return what prompts need to know of the model; `root` names its cache.
+
+    `look` has the images of a message read.
+    """
     facts, tokenizer = loaded.facts, loaded.tokenizer
     reader = PartsReader(tokenizer)
     return PromptFacts(
@@ -93,4 +103,6 @@ def prompt_facts(
             vocabulary.token_bytes,
             builder.tool_form,
         ),
+        model_name=facts.name,
+        look=look,
     )

@@ -107,6 +107,7 @@ def cache_root(loaded: LoadedModel, settings: Settings, chunk: int) -> PrefixHas
         *(str(chunk), str(settings.kv_bits), str(settings.kv_group_size)),
         *(str(settings.quantized_kv_start), str(settings.cache_store_bits)),
         *(version("mlx"), version("mlx-lm")),
+        *([version("mlx-vlm")] if loaded.vision is not None else []),
     ]
     return root_hash(parts)
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shared.errors import Overloaded
+from shared.errors import RETRY_AFTER_S_MAX, Overloaded
 from shared.transport import HEARTBEAT_S, RouterPort
 from shared.wire import (
     PROTOCOL_VERSION,
@@ -30,15 +30,14 @@ from shared.wire import (
     Up,
     Welcome,
 )
-from worker.request import Foresee, Ticket
+from worker.request import Foresee, Seen, Ticket
 
 log = logging.getLogger(__name__)
 
 Job = Submit | Count | Status
-Jobs = queue.SimpleQueue[tuple[Ticket, Job | Foresee] | None]
+Jobs = queue.SimpleQueue[tuple[Ticket, Job | Foresee | Seen] | None]
 ERRANDS = ("cache", "clear_cache", "unpin")  # what the inference thread tells or does
 ANSWERS = (Finished, Failed, Counted, Told)
-RETRY_AFTER_S_MAX = 60  # of a longer one the SDKs take no notice: they come back at once
 
 
 @dataclass(frozen=True, slots=True)

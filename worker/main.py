@@ -3,7 +3,8 @@
 With an endpoint on tcp:// it is started by hand, for a proxy on another machine.
 
 Threads: this one is the mailbox (socket, heartbeats); `inference` loads the model and is the only
-one that touches MLX; `prompt` renders and tokenises.
+one that touches MLX; `prompt` renders and tokenises; `image`, where the model takes images, reads
+their files.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from shared.config import PROJECT_DIR, Settings, load_settings
@@ -29,21 +30,24 @@ from worker.engine.engine import Engine, default_chunk
 from worker.engine.memory import held_bytes, hold_memory, memory_limit, room_in
 from worker.engine.model import LoadedModel, load_model
 from worker.engine.sampling import Choice, make_choice
+from worker.image_thread import ImageThread, UnreadJobs
 from worker.keeping import cache_root, is_exact, make_keeper
 from worker.kv.keeper import Keeper
 from worker.kv.no_keeper import NoKeeper
 from worker.loop import Errand, Inbox, InferenceLoop
 from worker.mailbox import Identity, Jobs, Mailbox
-from worker.memory import MemoryGuard
+from worker.memory import MemoryGuard, Watermark
+from worker.progress import StartSteps
 from worker.prompt.cuts import CutRule
 from worker.prompt.marks import end_of_turn_ids, turn_marks
-from worker.prompter import Prompter
+from worker.prompter import Look, Prompter
 from worker.recorder import Recorder
-from worker.report import cache_report
+from worker.report import cache_report, vision_report
 from worker.request import Request, Ticket
 from worker.rules import Rules
 from worker.scheduler import Scheduler
 from worker.sessions.sessions import Sessions
+from worker.sight import Sight, forwarded_at_once, make_sight, told
 from worker.stream.detokenise import Vocabulary
 from worker.watchdog import Watchdog
 
@@ -121,14 +125,22 @@ class Worker:
         settings = self._settings
         limit = memory_limit(settings)
         hold_memory(limit)
-        loaded = load_model(settings)
+        steps = StartSteps(held_bytes)
+        loaded = load_model(settings, steps.begin)
+        steps.begin("images")
+        sight = make_sight(loaded, settings)
+        loaded = told(loaded, sight)
         chunk = settings.prefill_chunk or default_chunk()
         # Batching changes the last bits of what is decoded, and cannot take quantised KV.
-        engine = Engine(loaded, batches=not (is_exact(loaded, settings) or settings.kv_bits))
+        batches = not (is_exact(loaded, settings) or settings.kv_bits)
+        engine = Engine(loaded, batches, sight.vision if sight is not None else None)
         with engine.stream():
+            steps.begin("cache")
             keeper = make_keeper(engine, loaded, settings, chunk)
             self._keeper = keeper
+            memory = MemoryGuard(room_in(limit), held_bytes)
             rule = CutRule(chunk, turn_marks(loaded.tokenizer))
+            steps.begin("sessions")
             sessions = make_sessions(
                 settings,
                 chunk,
@@ -142,6 +154,7 @@ class Worker:
                 reuses=isinstance(keeper, Keeper),
                 foresee=lambda job: self._jobs.put((job.request.ticket, job)),
             )
+            steps.begin("prompts")
             vocabulary = Vocabulary(loaded.tokenizer)
             scheduler = Scheduler(
                 engine,
@@ -151,18 +164,24 @@ class Worker:
                 functools.partial(self._choose, loaded.facts.vocab_size),
                 Rules(
                     settings.live_slots_max,
-                    lambda tokens: rule.natural(tokens.tolist()),
+                    rule.natural,
+                    forwarded_at_once(chunk, sight),
                     recorder.ended,
                     self._inbox.put,
                     Watchdog(settings.generation_watchdog_seconds, settings.stall_seconds),
-                    MemoryGuard(room_in(limit), held_bytes),
+                    memory,
                 ),
             )
-            self._mailbox.errand = functools.partial(self._errand, keeper, scheduler, sessions)
-            self._start_prompt_thread(loaded, vocabulary, rule, sessions)
-            loop = InferenceLoop(self._inbox, scheduler, self._mailbox.send, keeper.sweep)
+            self._mailbox.errand = functools.partial(
+                self._errand, keeper, scheduler, sessions, sight
+            )
+            self._start_prompt_thread(loaded, vocabulary, rule, sessions, sight)
+            loop = InferenceLoop(
+                self._inbox, scheduler, self._mailbox.send, sweep_of(keeper, memory)
+            )
             self._loop, self._loaded, self._scheduler = loop, loaded, scheduler
-            log.info("ready model=%s layout=%s", loaded.facts.name, loaded.facts.cache_layout)
+            facts = loaded.facts
+            log.info("ready model=%s layout=%s %s", facts.name, facts.cache_layout, steps.end())
             while not self._stop.is_set():
                 loop.run_once()
             keeper.hand_over()
@@ -173,6 +192,7 @@ class Worker:
         keeper: Keeper | NoKeeper,
         scheduler: Scheduler,
         sessions: Sessions,
+        sight: Sight | None,
         ticket: Ticket,
         message: Status,
     ) -> None:
@@ -185,8 +205,12 @@ class Worker:
             if message.what == "clear_cache":
                 scheduler.forget()
                 sessions.forget_lines()
+                if sight is not None:
+                    sight.forget()
             report = cache_report(keeper, scheduler.idle_tokens, message.key)
-            return Told(message.request_id, report | {"sessions": sessions.told_counts()})
+            report |= {"sessions": sessions.told_counts(), "vision": vision_report(sight)}
+            report |= scheduler.report() | {"wire_waiting_frames": self._port.waiting_frames}
+            return Told(message.request_id, report)
 
         self._inbox.put(Errand(ticket, run))
 
@@ -196,12 +220,18 @@ class Worker:
         )
 
     def _start_prompt_thread(
-        self, loaded: LoadedModel, vocabulary: Vocabulary, rule: CutRule, sessions: Sessions
+        self,
+        loaded: LoadedModel,
+        vocabulary: Vocabulary,
+        rule: CutRule,
+        sessions: Sessions,
+        sight: Sight | None,
     ) -> None:
         end_ids = end_of_turn_ids(loaded.tokenizer, loaded.generation_config)
         context_tokens = loaded.facts.context_tokens
+        form = sight.form if sight is not None else None
         builder = make_builder(
-            loaded.tokenizer, rule.marks, end_ids, context_tokens, self._settings
+            loaded.tokenizer, rule.marks, end_ids, context_tokens, self._settings, form
         )
         root = cache_root(loaded, self._settings, rule.chunk)
         prompter = Prompter(
@@ -210,18 +240,19 @@ class Worker:
             sessions,
             rule,
             vocabulary,
-            prompt_facts(loaded, root, builder, vocabulary),
+            prompt_facts(loaded, root, builder, vocabulary, self._start_image_thread(sight)),
         )
-        arguments = (self._jobs, self._inbox.put, self._mailbox.send)
+        run = functools.partial(prompter.run, self._jobs, self._inbox.put, self._mailbox.send)
+        _start_thread("prompt", run)
 
-        def work() -> None:
-            try:
-                prompter.run(*arguments)
-            except Exception:
-                log.exception("the prompt thread broke; the supervisor starts a clean worker")
-                os._exit(EXIT_BROKEN)
-
-        threading.Thread(target=work, name="prompt", daemon=True).start()
+    def _start_image_thread(self, sight: Sight | None) -> Look | None:
+        """Return what has the images of a message read; None for a model that takes none."""
+        if sight is None:
+            return None
+        unread: UnreadJobs = queue.SimpleQueue()
+        run = ImageThread(sight.reader).run
+        _start_thread("image", functools.partial(run, unread, self._jobs.put, self._mailbox.send))
+        return lambda ticket, message: unread.put((ticket, message))
 
     def _heartbeat(self, arriving: Sequence[str]) -> Heartbeat:
         scheduler, loop, loaded = self._scheduler, self._loop, self._loaded
@@ -239,6 +270,36 @@ class Worker:
             load.wait_s,
             queue[:QUEUE_TOLD_MAX],
         )
+
+
+def sweep_of(keeper: Keeper | NoKeeper, memory: MemoryGuard) -> Callable[[], bool]:
+    """Return what gives up old slots, and says where a budget is nearly used up."""
+    marks = [Watermark("Memory", "MEMORY_LIMIT_MB", memory.used, memory.limit)]
+    if isinstance(keeper, Keeper):
+        budget = keeper.store.budget
+        marks.append(
+            Watermark("Kept KV", "CACHE_RAM_BUDGET_MB", lambda: budget.bytes_used, budget.bytes_max)
+        )
+
+    def sweep() -> bool:
+        for mark in marks:
+            mark.look()
+        return keeper.sweep()
+
+    return sweep
+
+
+def _start_thread(name: str, run: Callable[[], None]) -> None:
+    """Start a thread that works as long as the process, which ends if the thread breaks."""
+
+    def work() -> None:
+        try:
+            run()
+        except Exception:
+            log.exception("the %s thread broke; the supervisor starts a clean worker", name)
+            os._exit(EXIT_BROKEN)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
 
 
 def _refuse(endpoint: str, error: StartError) -> None:

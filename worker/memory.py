@@ -3,6 +3,7 @@
 Owner: the inference thread.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -10,7 +11,10 @@ from typing import Final, Protocol
 from worker.cache.index import Query
 
 GB: Final = 1024**3
+WARN_SHARE: Final = 0.8  # of a budget; the proxy's hearth_budget_tight tells the same
 _UNLIMITED: Final = 1 << 62
+
+log = logging.getLogger(__name__)
 
 
 class Holder(Protocol):
@@ -19,6 +23,32 @@ class Holder(Protocol):
     def releasable(self, spared: Query | None = None) -> int: ...
 
     def release(self, nbytes: int, spared: Query | None = None) -> None: ...
+
+
+@dataclass(slots=True)
+class Watermark:
+    """Says once in the log that a budget is nearly used up. Owner: the inference thread."""
+
+    what: str  # is held
+    setting: str  # that raises the budget
+    used: Callable[[], int]
+    limit: int  # bytes
+    has_warned: bool = False
+
+    def look(self) -> None:
+        used = self.used()
+        if self.has_warned or used <= WARN_SHARE * self.limit:
+            return
+        self.has_warned = True
+        log.warning(
+            "%s: %.2f of %.2f GB are used, over %.0f %%; soon what saves the fewest tokens makes "
+            "way (hearth_evictions_total in /metrics). Raise %s if prompts are read again.",
+            self.what,
+            used / GB,
+            self.limit / GB,
+            WARN_SHARE * 100,
+            self.setting,
+        )
 
 
 def _none() -> int:
@@ -45,13 +75,15 @@ class MemoryGuard:
         goes last, and only where nobody runs whose end would make room (`is_last`). Where what may
         go would not do, nothing goes.
         """
+        needed = cost()
         for spared in (query, None) if is_last else (query,):
-            missing = self.over(cost() if spared is not None else cold_cost)
+            missing = self.over(needed if spared is not None else cold_cost)
             if 0 < missing <= holder.releasable(spared):
                 holder.release(missing, spared)
-            if not self.over(cost()):
-                return True, cost()
-        return False, cost()
+                needed = cost()
+            if not self.over(needed):
+                return True, needed
+        return False, needed
 
     def makes_room(self, holder: Holder, nbytes: int) -> bool:
         """Give up kept KV until `nbytes` more fit; say whether they do."""

@@ -1,6 +1,7 @@
 """The prompt thread: turns a Submit into a Request, and answers Count. Touches no MLX."""
 
 import dataclasses
+import itertools
 import logging
 import queue
 from collections.abc import Callable, Sequence
@@ -10,7 +11,8 @@ from typing import Any
 from shared.config import Settings
 from shared.errors import RequestError
 from shared.wire import Admitted, Count, Counted, Failed, Prompt, Status, Submit, Told, Up
-from worker.cache.block_hash import PrefixHash, common_length, key_root, pack, prefix_hashes
+from worker.cache.block_hash import PrefixHash, common_length, key_root, prefix_hashes
+from worker.cache.images import Pictures, keys_of
 from worker.cache.index import Query
 from worker.constraint.constrainer import Constrainer
 from worker.constraint.guide import Guide
@@ -18,8 +20,9 @@ from worker.engine.sampling import check
 from worker.prompt.build import Builder, Built, Content
 from worker.prompt.cuts import CutRule
 from worker.prompt.loaded_tools import with_loaded_tools
+from worker.prompt.shown import without_images
 from worker.prompt.thinking import with_thinking_apart
-from worker.request import Foresee, Request, Ticket
+from worker.request import Foresee, Request, Seen, Ticket
 from worker.sessions.echo import Said
 from worker.sessions.explain import explain
 from worker.sessions.sessions import Sessions, Visit
@@ -33,6 +36,12 @@ log = logging.getLogger(__name__)
 
 RECENT_MAX = 64  # prompts whose ids CACHE_DEBUG remembers
 
+Job = Submit | Count | Status | Foresee | Seen
+Look = Callable[[Ticket, Submit | Count], None]
+
+_NO_PICTURES: Pictures = {}
+_IMAGE = "[image]"
+
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
@@ -44,6 +53,9 @@ class PromptFacts:
     opens_thinking: bool  # whether its template's generation prompt does
     reader: PartsReader  # tells what the model writes
     constrainer: Constrainer  # holds it to what it has to write
+    model_name: str = ""
+    # Reads the images of a request, which comes back as Seen; None for a model that takes none.
+    look: Look | None = None
 
 
 class Prompter:
@@ -71,7 +83,7 @@ class Prompter:
 
     def run(
         self,
-        jobs: "queue.SimpleQueue[tuple[Ticket, Submit | Count | Status | Foresee] | None]",
+        jobs: "queue.SimpleQueue[tuple[Ticket, Job] | None]",
         put: Callable[[Request | Query], None],
         send: Callable[[Up], None],
     ) -> None:
@@ -82,17 +94,20 @@ class Prompter:
                 if (query := self.foreseen(message.request)) is not None:
                     put(query)
                 continue
+            message, pictures = _unpacked(message)
             if ticket.is_gone:
                 send(Failed(message.request_id, 499, "client_closed", "The client is gone."))
                 continue
             try:
                 if isinstance(message, Status):
                     send(Told(message.request_id, self._told(message)))
+                elif message.prompt.images and self._facts.look is not None:
+                    self._facts.look(ticket, message)
                 elif isinstance(message, Count):
-                    tokens = len(self._build(message.prompt)[1].ids)
-                    send(Counted(message.request_id, tokens))
+                    built = self._build(message.prompt, pictures)[1]
+                    send(Counted(message.request_id, len(built.ids)))
                 else:
-                    request = self.request(ticket, message)
+                    request = self.request(ticket, message, pictures)
                     send(Admitted(request.request_id, request.prompt_tokens, request.signature))
                     put(request)
             except RequestError as error:
@@ -103,8 +118,9 @@ class Prompter:
         """Return what is asked about prompts and sessions. Raises RequestError."""
         if message.what == "sessions":
             return {"sessions": self._sessions.report(message.key)}
-        if message.what == "session":
-            body = self._sessions.told(message.about, message.key)
+        if message.what in ("session", "tree"):
+            told = self._sessions.told if message.what == "session" else self._sessions.tree
+            body = told(message.about, message.key)
             text = f"No session {message.about!r:.80} is remembered by this worker."
         else:
             key, ids = self._recent.get(message.about, ("", None))
@@ -123,24 +139,23 @@ class Prompter:
         while len(self._recent) > RECENT_MAX:
             del self._recent[next(iter(self._recent))]
 
-    def request(self, ticket: Ticket, message: Submit) -> Request:
+    def request(
+        self, ticket: Ticket, message: Submit, pictures: Pictures = _NO_PICTURES
+    ) -> Request:
         """Return the request ready to be computed. Raises RequestError."""
         check(message.sampling, self._facts.vocab_size)
-        visit, built = self._build(message.prompt, message.use_kv_cache)
+        visit, built = self._build(message.prompt, pictures, message.use_kv_cache)
         ids = built.ids
         self._remember(message, ids)
-        tokens, cuts = pack(ids), self._rule.cuts(ids)
         if visit is not None and not message.prefill_only:
-            self._explain(visit, built)
+            self._explain(visit, built, pictures)
         asked = message.sampling.max_tokens or self._settings.default_max_tokens
-        root = self._root(message)
-        names = prefix_hashes(root, tokens, cuts)
         is_side = visit is not None and visit.is_side
         splitter, guide = self._split_and_guided(message, built, visit)
         return Request(
             ticket=ticket,
             ids=ids,
-            query=Query(tokens, cuts, names, _family(message.prompt), is_side, root),
+            query=self._query(message, built, is_side),
             sampling=message.sampling,
             tokens_max=min(asked, self._facts.context_tokens - len(ids)),
             output=Output(
@@ -156,8 +171,15 @@ class Prompter:
             is_kept=message.use_kv_cache,
             is_prefill=message.prefill_only,
             pin_key=message.prompt.speaker.key if message.pin else None,
+            pictures=pictures,
             visit=None if message.prefill_only else visit,  # nobody has said or heard anything
         )
+
+    def _query(self, message: Submit, built: Built, is_side: bool) -> Query:
+        root, cuts = self._root(message), self._rule.cuts(built.keys)
+        names = prefix_hashes(root, built.keys, cuts)
+        family = _family(message.prompt)
+        return Query(built.keys, cuts, names, family, is_side, root, built.images)
 
     def _split_and_guided(
         self, message: Submit, built: Built, visit: Visit | None
@@ -183,17 +205,22 @@ class Prompter:
 
     # ------------------------------------------------------------ what is asked
 
-    def _build(self, prompt: Prompt, is_kept: bool = True) -> tuple[Visit | None, Built]:
+    def _build(
+        self, prompt: Prompt, pictures: Pictures, is_kept: bool = True
+    ) -> tuple[Visit | None, Built]:
         """Return what is known of the request, and its tokens. Raises RequestError.
 
         Of one that is not to be kept nothing is known.
         """
         if _is_raw(prompt):
             return None, self._builder.raw(prompt.text, prompt.ids)
+        if prompt.images:
+            messages = without_images(prompt, self._facts.model_name)
+            prompt = dataclasses.replace(prompt, messages=messages, images={})
         visit = self._sessions.arrive(prompt, is_kept)
-        return visit, self._builder.build(self._content(prompt, visit))
+        return visit, self._builder.build(self._content(prompt, visit, pictures))
 
-    def _content(self, prompt: Prompt, visit: Visit | None) -> Content:
+    def _content(self, prompt: Prompt, visit: Visit | None, pictures: Pictures) -> Content:
         messages, loaded = prompt.messages, list[str]()
         if visit is not None:
             messages = visit.messages
@@ -203,26 +230,26 @@ class Prompter:
         messages = with_loaded_tools(messages, prompt.deferred, loaded)
         messages = [with_thinking_apart(message, start, end, is_opened) for message in messages]
         turns = visit.turns if visit is not None else ()
-        return Content(messages, prompt.tools, prompt.template_kwargs, turns)
+        return Content(messages, prompt.tools, prompt.template_kwargs, turns, pictures)
 
-    def _explain(self, visit: Visit, built: Built) -> None:
+    def _explain(self, visit: Visit, built: Built, pictures: Pictures) -> None:
         """Find out what the request loses against its own line."""
-        tokens = pack(built.ids)
+        tokens = built.keys
         visit.set_prompt(tokens, built.header, built.kept)
         visit.doubtful = built.doubtful
 
         def boundary(count: int) -> tuple[int, bool] | None:
             """Return how many of the prompt's tokens its first `count` messages make."""
-            whole = self._content(visit.prompt, visit)
+            whole = self._content(visit.prompt, visit, pictures)
             part = dataclasses.replace(
                 whole, messages=whole.messages[:count], turns=whole.turns[:count]
             )
             try:
-                ids = self._builder.build(part, adds_header=False).ids
+                keys = self._builder.build(part, adds_header=False).keys
             except RequestError:  # a template may refuse a conversation that ends there
                 return None
-            covered = common_length(pack(ids), tokens)
-            return covered, covered == len(ids)
+            covered = common_length(keys, tokens)
+            return covered, covered == len(keys)
 
         visit.divergence = explain(visit, boundary, self._text)
 
@@ -238,7 +265,7 @@ class Prompter:
         if visit is None or visit.said is None:
             return None
         echo, following = _continuation(visit.said, visit.turn)
-        content = self._content(visit.prompt, visit)
+        content = self._content(visit.prompt, visit, request.pictures)
         more = [echo, *following]
         content = dataclasses.replace(
             content,
@@ -246,28 +273,41 @@ class Prompter:
             turns=[*content.turns, visit.turn, *(None for _ in following)],
         )
         try:
-            ids = self._builder.build(content, adds_header=False).ids
+            built = self._builder.build(content, adds_header=False)
         except RequestError as error:  # nothing is lost but the head start
             log.debug("the next prompt cannot be foreseen: %s", error.code)
             return None
         ends = [request.end_id] if request.end_id is not None else []
-        fed = [*request.ids, *request.sampled, *ends]
-        tokens = pack(ids[: self._builder.last_header(ids)])
-        if common_length(tokens, pack(fed)) >= min(len(tokens), len(fed)):
+        fed = keys_of([*request.ids, *request.sampled, *ends], request.query.images)
+        tokens = built.keys[: self._builder.last_header(built.ids)]
+        if common_length(tokens, fed) >= min(len(tokens), len(fed)):
             return None
-        cuts = self._rule.natural(tokens.tolist())
+        cuts = self._rule.natural(tokens)
         root = request.query.root or self._facts.root
         names = prefix_hashes(root, tokens, cuts)
-        return Query(tokens, cuts, names, _family(visit.prompt), root=root)
+        images = tuple(run.bare() for run in built.images if run.end <= len(tokens))
+        return Query(tokens, cuts, names, _family(visit.prompt), root=root, images=images)
 
     def _root(self, message: Submit) -> PrefixHash:
         """Return what a prompt's names begin with: where there are several keys, its key's own."""
         root = self._facts.root
         return key_root(root, message.prompt.speaker.key) if message.is_apart else root
 
-    def _text(self, ids: Sequence[int]) -> str:
+    def _text(self, keys: Sequence[int]) -> str:
+        """Return what tokens say; an image among them is "[image]"."""
         detokeniser = self._vocabulary.detokeniser()
-        return "".join(map(detokeniser.add, ids))
+        parts = []
+        for is_image, run in itertools.groupby(keys, lambda key: key < 0):
+            parts.append(_IMAGE if is_image else "".join(map(detokeniser.add, run)))
+        return "".join(parts)
+
+
+def _unpacked(message: Submit | Count | Status | Seen) -> tuple[Submit | Count | Status, Pictures]:
+    """Return the message, and the pictures of one whose images have been read."""
+    if not isinstance(message, Seen):
+        return message, _NO_PICTURES
+    prompt = dataclasses.replace(message.message.prompt, images={})
+    return dataclasses.replace(message.message, prompt=prompt), message.pictures
 
 
 def _continuation(said: Said, turn: Turn | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:

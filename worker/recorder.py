@@ -22,7 +22,7 @@ class Recorder:
         self._foresee = foresee
 
     def ended(self, request: Request, usage: Usage, reason: str, stop: str | None) -> Usage:
-        """Record the request; return its usage with what it lost against its own line."""
+        """Record the request; return its usage with whose it is and what it lost."""
         visit = request.visit
         if visit is None:
             return usage
@@ -43,7 +43,7 @@ class Recorder:
         divergence = self._sessions.ended(visit, ending)
         if self._reuses and not ending.is_cancelled:
             self._foresee(Foresee(request))
-        return dataclasses.replace(usage, divergence=divergence)
+        return dataclasses.replace(usage, divergence=divergence, session_kind=visit.kind)
 
 
 def _said(parts: Parts) -> Said:

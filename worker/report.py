@@ -1,6 +1,8 @@
 """What `/v1/cache` tells about one worker."""
 
+import bisect
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,8 +11,10 @@ from worker.cache.extents import Extent, Joint
 from worker.cache.lines import Line
 from worker.kv.keeper import Keeper
 from worker.kv.no_keeper import NoKeeper
+from worker.sight import Sight
 
 LINES_MAX = 200  # the most recently used
+DEPTHS = (1_024, 4_096, 16_384, 65_536)  # tokens at which another range of depths begins
 
 
 def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int, key: str = "") -> dict[str, Any]:
@@ -34,6 +38,7 @@ def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int, key: str = "") -> 
         for slot in keeper.slots
         if root in (None, slot.root)
     ]
+    lines = _lines(list(store.extents if root is None else _under(root)))
     return {
         "reuses": True,
         "exact": keeper.rules.is_exact,
@@ -47,10 +52,26 @@ def cache_report(keeper: Keeper | NoKeeper, idle_tokens: int, key: str = "") -> 
         "extents": len(store),
         "snapshots": sum(joint.snapshot is not None for joint in store.joints),
         "evictions": keeper.evictions,
+        "evicted": keeper.evictions_report(),
         "disk": keeper.disk_report(),
-        "entries": _lines(list(store.extents if root is None else _under(root))),
+        "depths": _depths(lines),
+        "entries": lines[:LINES_MAX],
         **keeper.pins_report(key),
         **report,
+    }
+
+
+def vision_report(sight: Sight | None) -> dict[str, Any] | None:
+    """Return what was spent on images; None for a model that takes none. Inference thread."""
+    if sight is None:
+        return None
+    vision = sight.vision
+    return {
+        "encoder_calls": vision.encoder_calls,
+        "encoder_s": round(vision.encoder_seconds, 3),
+        "failures": vision.failures,
+        "bytes": vision.nbytes,
+        "splits_images": vision.splits_images,
     }
 
 
@@ -64,7 +85,7 @@ def _under(root: Joint) -> Iterator[Extent]:
 
 
 def _lines(extents: list[Extent]) -> list[dict[str, Any]]:
-    """Return a row for each line: what would be lost with it."""
+    """Return a row for each line, the most recently used first: what would be lost with it."""
     now = time.monotonic()
     rows: dict[Line, dict[str, Any]] = {}
     for extent in extents:
@@ -89,4 +110,11 @@ def _lines(extents: list[Extent]) -> list[dict[str, Any]]:
         snapshot = extent.end.snapshot
         row["bytes"] += snapshot.nbytes if snapshot is not None else 0
         row["hits"] += extent.end.resumed
-    return sorted(rows.values(), key=lambda row: float(row["idle_s"]))[:LINES_MAX]
+    return sorted(rows.values(), key=lambda row: float(row["idle_s"]))
+
+
+def _depths(lines: list[dict[str, Any]]) -> dict[str, int]:
+    """Return how many lines end in each range of depths, by its name: "1024-4095"."""
+    found = Counter(bisect.bisect_right(DEPTHS, line["tokens"]) for line in lines)
+    lasts = [*(f"{depth - 1}" for depth in DEPTHS), ""]
+    return {f"{first}-{lasts[at]}": found[at] for at, first in enumerate((0, *DEPTHS))}

@@ -2,11 +2,15 @@
 
 import bisect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from shared.transport import LEASE_S
-from shared.wire import Sampling, TokenLogprob
+from shared.wire import Count, Sampling, Submit, TokenLogprob
+from worker.cache.block_hash import Tokens, pack
+from worker.cache.images import ImageRun, Name, Pictures
 from worker.cache.index import Query
 from worker.cache.planner import Plan
 from worker.constraint.guide import Guide
@@ -40,6 +44,14 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """A message whose images have been read."""
+
+    message: Submit | Count
+    pictures: Pictures
+
+
+@dataclass(frozen=True, slots=True)
 class Foresee:
     """Render what the next prompt will be, now that this request has ended."""
 
@@ -57,10 +69,13 @@ class Recalled:
 
 @dataclass(slots=True)
 class Clock:
-    """When a request's work last got further; monotonic seconds."""
+    """When a request's work began, and when it last got further; monotonic seconds."""
 
+    began_at: float  # it was given its slot
     prefilled_at: float  # its last chunk, or the start of its first
     progressed_at: float  # its last chunk or token
+    told_at: float  # when the log was told how far its prefill is, or its start
+    told_tokens: int  # how far it was then
 
     def chunk(self) -> None:
         self.prefilled_at = self.progressed_at = time.monotonic()
@@ -98,6 +113,8 @@ class Request:
     completion_tokens: int = 0
     seq: int = 0  # deltas sent
     first_token_at: float | None = None
+    pictures: Pictures = field(default_factory=dict)  # that its messages show
+    seen_to: int = 0  # images of the prompt that end here or before were encoded if need be, once
     visit: Visit | None = None  # who asks, and what is known of it
     end_id: int | None = None  # the end-of-turn token that was sampled
     is_expired: bool = False  # the watchdog ended it
@@ -115,6 +132,10 @@ class Request:
         return len(self.ids)
 
     @property
+    def image_tokens(self) -> int:
+        return sum(run.end - run.start for run in self.query.images)
+
+    @property
     def cached_tokens(self) -> int:
         return self.plan.position if self.plan is not None else 0
 
@@ -126,7 +147,7 @@ class Request:
 
     def start_clock(self) -> None:
         now = time.monotonic()
-        self.clock = Clock(now, now)
+        self.clock = Clock(now, now, now, now, self.position)
 
     @property
     def is_prefilled(self) -> bool:
@@ -150,5 +171,20 @@ class Request:
         return Work(max(self.query.limit - shared, 0))
 
     def next_cut(self) -> int:
-        """Return which of the query's cuts the next forward ends at."""
+        """Return which of the query's cuts the next forward goes to."""
         return bisect.bisect_right(self.query.cuts, self.position)
+
+    def keys(self, held: list[int]) -> Tokens:
+        """Return the keys of what its slot holds: the prompt's, and what was decoded."""
+        prompt = self.query.tokens
+        return np.concatenate([prompt, pack(held[len(prompt) :])])
+
+    def images_to(self, end: int) -> Iterator[ImageRun]:
+        """Yield the images that a forward to `end` reads, wholly or in part."""
+        return (r for r in self.query.images if r.start < end and self.position < r.end)
+
+    def begun_images(self) -> Iterator[Name]:
+        """Yield the names of images that were looked at and are not read to their end."""
+        for run in self.query.images:
+            if self.position < run.end <= self.seen_to:
+                yield run.picture.name

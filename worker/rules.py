@@ -62,9 +62,17 @@ class Rules:
 
     slots_max: int  # requests that compute at once
     natural_cuts: Callable[[Tokens], list[int]]  # of every prompt that begins with some tokens
+    chunk: int = 1 << 40  # tokens; a forward amid an image ends at a multiple of this
     # Told of each request's end (request, reason, stop string); gives what its client is told.
     ended: Callable[[Request, Usage, str, str | None], Usage] = lambda _r, usage, _w, _s: usage
     # Has the inference thread take in what the disk's thread has read.
     post: Callable[[Recalled], None] = lambda _: None
     watchdog: Watchdog = Watchdog()
     memory: MemoryGuard = MemoryGuard()
+
+    def forward_end(self, position: int, cut: int) -> int:
+        """Return where a forward to a prompt's next `cut` ends: there, or amid a long image.
+
+        Idle work asks here too, so that it reads a prompt in the forwards that a request takes.
+        """
+        return min(cut, (position // self.chunk + 1) * self.chunk)

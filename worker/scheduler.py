@@ -1,12 +1,11 @@
 """Advances all requests together, one prefill chunk and one decode step at a time."""
 
-import bisect
 import functools
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from shared.errors import RequestError
 from shared.wire import (
@@ -20,7 +19,8 @@ from shared.wire import (
     Usage,
 )
 from worker.admission import Admission, rows_of
-from worker.cache.block_hash import pack
+from worker.ahead import WorkAhead
+from worker.cache.images import Name
 from worker.cache.index import Query
 from worker.engine import decode
 from worker.engine.decode import Sampled
@@ -28,7 +28,7 @@ from worker.engine.engine import Engine
 from worker.engine.sampling import Choice
 from worker.estimate import Load, Pace, Work
 from worker.fairness import give_turn, in_turn
-from worker.kv.slots import Slot
+from worker.progress import tell_prefill
 from worker.request import Recalled, Request
 from worker.rules import Keeping, Rules
 from worker.stream.detokenise import Vocabulary
@@ -37,16 +37,6 @@ from worker.stream.output import Piece
 from worker.stream.splitter import Part
 
 log = logging.getLogger(__name__)
-
-FORESEEN_MAX = 4  # prompts that are prefilled in idle time before they are asked
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """Idle work in progress."""
-
-    query: Query
-    slot: Slot
 
 
 class Scheduler:
@@ -81,12 +71,10 @@ class Scheduler:
         self._is_oldest_next = True
         self._turn = 0  # slots that were given
         self._pace = Pace()
-        self._ahead: Ahead | None = None
-        self._foreseen: deque[Query] = deque(maxlen=FORESEEN_MAX)
+        self._ahead = WorkAhead(engine, keeper, rules)
         self.counts: Counter[str] = Counter()
         self._admission = Admission(keeper, rules, self.counts)
         self.steps = 0
-        self.idle_tokens = 0  # prefilled in idle time, for no request
 
     @property
     def is_idle(self) -> bool:
@@ -99,6 +87,15 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    def report(self) -> dict[str, Any]:
+        """Return for `/v1/cache` what ended requests early, and the memory that is held."""
+        memory = self._rules.memory
+        return {
+            "ends": dict(self.counts),
+            "memory_bytes": memory.used(),
+            "memory_limit_bytes": memory.limit,
+        }
 
     def load(self, arriving: int) -> Load:
         """Return what there is to do, with `arriving` requests that are being rendered. Any thread.
@@ -121,7 +118,7 @@ class Scheduler:
 
         Others may add to that before the request has a slot.
         """
-        self._stop_working_ahead()
+        self._ahead.stop()
         request.turn = self._turn
         self._waiting.append(request)
         keeper = self._admission.keeper_of(request)
@@ -150,58 +147,26 @@ class Scheduler:
         yield from self._decode()
 
     def work_ahead(self) -> bool:
-        """With nothing else to do, prefill one chunk of what was generated; say whether there was.
-
-        What decoding wrote is not quite what a prefill would have written; a canonical copy is
-        made while the client runs its tool. A new request interrupts that after the chunk.
-        """
+        """With nothing else to do, do one chunk of idle work; say whether there was any."""
         assert self.is_idle
-        if self._ahead is None:
-            query = self._next_ahead()
-            if query is None:
-                return False
-            cost = self._apart.slot_cost(query, query.limit)
-            slot = None if self._rules.memory.over(cost) else self._keeper.open_spare(query)
-            if slot is None:
-                self._keeper.settle(query)
-                return bool(self._foreseen)
-            self._ahead = Ahead(query, slot)
-        query, slot = self._ahead.query, self._ahead.slot
-        position = slot.position
-        if position < query.limit:
-            number = bisect.bisect_right(query.cuts, position)
-            end = query.cuts[number]
-            self._engine.prefill(slot.cache, query.tokens[position:end].tolist())
-            self._keeper.commit(slot, query.tokens[:end], query.names[number])
-            self.idle_tokens += end - position
-        if slot.position == query.limit:
-            self._keeper.settle(query)
-            self._stop_working_ahead()
-        return True
-
-    def _next_ahead(self) -> Query | None:
-        """Return what is prefilled next in idle time: what the next prompt is known to be first."""
-        if self._foreseen:
-            return self._foreseen.pop()  # the newest first: it is asked soonest
-        return self._keeper.unfinished(self._rules.natural_cuts)
+        return self._ahead.step()
 
     def foresee(self, query: Query) -> None:
         """Prefill `query` when there is nothing else to do: a prompt that will be asked."""
-        self._foreseen.append(query)
+        self._ahead.foresee(query)
+
+    @property
+    def idle_tokens(self) -> int:
+        """Tokens prefilled in idle time, for no request."""
+        return self._ahead.tokens
 
     def forget(self) -> None:
         """Empty the cache; running requests go on with what they have."""
         self._admission.forget()
-        self._foreseen.clear()
-        self._stop_working_ahead()
+        self._ahead.forget()
         self._keeper.clear()
         for request in self._waiting:
             request.kept_tokens = 0
-
-    def _stop_working_ahead(self) -> None:
-        if self._ahead is not None:
-            self._keeper.close_spare(self._ahead.slot)
-            self._ahead = None
 
     def _drop_gone(self) -> Iterator[Up]:
         """End the requests whose client left or whose lease ran out."""
@@ -241,6 +206,8 @@ class Scheduler:
             if request is None:
                 return
             has_room, cost = self._admission.makes_room(request, is_last=not self.running)
+            if not has_room and self._engine.release_images(self._begun_images()):
+                continue
             if self.running and not has_room:
                 return
             if has_room and self._admission.asks_again(request):
@@ -260,6 +227,8 @@ class Scheduler:
         """Give memory back where answers have outgrown it; the youngest ends where all is given."""
         memory = self._rules.memory
         while memory.over() and not memory.makes_room(self._keeper, 0) and self._decoding:
+            if self._engine.release_images(self._begun_images()):
+                continue
             request = list(self._decoding.values())[-1]
             log.warning("memory is full: request=%s ends early", request.request_id)
             self.counts["memory_ends"] += 1
@@ -292,7 +261,13 @@ class Scheduler:
             request = min(self._prefilling, key=lambda r: r.left_tokens)
         self._is_oldest_next = not self._is_oldest_next
         if not request.is_prefilled:
-            self._feed(request)
+            try:
+                if not self._look(request):
+                    self._feed(request)
+            except RequestError as error:  # an image cannot be had any more
+                self._prefilling.remove(request)
+                yield self._broken(request, error)
+                return
             yield Progress(request.request_id, request.position, request.prompt_tokens)
         if request.is_prefilled:
             self._prefilling.remove(request)
@@ -302,19 +277,47 @@ class Scheduler:
             self._decoding[request.request_id] = request
             self._engine.decoder.add(self._sequence(request))
 
+    def _look(self, request: Request) -> bool:
+        """Encode the next image that the next forward reads, if one has to be; say whether so.
+
+        A step of its own: it can take long, and who left meanwhile is not prefilled for.
+        """
+        end = self._forward_end(request)
+        for run in request.images_to(end):
+            request.seen_to = max(request.seen_to, run.end)
+            if self._engine.encode(run.picture, self._begun_images()):
+                assert request.clock is not None
+                request.clock.chunk()
+                return True
+        return False
+
+    def _begun_images(self) -> set[Name]:
+        """Return the images that prefills need yet and had encoded: no other takes their place.
+
+        Else two long ones would be encoded anew for every chunk, in turns.
+        """
+        return {name for request in self._prefilling for name in request.begun_images()}
+
+    def _forward_end(self, request: Request) -> int:
+        """Return where the next forward of a prompt ends."""
+        cut = request.query.cuts[request.next_cut()]
+        return self._rules.forward_end(request.position, cut)
+
     def _feed(self, request: Request) -> None:
-        """Prefill one chunk and keep it."""
+        """Prefill one chunk; keep what was read at each cut."""
         slot, query = request.slot, request.query
         assert slot is not None
-        number = request.next_cut()
-        end = query.cuts[number]
+        number, start = request.next_cut(), request.position
+        end = self._forward_end(request)
         began = time.monotonic()
-        self._engine.prefill(slot.cache, request.ids[request.position : end])
-        self._pace.fed(end - request.position, time.monotonic() - began)
+        self._engine.prefill(slot.cache, request.ids[start:end], query.images)
+        self._pace.fed(end - start, time.monotonic() - began)
         request.position = end
         assert request.clock is not None
         request.clock.chunk()
-        self._admission.keeper_of(request).commit(slot, query.tokens[:end], query.names[number])
+        tell_prefill(request)
+        if end == query.cuts[number]:
+            self._admission.keeper_of(request).commit(slot, query.tokens[:end], query.names[number])
 
     def _prefilled(self, request: Request) -> Finished | Failed:
         """End a request that wants no answer; a pin that is refused leaves its KV as any other."""
@@ -325,9 +328,13 @@ class Scheduler:
                     request.slot, request.request_id, request.pin_key
                 )
         except RequestError as error:
-            self._give_back(request)
-            return Failed(request.request_id, error.status, error.code, str(error))
+            return self._broken(request, error)
         return self._end(request, "prefilled")
+
+    def _broken(self, request: Request, error: RequestError) -> Failed:
+        """End a request by an error; what was prefilled is kept."""
+        self._give_back(request)
+        return Failed(request.request_id, error.status, error.code, str(error))
 
     def _sequence(self, request: Request) -> decode.Sequence:
         slot, keeper = request.slot, self._admission.keeper_of(request)
@@ -341,6 +348,7 @@ class Scheduler:
             tokens_max=request.tokens_max,
             before_forward=functools.partial(keeper.grow, slot),
             before_join=functools.partial(keeper.lend, slot),
+            shift=self._engine.shift(request.query.images, request.position),
         )
 
     def _decode(self) -> Iterator[Up]:
@@ -390,7 +398,7 @@ class Scheduler:
         self._give_back(request)
         now = time.monotonic()
         began = request.ticket.received_at
-        first = request.first_token_at
+        first, clock = request.first_token_at, request.clock
         fed = request.position if first is None else request.prompt_tokens
         plan = request.plan
         if first is not None:
@@ -402,15 +410,18 @@ class Scheduler:
             completion_tokens=request.completion_tokens,
             reasoning_tokens=request.output.reasoning_tokens,
             source=request.source,
+            image_tokens=request.image_tokens,
             ttft_ms=round(((now if first is None else first) - began) * 1000),
             finish_ms=round((now - began) * 1000),
+            queue_ms=round(((now if clock is None else clock.began_at) - began) * 1000),
+            match=plan.kind if plan is not None else "none",
         )
         log.info(
             "finished request=%s reason=%s match=%s source=%s prompt=%d cached=%d prefilled=%d "
             "completion=%d ttft_ms=%d ms=%d",
             request.request_id,
             reason,
-            plan.kind if plan is not None else "none",
+            usage.match,
             usage.source,
             usage.prompt_tokens,
             usage.cached_tokens,
@@ -437,7 +448,7 @@ class Scheduler:
         if self._decoding.pop(request.request_id, None) is not None:
             remains = self._engine.decoder.remove(request.request_id)
             assert slot is not None and remains is not None
-            keeper.close(slot, remains.cache, pack(remains.tokens), is_prefilled=True)
+            keeper.close(slot, remains.cache, request.keys(remains.tokens), is_prefilled=True)
         elif slot is not None:
             tokens = request.query.tokens[: request.position]
             keeper.close(slot, slot.cache, tokens, is_prefilled=False)

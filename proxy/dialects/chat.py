@@ -3,7 +3,13 @@
 from typing import Any, Final
 
 from proxy.dialects import fields, formats, sampling, thinking, tools
-from proxy.dialects.parts import content_text, join_text, result_text, said_texts
+from proxy.dialects.parts import (
+    content_text,
+    join_text,
+    read_content,
+    result_content,
+    said_texts,
+)
 from proxy.request import ParsedRequest
 from shared.errors import RequestError
 from shared.wire import Constraints, Prompt, TokenLogprob, Usage
@@ -150,13 +156,16 @@ def _message(value: Any, param: str, left_out: list[str]) -> dict[str, Any]:
         return _assistant(row, param, left_out)
     content = row.get("content")
     where = f"{param}.content"
-    message = {"role": _ROLE_SHOWN.get(role, role)}
+    message: dict[str, Any] = {"role": _ROLE_SHOWN.get(role, role)}
     if message["role"] == "tool":
-        message["content"] = result_text(content, where, left_out)
+        message["content"] = result_content(content, where, left_out)
         if call_id := fields.text(row, "tool_call_id", f"{param}.tool_call_id"):
             message["tool_call_id"] = call_id
-    else:  # agents send null where there is nothing to say
-        message["content"] = "" if content is None else content_text(content, where, untyped="text")
+    elif content is None:  # agents send it where there is nothing to say
+        message["content"] = ""
+    else:
+        read = read_content if role == "user" else content_text
+        message["content"] = read(content, where, untyped="text")
     if name := fields.text(row, "name", f"{param}.name"):
         message["name"] = name
     return message
@@ -229,10 +238,15 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} | image_fields(usage),
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "kv_cache": kv_cache_fields(usage),
     }
+
+
+def image_fields(usage: Usage) -> dict[str, int]:
+    """Return what of the prompt stands for images, in the words of both OpenAI dialects."""
+    return {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
 
 
 def kv_cache_fields(usage: Usage) -> dict[str, Any]:
@@ -241,6 +255,7 @@ def kv_cache_fields(usage: Usage) -> dict[str, Any]:
         "prefix_length": usage.cached_tokens,
         "prefilled": usage.prefilled_tokens,
         "source": usage.source,
+        "ttft_ms": usage.ttft_ms,
         "divergence": usage.divergence,
     }
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 from proxy.canonical import without_telemetry
 from proxy.dialects import fields, foreign, tools
 from proxy.dialects.messages_tools import Tools
-from proxy.dialects.parts import join_text
+from proxy.dialects.parts import Piece, image, join, join_text, no_files, texts_only
 
 ROLES: Final = ("system", "user", "assistant")
 _READABLE: Final = ("text", "content")  # sources of a document; the others are PDFs
@@ -17,7 +17,7 @@ class Conversation:
     def __init__(self, found: Tools) -> None:
         """Tools that the conversation itself defines are added to `found`."""
         self.messages: list[Any] = []
-        self.left_out: list[str] = []  # types of blocks that no text model reads
+        self.left_out: list[str] = []  # types of blocks that no model here reads
         self._tools = found
 
     def read_system(self, system: Any) -> None:
@@ -27,7 +27,7 @@ class Conversation:
         if type(system) is str:
             text = without_telemetry(system)
         else:
-            texts = self._texts(system, "system")
+            texts = texts_only(self._pieces(system, "system"))
             if texts and system[0].get("type") == "text":
                 rest = without_telemetry(texts[0])
                 texts[:1] = [rest] if rest or not texts[0] else []
@@ -39,7 +39,7 @@ class Conversation:
         """Take the next message.
 
         Raises:
-            RequestError: it is none, or holds what a text model cannot read.
+            RequestError: it is none, or holds what no model here can read.
         """
         row = fields.record(value, param)
         role = row.get("role")
@@ -68,7 +68,7 @@ class Conversation:
             if block.get("type") in ("tool_addition", "tool_removal"):
                 self._tool_change(block, param, texts, loaded)
             else:
-                texts += self._block_texts(block, param)
+                texts += texts_only(self._block(block, param))
         message: dict[str, Any] = {"role": "system", "content": join_text(texts)}
         self.messages.append(message | {"tool_references": loaded} if loaded else message)
 
@@ -92,13 +92,13 @@ class Conversation:
             texts.append(f"The tool {name} is not available from here on.")
 
     def _user(self, blocks: list[dict[str, Any]], where: str) -> None:
-        texts: list[str] = []
+        pieces: list[Piece] = []
         count = len(self.messages)
 
         def flush() -> None:
-            if texts:
-                self.messages.append({"role": "user", "content": join_text(texts)})
-                texts.clear()
+            if pieces:
+                self.messages.append({"role": "user", "content": join(pieces)})
+                pieces.clear()
 
         for index, block in enumerate(blocks):
             param = f"{where}[{index}]"
@@ -106,7 +106,7 @@ class Conversation:
                 flush()
                 self.messages.append(self._tool_result(block, param))
             else:
-                texts += self._block_texts(block, param)
+                pieces += self._block(block, param)
         flush()
         if len(self.messages) == count:
             self.messages.append({"role": "user", "content": ""})
@@ -128,7 +128,7 @@ class Conversation:
             elif kind == "redacted_thinking":  # nothing to show: at most a name of what was thought
                 signatures.append(fields.text(block, "data", f"{param}.data"))
             else:
-                texts += self._block_texts(block, param)
+                texts += texts_only(self._block(block, param))
         message: dict[str, Any] = {"role": "assistant", "content": join_text(texts)}
         if any(thoughts):
             message["reasoning_content"] = join_text(thoughts)
@@ -142,80 +142,101 @@ class Conversation:
         call_id = fields.required_text(block, "tool_use_id", f"{param}.tool_use_id")
         content = block.get("content")
         references: list[str] = []
-        texts: list[str] = []
+        pieces: list[Piece] = []
         if type(content) is str:
-            texts.append(content)
+            pieces.append(content)
         elif content is not None:
             for index, value in enumerate(fields.rows(content, f"{param}.content")):
                 where = f"{param}.content[{index}]"
-                self._result_part(fields.record(value, where), where, texts, references)
-        text = join_text(texts)
-        if fields.boolean(block, "is_error") and not text.lower().startswith("error"):
-            text = f"Error: {text}"  # templates have no other place for it
-        message = {"role": "tool", "tool_call_id": call_id, "content": text}
+                self._result_part(fields.record(value, where), where, pieces, references)
+        if fields.boolean(block, "is_error"):  # templates have no other place for it
+            head = pieces.pop(0) if pieces and type(pieces[0]) is str else ""
+            assert isinstance(head, str), type(head)
+            pieces.insert(0, head if head.lower().startswith("error") else f"Error: {head}")
+        message = {"role": "tool", "tool_call_id": call_id, "content": join(pieces)}
         return message | {"tool_references": references} if references else message
 
     def _result_part(
-        self, block: dict[str, Any], where: str, texts: list[str], references: list[str]
+        self, block: dict[str, Any], where: str, pieces: list[Piece], references: list[str]
     ) -> None:
-        """Take one block of a result: its text, or the name of a deferred tool that it loads."""
+        """Take one block of a result: what it shows, or the name of a deferred tool it loads."""
         kind = fields.text(block, "type", f"{where}.type") or ""
         if kind == "tool_reference":
             references.append(fields.required_text(block, "tool_name", f"{where}.tool_name"))
-        elif tools.is_media(kind) or (kind == "document" and not _is_readable(block)):
+        elif _is_lost(kind, block):
             # No client can take a result back: refused, it would end the session.
             self.left_out.append(kind)
-            texts.append(tools.omitted(kind))
+            pieces.append(tools.omitted(kind))
         else:
-            texts += self._block_texts(block, where)
+            pieces += self._block(block, where)
 
-    # ---------------------------------------------------------------- text
+    # ---------------------------------------------------------------- what blocks show
 
-    def _texts(self, content: Any, param: str) -> list[str]:
+    def _pieces(self, content: Any, param: str) -> list[Piece]:
         if type(content) is str:
             return [content]
         if type(content) is not list:
-            fields.refuse(param, content, "a string or a list of text blocks")
-        texts = []
+            fields.refuse(param, content, "a string or a list of blocks")
+        pieces = []
         for index, block in enumerate(content):
             where = f"{param}[{index}]"
-            texts += self._block_texts(fields.record(block, where), where)
-        return texts
+            pieces += self._block(fields.record(block, where), where)
+        return pieces
 
-    def _block_texts(self, block: dict[str, Any], param: str) -> list[str]:
-        """Return the text of a block: one, or none where it is of a kind that has none."""
+    def _block(self, block: dict[str, Any], param: str) -> list[Piece]:
+        """Return what a block shows: nothing where it is of a kind that has nothing to show."""
         kind = fields.text(block, "type", f"{param}.type")
         if kind == "text":
             found = fields.text(block, "text", f"{param}.text")
             return [
                 found if found is not None else fields.refuse(f"{param}.text", None, "a string")
             ]
+        if kind == "image":
+            return [_image(block, param)]
         if kind == "document":
-            return [self._document(block, param)]
+            return self._document(block, param)
         if kind == "search_result":
             title = fields.text(block, "title", f"{param}.title") or ""
-            return [join_text([title, *self._texts(block.get("content"), f"{param}.content")])]
+            return [title, *self._pieces(block.get("content"), f"{param}.content")]
         if not kind:
             fields.refuse(f"{param}.type", kind, "the type of a content block")
-        tools.refuse_images(param, kind)
+        tools.refuse_media(param, kind)
         self.left_out.append(kind)
-        found_texts = foreign.texts_of(block)
-        return [join_text(found_texts)] if found_texts else []
+        return list(foreign.texts_of(block))
 
-    def _document(self, block: dict[str, Any], param: str) -> str:
+    def _document(self, block: dict[str, Any], param: str) -> list[Piece]:
         source = fields.record(block.get("source"), f"{param}.source")
+        pieces: list[Piece]
         if source.get("type") == "text":
-            texts = [fields.required_text(source, "data", f"{param}.source.data")]
+            pieces = [fields.required_text(source, "data", f"{param}.source.data")]
         elif source.get("type") == "content":
-            texts = self._texts(source.get("content"), f"{param}.source.content")
+            pieces = self._pieces(source.get("content"), f"{param}.source.content")
         else:
             kind = source.get("type")
-            allowed = "text or content; this model takes text only"
+            allowed = "text or content; no model here reads PDFs"
             fields.refuse(f"{param}.source.type", kind, allowed)
         title = fields.text(block, "title", f"{param}.title")
-        return join_text([title, *texts] if title else texts)
+        return [title, *pieces] if title else pieces or [""]
 
 
-def _is_readable(document: dict[str, Any]) -> bool:
-    source = document.get("source")
-    return type(source) is dict and source.get("type") in _READABLE
+def _is_lost(kind: str, block: dict[str, Any]) -> bool:
+    """Whether no model here can read `block`."""
+    if kind == "document":
+        source = block.get("source")
+        return type(source) is not dict or source.get("type") not in _READABLE
+    return kind != "image" and tools.is_media(kind)
+
+
+def _image(block: dict[str, Any], param: str) -> Piece:
+    where = f"{param}.source"
+    source = fields.record(block.get("source"), where)
+    kind = source.get("type")
+    if kind == "base64":
+        media_type = fields.required_text(source, "media_type", f"{where}.media_type")
+        data = fields.required_text(source, "data", f"{where}.data")
+        return image(f"data:{media_type};base64,{data}", where)
+    if kind == "url":
+        return image(fields.required_text(source, "url", f"{where}.url"), where)
+    if kind == "file":
+        raise no_files(where)
+    fields.refuse(f"{where}.type", kind, "base64 or url")

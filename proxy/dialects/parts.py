@@ -1,48 +1,146 @@
-"""The content of a message in OpenAI's two dialects: a string, or parts that are text."""
+"""The content of a message: texts and images in their order, and OpenAI's two ways to write them.
+
+A piece is a text, or an image as it is named until it is read: {"type": "image", "url", "param"},
+where `param` is the place that a refusal names.
+"""
 
 from typing import Any, Final
 
 import orjson
 
 from proxy.dialects import fields, foreign, tools
+from shared.errors import RequestError
+
+Piece = str | dict[str, Any]
+Content = str | list[Any]  # of a message, as shared.wire.Prompt has it
 
 _TEXT_PARTS: Final = frozenset(("text", "input_text", "output_text"))
+_IMAGE_PARTS: Final = frozenset(("image_url", "input_image"))
 _THOUGHTS: Final = ("thinking", "reasoning", "reasoning_text")
 
 
+def image(url: str, param: str) -> Piece:
+    """Return the piece that shows the image at `url`."""
+    return {"type": "image", "url": url, "param": param}
+
+
+def join(pieces: list[Piece]) -> Content:
+    """Return `pieces` as a message's content: one string, or parts where images are among them.
+
+    Neighbouring texts are joined as `join_text` does; a part without any text is left out.
+    """
+    parts: list[Any] = []
+    texts: list[str] = []
+
+    def flush() -> None:
+        if text := join_text(texts):
+            parts.append({"type": "text", "text": text})
+        texts.clear()
+
+    for piece in pieces:
+        if type(piece) is str:
+            texts.append(piece)
+        else:
+            flush()
+            parts.append(piece)
+    if not parts:
+        return join_text(texts)
+    flush()
+    return parts
+
+
+def texts_only(pieces: list[Piece]) -> list[str]:
+    """Return `pieces` of what may show no images.
+
+    Raises:
+        RequestError: one of them is an image.
+    """
+    texts = []
+    for piece in pieces:
+        if type(piece) is not str:
+            assert isinstance(piece, dict), type(piece)
+            raise RequestError(
+                f"{piece['param']} is an image, and those are read in user messages and in tool "
+                "results only. Move it there, or remove it.",
+                code="unsupported_content",
+                param=piece["param"],
+            )
+        texts.append(piece)
+    return texts
+
+
+def read_content(content: Any, param: str, *, untyped: str = "") -> Content:
+    """Return `content`, of who may show images; a part without a type is of type `untyped`.
+
+    Raises:
+        RequestError: it is neither a string nor a list of texts and images.
+    """
+    return content if type(content) is str else join(_pieces(content, param, untyped))
+
+
 def content_text(content: Any, param: str, *, untyped: str = "") -> str:
-    """Return `content` as one string; a part without a type is of type `untyped`.
+    """Return `content`, of who may show no images, as one string.
 
     Raises:
         RequestError: it is neither a string nor a list of text parts.
     """
     if type(content) is str:
         return content
+    return join_text(texts_only(_pieces(content, param, untyped)))
+
+
+def _pieces(content: Any, param: str, untyped: str) -> list[Piece]:
     if type(content) is not list:
         fields.refuse(param, content, "a string or a list of parts")
-    texts = [_part(value, f"{param}[{index}]", untyped) for index, value in enumerate(content)]
-    return join_text(texts)
+    return [_piece(value, f"{param}[{index}]", untyped) for index, value in enumerate(content)]
 
 
-def _part(value: Any, param: str, untyped: str) -> str:
+def _piece(value: Any, param: str, untyped: str) -> Piece:
     row = fields.record(value, param)
     kind = fields.text(row, "type", f"{param}.type") or untyped
+    if kind in _IMAGE_PARTS:
+        return _image(row, param)
+    return _text(row, kind, param)
+
+
+def _text(row: dict[str, Any], kind: str, param: str) -> str:
     if kind in _TEXT_PARTS:
         found = fields.text(row, "text", f"{param}.text")
         return found if found is not None else fields.refuse(f"{param}.text", None, "a string")
     if kind == "refusal":
         return fields.text(row, "refusal", f"{param}.refusal") or ""
-    tools.refuse_images(param, kind)
-    fields.refuse(f"{param}.type", kind, "text, input_text or output_text")
+    if "image" not in kind:
+        tools.refuse_media(param, kind)
+    fields.refuse(f"{param}.type", kind, "text, input_text, output_text, image_url or input_image")
 
 
-def result_text(output: Any, param: str, left_out: list[str]) -> str:
-    """Return the text of a call's result: no client can take one back, so none is refused.
+def _image(row: dict[str, Any], param: str) -> Piece:
+    """Return the image of a part; chat has its url in an object, Responses has it as it is."""
+    if row.get("file_id") is not None:
+        raise no_files(f"{param}.file_id")
+    where = f"{param}.image_url"
+    given = row.get("image_url")
+    holder = given if type(given) is dict else {"url": given}
+    return image(fields.required_text(holder, "url", where), where)
 
-    The types of parts that no text model reads are added to `left_out`.
+
+def no_files(param: str) -> RequestError:
+    """Return the refusal of an image that is named as a file of the client's provider."""
+    return RequestError(
+        f"{param} names an uploaded file, and this server keeps none. Send the image itself, as a "
+        "data: URL or in base64.",
+        code="unsupported_content",
+        param=param,
+    )
+
+
+def result_content(output: Any, param: str, left_out: list[str]) -> Content:
+    """Return the content of a call's result: no client can take one back, so hardly any is refused.
+
+    The types of parts that no model here reads are added to `left_out`.
 
     Raises:
-        RequestError: it is no result at all.
+        RequestError: it is no result at all, or an image that cannot be read.
     """
     if output is None:
         return ""
@@ -50,16 +148,19 @@ def result_text(output: Any, param: str, left_out: list[str]) -> str:
         return orjson.dumps(output).decode()
     if type(output) is not list:
         return content_text(output, param)
-    texts = []
+    pieces: list[Piece] = []
     for index, value in enumerate(output):
-        part = fields.record(value, f"{param}[{index}]")
-        kind = fields.text(part, "type", f"{param}[{index}].type") or ""
+        where = f"{param}[{index}]"
+        part = fields.record(value, where)
+        kind = fields.text(part, "type", f"{where}.type") or ""
         if type(part.get("text")) is str:
-            texts.append(part["text"])
+            pieces.append(part["text"])
+        elif kind in _IMAGE_PARTS:
+            pieces.append(_image(part, where))
         else:
             left_out.append(kind)
-            texts.append(tools.omitted(kind or "content"))
-    return join_text(texts)
+            pieces.append(tools.omitted(kind or "content"))
+    return join(pieces)
 
 
 def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[list[str], list[str]]:
@@ -75,7 +176,7 @@ def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[lis
         row = fields.record(value, where)
         kind = fields.text(row, "type", f"{where}.type") or "text"
         if kind in _TEXT_PARTS or kind == "refusal":
-            texts.append(_part(row, where, "text"))
+            texts.append(_text(row, kind, where))
         elif kind in _THOUGHTS:
             held = (row.get(name) for name in ("thinking", "reasoning", "text", "summary"))
             thoughts += [text for each in held for text in foreign.texts_of(each)]

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from proxy.dialects import responses_output, sse
-from proxy.dialects.chat import kv_cache_fields
+from proxy.dialects.chat import image_fields, kv_cache_fields
 from proxy.dialects.responses_output import Item
 from proxy.dialects.responses_tools import toolbox_of
 from proxy.failures import openai_error
@@ -25,9 +25,10 @@ _ECHOED: Final = (  # as the client sent them, or null
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
     """Return `usage` as Responses have it; writing to the cache costs nothing here."""
+    details = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0}
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": details | image_fields(usage),
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,

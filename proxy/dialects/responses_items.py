@@ -3,7 +3,13 @@
 from typing import Any, Final
 
 from proxy.dialects import fields, foreign, tools
-from proxy.dialects.parts import content_text, join_text, result_text
+from proxy.dialects.parts import (
+    Content,
+    content_text,
+    join_text,
+    read_content,
+    result_content,
+)
 from proxy.dialects.responses_tools import LOADING, SEARCH, Toolbox, loaded_rows
 
 ROLES: Final = ("system", "developer", "user", "assistant")
@@ -43,8 +49,8 @@ class Items:
             given = item.get("arguments")
             self._call(item, param, SEARCH, given if type(given) is dict else {})
         elif kind in _OUTPUTS:
-            text = result_text(item.get("output"), f"{param}.output", self.left_out)
-            self._tool(item, param, text)
+            result = result_content(item.get("output"), f"{param}.output", self.left_out)
+            self._tool(item, param, result)
         elif kind in LOADING:
             self._loaded(item, param)
         elif kind == "item_reference":
@@ -59,15 +65,19 @@ class Items:
         if type(role) is not str or role not in ROLES:
             fields.refuse(f"{param}.role", role, "one of " + ", ".join(ROLES))
         content = item.get("content")
-        text = "" if content is None else content_text(content, f"{param}.content")
+        where = f"{param}.content"
+        if role == "user":
+            self._asked(role, "" if content is None else read_content(content, where))
+            return
+        text = "" if content is None else content_text(content, where)
         if role == "assistant":
             self._said(text)
         else:
-            self._asked("system" if role == "developer" else role, text)
+            self._asked("system", text)
 
-    def _asked(self, role: str, text: str) -> None:
+    def _asked(self, role: str, content: Content) -> None:
         self.flush_reasoning()
-        self.messages.append({"role": role, "content": text})
+        self.messages.append({"role": role, "content": content})
 
     def _said(self, text: str) -> None:
         self.messages.append(self._with_reasoning({"role": "assistant", "content": text}))
@@ -104,10 +114,10 @@ class Items:
         message = {"role": "assistant", "content": "", "tool_calls": [call]}
         self.messages.append(self._with_reasoning(message))
 
-    def _tool(self, item: dict[str, Any], param: str, text: str, *loaded: str) -> None:
+    def _tool(self, item: dict[str, Any], param: str, content: Content, *loaded: str) -> None:
         self.flush_reasoning()
         call_id = fields.required_text(item, "call_id", f"{param}.call_id")
-        message = {"role": "tool", "tool_call_id": call_id, "content": text}
+        message = {"role": "tool", "tool_call_id": call_id, "content": content}
         self.messages.append(message | {"tool_references": list(loaded)} if loaded else message)
 
     def _loaded(self, item: dict[str, Any], param: str) -> None:

@@ -3,6 +3,7 @@
 They end after AGE_S_MAX (OpenAI keeps them for 30 days), and the oldest go first where there are
 too many. Each is kept under the key of who asked for it, and is not there for anyone else. What is
 kept is the whole conversation up to it, as JSON: a response outlives those that it came after.
+Images are part of it as the client sent them: an http(s) one is its url, and is fetched again.
 They are in memory, and in a journal on disk, where there is a directory for it, so that a restart
 loses none. Prompts and answers stand there (shared/journal.py says how they are kept private), API
 keys never. What has expired goes when the file is next made anew; what was deleted makes it so.
@@ -243,8 +244,9 @@ def _is_reference(item: Any) -> bool:
 
 def _missing(what: str, param: str | None) -> NoReturn:
     raise RequestError(
-        f"{what} is not kept: this server forgets after {AGE_S_MAX / 60:g} minutes, and what was "
-        "sent with store: false. Send the whole conversation in input.",
+        f"{what} is not kept: this server forgets after {AGE_S_MAX / 60:g} minutes, the oldest "
+        f"beyond {COUNT_MAX:,} or {BYTES_MAX // 2**20} MB of conversations, images included, and "
+        "what was sent with store: false. Send the whole conversation in input.",
         status=404,
         code="previous_response_not_found" if param == _PREVIOUS else "not_found",
         param=param,

@@ -279,14 +279,15 @@ def is_media(kind: str) -> bool:
 def omitted(kind: str) -> str:
     """Return what stands for content of `kind` in a tool's result: no agent can take one back."""
     word = kind.removeprefix("input_").removesuffix("_url")
-    return f"[{word} omitted: this model reads text only]"
+    return f"[{word} omitted: no model here reads it]"
 
 
-def refuse_images(param: str, kind: str) -> None:
-    """Raise where a content part of type `kind` is something that a text model cannot read."""
+def refuse_media(param: str, kind: str) -> None:
+    """Raise where a content part of type `kind` is something that no model here can read."""
     if is_media(kind):
         raise RequestError(
-            f"{param} is of type {kind!r}; this model takes text only. Remove it.",
+            f"{param} is of type {kind!r}; text is read here and, by models that take them, "
+            "images in this API's own form. Remove it.",
             code="unsupported_content",
             param=param,
         )

@@ -74,7 +74,7 @@ def test_a_prompt_sent_again_is_kept_and_shown_until_it_is_deleted(http: httpx.C
 def test_a_connection_dropped_at_40_percent_of_a_prefill_loses_nothing(
     debug: Server, http: httpx.Client
 ) -> None:
-    text = "".join(f"{n} tell me what this line says, and the next one too. " for n in range(700))
+    text = "".join(f"{n} tell me what this line says, and the next one too. " for n in range(400))
     body = {"model": "local", "messages": [{"role": "user", "content": text}], "max_tokens": 2}
     payload = json.dumps(body | {"temperature": 0}).encode()
     head = (
@@ -84,12 +84,12 @@ def test_a_connection_dropped_at_40_percent_of_a_prefill_loses_nothing(
     reached = 0
     with socket.create_connection(("127.0.0.1", debug.port), timeout=10) as connection:
         connection.sendall(head.encode() + payload)
-        while reached < 4000:
+        while reached < 2400:
             (row,) = http.get("/v1/cache").json()["workers"]
             reached = max((slot["tokens"] for slot in row["slots"]), default=0)
     answer = http.post(CHAT, content=payload, headers={"content-type": "application/json"})
     size = usage_of(answer)["prompt_tokens"]
-    assert size > 8000, "the connection was dropped amid the prefill"
+    assert size > 4500, "the connection was dropped amid the prefill"
     assert cached_of(answer) >= reached
 
 
@@ -213,6 +213,7 @@ def test_every_dialect_tells_what_was_kept(
     assert cold_size == size == usage_of(chat(http))["prompt_tokens"]
     assert cold_cached == 0
     assert 0.9 * size < cached < size
+    assert all(row.pop("ttft_ms") >= 0 for row in (cold, warm))
     nothing = {"cache_hit": False, "prefix_length": 0, "prefilled": size, "source": "none"}
     assert cold == {**nothing, "divergence": None}
     found = {"cache_hit": True, "prefix_length": cached, "prefilled": size - cached}

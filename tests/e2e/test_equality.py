@@ -40,9 +40,10 @@ def reference(name: str) -> list[list[int]]:
 
 
 class Chain:
-    """A server on one fixture, asked for token ids by way of their log probabilities' bytes."""
+    """A fixture behind a server, asked for token ids by way of their log probabilities' bytes."""
 
     def __init__(self, name: str, client: openai.OpenAI) -> None:
+        self._name = name
         self._client = client
         tokenizer = load_tokenizer(fixture_dir(name))
         vocabulary = Vocabulary(tokenizer)
@@ -51,7 +52,7 @@ class Chain:
 
     def tokens(self, text: str) -> tuple[list[int], str | None]:
         answer = self._client.chat.completions.create(
-            model="local",
+            model=self._name,
             messages=[{"role": "user", "content": text}],
             max_tokens=TOKENS_MAX,
             temperature=0,
@@ -64,12 +65,16 @@ class Chain:
         return ids, answer.choices[0].finish_reason
 
 
-@pytest.fixture(params=NAMES)
-def named_server(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
-    name: str = request.param
-    settings = {"MODEL_PATH": str(fixture_dir(name)), "PROXY_MODEL_ID": "local"}
-    with Server(**settings) as server:
-        yield name, server
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One server for all of them: who is asked gets the worker."""
+    first, *others = NAMES
+    with Server(
+        MODEL_PATH=str(fixture_dir(first)),
+        PROXY_MODEL_ID=first,
+        MODELS=",".join(f"{name}={fixture_dir(name)}" for name in others),
+    ) as running:
+        yield running
 
 
 def same(expected: list[int], got: tuple[list[int], str | None]) -> bool:
@@ -78,8 +83,8 @@ def same(expected: list[int], got: tuple[list[int], str | None]) -> bool:
     return ids == (expected[:-1] if reason == "stop" else expected)
 
 
-def test_the_chain_answers_what_mlx_lm_answers(named_server: tuple[str, Server]) -> None:
-    name, server = named_server
+@pytest.mark.parametrize("name", NAMES)
+def test_the_chain_answers_what_mlx_lm_answers(server: Server, name: str) -> None:
     expected = reference(name)
     with server.openai() as client, ThreadPoolExecutor(len(TEXTS)) as pool:
         chain = Chain(name, client)

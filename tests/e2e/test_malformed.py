@@ -78,7 +78,6 @@ def assert_in_dialect(path: str, status: int, answer: bytes) -> None:
 )
 @settings(
     max_examples=200,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -1,7 +1,6 @@
 """A page from another origin, in a real browser, against the running server."""
 
 import http.server
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -9,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import CHROMIUM, NEEDS_CHROMIUM
 from tests.e2e.server import Server
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-NEEDS_CHROMIUM = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium on this machine; .ci/run installs it"
-)
 PAGE = """<!doctype html><title>other origin</title><pre id=out>running</pre><script>
 const base = "%s";
 async function attempt(name, path, options) {

@@ -19,7 +19,7 @@ LIMITS = {
 
 def test_it_can_what_it_is_for() -> None:
     """One test, since two workers of pytest would each examine it."""
-    rates = evaluate(POCKET_DIR, short=40, long=10)
+    rates = evaluate(POCKET_DIR, short=20, long=4)
     missed = {
         skill: [str(rate), *rate.missed]
         for skill, rate in rates.items()

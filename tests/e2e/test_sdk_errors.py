@@ -10,25 +10,30 @@ import pytest
 from tests.client_runs import MODEL
 from tests.e2e.sdk_talks import Sdks
 
-PIXEL = "data:image/png;base64,iVBORw0KGgo="
+NO_IMAGE = "data:image/png;base64,bm9uZQ=="
 HI: list[Any] = [{"role": "user", "content": "Hi."}]
 LONG: list[Any] = [{"role": "user", "content": "word " * 200_000}]
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
+def chat_audio() -> list[Any]:
+    audio = {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}
+    return [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, audio]}]
+
+
 def chat_image() -> list[Any]:
-    picture = {"type": "image_url", "image_url": {"url": PIXEL}}
+    picture = {"type": "image_url", "image_url": {"url": NO_IMAGE}}
     return [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, picture]}]
 
 
-def messages_image() -> list[Any]:
-    source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+def messages_image(data: str = "iVBORw0KGgo=") -> list[Any]:
+    source = {"type": "base64", "media_type": "image/png", "data": data}
     picture = {"type": "image", "source": source}
     return [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, picture]}]
 
 
 def responses_image() -> list[Any]:
-    picture = {"type": "input_image", "image_url": PIXEL}
+    picture = {"type": "input_image", "image_url": NO_IMAGE}
     return [{"role": "user", "content": [{"type": "input_text", "text": "What?"}, picture]}]
 
 
@@ -42,8 +47,14 @@ class Refusal:
 
 
 CHAT = {
-    "an image": Refusal(
-        {"messages": chat_image()}, "unsupported_content", "messages[0].content[1]", "text only"
+    "a sound": Refusal(
+        {"messages": chat_audio()},
+        "unsupported_content",
+        "messages[0].content[1]",
+        "text is read here",
+    ),
+    "an image that is none": Refusal(
+        {"messages": chat_image()}, "image_type", "messages[0].content[1].image_url", "neither PNG"
     ),
     "no messages": Refusal({"messages": []}, "empty_messages", "messages", "at least one"),
     "a role": Refusal(
@@ -79,8 +90,8 @@ CHAT = {
     ),
 }
 RESPONSES = {
-    "an image": Refusal(
-        {"input": responses_image()}, "unsupported_content", "input[0].content[1]", "text only"
+    "an image that is none": Refusal(
+        {"input": responses_image()}, "image_type", "input[0].content[1].image_url", "neither PNG"
     ),
     "no input": Refusal({"input": []}, "empty_messages", "input", "at least one"),
     "a limit": Refusal({"max_output_tokens": 0}, "invalid_request", "max_output_tokens", "from 1"),
@@ -131,7 +142,11 @@ def test_responses_refuse_with_what_helps(sdks: Sdks, what: str, stream: bool) -
 
 BAD = (anthropic.BadRequestError, "invalid_request_error")
 MESSAGES: dict[str, tuple[dict[str, Any], type[anthropic.APIStatusError], str, str]] = {
-    "an image": ({"messages": messages_image()}, *BAD, "messages[0].content[1] is of type 'image'"),
+    "an image that is none": (
+        {"messages": messages_image("bm9uZQ==")},
+        *BAD,
+        "messages[0].content[1].source: An image is neither PNG",
+    ),
     "no messages": ({"messages": []}, *BAD, "messages is empty"),
     "a role": ({"messages": [{"role": "wizard", "content": "x"}]}, *BAD, "messages[0].role"),
     "a limit": ({"max_tokens": 0}, *BAD, "max_tokens is 0"),
@@ -157,8 +172,22 @@ def test_messages_refuse_with_what_helps(sdks: Sdks, what: str, stream: bool) ->
 
 
 def test_a_count_is_refused_as_the_message_would_be(sdks: Sdks) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="text only"):
-        sdks.claude.messages.count_tokens(model=MODEL, messages=messages_image())
+    with pytest.raises(anthropic.BadRequestError, match="neither PNG"):
+        sdks.claude.messages.count_tokens(model=MODEL, messages=messages_image("bm9uZQ=="))
+
+
+def test_a_text_model_refuses_images_in_each_dialect(sdks: Sdks) -> None:
+    says = rf"\[0\]\.content\[\d\].* is an image, and {MODEL} reads text only\. Remove the image"
+    png = "data:image/png;base64,iVBORw0KGgo="
+    parts: Any = [{"type": "image_url", "image_url": {"url": png}}]
+    with pytest.raises(openai.BadRequestError, match=says) as chat:
+        sdks.gpt.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": parts}])
+    assert chat.value.code == "unsupported_content"
+    items: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": png}]}]
+    with pytest.raises(openai.BadRequestError, match=says):
+        sdks.gpt.responses.create(model=MODEL, input=items)
+    with pytest.raises(anthropic.BadRequestError, match=says):
+        sdks.claude.messages.create(model=MODEL, messages=messages_image(), max_tokens=2)
 
 
 def test_an_image_in_a_tools_result_is_left_out_with_a_word(sdks: Sdks) -> None:

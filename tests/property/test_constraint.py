@@ -56,7 +56,7 @@ def closing() -> frozenset[int]:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 def test_every_answer_that_ends_fits_its_schema(seed: int) -> None:
     schema = Schemas(seed).one()
     try:
@@ -70,14 +70,14 @@ def test_every_answer_that_ends_fits_its_schema(seed: int) -> None:
 
 
 @given(ANY_SCHEMA)
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 def test_any_schema_gives_a_guide_or_a_refusal(schema: dict[str, Any]) -> None:
     step(constrainer("llama3"), Constraints(is_json=True, schema=schema), [])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(schema=ANY_SCHEMA, words=st.text(max_size=5))
-@settings(max_examples=max(10, EXAMPLES // 4), deadline=None)
+@settings(max_examples=max(10, EXAMPLES // 4))
 def test_any_tool_gives_a_guide_or_a_refusal(name: str, schema: Any, words: str) -> None:
     step(constrainer(name), Constraints(tool_choice="required"), [tool(f"f{words}", schema)])
 

@@ -1,7 +1,7 @@
 """Incremental text against decoding everything at once, for each kind of tokenizer."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -48,7 +48,6 @@ def streamed(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
 
 
 @given(st.lists(st.integers(0, len(BYTE_LEVEL) - 1), max_size=40))
-@settings(deadline=None)
 def test_byte_level_text_is_what_decoding_all_gives(ids: list[int]) -> None:
     whole = BYTE_LEVEL.decode(ids, clean_up_tokenization_spaces=False)
     # Bytes at the end that are no character yet are held back; decoding all shows them as U+FFFD.
@@ -58,14 +57,12 @@ def test_byte_level_text_is_what_decoding_all_gives(ids: list[int]) -> None:
 
 
 @given(st.text(max_size=30))
-@settings(deadline=None)
 def test_a_character_spread_over_tokens_appears_whole(text: str) -> None:
     ids = BYTE_LEVEL.encode(text, add_special_tokens=False)
     assert streamed(BYTE_LEVEL, ids) == text
 
 
 @given(st.lists(st.sampled_from([257, 258, 259, 260, 0xE3 + 1, 0x81 + 1, 0x82 + 1]), max_size=12))
-@settings(deadline=None)
 def test_byte_fallback_text_has_the_characters_and_not_the_first_space(ids: list[int]) -> None:
     pieces = [b" ", b"a", b"b", b" ab"]
     raw = b"".join(pieces[i - 257] if i >= 257 else bytes([i - 1]) for i in ids)

@@ -76,7 +76,7 @@ anthropic_reader = AnthropicReader()
 openai_reader = OpenAIReader()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(deltas(), st.booleans())
 def test_a_streamed_message_is_the_whole_message(rows: list[Delta], hides: bool) -> None:
     thinking = {"type": "adaptive", "display": "omitted"} if hides else {"type": "adaptive"}
@@ -110,7 +110,7 @@ def without_times(response: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in response.items() if k not in ("created_at", "completed_at")}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(deltas(), st.booleans())
 def test_a_streamed_response_is_the_whole_response(rows: list[Delta], sums_up: bool) -> None:
     reasoning = {"effort": "low", "summary": "auto" if sums_up else None}
@@ -164,7 +164,7 @@ def text_of(item: dict[str, Any]) -> str:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(TEXT, VALUES, max_size=4), st.data())
 def test_of_a_call_that_is_cut_off_only_whole_pairs_are_told(
     arguments: dict[str, Any], data: st.DataObject

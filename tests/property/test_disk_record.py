@@ -89,7 +89,8 @@ def damaged(draw: st.DrawFn) -> tuple[str, bytes]:
 
 
 @settings(
-    max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=800,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(damaged())
 def test_no_damage_gives_a_record_and_each_is_counted_and_removed(
@@ -173,7 +174,7 @@ def lies(draw: st.DrawFn) -> bytes:
     return forged(header, data_of(FILE))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500)
 @given(lies())
 def test_a_forged_header_gives_a_record_of_the_same_piece_or_is_told(file: bytes) -> None:
     try:
@@ -238,7 +239,7 @@ def test_arrays_that_are_not_all_of_the_data_in_order_are_told(
     assert caught.value.reason == "layout"
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_told(file: bytes) -> None:
     with pytest.raises(Damaged):

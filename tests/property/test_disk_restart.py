@@ -1,6 +1,6 @@
 """What a worker has computed is there for the next one: warm from disk equals cold."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,16 @@ class Workers:
         assert self._courier is not None
         return self._courier.shelf
 
-    def start(self, name: str, root: PrefixHash = ROOT, **rules: Any) -> Machine:
+    def start(
+        self,
+        name: str,
+        root: PrefixHash = ROOT,
+        make: Callable[..., Machine] = machine,
+        **rules: Any,
+    ) -> Machine:
         self.kill()
         self._courier = Courier(self._kind(self._directory, root, GB, 0))
-        return machine(name, courier=self._courier, root=root, **rules)
+        return make(name, courier=self._courier, root=root, **rules)
 
     def flush(self) -> None:
         assert self._courier is not None

@@ -120,7 +120,7 @@ class ShelfMachine(RuleBasedStateMachine):
         assert len({(piece.kind, piece.end) for piece in kept}) == len(kept)
 
 
-ShelfMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+ShelfMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestShelf = ShelfMachine.TestCase
 
 
@@ -151,7 +151,7 @@ def has_circle(files: list[Stored]) -> bool:
     return any(file.name.end == bytes(16) for file in files)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250)
 @given(trees())
 def test_every_file_goes_once_and_none_before_what_hangs_from_it(files: list[Stored]) -> None:
     order = list(going(files, 100_000.0))

@@ -240,5 +240,5 @@ class Caching(RuleBasedStateMachine):
         assert len(self.store) == 0 and list(self.store.joints) == [self.store.root]
 
 
-Caching.TestCase.settings = settings(stateful_step_count=30, deadline=None)
+Caching.TestCase.settings = settings(stateful_step_count=30)
 TestCaching = Caching.TestCase

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kept import (
@@ -159,7 +159,6 @@ def check_search(store: ExtentStore, query: Query) -> None:
         assert found.position == best_by_definition(store, query, is_exact)
 
 
-@settings(deadline=None)
 @given(scenes([DENSE]))
 def test_a_prompt_is_resumed_as_far_as_is_possible_at_all(
     scene: tuple[ExtentStore, Query],
@@ -167,7 +166,6 @@ def test_a_prompt_is_resumed_as_far_as_is_possible_at_all(
     check_search(*scene)
 
 
-@settings(deadline=None)
 @given(scenes(LAYERED))
 def test_states_and_windows_are_resumed_as_far_as_they_can_be(
     scene: tuple[ExtentStore, Query],
@@ -175,7 +173,6 @@ def test_states_and_windows_are_resumed_as_far_as_they_can_be(
     check_search(*scene)
 
 
-@settings(deadline=None)
 @given(scenes([DENSE, *LAYERED]), st.booleans())
 def test_what_is_called_canonical_is_what_a_prefill_of_this_prompt_would_write(
     scene: tuple[ExtentStore, Query], is_exact: bool
@@ -190,7 +187,6 @@ def test_what_is_called_canonical_is_what_a_prefill_of_this_prompt_would_write(
     assert found.is_canonical or not is_exact
 
 
-@settings(deadline=None)
 @given(scenes([DENSE, *LAYERED]))
 def test_the_match_is_the_longest_prefix_shared_with_anything_kept(
     scene: tuple[ExtentStore, Query],
@@ -204,7 +200,6 @@ def test_the_match_is_the_longest_prefix_shared_with_anything_kept(
     assert found.is_diverging == bool(others)
 
 
-@settings(deadline=None)
 @given(scenes([DENSE, *LAYERED]))
 def test_a_prompt_is_known_only_where_one_ended_at_its_last_cut(
     scene: tuple[ExtentStore, Query],
@@ -222,7 +217,6 @@ def by_rule(tokens: list[int]) -> list[int]:
     return sorted(natural | ({len(tokens) - 1} - {0}))
 
 
-@settings(deadline=None)
 @given(st.lists(TOKENS, min_size=1, max_size=8), st.booleans())
 def test_a_prompt_that_was_prefilled_is_found_again_to_its_last_cut(
     prompts: list[list[int]], is_exact: bool

@@ -37,7 +37,7 @@ def spelled(text: str) -> Any:
 
 
 @given(value=OBJECTS, style=STYLES, size=SIZES)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=150)
 def test_valid_json_keeps_its_values_and_the_spelling_of_its_numbers(
     value: dict[str, Any], style: dict[str, Any], size: int
 ) -> None:
@@ -65,7 +65,7 @@ PIECES = st.sampled_from(
 
 
 @given(text=st.one_of(st.lists(PIECES, max_size=30).map("".join), st.text()), size=SIZES)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=150)
 def test_any_text_becomes_json_or_nothing_however_it_is_cut(text: str, size: int) -> None:
     whole = transcoded(text, size=len(text) + 1)
     assert transcoded(text, size=size) == whole
@@ -73,7 +73,7 @@ def test_any_text_becomes_json_or_nothing_however_it_is_cut(text: str, size: int
 
 
 @given(value=OBJECTS, data=st.data())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_an_object_that_was_cut_off_is_no_json(value: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(value)
     cut = transcoded(text[: data.draw(st.integers(0, len(text) - 1))], is_complete=False)

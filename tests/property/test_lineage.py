@@ -245,4 +245,4 @@ class Lines(RuleBasedStateMachine):
 
 
 TestLines = Lines.TestCase
-TestLines.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestLines.settings = settings(max_examples=120, stateful_step_count=40)

@@ -290,7 +290,7 @@ def chats(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(body=chats())
 def test_a_mutation_changes_what_it_names_and_nothing_else(body: dict[str, Any]) -> None:
     before = dict(leaves(body))

@@ -72,7 +72,7 @@ def one_type_for_each_argument(calls: tuple[Call, ...]) -> tuple[Call, ...]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_what_a_family_writes_is_read_as_what_was_meant(name: str, data: st.DataObject) -> None:
     each = family(name)
     parts = data.draw(said(each))
@@ -89,7 +89,7 @@ def is_open(name: str) -> bool:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(data=st.data())
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_a_turn_survives_its_own_tokens(name: str, data: st.DataObject) -> None:
     """The marks are in the text that the worker makes of sampled ids."""
     each = family(name)
@@ -124,7 +124,7 @@ ODD_TOOLS = st.sampled_from(
     is_thinking=st.booleans(),
     tools=ODD_TOOLS,
 )
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_any_text_is_read_and_gives_json(
     name: str, text: str, is_thinking: bool, tools: list[Any]
 ) -> None:
@@ -145,7 +145,7 @@ def is_json(value: Any) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "harmony"])
 @given(text=SOUP)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_text_without_a_call_or_a_think_mark_is_content_as_written(name: str, text: str) -> None:
     reader = family(name).reader
     text = text.replace("think>", "thing>")

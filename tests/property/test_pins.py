@@ -137,7 +137,7 @@ class Pinning(Caching):
         super().teardown()
 
 
-Pinning.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+Pinning.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
 TestPinning = Pinning.TestCase
 
 

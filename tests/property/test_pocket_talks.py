@@ -25,7 +25,7 @@ def made(seed: int, tools_max: int) -> Talk:
     return talk(rng, rng.randrange(1, 8), rng.choice((0, 0, 12)), tools_max)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS, st.integers(0, 4))
 def test_roles_follow_each_other_as_in_a_chat(seed: int, tools_max: int) -> None:
     turns = made(seed, tools_max).turns
@@ -42,7 +42,7 @@ def test_roles_follow_each_other_as_in_a_chat(seed: int, tools_max: int) -> None
     assert all(turn.text or turn.calls for turn in turns)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_calls_are_of_tools_that_are_offered(seed: int) -> None:
     conversation = made(seed, 4)
@@ -54,7 +54,7 @@ def test_calls_are_of_tools_that_are_offered(seed: int) -> None:
             assert set(offered[name].get("required", ())) <= arguments.keys()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(SEEDS)
 def test_no_training_conversation_has_an_invented_word_of_the_examination(seed: int) -> None:
     text = "".join(piece for piece, _ in script.script(random.Random(seed), made(seed, 3)))
@@ -71,7 +71,7 @@ def is_invented(word: str) -> bool:
     return bool(re.fullmatch(rf"(?:(?:{onsets})(?:{vowels})(?:{codas})?){{3}}", word))
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(SEEDS)
 def test_what_is_examined_is_told_in_the_prompt(seed: int) -> None:
     """A question that its conversation does not answer would examine luck."""

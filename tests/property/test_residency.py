@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.residency import KEEP_S, TURN_S, UNLOADED, Place, Want, goals
@@ -94,7 +94,6 @@ requests = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(requests, max_size=40), st.integers(1, 3), st.sampled_from([0.0, 3.0, 20.0]))
 def test_every_request_is_served_in_bounded_time(
     asked: list[Asked], count: int, unload_s: float
@@ -114,7 +113,6 @@ def test_every_request_is_served_in_bounded_time(
     assert all(wait_s <= wait_s_max for _, wait_s in world.served)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3), st.integers(2, 40))
 def test_models_that_take_turns_on_workers_enough_are_loaded_once(
     count: int, questions: int
@@ -130,7 +128,6 @@ def test_models_that_take_turns_on_workers_enough_are_loaded_once(
     assert not world.waiting
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8))
 def test_a_model_in_constant_use_does_not_keep_another_out(clients: int) -> None:
     world = World(1, 0.0)

@@ -125,7 +125,7 @@ TOOLS = st.sampled_from(
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_any_text_says_the_same_however_it_is_split(name: str, data: st.DataObject) -> None:
     text = data.draw(
         st.one_of(SOUP, st.text(st.characters(exclude_categories=["Cs"]), max_size=60))

@@ -90,7 +90,7 @@ def builder(name: str) -> Builder:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(said=CONVERSATIONS, tools=st.sampled_from([[], TOOLS]))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_conversation_is_rendered_whole_and_in_order(
     name: str, said: list[Said], tools: list[Any]
 ) -> None:
@@ -123,7 +123,7 @@ def is_left_out(name: str, messages: list[dict[str, Any]], at: int) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in MOVES])
 @given(said=CONVERSATIONS, tools=st.sampled_from([[], TOOLS]))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_conversation_that_grows_only_appends(
     name: str, said: list[Said], tools: list[Any]
 ) -> None:
@@ -142,7 +142,7 @@ def test_a_conversation_that_grows_only_appends(
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(said=CONVERSATIONS, data=st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_content_yields_no_control_tokens_in_any_conversation(
     name: str, said: list[Said], data: st.DataObject
 ) -> None:

@@ -106,9 +106,11 @@ def test_nothing_worth_more_than_what_comes_goes() -> None:
     evictor = evictor_of(store)
     worth = evictor.leaf_worth(kept[2], kept[2].nbytes, 0.0)
     assert not free(evictor, 10, worth * 0.99)
-    assert gone(kept, store) == []
+    assert gone(kept, store) == [] and not evictor.evicted
+    held = store.budget.bytes_used
     assert free(evictor, 10, worth)
-    assert gone(kept, store) == [2]
+    assert gone(kept, store) == [2] and evictor.evicted == {"extent": 1}
+    assert evictor.evicted_bytes == {"extent": held - store.budget.bytes_used}
 
 
 def test_a_little_more_goes_than_was_asked_for() -> None:
@@ -343,7 +345,7 @@ class Agents:
     def turn(self, line: Line | None, tokens: list[int], now: float, took_s: float) -> Line:
         """Prefill `tokens`, whole chunks, for a line or a new one; return the line."""
         cuts = list(range(CHUNK, len(tokens) + 1, CHUNK))
-        query = ask([*tokens, -1], cuts)
+        query = ask([*tokens, 10**9], cuts)
         found = Search(self.store, query, False).run()
         turns = 1 + sum(extent.end.is_prompt_end for extent in found.path)
         if line is None:
@@ -426,7 +428,7 @@ def storm(layout: Layout, turns: int, fork_at: int | None, turn_s: float) -> Non
     assert agents.evictor.evictions > 100
     assert gone(own, agents.store) == []
     cuts = list(range(CHUNK, 401, CHUNK))
-    assert resumed(agents.store, [*prompt, -1], cuts) == 400
+    assert resumed(agents.store, [*prompt, 10**9], cuts) == 400
 
 
 @pytest.mark.parametrize("fork_at", [None, 200, 400])

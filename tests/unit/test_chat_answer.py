@@ -207,7 +207,7 @@ CALLS = st.sampled_from(["f", "g"]).map(lambda name: call("c", name))
 STEPS = st.lists(st.one_of(SAID, CALLS), max_size=12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(STEPS)
 def test_openais_client_adds_a_stream_up_to_the_whole_answer(steps: list[Delta]) -> None:
     started = False

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from shared.config import PROJECT_DIR, example_lines, load_settings
 from shared.errors import StartError
+from shared.settings import DECODABLE_PIXELS_MAX
 
 
 def test_the_example_file_lists_every_setting_with_its_default() -> None:
@@ -34,6 +36,9 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("LOG_LEVEL", "loud", "one of debug, info, warning, error"),
         ("PROXY_HOST", "my.host", "an IP address or localhost"),
         ("MODEL_PATH", "", "not empty"),
+        ("MAX_IMAGE_PIXELS", "0", "a whole number from 1 to 89,478,485"),
+        ("MAX_IMAGE_PIXELS", "89478486", "a whole number from 1 to 89,478,485"),
+        ("VISION_CACHE_MB", "-1", "a whole number from 0 to 1,048,576"),
     ],
 )
 def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(
@@ -60,6 +65,16 @@ def test_a_setting_that_blinds_the_model_is_refused_by_name() -> None:
     with pytest.raises(StartError, match="NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT is refused"):
         load_settings({"NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": "true"}, None)
     load_settings({"NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": "false"}, None)
+
+
+def test_images_cannot_lose_their_identity() -> None:
+    with pytest.raises(StartError, match="CACHE_VLM_IMAGE_IDENTITY is 'false'; allowed is true: "):
+        load_settings({"CACHE_VLM_IMAGE_IDENTITY": "false"}, None)
+    assert load_settings({"CACHE_VLM_IMAGE_IDENTITY": "on"}, None).cache_vlm_image_identity
+
+
+def test_pillow_would_not_take_any_image_that_is_allowed_for_an_attack() -> None:
+    assert Image.MAX_IMAGE_PIXELS == DECODABLE_PIXELS_MAX
 
 
 def test_the_public_name_is_the_hub_id_the_directory_or_the_builtin(tmp_path: Path) -> None:

@@ -69,13 +69,13 @@ def named(prompt: Prompt) -> Prompt:
     return dataclasses.replace(prompt, names=names, delta_chars=delta_chars)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(BODIES)
 def test_any_body_is_parsed_or_refused(body: dict[str, Any]) -> None:
     check(body)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(ROW, max_size=3), BODIES)
 def test_any_conversation_is_parsed_or_refused(rows: list[Any], body: dict[str, Any]) -> None:
     check(body | {"messages": rows, "input": rows})

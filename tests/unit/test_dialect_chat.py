@@ -180,26 +180,27 @@ def test_a_message_without_what_it_needs_is_refused(message: Any, param: str) ->
     assert refused(messages=[message]).param == param
 
 
-def test_an_image_is_refused_with_a_reason() -> None:
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
-    error = refused(messages=[{"role": "user", "content": [part]}])
-    assert "this model takes text only" in str(error)
+@pytest.mark.parametrize("kind", ["input_audio", "video_url"])
+def test_what_is_neither_text_nor_image_is_refused_with_a_reason(kind: str) -> None:
+    error = refused(messages=[{"role": "user", "content": [{"type": kind}]}])
+    assert (error.code, error.param) == ("unsupported_content", "messages[0].content[0]")
+    assert "text is read here and, by models that take them, images" in str(error)
 
 
 @pytest.mark.parametrize("role", ["tool", "function"])
 def test_what_a_result_shows_is_replaced_by_words(role: str) -> None:
     parts = [
         {"type": "text", "text": "a"},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+        {"type": "input_audio", "input_audio": {"data": "AA"}},
         {"type": "file", "file": {"file_id": "f"}},
     ]
     request = chat.parse(body(messages=[USER, {"role": role, "name": "f", "content": parts}]))
     assert request.prompt.messages[1]["content"].splitlines() == [
         "a",
-        "[image omitted: this model reads text only]",
-        "[file omitted: this model reads text only]",
+        "[audio omitted: no model here reads it]",
+        "[file omitted: no model here reads it]",
     ]
-    assert request.left_out == ("image_url", "file")
+    assert request.left_out == ("input_audio", "file")
 
 
 def test_of_an_assistants_parts_the_text_and_the_thoughts_stay() -> None:
@@ -443,14 +444,17 @@ def test_thinking_reaches_the_template_and_its_budget_the_worker() -> None:
 
 
 def test_usage_counts_the_cached_tokens_inside_the_prompt() -> None:
-    told = chat.usage_fields(Usage(10, 4, 6, 3, 1, "ram"))
+    told = chat.usage_fields(Usage(10, 4, 6, 3, 1, "ram", 9))
     assert told["total_tokens"] == 13
     assert told["prompt_tokens_details"] == {"cached_tokens": 4}
+    seen = chat.usage_fields(Usage(10, 4, 6, 3, image_tokens=5))
+    assert seen["prompt_tokens_details"] == {"cached_tokens": 4, "image_tokens": 5}
     assert told["kv_cache"] == {
         "cache_hit": True,
         "prefix_length": 4,
         "prefilled": 6,
         "source": "ram",
+        "ttft_ms": 9,
         "divergence": None,
     }
     assert not chat.usage_fields(Usage(10, 0, 10, 3))["kv_cache"]["cache_hit"]

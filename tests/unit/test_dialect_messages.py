@@ -150,7 +150,9 @@ def test_tools_take_their_schema_and_hosted_ones_are_counted() -> None:
     [
         ([], {}, "messages"),
         ([{"role": "tool", "content": "x"}], {}, "messages[0].role"),
-        ([user({"type": "image", "source": {}})], {}, "messages[0].content[0]"),
+        ([user({"type": "image", "source": {}})], {}, "messages[0].content[0].source.type"),
+        ([user({"type": "image"})], {}, "messages[0].content[0].source"),
+        ([user({"type": "audio", "source": {}})], {}, "messages[0].content[0]"),
         ([user({"text": "what"})], {}, "messages[0].content[0].type"),
         ([user(5)], {}, "messages[0].content[0]"),
         ([HI], {"max_tokens": 0}, "max_tokens"),
@@ -234,16 +236,16 @@ def test_tools_that_the_client_runs_get_the_arguments_that_it_reads() -> None:
     assert request.left_out == ("computer_20251124",)
 
 
-def test_what_a_result_shows_is_replaced_by_words_and_what_a_user_shows_is_refused() -> None:
+def test_what_no_model_reads_is_replaced_by_words_in_a_result_and_refused_of_a_user() -> None:
+    audio = {"type": "audio", "source": {}}
     document = {"type": "document", "source": PDF}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [text("a"), IMAGE, document]}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [text("a"), audio, document]}
     request = messages.parse(body(user(result)))
     assert request.prompt.messages[0]["content"] == (
-        "a\n[image omitted: this model reads text only]"
-        "\n[document omitted: this model reads text only]"
+        "a\n[audio omitted: no model here reads it]\n[document omitted: no model here reads it]"
     )
-    assert request.left_out == ("image", "document")
-    assert refused(user(IMAGE)).code == "unsupported_content"
+    assert request.left_out == ("audio", "document")
+    assert refused(user(audio)).code == "unsupported_content"
 
 
 FOREIGN = (

@@ -145,7 +145,8 @@ def test_a_conversation_object_is_refused_with_what_to_do() -> None:
         ([5], "input[0]"),
         ([{"type": "item_reference", "id": "x"}], "input[0].type"),
         ([{"role": "tool", "content": "x"}], "input[0].role"),
-        ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0].image_url"),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "input[0].content[0]"),
         ([{"type": "function_call_output", "call_id": "c", "output": 5}], "input[0].output"),
         ([{"type": "function_call_output", "output": "r"}], "input[0].call_id"),
         ([{"type": "tool_search_output", "call_id": "c", "tools": {}}], "input[0].tools"),
@@ -394,16 +395,16 @@ def test_of_what_servers_made_the_text_stays(
 def test_what_a_result_shows_is_replaced_by_words() -> None:
     output = [
         {"type": "input_text", "text": "a"},
-        {"type": "input_image", "image_url": "data:image/png;base64,iVBO"},
+        {"type": "input_audio", "data": "iVBO"},
         {"type": "input_file", "file_id": "f"},
         {"type": "encrypted_content", "encrypted_content": "x"},
     ]
     (row,) = parsed([RESULT | {"output": output}])
     assert row["content"].splitlines() == [
         "a",
-        "[image omitted: this model reads text only]",
-        "[file omitted: this model reads text only]",
-        "[encrypted_content omitted: this model reads text only]",
+        "[audio omitted: no model here reads it]",
+        "[file omitted: no model here reads it]",
+        "[encrypted_content omitted: no model here reads it]",
     ]
 
 

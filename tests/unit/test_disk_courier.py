@@ -15,7 +15,7 @@ from worker.disk.names import Name
 from worker.disk.record import Record
 from worker.disk.shelf import Shelf
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Gate(Shelf):

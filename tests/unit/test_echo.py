@@ -404,6 +404,8 @@ def test_an_unknown_label_counts_where_only_one_path_is_labelled() -> None:
     memory = "Rol nahe a bariti at `/home/dev/.claude/memory/`. Voki fumavuveg.\n"
     head = [{"role": "system", "content": memory}, {"role": "system", "content": line}]
     assert working_directories(head) == {HOME}
+    parts = [{"type": "image", "image": "d"}, {"type": "text", "text": line}]
+    assert working_directories([{"role": "user", "content": parts}]) == {HOME}
     assert working_directories([*head, {"role": "user", "content": line}]) == {HOME}
     assert working_directories([*head, {"role": "user", "content": "Docs: /usr/doc"}]) == set()
     known = {"role": "user", "content": "Docs: /usr/doc\nWorking directory: /work"}
@@ -418,4 +420,4 @@ def test_only_the_first_messages_of_system_and_user_name_a_directory() -> None:
     for role in ("assistant", "tool"):
         assert working_directories([{"role": role, "content": named}]) == set()
     assert working_directories([]) == set()
-    assert working_directories([{"role": "user"}, {"role": "user", "content": [named]}]) == set()
+    assert working_directories([{"role": "user"}, {"role": "user", "content": None}]) == set()

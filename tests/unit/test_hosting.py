@@ -66,7 +66,7 @@ class Host:
             tuple(worker.row()[field] for field in fields) for worker in self.supervisor.workers
         ]
 
-    async def until(self, condition: Callable[[], Any], wait_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], Any], wait_s: float = 60.0) -> None:
         deadline = time.monotonic() + wait_s
         while not condition():
             assert time.monotonic() < deadline, self.rows("state", "model")
@@ -94,7 +94,7 @@ async def host(
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 180))  # type: ignore[arg-type]
 
 
 def test_a_request_for_another_model_waits_for_it_and_the_default_comes_back(

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from worker.kv.layers import LayerMap, UnknownCache
+from worker.kv.layers import Kept, LayerMap, State, UnknownCache
 from worker.kv.quantise import Format, LayerRows
 
 HEADS, DIM, WINDOW = 2, 64, 8
@@ -211,3 +211,19 @@ def test_raw_rows_become_packed_ones_bit_by_bit_as_a_live_cache_would() -> None:
     layers.quantise(cache, EIGHT)
     for mine, theirs in zip(cache[0].values, other[0].values, strict=True):
         assert same(mine[..., :20, :], theirs[..., :20, :])
+
+
+def test_what_is_kept_knows_its_size_without_another_look_at_its_arrays() -> None:
+    class Array:
+        looks = 0
+
+        @property
+        def nbytes(self) -> int:
+            self.looks += 1
+            return 10
+
+    array: Any = Array()
+    kept, state = Kept((LayerRows((array, array), None),)), State(((array, None),))
+    looks = array.looks
+    assert [kept.nbytes, state.nbytes, kept.nbytes] == [20, 10, 20]
+    assert array.looks == looks

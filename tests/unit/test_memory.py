@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shared.config import load_settings
 from shared.errors import StartError
 from shared.wire import Failed, Finished, Up
+from tests.looking import LookingMachine, shown
 from tests.machine import Machine, machine
 from worker import keeping
 from worker.cache.budget import MB
@@ -105,7 +106,7 @@ def test_an_answer_that_outgrows_the_memory_ends_with_what_it_has() -> None:
     assert watched.machine.ask(ids(300, seed=3)).reason == "length"
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(20, 900), st.integers(0, 3)), min_size=1, max_size=6))
 def test_whatever_is_asked_is_answered_once_and_no_more_is_held_than_allowed(
     asked: list[tuple[int, int]],
@@ -152,3 +153,22 @@ def test_kept_kv_takes_a_fifth_of_the_limit_at_most_unless_told_otherwise(
 ) -> None:
     monkeypatch.setattr(keeping, "_working_set_bytes", lambda: None)
     assert keeping.budget_bytes(load_settings(environ, None)) == mb * MB
+
+
+def test_encoded_images_make_way_before_a_prompt_is_refused() -> None:
+    def held() -> int:
+        keeper = watched.keeper
+        slots = sum(map(keeper.slot_bytes, keeper.slots))
+        return int(keeper.store.budget.bytes_used + slots + vision.nbytes)
+
+    asked = [*range(300, 330), *shown("qwen3_vl", 3), *range(400, 420)]
+    plain = LookingMachine("qwen3_vl")
+    limit = plain.layers.slot_bytes(700, None)
+    watched = LookingMachine("qwen3_vl", memory=MemoryGuard(limit, held))
+    vision = watched.engine.vision
+    assert vision is not None
+    watched.ask(asked)
+    assert vision.nbytes > 0
+    assert watched.ask(ids(600), tokens_max=100).reason == "length"
+    assert vision.nbytes == 0 and not watched.scheduler.counts["memory_refusals"]
+    assert watched.ask(asked).tokens == plain.ask(asked).tokens

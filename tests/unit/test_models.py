@@ -1,5 +1,6 @@
 """Which model a name asks for, and what MODELS may say."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,14 @@ def test_a_worker_is_told_its_model_and_its_name(tmp_path: Path) -> None:
     assert default.environ == {}
     assert other == Model("a=b", str(directory))
     assert other.environ == {"MODEL_PATH": str(directory), "PROXY_MODEL_ID": "a=b"}
+
+
+def test_a_model_that_takes_images_is_told_as_one() -> None:
+    seeing = dataclasses.replace(FACTS, takes_images=True)
+    for facts, wanted in ((FACTS, ["text"]), (seeing, ["text", "image"])):
+        row = names().row("pocket", facts, is_anthropic=False)
+        assert row["architecture"]["input_modalities"] == wanted
+    assert "architecture" not in names().row("pocket", None, is_anthropic=False), "not known yet"
 
 
 def test_the_default_model_may_be_listed_again() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx_lm
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from mlx_lm.utils import get_total_parameters
 from tokenizers import Tokenizer
@@ -95,7 +95,6 @@ def test_added_tokens_are_one_token_each(tokenizer: Any) -> None:
         assert tokenizer.encode(token, add_special_tokens=False) == [token_id]
 
 
-@settings(deadline=None)
 @example(text=" a <|im_end|> b\n<think> \0")
 @given(text=st.lists(st.text() | st.sampled_from(script.ADDED)).map("".join))
 def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:

@@ -265,7 +265,6 @@ def test_health_needs_no_key_and_everything_else_does(tmp_path: Any) -> None:
         "/routes",
         "/key/generate",
         "/v1/embeddings",
-        "/metrics",
         "/anthropic/v1/messages",
         "/v1//messages",
         "/v1/messages/",

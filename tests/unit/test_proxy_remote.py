@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import zmq
 from hypothesis import given
-from hypothesis import settings as rules
 from hypothesis import strategies as st
 
 from proxy import remote as remote_module
@@ -98,7 +97,7 @@ class Bench:
         self.remote = RemoteWorkers(settings, self.pool, models)
         self.worker = self.remote.workers[0]
 
-    async def until(self, condition: Callable[[], Any], wait_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], Any], wait_s: float = 60.0) -> None:
         async with asyncio.timeout(wait_s):
             while not condition():
                 await asyncio.sleep(0.01)
@@ -161,7 +160,7 @@ async def bench(settings: Settings) -> AsyncIterator[Bench]:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 40))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 180))  # type: ignore[arg-type]
 
 
 def test_an_answer_comes_from_a_worker_on_another_machine_and_health_shows_it(
@@ -199,7 +198,7 @@ def test_a_worker_that_dies_fails_its_clients_at_once_and_is_used_again_when_it_
             answer = await made.pool.open(request(LONG), "r")
             machine.signal(signal.SIGKILL)
             with pytest.raises(WorkerLost, match=GONE):
-                await asyncio.wait_for(read(answer), 3)
+                await asyncio.wait_for(read(answer), 60)
             await made.until(lambda: made.worker.state == "unreachable")
             assert made.worker.row()["problem"] == GONE
             with pytest.raises(Overloaded, match="on another machine"):
@@ -226,7 +225,7 @@ def test_a_silent_worker_is_given_up_never_killed_and_found_again(
             answer = await made.pool.open(request(LONG), "r")
             machine.signal(signal.SIGSTOP)
             with pytest.raises(WorkerLost, match="silent"):
-                await asyncio.wait_for(read(answer), 10)
+                await asyncio.wait_for(read(answer), 60)
             assert made.worker.row()["problem"] == SILENT
             assert machine.process is not None and machine.process.poll() is None
             machine.signal(signal.SIGCONT)
@@ -251,7 +250,7 @@ def test_a_connection_that_breaks_while_the_worker_lives_leaves_no_client_waitin
             answer = await made.pool.open(request(LONG), "r")
             network.cut()
             with pytest.raises(WorkerLost, match=GONE):
-                await asyncio.wait_for(read(answer), 3)
+                await asyncio.wait_for(read(answer), 60)
             await made.until_ready()
             assert await made.text("n=1") == "tok0 "
             assert made.worker.restarts == 0
@@ -332,7 +331,6 @@ def test_what_is_no_endpoint_refuses_to_start(keys_dir: Path, endpoints: str) ->
 
 
 @given(st.from_regex(r"tcp://[a-z0-9.:/@ -]{0,12}:[0-9]{0,6}", fullmatch=True))
-@rules(deadline=None)
 def test_what_is_accepted_can_be_connected_to(endpoint: str) -> None:
     """Else it would be an error amid the service, not a refusal at the start."""
     try:

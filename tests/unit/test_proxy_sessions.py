@@ -134,6 +134,8 @@ def test_all_workers_tell_of_their_sessions_and_each_row_says_whose_it_is() -> N
             assert rows["a b/c"] == {"lines": 1, "worker": 1}
             assert rows["d"] == {"lines": 1, "worker": 0}
             assert (reply.json["object"], reply.json["errors"]) == ("list", [])
+            recent = reply.json["recent"]
+            assert [row["session"] for row in recent] == ["d", "a b/c"], "newest first"
             reply = await made.ask("GET", "/v1/sessions/a b/c")
             assert reply.status == 200
             assert reply.json["session"] == "a b/c"

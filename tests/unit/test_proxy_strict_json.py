@@ -1,12 +1,17 @@
 """Bodies are parsed once; what could not be carried further is refused, and the text says why."""
 
+import asyncio
 import json
+import threading
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.strict_json import DEPTH_MAX, parse_argument, parse_object
+from proxy import strict_json
+from proxy.strict_json import DEPTH_MAX, parse_argument, parse_object, read_object
 from shared.errors import RequestError
 
 
@@ -66,6 +71,35 @@ def test_the_ends_of_64_bits_pass(body: bytes) -> None:
 
 def test_a_long_run_of_digits_in_text_passes() -> None:
     assert parse_object(b'{"a": "' + b"1" * 400 + b'"}') == {"a": "1" * 400}
+
+
+@given(st.integers(0, 70), st.integers(15, 25), st.integers(20, 40))
+def test_a_long_number_is_seen_wherever_a_slice_ends(before: int, digits: int, size: int) -> None:
+    body = b'{"a":' + b" " * before + b"9" * digits + b"}"
+    with mock.patch.object(strict_json, "LARGE_BYTES", size):
+        if digits >= 20:
+            assert "64 bits" in refusal(body)
+        else:
+            assert parse_object(body) == {"a": int("9" * digits)}
+
+
+def test_a_large_body_is_read_in_a_thread_and_as_a_small_one_is() -> None:
+    threads: list[str] = []
+
+    def parsed(body: bytes) -> Any:
+        threads.append(threading.current_thread().name)
+        return parse_object(body)
+
+    body = b'{"a": "' + b"x" * 90 + b'"}'
+    with (
+        mock.patch.object(strict_json, "LARGE_BYTES", len(body)),
+        mock.patch.object(strict_json, "parse_object", parsed),
+    ):
+        assert asyncio.run(read_object(body)) == {"a": "x" * 90}
+        assert asyncio.run(read_object(body.replace(b"xx", b"x"))) == {"a": "x" * 45}
+        with pytest.raises(RequestError):
+            asyncio.run(read_object(body[:-1] + b" "))
+    assert [name == "MainThread" for name in threads] == [False, True, False]
 
 
 def test_nesting_is_bounded_exactly() -> None:

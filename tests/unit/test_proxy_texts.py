@@ -25,6 +25,7 @@ FACTS = ModelFacts("pocket", "p", "qwen3", 32_768, 10, 27_400_000, 5_480, "4 x K
 def test_ready_says_what_is_served_and_how_to_ask_for_it() -> None:
     text = "\n".join(ready_lines(load_settings({}, None), FACTS))
     assert text.startswith("ready: http://127.0.0.1:4000\n")
+    assert "\n  see      http://127.0.0.1:4000/dashboard\n" in text
     for part in ("pocket", "qwen3", "27.4 M parameters", "5.48 kB", "32,768", "4 x KVCache", "cpu"):
         assert part in text
     assert "Authorization" not in text
@@ -105,3 +106,9 @@ def test_errors_keep_their_code_and_say_when_to_come_back() -> None:
 
 def test_the_version_is_the_projects() -> None:
     assert project_version().count(".") == 2
+
+
+def test_a_start_says_where_the_model_takes_images() -> None:
+    settings = load_settings({}, None)
+    assert "images" not in "\n".join(ready_lines(settings, FACTS))
+    assert "  images   yes" in ready_lines(settings, dataclasses.replace(FACTS, takes_images=True))

@@ -24,7 +24,7 @@ def builder(name: str, context_tokens: int = 1_000) -> Builder:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(data=st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_text_is_tokenised_as_the_tokenizer_does_it(name: str, data: st.DataObject) -> None:
     each = family(name)
     pieces = st.one_of(st.sampled_from((*each.controls, *each.marks)), st.text(max_size=9))

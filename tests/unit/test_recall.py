@@ -140,7 +140,7 @@ def test_what_was_read_before_the_cache_was_emptied_does_not_come_back(workers: 
     workers.flush()
     warm = workers.start("qwen3")
     answer = warm.submit(ids)
-    found = warm._posted.get(timeout=10)
+    found = warm._posted.get(timeout=60)
     warm.scheduler.forget()
     warm.scheduler.recalled(found)
     assert warm.keeper.store.budget.bytes_used == 0

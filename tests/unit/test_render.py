@@ -54,6 +54,11 @@ MISTRAL = (
     "{% elif m.role == 'assistant' %}{{ m.content }}</s>{% else %}{{ raise_exception('role') }}"
     "{% endif %}{% endfor %}"
 )
+PARTS_ONLY = (  # as SmolVLM's
+    "{% for m in messages %}<|im_start|>{{ m.role | capitalize }}: {% for line in m.content %}"
+    "{% if line.type == 'text' %}{{ line.text }}{% elif line.type == 'image' %}<image>{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
 PLAIN = "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}"
 
 SPECIALS = {
@@ -72,6 +77,7 @@ SPECIALS = {
     HARMONY: ["<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"],
     PHI: ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>"],
     MISTRAL: ["</s>", "<s>", "[INST]", "[/INST]"],
+    PARTS_ONLY: ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     PLAIN: ["</s>"],
 }
 PROMPT = Prompt([{"role": "user", "content": "hello"}])
@@ -171,6 +177,15 @@ def test_content_parts_and_null_become_one_string() -> None:
     prompt = Prompt([{"role": "user", "content": parts}, {"role": "assistant", "content": None}])
     assert "ab<|im_end|>" in text_of(renderer, prompt)
     assert "None" not in text_of(renderer, prompt)
+
+
+def test_a_template_that_looks_for_parts_is_given_them() -> None:
+    renderer = Renderer(tokenizer_with(PARTS_ONLY), default_thinking=True, preserve_thinking=True)
+    asked = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    text = renderer.rendered(asked, [], {}).text
+    assert text == (
+        "<|im_start|>User: hello<|im_end|>\n<|im_start|>Assistant: hi<|im_end|>\nAssistant:"
+    )
 
 
 def test_thinking_follows_the_default_unless_the_request_says_otherwise() -> None:

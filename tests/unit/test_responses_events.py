@@ -221,6 +221,8 @@ def test_a_response_tells_what_was_used_streamed_and_whole() -> None:
     assert streamed == used
     assert used["input_tokens"] == 10
     assert used["input_tokens_details"] == {"cached_tokens": 8, "cache_write_tokens": 0}
+    seen = responses_events.usage_fields(Usage(10, 8, 2, 3, image_tokens=5))
+    assert seen["input_tokens_details"] == used["input_tokens_details"] | {"image_tokens": 5}
     assert used["total_tokens"] == 13
     assert used["kv_cache"] == KV_CACHE
 

@@ -105,7 +105,7 @@ def test_the_marks_are_bounded_and_those_of_shared_prefixes_go_last(
     assert len(affinity._worker_ids) == 3
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.text("ab -", max_size=8), st.integers(0, 3)), max_size=8),
     st.text("ab -", max_size=8),

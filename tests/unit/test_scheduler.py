@@ -72,7 +72,10 @@ class ScriptedEngine:
         self.caches_made += 1
         return []
 
-    def prefill(self, cache: list[Any], ids: list[int]) -> None:
+    def shift(self, images: Any, position: int) -> int:
+        return 0
+
+    def prefill(self, cache: list[Any], ids: list[int], images: Any) -> None:
         cache += ids
         self.decoder.log.append(f"chunk {len(ids)}")
 

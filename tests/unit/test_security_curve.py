@@ -62,14 +62,14 @@ def test_the_proxy_with_its_keys_is_heard_and_answered(
     async def talk() -> None:
         link = DealerLink(endpoint, curve_keys(keys_dir, PROXY_NAME, WORKER_NAME))
         link.send(Hello(PROTOCOL_VERSION))
-        for _ in range(100):
+        for _ in range(1200):
             if received := await asyncio.to_thread(port.turn, 0.05):
                 break
         ((peer, message),) = received
         assert message == Hello(PROTOCOL_VERSION)
         port.post(peer, Counted("a", 3))
         await asyncio.to_thread(port.turn, 0.1)
-        assert await asyncio.wait_for(link.receive(), 5) == Counted("a", 3)
+        assert await asyncio.wait_for(link.receive(), 60) == Counted("a", 3)
         link.close()
 
     asyncio.run(talk())

@@ -78,8 +78,8 @@ def test_slowloris_a_head_that_never_ends_loses_its_connection(
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(sent)
         began = time.monotonic()
-        assert await asyncio.wait_for(reader.read(), 5) == b""
-        assert 0.3 < time.monotonic() - began < 3
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        assert 0.3 < time.monotonic() - began < 9
 
     talking(edge_of(tmp_path), talk)
 
@@ -98,8 +98,8 @@ def test_slowloris_a_byte_now_and_then_does_not_set_the_clock_back(
             await reader.readuntil(b"]}")
         began = time.monotonic()
         dripping = asyncio.create_task(drip(writer, b"GET / HTTP/1.1\r\nX-A: " + b"a" * 500, 0.1))
-        await asyncio.wait_for(reader.read(), 5)
-        assert 0.3 < time.monotonic() - began < 3
+        await asyncio.wait_for(reader.read(), 60)
+        assert 0.3 < time.monotonic() - began < 9
         dripping.cancel()
 
     talking(edge_of(tmp_path), talk)
@@ -145,7 +145,7 @@ def test_a_head_without_an_end_is_refused_before_it_fills_memory(tmp_path: Any) 
                 sent += 1010
                 await asyncio.sleep(0)
         with contextlib.suppress(ConnectionError):  # reset: it was still being sent to
-            assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 400")
+            assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 400")
         assert sent < 1_000_000
 
     talking(edge_of(tmp_path), talk)
@@ -167,7 +167,7 @@ def test_a_head_without_an_end_is_refused_before_it_fills_memory(tmp_path: Any) 
 def test_smuggled_lengths_and_codings_are_refused(tmp_path: Any, lines: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"POST /v1/messages HTTP/1.1\r\n" + HOST + lines)
-        answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
         assert answer.split()[1] in (b"400", b"501"), answer
 
     talking(edge_of(tmp_path), talk)
@@ -213,8 +213,8 @@ def test_a_chunked_body_without_an_end_is_refused_in_time(
         writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
         dripping = asyncio.create_task(drip(writer, b"1\r\n \r\n" * 200, 0.01))
         began = time.monotonic()
-        answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)
-        assert b"408" in answer and time.monotonic() - began < 3
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
+        assert b"408" in answer and time.monotonic() - began < 9
         dripping.cancel()
 
     talking(edge_of(tmp_path), talk)

@@ -2,14 +2,17 @@
 
 import asyncio
 import base64
+import binascii
 import contextlib
 import gzip
 import ipaddress
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from aiohttp import web
@@ -127,6 +130,10 @@ async def png(request: web.Request) -> web.StreamResponse:
     return web.Response(body=PNG, content_type="text/html")
 
 
+def digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
 def code_of(reader: Images, url: str) -> str:
     return asyncio.run(refusal(reader, url)).code
 
@@ -146,7 +153,7 @@ def test_urls_are_off_unless_allowed_and_then_the_seam_lets_the_tests_server_thr
             assert (await refusal(Images(allows_urls=False), url)).code == "image_urls_off"
             assert server.reached == []
             reader = Images(True, is_allowed=lambda address: address == LOOPBACK)
-            assert await reader.read(url) == Image("image/png", PNG)
+            assert await reader.read(url) == Image("image/png", PNG, digest(PNG))
             assert server.reached == ["/a.png"] and reader.counts == {"ok": 1}
 
     asyncio.run(talk())
@@ -384,7 +391,7 @@ def test_a_data_url_is_read_and_its_type_is_what_its_bytes_say(
 ) -> None:
     for claimed in (media_type, "image/x-any", "IMAGE/PNG;charset=utf-8"):
         read = asyncio.run(Images(allows_urls=False).read(data_url(data, claimed)))
-        assert read == Image(media_type, data)
+        assert read == Image(media_type, data, digest(data))
 
 
 def test_a_data_url_over_the_limit_is_refused_before_it_is_decoded(
@@ -397,8 +404,30 @@ def test_a_data_url_over_the_limit_is_refused_before_it_is_decoded(
     def decode(*_: Any, **__: Any) -> bytes:
         raise AssertionError("it was decoded")
 
-    monkeypatch.setattr(base64, "b64decode", decode)
+    monkeypatch.setattr(binascii, "a2b_base64", decode)
     assert code_of(Images(False), data_url(PNG) + "A" * 4_000) == "image_too_large"
+
+
+BASE64 = st.text("ABz09+/=", max_size=40) | st.binary(max_size=40).map(
+    lambda data: base64.b64encode(data).decode()
+)
+
+
+@given(st.lists(BASE64, max_size=4).map("".join), st.integers(1, 5))
+def test_slices_of_base64_are_read_as_the_whole_is(text: str, quads: int) -> None:
+    """What is refused as a whole is refused in slices, and what is read is the same."""
+    head = base64.b64encode(PNG[:9]).decode()
+    try:
+        whole = base64.b64decode(head + text, validate=True)
+    except binascii.Error:
+        whole = None
+    with mock.patch.object(images, "_SLICE_CHARS", 4 * quads):
+        try:
+            read = asyncio.run(Images(False).read(f"data:image/png;base64,{head}{text}")).data
+        except RequestError:
+            read = None
+    is_padded_well = len(head + text) % 4 == 0 and not text.endswith("===")
+    assert read == (whole if is_padded_well else None)
 
 
 @given(st.text(max_size=60))

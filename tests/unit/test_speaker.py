@@ -142,7 +142,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200)
 @given(
     st.dictionaries(st.sampled_from(HEADERS), st.text(max_size=300), max_size=4),
     st.dictionaries(WORDS, JSON, max_size=6),

@@ -59,6 +59,21 @@ def test_a_conversation_goes_on_from_a_response_without_its_instructions() -> No
     assert body["previous_response_id"] == "resp_2"
 
 
+def test_images_are_kept_as_they_were_sent_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "data:image/png;base64," + "iVBO" * 500
+    part = {"type": "input_image", "image_url": url}
+    store = ResponseStore()
+    store.keep("k", {"input": [{"role": "user", "content": [part]}]}, answer(1, said(1, "yo")))
+    assert store.nbytes > len(url)
+    body = store.expanded("k", {"input": "more", "previous_response_id": "resp_1"})
+    (shown,) = responses.parse(body).prompt.messages[0]["content"]
+    assert (shown["type"], shown["url"]) == ("image", url)
+    monkeypatch.setattr(stored, "BYTES_MAX", 2_000)  # it alone is more
+    store.keep("k", body, answer(2, said(2, "ok")))
+    error = refused(store, "k", {"input": "x", "previous_response_id": "resp_2"})
+    assert error.status == 404 and "images included" in str(error)
+
+
 def test_a_body_that_refers_to_nothing_stays_as_it_is() -> None:
     body = {"input": [{"role": "user", "content": "x"}], "previous_response_id": None}
     assert ResponseStore().expanded("k", body) is body

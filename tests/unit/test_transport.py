@@ -1,6 +1,7 @@
 """Both ends over real sockets, and the rules for where a socket may be."""
 
 import asyncio
+import socket
 import stat
 import threading
 from collections.abc import Iterator
@@ -27,24 +28,25 @@ def port(endpoint: str) -> Iterator[RouterPort]:
 
 
 def until_received(port: RouterPort) -> list[tuple[bytes, Message]]:
-    for _ in range(200):
+    for _ in range(1200):
         if received := port.turn(0.05):
             return received
     raise AssertionError("nothing came")
 
 
-def test_a_message_goes_there_and_back(port: RouterPort, endpoint: str) -> None:
-    async def talk() -> None:
-        link = DealerLink(endpoint)
-        link.send(Hello(PROTOCOL_VERSION))
-        received = await asyncio.to_thread(until_received, port)
-        assert [message for _, message in received] == [Hello(PROTOCOL_VERSION)]
-        port.post(received[0][0], Counted("a", 3))
-        await asyncio.to_thread(port.turn, 0.1)
-        assert await asyncio.wait_for(link.receive(), 2) == Counted("a", 3)
-        link.close()
+async def exchange(port: RouterPort, endpoint: str) -> None:
+    link = DealerLink(endpoint)
+    link.send(Hello(PROTOCOL_VERSION))
+    received = await asyncio.to_thread(until_received, port)
+    assert [message for _, message in received] == [Hello(PROTOCOL_VERSION)]
+    port.post(received[0][0], Counted("a", 3))
+    await asyncio.to_thread(port.turn, 0.1)
+    assert await asyncio.wait_for(link.receive(), 60) == Counted("a", 3)
+    link.close()
 
-    asyncio.run(talk())
+
+def test_a_message_goes_there_and_back(port: RouterPort, endpoint: str) -> None:
+    asyncio.run(exchange(port, endpoint))
 
 
 def test_a_peer_that_never_came_is_reported_and_takes_everything(port: RouterPort) -> None:
@@ -72,6 +74,32 @@ def test_a_peer_that_stops_reading_counts_as_gone_within_bounds(
         link.close()
 
     asyncio.run(flood())
+
+
+def test_a_line_that_broke_twice_holds_up_no_other(
+    port: RouterPort, endpoint: str, tmp_path: Path
+) -> None:
+    """All links share zmq's one I/O thread: a link that nobody hears must not make it wait."""
+
+    def break_off(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.close()
+
+    async def talk() -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.settimeout(60)
+            listener.bind(str(tmp_path / "breaks.sock"))
+            listener.listen()
+            link = DealerLink(ipc_endpoint(tmp_path / "breaks.sock"))
+            broken = asyncio.create_task(link.broken())
+            await asyncio.to_thread(break_off, listener)
+            await asyncio.wait_for(broken, 60)
+            for _ in range(3):  # zmq connects anew by itself
+                await asyncio.to_thread(break_off, listener)
+            await exchange(port, endpoint)
+            link.close()
+
+    asyncio.run(talk())
 
 
 def test_posting_wakes_the_owner_at_once(port: RouterPort) -> None:
@@ -117,5 +145,5 @@ def test_a_path_too_long_for_a_socket_says_so(tmp_path: Path) -> None:
 
 def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.raises(StartError, match="Set RUN_DIR"):
+    with pytest.raises(StartError, match="Remove it or set RUN_DIR"):
         private_directory(tmp_path / "run")

@@ -1,5 +1,6 @@
 """WARM_PROMPTS over scripted workers: who reads what, when, and what becomes of a bad one."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -8,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import orjson
 import pytest
@@ -143,6 +145,57 @@ def test_what_cannot_be_read_or_pinned_is_one_warning_and_clients_are_served(
             assert "has not pinned 2 of 3 prompts" in text and "Refused as asked with 409" in text
             answer = await start(made, "n=1")
             answer.close()
+
+    run(body)
+
+
+def showing(url: str) -> dict[str, Any]:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return {"messages": [SYSTEM, {"role": "user", "content": [part]}]}
+
+
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+
+
+def test_a_prompt_with_images_is_read_with_them_and_one_that_is_none_is_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body() -> None:
+        async with warmed([showing("data:image/png;base64,bm9uZQ=="), showing(PIXEL)]) as made:
+            (row,) = await read_by_workers(made, 1)
+            (part,) = row["prompt"]["messages"][1]["content"]
+            assert list(row["images"]) == [part["image"]]
+            await made.until(lambda: "has not pinned 1 of 2 prompts" in caplog.text)
+            assert "neither PNG" in caplog.text
+
+    run(body)
+
+
+def test_a_worker_that_goes_while_an_image_is_fetched_is_asked_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body() -> None:
+        async with warmed() as made:
+            await made.until(lambda: made.ready_count() == 1)
+            directory = made.log.parent
+            mine = warmer(directory, showing(PIXEL))
+            (link,) = made.pool.links.values()
+            fetching, closed = asyncio.Event(), asyncio.Event()
+
+            async def complete(request: Any) -> Any:
+                fetching.set()
+                await closed.wait()
+                return request
+
+            with mock.patch.object(mine._intake, "complete", complete):
+                mine.begin(link)
+                await fetching.wait()
+                link.close("It is gone.")
+                closed.set()
+                (task,) = mine._tasks
+                await task
+            assert made.events("Submit") == []
+            assert "WARM_PROMPTS" not in caplog.text
 
     run(body)
 

@@ -18,7 +18,7 @@ Tokens = NDArray[np.int32]
 HASH_BYTES = 16  # 128 bits: a collision would serve another prompt's KV
 
 
-def pack(ids: Sequence[int]) -> Tokens:
+def pack(ids: Sequence[int] | Tokens) -> Tokens:
     """Return the ids as what is hashed and compared."""
     return np.asarray(ids, dtype=np.int32)
 

@@ -7,9 +7,10 @@ Source: the cost-benefit rule of Greedy-Dual-Size (Cao, Irani 1997), with lines 
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from worker.cache.extents import Extent, ExtentStore, Joint
 from worker.cache.lines import Line
@@ -25,7 +26,12 @@ class Evictor:
         self.store = store
         self._chunk = chunk
         self._ttl_s = ttl_s
-        self.evictions = 0
+        self.evicted: Counter[str] = Counter()  # of each kind of victim, how many
+        self.evicted_bytes: Counter[str] = Counter()  # and how much they gave back
+
+    @property
+    def evictions(self) -> int:
+        return self.evicted.total()
 
     def make_room(self, nbytes: int, buffers: int, worth: float, now: float) -> bool:
         """Free what `nbytes` in `buffers` need; say whether they fit now.
@@ -51,9 +57,11 @@ class Evictor:
                 continue
             if current > worth:
                 break
+            held = budget.bytes_used
             for exposed in victim.go(self.store):
                 heapq.heappush(heap, (exposed.worth(self, now), next(order), exposed))
-            self.evictions += 1
+            self.evicted[victim.KIND] += 1
+            self.evicted_bytes[victim.KIND] += held - budget.bytes_used
         return budget.missing(nbytes, buffers) == (0, 0)
 
     def worth_of(self, line: Line, weight: float, tokens: int, nbytes: int, now: float) -> float:
@@ -125,6 +133,8 @@ class Evictor:
 class _Victim(Protocol):
     """Something that could go."""
 
+    KIND: ClassVar[str]  # what it is called where evictions are told
+
     def is_there(self) -> bool: ...
 
     def worth(self, evictor: Evictor, now: float) -> float: ...
@@ -138,6 +148,7 @@ class _Victim(Protocol):
 class _OwnBytes:
     """A slot holds the same rows: their copy costs nothing to give up."""
 
+    KIND: ClassVar = "copy"
     extent: Extent
 
     def is_there(self) -> bool:
@@ -153,6 +164,7 @@ class _OwnBytes:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
+    KIND: ClassVar = "window"
     extent: Extent
 
     def is_there(self) -> bool:
@@ -170,6 +182,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
+    KIND: ClassVar = "snapshot"
     joint: Joint
 
     def is_there(self) -> bool:
@@ -187,6 +200,7 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
+    KIND: ClassVar = "extent"
     extent: Extent
 
     def is_there(self) -> bool:

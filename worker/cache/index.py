@@ -5,11 +5,15 @@ from dataclasses import dataclass
 
 from worker.cache.block_hash import PrefixHash, Tokens, common_length
 from worker.cache.extents import Bytes, Extent, ExtentStore, Joint, same_tokens
+from worker.cache.images import ImageRun
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A prompt as the cache sees it: its tokens, and where its prefill is cut."""
+    """A prompt as the cache sees it: its tokens, and where its prefill is cut.
+
+    Where it shows images, `tokens` are its keys (worker/cache/images.py).
+    """
 
     tokens: Tokens
     cuts: Sequence[int]  # ascending; what is behind the last is fed in one forward for its logits
@@ -17,6 +21,7 @@ class Query:
     family: str = ""  # what all lines of one session have in common; "" where it is not known
     is_side: bool = False  # a title, a topic check: not worth a conversation's place
     root: PrefixHash | None = None  # what `names` begin with; None = the model's own
+    images: tuple[ImageRun, ...] = ()  # ascending
 
     @property
     def limit(self) -> int:

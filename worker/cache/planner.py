@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from worker.cache.block_hash import PrefixHash, Tokens, common_length
 from worker.cache.extents import Bytes, Extent, ExtentStore
+from worker.cache.images import is_inside
 from worker.cache.index import Found, Query, Search
 
 KINDS = ("exact", "prefix", "supersequence", "lcp", "miss")
@@ -37,6 +38,11 @@ class Plan:
     kind: str
     matched: int
     hybrid_trimmed: bool
+
+    @classmethod
+    def cold(cls) -> "Plan":
+        """The plan that goes on from nothing."""
+        return cls(0, True, (), None, None, "miss", 0, False)
 
     @property
     def source(self) -> str:
@@ -78,8 +84,9 @@ def make_plan(store: ExtentStore, slots: Iterable[SlotView], query: Query, is_ex
 
 
 def _continues(tip: int, canonical: int, shared: int, query: Query, is_exact: bool) -> bool:
-    """Whether the prompt goes on behind all that the slot holds."""
-    return 0 < tip <= min(shared, query.limit) and (not is_exact or canonical == tip)
+    """Whether the prompt goes on behind all that the slot holds, and not amid an image."""
+    is_within = 0 < tip <= min(shared, query.limit) and not is_inside(query.tokens, tip)
+    return is_within and (not is_exact or canonical == tip)
 
 
 def _rewinds(best: Plan, slot: SlotView, shared: int, canonical: int) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from shared.journal import make_private
+from shared.private import make_private
 
 FILE_NAME: Final = ".ledger"
 BYTES: Final = 256  # of the file: always the same ones, so that a full disk still takes them

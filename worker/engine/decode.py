@@ -37,6 +37,7 @@ class Sequence:
     tokens_max: int  # of the completion
     before_forward: Callable[[int], None] = _nothing  # told how many tokens it will hold
     before_join: Callable[[], None] = _nothing  # its cache is about to be copied into a batch
+    shift: int = 0  # of positions, by the prompt's images: see Vision.shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,8 @@ class _Lone:
         self.remaining = sequence.tokens_max
         self.fed = list(sequence.tokens)  # what the cache holds
         self._model = model
+        # Models of text alone take no such argument.
+        self._told = {"shift": sequence.shift} if sequence.shift else {}
         self._context = TokenBuffer(sequence.tokens) if sequence.choice.processors else None
         self._pending = self._forward(mx.array(sequence.tail, dtype=mx.uint32))
         self.fed += sequence.tail
@@ -169,7 +172,7 @@ class _Lone:
     def _forward(self, inputs: mx.array) -> tuple[mx.array, mx.array]:
         """Feed `inputs` (n,); return the next token (1,) and log probabilities (1, vocabulary)."""
         self.sequence.before_forward(len(self.fed) + len(inputs))
-        logits = self._model(inputs[None], cache=self.sequence.cache)[:, -1, :]
+        logits = self._model(inputs[None], cache=self.sequence.cache, **self._told)[:, -1, :]
         if self._context is not None:
             context = self._context.update_and_fetch(inputs)
             for process in self.sequence.choice.processors:

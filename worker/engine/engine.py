@@ -3,6 +3,8 @@
 Owner: the inference thread, which also loaded the model.
 """
 
+import logging
+from collections.abc import Container, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,8 +12,14 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream, maybe_quantize_kv_cache
 from mlx_lm.models.cache import make_prompt_cache
 
+from shared.errors import RequestError
+from worker.cache.images import ImageRun, Name, Picture
 from worker.engine.decode import Decoder
+from worker.engine.language import depth
 from worker.engine.model import LoadedModel, backend
+from worker.engine.vision import Vision
+
+log = logging.getLogger(__name__)
 
 CHUNK_CPU, CHUNK_GPU = 256, 512  # prompt tokens in one forward
 
@@ -25,10 +33,16 @@ class Engine:
 
     `prefill` leaves a cache that holds exactly the tokens it was given, evaluated, so that it may
     be dropped or continued at any chunk's end. `batches` allows sequences to share a forward.
+    `vision` is what images take, if this model is given any.
     """
 
-    def __init__(self, loaded: LoadedModel, batches: bool = True) -> None:
+    def __init__(
+        self, loaded: LoadedModel, batches: bool = True, vision: Vision | None = None
+    ) -> None:
+        self.vision = vision
         self._model = loaded.model
+        # A batch of mlx-lm knows neither mlx-vlm's caches nor positions of its own for each row.
+        batches = batches and loaded.vision is None
         is_mergeable = batches and _is_mergeable(self.new_cache())
         self.decoder = Decoder(loaded.model, generation_stream, is_mergeable)
 
@@ -64,10 +78,49 @@ class Engine:
             return " ".join(str(error).split()) or type(error).__name__
         return None
 
-    def prefill(self, cache: list[Any], ids: list[int]) -> None:
-        """Feed `ids` in one forward and wait for its KV."""
+    def encode(self, picture: Picture, spared: Container[Name] = ()) -> bool:
+        """Have a picture encoded; say whether that was to be done. See `Vision.encode`.
+
+        Raises:
+            RequestError: 400, `image_refused`: it cannot be read any more, or the encoder, which
+                took another one when it was loaded, does not take this one.
+        """
+        assert self.vision is not None, "only who takes images is given any"
+        is_new = not self.vision.is_encoded(picture)
+        try:
+            self.vision.encode(picture, spared)
+        except RequestError:
+            raise
+        except Exception as error:  # whatever an architecture or the device can raise
+            self.vision.failures += 1
+            raise _refused(picture, error) from error
+        return is_new
+
+    def release_images(self, spared: Container[Name]) -> bool:
+        """Give up encoded pictures but for `spared`; say whether there were any."""
+        return self.vision is not None and self.vision.release(spared)
+
+    def has_encoded(self, images: Sequence[ImageRun], start: int, end: int) -> bool:
+        """Whether all images that the tokens [start, end) show are encoded."""
+        vision = self.vision
+        shown = [run.picture for run in images if run.start < end and start < run.end]
+        return not shown or (vision is not None and all(map(vision.is_encoded, shown)))
+
+    def shift(self, images: Sequence[ImageRun], position: int) -> int:
+        """Return what positions differ from the number of tokens, behind `images`."""
+        return self.vision.shift(images, position) if self.vision is not None else 0
+
+    def prefill(self, cache: list[Any], ids: list[int], images: Sequence[ImageRun] = ()) -> None:
+        """Feed `ids` in one forward and wait for its KV.
+
+        `images` are all of the prompt, ascending, also those behind `ids` and those in the cache.
+        """
         with mx.stream(generation_stream):
-            self._model(mx.array(ids)[None], cache=cache)
+            told: dict[str, Any] = {}
+            if images:
+                assert self.vision is not None, "only who takes images is given any"
+                told = self.vision.stretch(ids, depth(cache), images)
+            self._model(mx.array(ids)[None], cache=cache, **told)
             mx.eval([layer.state for layer in cache])
         mx.clear_cache()
 
@@ -75,6 +128,16 @@ class Engine:
         """Let go of this thread's streams: without it the process aborts at its end."""
         mx.synchronize()
         mx.clear_streams()
+
+
+def _refused(picture: Picture, error: Exception) -> RequestError:
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    log.warning("an image of %d tokens cannot be encoded: %s", len(picture.ids), reason)
+    return RequestError(
+        f"The model cannot encode the image of {len(picture.ids):,} tokens: {reason}. Send it "
+        "smaller, or cut to what matters.",
+        code="image_refused",
+    )
 
 
 def _is_mergeable(cache: list[Any]) -> bool:

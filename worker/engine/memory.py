@@ -43,9 +43,14 @@ def held_bytes() -> int:
     return int(mx.get_active_memory())
 
 
+def weight_bytes(directory: Path) -> int:
+    """Return what a checkpoint's weights take, as its files say."""
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
 def refuse_heavy(directory: Path, source: str, limit: int) -> None:
     """Raise StartError where a checkpoint's weights alone would not fit."""
-    nbytes = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    nbytes = weight_bytes(directory)
     room = room_in(limit)
     if nbytes > room:
         raise StartError(

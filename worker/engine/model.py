@@ -1,8 +1,8 @@
 """Loads a model and says what it is. Runs on the inference thread: MLX arrays belong to it."""
 
-import json
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,27 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, get_total_parameters, load, snapshot_download
+from mlx_lm.utils import (
+    DEFAULT_ALLOW_PATTERNS,
+    get_total_parameters,
+    load,
+    load_config,
+    load_tokenizer,
+    snapshot_download,
+)
 
 from shared.config import POCKET, Settings
 from shared.errors import StartError
 from shared.wire import ModelFacts
-from worker.engine.memory import memory_limit, refuse_heavy
+from worker.engine.memory import memory_limit, refuse_heavy, weight_bytes
 from worker.engine.own_code import CODE_PATTERNS, own_code
+from worker.engine.vision_model import (
+    VisionModel,
+    chat_template,
+    load_vision_model,
+    read_json,
+    sees_images,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +45,20 @@ class LoadedModel:
     """A model with its tokenizer and what was found out about them."""
 
     model: Any  # called as model(ids (1, n), cache=...) -> logits (1, n, vocabulary)
-    tokenizer: Any
+    tokenizer: Any  # mlx-lm's TokenizerWrapper
     generation_config: dict[str, Any]
     config: dict[str, Any]
     directory: Path
     facts: ModelFacts
+    vision: VisionModel | None = None  # None for a model of text alone
 
 
-def load_model(settings: Settings) -> LoadedModel:
+def load_model(
+    settings: Settings, begin: Callable[[str, int], None] = lambda _step, _nbytes: None
+) -> LoadedModel:
     """Load what MODEL_PATH names: the builtin model, a directory or a hub id.
+
+    `begin` is told of each step before it is taken, and the bytes that it brings into memory.
 
     Raises:
         StartError: it cannot be loaded; one line says why.
@@ -51,19 +70,28 @@ def load_model(settings: Settings) -> LoadedModel:
         raise StartError(f"MODEL_PATH is {source!r}; the only builtin model is {POCKET}.")
     else:
         source = _checked(source)
+    model: Any
     try:
         runs_code = _may_run_code(settings)
+        begin("files", 0)
         directory = _present(source, runs_code)
         refuse_heavy(directory, settings.model_path, memory_limit(settings))
-        model, tokenizer, config = load(
-            str(directory),
-            tokenizer_config={"trust_remote_code": runs_code},
-            trust_remote_code=runs_code,
-            return_config=True,
-        )
+        begin("weights", weight_bytes(directory))
+        vision = load_vision_model(directory) if sees_images(directory) else None
+        if vision is not None:
+            model = vision.language
+            tokenizer, config = _tokenizer_and_config(directory, runs_code)
+        else:
+            model, tokenizer, config = load(
+                str(directory),
+                tokenizer_config={"trust_remote_code": runs_code},
+                trust_remote_code=runs_code,
+                return_config=True,
+            )
         if source == str(POCKET_DIR) and mx.default_device() == mx.cpu:
             model.set_dtype(mx.float32)  # MLX prefills bfloat16 4 to 5 times slower there
-        mx.eval(model.parameters())
+        weights: Any = model if vision is None else vision.model
+        mx.eval(weights.parameters())
     except StartError:
         raise
     except Exception as error:  # whatever a hub, a file, an architecture or the device can raise
@@ -72,10 +100,11 @@ def load_model(settings: Settings) -> LoadedModel:
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        generation_config=_generation_config(directory),
+        generation_config=read_json(directory / "generation_config.json"),
         config=config,
         directory=directory,
-        facts=_facts(model, tokenizer, config, source, settings),
+        facts=_facts(model, weights, tokenizer, config, source, settings),
+        vision=vision,
     )
 
 
@@ -130,18 +159,26 @@ def _refuse_code(directory: Path, source: str, runs_code: bool) -> None:
         )
 
 
-def _generation_config(directory: Path) -> dict[str, Any]:
-    """Return what the file says; a missing or broken one says nothing, as for mlx-lm."""
-    try:
-        content = json.loads((directory / "generation_config.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+def _tokenizer_and_config(directory: Path, runs_code: bool) -> tuple[Any, dict[str, Any]]:
+    """Return what mlx-lm's load gives beside a model."""
+    config = load_config(directory)
+    told: dict[str, Any] = {"trust_remote_code": runs_code}
+    template = chat_template(directory)
+    if template is not None:
+        told["chat_template"] = template
+    ends = config.get("eos_token_id") or (config.get("text_config") or {}).get("eos_token_id")
+    return load_tokenizer(directory, told, eos_token_ids=ends), config
 
 
 def _facts(
-    model: Any, tokenizer: Any, config: dict[str, Any], source: str, settings: Settings
+    model: Any,
+    weights: Any,
+    tokenizer: Any,
+    config: dict[str, Any],
+    source: str,
+    settings: Settings,
 ) -> ModelFacts:
+    """Return what is known of `model`; `weights` are those of its towers too."""
     text = config.get("text_config") or config
     return ModelFacts(
         name=settings.model_name,
@@ -149,10 +186,11 @@ def _facts(
         architecture=str(config.get("model_type", "unknown")),
         context_tokens=min(_positions(text, tokenizer), settings.max_kv_size),
         vocab_size=_vocab_size(model, text),
-        parameter_count=int(get_total_parameters(model)),
-        weight_bytes=sum(weight.nbytes for _, weight in tree_flatten(model.parameters())),
+        parameter_count=int(get_total_parameters(weights)),
+        weight_bytes=sum(weight.nbytes for _, weight in tree_flatten(weights.parameters())),
         cache_layout=cache_layout(make_prompt_cache(model)),
         backend=backend(),
+        takes_images=weights is not model,
     )
 
 

@@ -15,6 +15,7 @@ from shared.errors import Overloaded, RequestError
 from worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from worker.cache.budget import Budget
 from worker.cache.extents import ExtentStore, path_to
+from worker.cache.images import ImageRun, is_inside
 from worker.cache.index import Query, Search
 from worker.cache.lines import Line, Lines
 from worker.cache.pins import Pin, Pins
@@ -66,9 +67,9 @@ class Keeper:
 
     def open(self, query: Query, rows: int) -> tuple[Slot, Plan]:
         """Check out a slot that holds as much of the prompt as is kept; room for `rows` tokens."""
-        plan = self.plan(query)
+        plan = self._sound(self.plan(query), query)
         if plan.slot is None and self._make_way(query):
-            plan = self.plan(query)  # what the slot held may be all that it went on from
+            plan = self._sound(self.plan(query), query)  # the slot may have held its beginning
         self.counts[f"match_{plan.kind}"] += 1
         self.counts["hybrid_trim_miss"] += plan.hybrid_trimmed
         slot = self._fill(plan, query, self._line_of(plan, query), rows)
@@ -81,6 +82,13 @@ class Keeper:
         slot.capacity = self._layers.reserve(slot.cache, rows)
         self._check_depth(slot)
         return slot, plan
+
+    def _sound(self, plan: Plan, query: Query) -> Plan:
+        """Return the plan; one that would go on amid an image, which none does, is counted."""
+        if not is_inside(query.tokens, plan.position):
+            return plan
+        self.counts["vlm_retreat"] += 1
+        return Plan.cold()
 
     def _own(self, plan: Plan, line: Line) -> None:
         """What the request goes on from is its line's now, unless a likelier one's."""
@@ -131,10 +139,11 @@ class Keeper:
         if slot.joint.is_dropped:
             self._mover.reindex(slot)
         start = slot.joint.position
+        is_whole = not _ends_inside(slot.images, len(tokens))  # else nobody resumes there
         if is_prefilled and slot.line is not None and slot.joint.arrival is not None:
             slot.joint.is_prompt_end = True
             slot.line.tip = slot.joint.name
-        if len(tokens) > start and not self.rules.is_exact:
+        if len(tokens) > start and is_whole and not self.rules.is_exact:
             (name,) = prefix_hashes(slot.root.name, tokens, [len(tokens)])
             self._mover.index(slot, start, len(tokens), name, is_canonical=False)
         self._to_disk(slot)
@@ -299,7 +308,7 @@ class Keeper:
                 continue
             cuts = natural(slot.tokens)
             names = prefix_hashes(slot.root.name, slot.tokens, cuts)
-            query = Query(slot.tokens, cuts, names, root=slot.root.name)
+            query = Query(slot.tokens, cuts, names, root=slot.root.name, images=slot.images)
             if query.limit > Search(self.store, query, is_exact=True).run().position:
                 return query
             slot.is_settled = True
@@ -380,6 +389,11 @@ class Keeper:
     def evictions(self) -> int:
         return self._mover.evictor.evictions
 
+    def evictions_report(self) -> dict[str, dict[str, int]]:
+        """Return what was evicted: of each kind how many, and how many bytes they gave back."""
+        evictor = self._mover.evictor
+        return {"count": dict(evictor.evicted), "bytes": dict(evictor.evicted_bytes)}
+
     @property
     def slots(self) -> Sequence[Slot]:
         return list(self._slots.values())
@@ -401,6 +415,7 @@ class Keeper:
             slot = self._slots[number] = Slot(number, [], root, line)
             self._mover.restore(slot, plan, rows)
         slot.joint.pins += 1
+        slot.images = tuple(run.bare() for run in query.images)
         self._mover.quantise(slot, plan.position)
         return slot
 
@@ -451,6 +466,11 @@ class Keeper:
         """Physical truth: what we believe is in the slot is what its layers count."""
         depth = self._layers.depth(slot.cache)
         assert depth is None or depth == slot.position, (depth, slot.position)
+
+
+def _ends_inside(images: Sequence[ImageRun], position: int) -> bool:
+    """Whether a prefill that broke off at `position` left an image half read."""
+    return any(run.start < position < run.end for run in images)
 
 
 def _claim(slot: Slot, now: float) -> tuple[bool, float, float]:

@@ -2,12 +2,13 @@
 
 Kinds are told by the classes of the caches that the model makes, by name and attributes, since
 mlx-lm and mlx-vlm each have their own hierarchy. Their attributes keys, values, offset, _idx and
-cache are upstream's, and this module is the only one that knows them.
+cache are upstream's, and this module is the only one that knows them, but for the offset, which
+`engine/language.py` reads too.
 Owner: the inference thread.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -36,10 +37,11 @@ class Kept:
     """
 
     layers: tuple[LayerRows, ...]
+    nbytes: int = field(init=False)  # counted once: reports sum thousands, every second
 
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for rows in self.layers for array in rows.arrays)
+    def __post_init__(self) -> None:
+        nbytes = sum(array.nbytes for rows in self.layers for array in rows.arrays)
+        object.__setattr__(self, "nbytes", nbytes)
 
     @property
     def buffers(self) -> int:
@@ -51,10 +53,11 @@ class State:
     """The states of all state layers: a snapshot. Layers rebind their arrays, never write them."""
 
     layers: tuple[tuple[mx.array | None, ...], ...]
+    nbytes: int = field(init=False)  # counted once, too
 
-    @property
-    def nbytes(self) -> int:
-        return sum(a.nbytes for layer in self.layers for a in layer if a is not None)
+    def __post_init__(self) -> None:
+        nbytes = sum(a.nbytes for layer in self.layers for a in layer if a is not None)
+        object.__setattr__(self, "nbytes", nbytes)
 
     @property
     def buffers(self) -> int:

@@ -51,7 +51,7 @@ class Mover:
     ) -> None:
         self.store = store
         self.evictor = Evictor(store, rules.chunk, rules.ttl_s)
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter(hybrid_trim_miss=0, vlm_retreat=0)
         self._layers = layers
         self._rules = rules
         self._slots = slots

@@ -11,7 +11,7 @@ from worker.cache.index import Query
 from worker.cache.planner import Plan
 from worker.kv.slots import Slot
 
-_NO_PLAN = Plan(0, True, (), None, None, "miss", 0, False)
+_NO_PLAN = Plan.cold()
 
 
 class NoKeeper:

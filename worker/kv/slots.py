@@ -7,6 +7,7 @@ import numpy as np
 
 from worker.cache.block_hash import Tokens
 from worker.cache.extents import Extent, Joint
+from worker.cache.images import ImageRun
 from worker.cache.lines import Line
 from worker.cache.planner import SlotView
 from worker.kv.quantise import Format
@@ -26,6 +27,7 @@ class Slot:
     joint: Joint  # the furthest prefix of `tokens` that is in the store; a root at first
     line: Line | None = None
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    images: tuple[ImageRun, ...] = ()  # of the prompt that it was opened for, bare
     trail: list[int] = field(default_factory=list)  # canonical cuts
     backs: list[Extent] = field(default_factory=list)
     lent: list[Extent] = field(default_factory=list)  # what it backed before it joined a batch

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shared.errors import PromptTooLong, RequestError
-from worker.cache.block_hash import Tokens
+from worker.cache.block_hash import Tokens, pack
+from worker.cache.images import ImageRun, Picture, Pictures, keys_of
 from worker.prompt.manual_tools import ToolForm
 from worker.prompt.marks import HistoryMarks
 from worker.prompt.render import Renderer
+from worker.prompt.shown import ImageForm, marked, pieces_of
 from worker.prompt.tokenise import Piece, PieceTokeniser
 
 CHARACTERS_PER_TOKEN_MAX = 16  # text longer than this per token of context is refused unread
@@ -35,19 +37,28 @@ class Sampled(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a prompt is made of. `turns` has an entry for each message: its tokens, if known."""
+    """What a prompt is made of. `turns` has an entry for each message: its tokens, if known.
+
+    `pictures` has every image that the messages show.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[Any]
     options: dict[str, Any] = field(default_factory=dict)
     turns: Sequence[Sampled | None] = ()
+    pictures: Pictures = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A prompt's tokens. `header` is where the generation prompt begins."""
+    """A prompt's tokens. `header` is where the generation prompt begins.
+
+    `keys` are what the cache knows it by: its ids, and what its images show.
+    """
 
     ids: list[int]
+    keys: Tokens
+    images: tuple[ImageRun, ...]
     header: int
     kept: frozenset[int]  # messages that stand there as they were sampled
     doubtful: int  # turns whose tokens were known, and whose span was not found
@@ -63,7 +74,10 @@ class Builder:
         history: HistoryMarks,
         context_tokens: int,
         preserves_thinking: bool = True,
+        form: ImageForm | None = None,
     ) -> None:
+        """`form` is how the model's images are written; None where it takes none."""
+        self._form = form or ImageForm()
         self._renderer = renderer
         self._tokeniser = tokeniser
         self._history = history
@@ -85,20 +99,20 @@ class Builder:
         header = self._generation_prompt(pieces) if adds_header else len(pieces)
         spans, doubtful = self._spans(pieces[:header], content, runs)
         # A template writes its own beginning-of-text token; without one the tokenizer must.
-        ids = [] if self._renderer.has_template else list(self._tokeniser.beginning)
+        laid = _Laid([] if self._renderer.has_template else list(self._tokeniser.beginning))
         kept, at = set(), 0
         for start, end, message in spans:
-            ids.extend(itertools.chain.from_iterable(piece.ids for piece in pieces[at:start]))
+            laid.add(pieces[at:start])
             turn = content.turns[message]
             assert turn is not None, "only spans of known turns are replaced"
-            ids.extend(turn.ids.tolist())
+            laid.ids.extend(turn.ids.tolist())
             kept.add(message)
             at = end
-        ids.extend(itertools.chain.from_iterable(piece.ids for piece in pieces[at:header]))
-        header_token = len(ids)
-        ids.extend(itertools.chain.from_iterable(piece.ids for piece in pieces[header:]))
-        self._check(ids, "The messages render to nothing.", "messages")
-        return Built(ids, header_token, frozenset(kept), doubtful)
+        laid.add(pieces[at:header])
+        header_token = len(laid.ids)
+        laid.add(pieces[header:])
+        self._check(laid.ids, "The messages render to nothing.", "messages")
+        return _built(laid, header_token, frozenset(kept), doubtful)
 
     def raw(self, text: str | None, ids: list[int]) -> Built:
         """Return the prompt that a client wrote itself: `text` if there is one, or else `ids`.
@@ -123,7 +137,7 @@ class Builder:
                 param="prompt",
             )
         self._check(ids, "The prompt is empty.", "prompt")
-        return Built(ids, len(ids), frozenset(), 0)
+        return Built(ids, pack(ids), (), len(ids), frozenset(), 0)
 
     def last_header(self, ids: Sequence[int]) -> int:
         """Return where the last message's header begins; 0 where none is seen."""
@@ -134,14 +148,16 @@ class Builder:
         """Return what is rendered, and the runs of the model's own messages in it."""
         tokeniser = self._tokeniser
         mark = tokeniser.mark_for((content.messages, content.tools, content.options))
+        messages, digests = marked(tokeniser.shielded(content.messages, mark), mark)
         rendered = self._renderer.rendered(
-            tokeniser.shielded(content.messages, mark),
+            messages,
             tokeniser.shielded(content.tools, mark),
             tokeniser.shielded(content.options, mark),
             adds_header,
         )
         self._refuse_long(rendered.text, "messages")
-        return tokeniser.pieces(rendered.text, mark), rendered.runs
+        pictures = [_picture(content, digest) for digest in digests]
+        return pieces_of(tokeniser, rendered.text, mark, pictures, self._form), rendered.runs
 
     def _refuse_long(self, text: str, param: str) -> None:
         """Raise where a text is too long to be tokenised at all."""
@@ -253,6 +269,40 @@ class Builder:
             if pieces[at].is_added and pieces[at].ids[0] in self._history.ends:
                 return at
         return end
+
+
+def _picture(content: Content, digest: str) -> Picture:
+    picture = content.pictures.get(digest)
+    if picture is None:
+        raise RequestError(f"The image {digest:.80} is in the messages and was not sent.")
+    return picture
+
+
+class _Laid:
+    """A prompt's ids as they are laid one behind the other, and where images are among them."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+        self.images: list[ImageRun] = []
+
+    def add(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            start = len(self.ids)
+            self.ids.extend(piece.ids)
+            if piece.picture is not None:
+                self.images.append(ImageRun(start, len(self.ids), piece.picture))
+
+
+def _built(laid: _Laid, header: int, kept: frozenset[int], doubtful: int) -> Built:
+    """Return the prompt. Raises RequestError where nothing follows an image that ends it."""
+    images = tuple(laid.images)
+    if images and images[-1].end == len(laid.ids):
+        raise RequestError(
+            "The model's chat template puts nothing behind the image that the messages end with. "
+            "Send some text behind it.",
+            param="messages",
+        )
+    return Built(laid.ids, keys_of(laid.ids, images), images, header, kept, doubtful)
 
 
 def _words_of(message: dict[str, Any]) -> list[str]:

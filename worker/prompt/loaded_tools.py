@@ -42,4 +42,6 @@ def _with_tools(
     lines = [json.dumps(known[name], ensure_ascii=False) for name in names]
     block = "\n".join(["These tools are available from now on:", "<tools>", *lines, "</tools>"])
     content = message.get("content") or ""
+    if isinstance(content, list):
+        return {**message, "content": [*content, {"type": "text", "text": f"\n{block}"}]}
     return {**message, "content": f"{content}\n{block}" if content else block}

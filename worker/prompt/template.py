@@ -5,9 +5,11 @@ Touches no MLX.
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 log = logging.getLogger(__name__)
+
+_PROBE: Final = "probe0x"
 
 
 class Template:
@@ -16,6 +18,8 @@ class Template:
     def __init__(self, tokenizer: Any) -> None:
         """Take mlx-lm's TokenizerWrapper."""
         self._tokenizer = tokenizer
+        self._takes_parts = False
+        self._takes_parts = self._shows_parts_only()
 
     @property
     def exists(self) -> bool:
@@ -41,6 +45,8 @@ class Template:
         flat = [_flat(message) for message in messages]
         if not self.exists:
             return _transcript(flat, adds_header)
+        if self._takes_parts:
+            flat = [{**each, "content": [_text_part(each["content"])]} for each in flat]
         rendered: str = self._tokenizer.apply_chat_template(
             flat,
             tools=list(tools) or None,
@@ -63,6 +69,21 @@ class Template:
         except Exception as error:  # e.g. "roles must alternate": that is what a probe tells
             log.debug("template probe refused: %s", error)
             return ""
+
+    def _shows_parts_only(self) -> bool:
+        """Whether content has to be a list of parts, as for some vision models' templates.
+
+        Of a string they show nothing: they look for parts in its characters.
+        """
+        question = [{"role": "user", "content": _PROBE}]
+        if not self.exists or _PROBE in self.probed(question):
+            return False
+        self._takes_parts = True
+        return _PROBE in self.probed(question)
+
+
+def _text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 def text_of(message: dict[str, Any]) -> str:

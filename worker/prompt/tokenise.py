@@ -18,6 +18,7 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer
 
 from shared.errors import RequestError
+from worker.cache.images import Picture
 
 REMEMBERED_CHARS_MAX: Final = 64 * 1024 * 1024
 PIECE_OVERHEAD_CHARS: Final = 256  # what remembering a piece costs beside its text, about
@@ -33,11 +34,12 @@ _NEVER = re.compile("(?!)")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One added token, or what stands between two, without marks."""
+    """One added token, or what stands between two, without marks; or an image."""
 
     text: str
     ids: tuple[int, ...]
     is_added: bool
+    picture: Picture | None = None
 
 
 class PieceTokeniser:
@@ -134,11 +136,12 @@ class PieceTokeniser:
         """Return the token ids of a rendered text, without any that only a tokenizer adds."""
         return list(chain.from_iterable(piece.ids for piece in self.pieces(text, mark)))
 
-    def pieces(self, text: str, mark: str = "") -> list[Piece]:
+    def pieces(self, text: str, mark: str = "", is_first: bool = True) -> list[Piece]:
         """Return the rendered text cut at its added tokens; `mark` is what shielded its content.
 
-        The white space that an added token swallows belongs to it. Where is_incremental is False
-        and the cuts of the text do not show in the ids, what should be several pieces is one.
+        `is_first`: nothing of the prompt stands before it. The white space that an added token
+        swallows belongs to it. Where is_incremental is False and the cuts of the text do not show
+        in the ids, what should be several pieces is one.
         """
         if not self.is_incremental:
             segments = text.split(mark) if mark else [text]
@@ -146,7 +149,7 @@ class PieceTokeniser:
         between, added = self._added.split(text)
         contents = [content.replace(mark, "") for content in between] if mark else between
         runs = [
-            self._plain_ids(content, is_first=number == 0) if content else ()
+            self._plain_ids(content, is_first and number == 0) if content else ()
             for number, content in enumerate(contents)
         ]
         return _interleaved(contents, runs, added)

@@ -14,6 +14,8 @@ SNIPPET_BEFORE = 6
 NAMES_MAX = 8  # told of options that changed
 HEAD = -1  # the "message" that tools and template options are part of
 
+# What is said of a message that stands where it stood: where it shows images, one may be the cause.
+IN_PLACE = frozenset(("message edited", "tool result", "template", "unexplained"))
 REMEDIES = {
     "tool added": "List tools in a stable order from the start, or mark late ones defer_loading.",
     "tool removed": "Keep the tool list of a session as it was.",
@@ -27,6 +29,10 @@ REMEDIES = {
     "message edited": "The client or its user changed a message; it is read as it was sent.",
     "message inserted": "Have the client append messages instead of inserting them.",
     "message removed": "Have the client keep messages, or send passing ones last and alone.",
+    "image added": "An image came into an old message: put it into a new one.",
+    "image changed": "Another image stands there, or the same one in another size: have the "
+    "client send old images as it sent them first.",
+    "image removed": "The client took an old image out: have it keep them, or keep more of them.",
     "history rewritten": "The client compacted its history; what both have in common is reused.",
     "template": "The model's template renders old messages anew; PRESERVE_THINKING=true keeps "
     "their thinking.",

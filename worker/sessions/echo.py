@@ -307,14 +307,20 @@ def working_directories(messages: list[dict[str, Any]]) -> frozenset[str]:
     named: set[str] = set()
     labelled: set[str] = set()
     for message in messages[:HEAD_MESSAGES_MAX]:
-        content = message.get("content")
-        if message.get("role") in ("system", "user") and isinstance(content, str):
-            found = _directories_in(content[:_HEAD_CHARS_MAX])
+        if message.get("role") in ("system", "user"):
+            found = _directories_in(_text_of(message.get("content"))[:_HEAD_CHARS_MAX])
             named |= found[0]
             labelled |= found[1]
     if named or len(labelled) != 1:
         return frozenset(named)
     return frozenset(labelled)
+
+
+def _text_of(content: Any) -> str:
+    """Return the words of a content, which may show images too."""
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content if part["type"] == "text")
+    return content if isinstance(content, str) else ""
 
 
 @lru_cache(maxsize=64)  # each request repeats its head; at most 64 x _HEAD_CHARS_MAX characters

@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
+from worker.cache.block_hash import Tokens
+from worker.cache.images import image_borders
 from worker.sessions.divergence import (
+    IN_PLACE,
     SLACK,
     SNIPPET_BEFORE,
     SNIPPET_TOKENS,
+    Cause,
     Divergence,
     cause_of,
     first_difference,
@@ -37,6 +41,8 @@ def explain(
         message = message_of(at, now, before.shape, boundary)
     state = visit.states.get(message, RENDERED)
     cause = cause_of(before, now, at, message, state)
+    if cause.name in IN_PLACE:
+        cause = image_cause(before.tokens, visit.tokens, at, message) or cause
     role = now.roles[cause.message] if 0 <= cause.message < len(now.roles) else "head"
     start = max(0, at - SNIPPET_BEFORE)
     was, new = (
@@ -64,6 +70,19 @@ def _held(visit: Visit, before: Before) -> int:
                 is_left = is_left and "assistant" not in now.roles[behind:]
                 return tokens if is_left else len(before.tokens)
     return len(before.tokens)
+
+
+def image_cause(was: Tokens, now: Tokens, at: int, message: int) -> Cause | None:
+    """Return what became of an image, where the first token that differs is one's.
+
+    The images of a prompt are counted from 1.
+    """
+    was_image, is_image = (at < len(keys) and keys[at] < 0 for keys in (was, now))
+    if not (was_image or is_image):
+        return None
+    name = "image added" if not was_image else "image removed" if not is_image else "image changed"
+    earlier, _ = image_borders(now[:at])
+    return Cause(name, message, f"image {len(earlier) + 1}")
 
 
 def answer_to(before: Before, now: Shape) -> int | None:

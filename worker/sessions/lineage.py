@@ -103,6 +103,11 @@ class Session:
         return bool(self.speaker.session)
 
     @property
+    def is_agent(self) -> bool:
+        """Whether its client says that it works for another."""
+        return bool(self.speaker.agent or self.speaker.parent)
+
+    @property
     def has_main(self) -> bool:
         """Whether it has a conversation that is more than a side call."""
         return any(line.shape and not line.shape.is_side for line in self.lines.values())
@@ -116,7 +121,7 @@ class Session:
         """Return what `line` is to the session: main, branch, sub-agent or side."""
         if line.parent is not None:
             return "branch"
-        if self.speaker.agent or self.speaker.parent:
+        if self.is_agent:
             return "sub-agent"
         roots = [each for each in self.lines.values() if each.parent is None]
         if not self.is_named or line is max(roots, key=lambda each: each.prompt_tokens):

@@ -21,11 +21,15 @@ from worker.sessions.archive import Archive, Entry, Memory, entries, state_of
 from worker.sessions.divergence import SLACK, Divergence, not_kept
 from worker.sessions.echo import Known, Said, said_of, says_the_same, working_directories
 from worker.sessions.healing import HealingStore, healing_key
-from worker.sessions.lineage import Lineage, Place, Session, chains, shape_of
+from worker.sessions.lineage import Line, Lineage, Place, Session, chains, shape_of
 from worker.sessions.trace_log import TraceLog
 from worker.sessions.turns import Turn, TurnStore
 
 log = logging.getLogger(__name__)
+
+TREE_LINES_MAX = 24  # of a session that is told in brief, the most recently used
+TREE_ROWS_MAX = 400  # of all of them together
+TREE_LINE_ROWS_MAX = 40  # of each, the last
 
 ID_CHARS = 22  # of letters and digits: 131 bits
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
@@ -61,6 +65,7 @@ class Visit:
     states: dict[int, str]  # of each assistant message
     loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
     is_side: bool = False
+    kind: str = "main"  # of what it is to its session: main, agent or side
     healed: int = 0
     doubtful: int = 0  # turns whose tokens are known and whose span was not found
     ambiguous: int = 0  # echoes that more than one turn says
@@ -141,6 +146,7 @@ class Sessions:
             visit = Visit(prompt, key, place, list(prompt.messages), [], {})
             visit.loaded = place.loaded_before()
             visit.is_side = place.is_side and session.has_main
+            visit.kind = "side" if visit.is_side else _kind(session, place.line)
             self._find_turns(visit)
             return visit
 
@@ -226,6 +232,7 @@ class Sessions:
         self._lineage.write(line, visit.place.shape, tokens, len(visit.tokens))
         line.used_at = now
         session = self._lineage.session_of(line)
+        visit.kind = _kind(session, line)
         row |= {
             "line": line.number,
             "parent": line.parent.number if line.parent is not None else None,
@@ -278,11 +285,14 @@ class Sessions:
             "cached": usage.cached_tokens,
             "prefilled": usage.prefilled_tokens,
             "source": usage.source,
+            "match": usage.match,
             "completion": usage.completion_tokens,
             "reused_turns": visit.count(KEPT),
             "healed_turns": visit.healed,
             "changed_turns": visit.count(CHANGED),
+            "queue_ms": usage.queue_ms,
             "ttft_ms": usage.ttft_ms,
+            "finish_ms": usage.finish_ms,
             "divergence": None,
             "line": place.line.number if place.line is not None else None,
         }
@@ -348,31 +358,61 @@ class Sessions:
 
     def told(self, label: str, key: str = "") -> dict[str, Any] | None:
         """Return the lines of the sessions called `label` of `key`, "" = all; None of none."""
-        owner = self._archive.owner(key) if key else ""
         with self._lock:
-            found = [
-                each
-                for each in self._lineage.sessions
-                if each.label == label and owner in ("", each.speaker.key)
-            ]
-            if not found:
-                return None
-            lines = [
-                {
-                    "line": line.number,
-                    "agent": session.speaker.agent,
-                    "parent": line.parent.number if line.parent is not None else None,
-                    "kind": session.kind(line),
-                    "branch_message": line.branch_message,
-                    "branch_token": line.branch_token,
-                    "turns": line.turns,
-                    "tokens": len(line.tokens) if line.tokens is not None else 0,
-                    "requests": list(line.rows),
-                }
-                for session in found
-                for line in session.lines.values()
-            ]
-        return {"session": label, "lines": lines}
+            found = self._called(label, key)
+            lines = [_told(session, line, len(line.rows)) for session, line in found or ()]
+        return None if found is None else {"session": label, "lines": lines}
+
+    def tree(self, label: str, key: str = "") -> dict[str, Any] | None:
+        """Return what `told` does in brief, for who asks every second: the newest of it."""
+        left, lines = TREE_ROWS_MAX, []
+        with self._lock:
+            found = self._called(label, key)
+            newest = sorted(found or (), key=lambda pair: pair[1].used_at, reverse=True)
+            for session, line in newest[:TREE_LINES_MAX]:
+                count = min(left, TREE_LINE_ROWS_MAX, len(line.rows))
+                left -= count
+                lines.append(_told(session, line, count))
+        return None if found is None else {"session": label, "lines": lines}
+
+    def _called(self, label: str, key: str) -> list[tuple[Session, Line]] | None:
+        """Return the lines of sessions that `told` tells of; None where there is no such session.
+
+        The lock is held.
+        """
+        owner = self._archive.owner(key) if key else ""
+        found = [
+            each
+            for each in self._lineage.sessions
+            if each.label == label and owner in ("", each.speaker.key)
+        ]
+        lines = [(session, line) for session in found for line in session.lines.values()]
+        return lines if found else None
+
+
+def _told(session: Session, line: Line, count: int) -> dict[str, Any]:
+    """Return what is told of a line, with its last `count` requests."""
+    return {
+        "line": line.number,
+        "agent": session.speaker.agent,
+        "parent": line.parent.number if line.parent is not None else None,
+        "kind": session.kind(line),
+        "branch_message": line.branch_message,
+        "branch_token": line.branch_token,
+        "turns": line.turns,
+        "tokens": len(line.tokens) if line.tokens is not None else 0,
+        "requests": list(line.rows)[len(line.rows) - count :],
+    }
+
+
+def _kind(session: Session, line: Line | None) -> str:
+    """Return what a line is to its session, a branch as what it branched from; None = a new one."""
+    while line is not None and line.parent is not None:
+        line = line.parent
+    if line is None:
+        return "agent" if session.is_agent else "main"
+    kind = session.kind(line)
+    return "agent" if kind == "sub-agent" else kind
 
 
 def _note_loaded(session: Session, place: Place, prompt: Prompt) -> None:

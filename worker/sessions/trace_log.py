@@ -16,6 +16,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
+from shared.private import make_private
+
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # then it is rotated, once
 FILES_MAX: Final = 1_000  # of one day, `_OTHER` included, rotated ones not
 DAYS_MAX: Final = 14
@@ -111,7 +113,7 @@ class _Files:
         self._names.add(path.name)
 
     def _begin(self, day: str) -> None:
-        _make_private(self._root / day)
+        make_private(self._root / day)
         self._day, self._names = day, set()
         try:
             _remove_old_days(self._root, day)
@@ -145,13 +147,6 @@ def _append(path: Path, line: bytes) -> None:
         os.close(handle)
     if written != len(line):
         raise OSError(f"{path}: the disk took {written} of {len(line)} bytes")
-
-
-def _make_private(directory: Path) -> None:
-    """Make `directory` and what its path lacks, for their owner alone."""
-    for each in reversed((directory, *directory.parents)):
-        if not each.exists():
-            each.mkdir(mode=0o700, exist_ok=True)
 
 
 def _remove_old_days(root: Path, day: str) -> None:

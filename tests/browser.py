@@ -1,0 +1,170 @@
+"""A real Chromium, headless, driven over its DevTools protocol: one process, a page at a time."""
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium on this machine; .ci/run installs it"
+)
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--hide-scrollbars", "--remote-debugging-port=0"),
+)
+LISTENING = "DevTools listening on "
+WAIT_S_MAX = 60.0
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a screenshot of a long page
+KEYS = {"Tab": 9, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[str]:
+    """Run Chromium and give the address that DevTools are reached at."""
+    assert CHROMIUM is not None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stderr is not None
+                told = next((line for line in process.stderr if LISTENING in line), None)
+                assert told is not None, "Chromium ended before it listened"
+                yield told.partition(LISTENING)[2].strip()
+            finally:
+                process.terminate()
+
+
+class Page:
+    """One tab. `errors` are what its console has of errors and warnings, exceptions included."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._session: dict[str, str] = {}
+        self.errors: list[str] = []
+
+    async def read(self) -> None:
+        """Take what Chromium sends, until the connection ends."""
+        async for frame in self._socket:
+            message = json.loads(frame.data)
+            if "id" in message:
+                self._waiting.pop(message["id"]).set_result(message)
+            else:
+                self._note(message["method"], message["params"])
+
+    def _note(self, method: str, told: dict[str, Any]) -> None:
+        if method == "Runtime.exceptionThrown":
+            self.errors.append(json.dumps(told["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning"):
+            self.errors.append(json.dumps(told["args"]))
+        elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
+            self.errors.append(json.dumps(told["entry"]))
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        number = next(self._numbers)
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        message = {"id": number, "method": method, "params": parameters, **self._session}
+        await self._socket.send_json(message)
+        async with asyncio.timeout(WAIT_S_MAX):
+            answer = await future
+        assert "error" not in answer, (method, answer)
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    async def attach(self) -> None:
+        """Open the tab that all calls are about from now on, in a profile of its own."""
+        context = await self.call("Target.createBrowserContext")
+        target = await self.call(
+            "Target.createTarget", url="about:blank", browserContextId=context["browserContextId"]
+        )
+        attached = await self.call(
+            "Target.attachToTarget", targetId=target["targetId"], flatten=True
+        )
+        self._session = {"sessionId": attached["sessionId"]}
+        for domain in ("Page", "Runtime", "Log", "Accessibility"):
+            await self.call(f"{domain}.enable")
+
+    async def look(self, width: int, height: int, scheme: str) -> None:
+        """Have the window that size and the system that colour scheme."""
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        await self.call("Emulation.setEmulatedMedia", features=features)
+
+    async def open(self, url: str) -> None:
+        await self.call("Page.navigate", url=url)
+        await self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    async def value(self, script: str) -> Any:
+        """Return what the expression gives, as JSON has it."""
+        told = await self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in told, told
+        return told["result"].get("value")
+
+    async def until(self, script: str) -> Any:
+        """Wait until the expression is true, and return it."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not (value := await self.value(script)):
+                await asyncio.sleep(0.05)
+        return value
+
+    async def press(self, key: str, text: str = "") -> None:
+        code = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS.get(key, 0)}
+        kind = "keyDown" if text else "rawKeyDown"
+        await self.call("Input.dispatchKeyEvent", type=kind, text=text, **code)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **code)
+
+    async def write(self, text: str) -> None:
+        await self.call("Input.insertText", text=text)
+
+    async def shoot(self, path: Path) -> None:
+        """Write a picture of the whole page."""
+        shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    async def names(self) -> list[tuple[str, str]]:
+        """Return role and name of all that a screen reader is told of."""
+        nodes = (await self.call("Accessibility.getFullAXTree"))["nodes"]
+        return [
+            (node["role"]["value"], node.get("name", {}).get("value", ""))
+            for node in nodes
+            if not node["ignored"]
+        ]
+
+
+@contextlib.asynccontextmanager
+async def page(devtools: str) -> AsyncIterator[Page]:
+    """Give a new tab of the Chromium at `devtools`."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(devtools, max_msg_size=MESSAGE_BYTES_MAX) as socket,
+    ):
+        opened = Page(socket)
+        reader = asyncio.create_task(opened.read())
+        try:
+            await opened.attach()
+            yield opened
+        finally:
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reader
