@@ -408,7 +408,7 @@ AGENTS: Final = {
             _openclaw_environment,
             _openclaw_command,
             _openclaw_said,
-            harmless=r"slow SQLite",
+            harmless=r"SQLite",  # its own store, which it tidies on a thread that may come too late
         ),
     )
 }
