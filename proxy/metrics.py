@@ -35,7 +35,8 @@ _WORST: Final = (_FAILED, _CANCELLED, _REFUSED)  # of several choices' ends
 _KINDS: Final = ("main", "agent", "side", "none")
 _SOURCES: Final = ("slot", "ram", "ssd", "none")
 _MATCHES: Final = ("exact", "prefix", "supersequence", "lcp", "miss", "none")
-SPEED_TOKENS_MIN: Final = 16  # of fewer a speed tells how long a forward takes, and no more
+PREFILL_TOKENS_MIN: Final = 64  # the speed of fewer tells of the first step, not of the prefill
+DECODE_TOKENS_MIN: Final = 16
 
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 _PREFILL_SPEEDS: Final = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000)
@@ -91,14 +92,14 @@ class Metrics:
         self._prefill = _histogram(
             registry,
             "hearth_prefill_tokens_per_second",
-            f"Speed at which a prompt was read, where {SPEED_TOKENS_MIN} tokens or more were.",
+            f"Speed at which a prompt was read, where {PREFILL_TOKENS_MIN} tokens or more were.",
             ("model",),
             _PREFILL_SPEEDS,
         )
         self._decode = _histogram(
             registry,
             "hearth_decode_tokens_per_second",
-            f"Speed of an answer after its first token, where {SPEED_TOKENS_MIN} or more followed.",
+            f"Speed of an answer after its first token, of {DECODE_TOKENS_MIN} more or longer.",
             ("model",),
             _DECODE_SPEEDS,
         )
@@ -171,11 +172,12 @@ class Metrics:
             begun = usage.cached_tokens + usage.prefilled_tokens > 0
             if begun and usage.prompt_tokens:
                 self._share.labels(kind).observe(usage.cached_tokens / usage.prompt_tokens)
-        _observe_speed(
-            self._prefill.labels(model), usage.prefilled_tokens, usage.ttft_ms - usage.queue_ms
-        )
-        decode_ms = usage.finish_ms - usage.ttft_ms
-        _observe_speed(self._decode.labels(model), usage.completion_tokens - 1, decode_ms)
+        if usage.prefilled_tokens >= PREFILL_TOKENS_MIN:
+            read_ms = usage.ttft_ms - usage.queue_ms
+            _observe_speed(self._prefill.labels(model), usage.prefilled_tokens, read_ms)
+        if usage.completion_tokens > DECODE_TOKENS_MIN:
+            decode_ms = usage.finish_ms - usage.ttft_ms
+            _observe_speed(self._decode.labels(model), usage.completion_tokens - 1, decode_ms)
 
     def text(self, workers: Sequence[Mapping[str, Any]], told: Told) -> bytes:
         """Return all of it; `workers` are /health's rows, `told` what each says of its cache."""
@@ -213,7 +215,7 @@ def _histogram(
 
 
 def _observe_speed(histogram: Histogram, tokens: int, took_ms: int) -> None:
-    if tokens >= SPEED_TOKENS_MIN and took_ms > 0:
+    if took_ms > 0:
         histogram.observe(tokens * 1000 / took_ms)
 
 

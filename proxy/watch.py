@@ -20,6 +20,7 @@ import orjson
 from proxy.answer import Answer
 from proxy.choices import joined
 from proxy.dialects import sse
+from proxy.metrics import PREFILL_TOKENS_MIN
 from proxy.pool import WorkerPool
 from proxy.request import ParsedRequest
 from shared.errors import Overloaded, RequestError
@@ -33,7 +34,6 @@ REQUESTS_MAX: Final = 200  # remembered of each key
 RECENT_MAX: Final = 32  # of them, those that /v1/sessions tells
 SESSIONS_MAX: Final = 12  # whose lines are told, the most recently used
 ENTRIES_MAX: Final = 40  # of the cache, the most recently used
-SPEED_TOKENS_MIN: Final = 64  # fewer say more of the queue and the first step than of the prefill
 
 _CACHE_FIELDS: Final = (
     *("budget_bytes", "bytes", "slots_bytes", "slots_max", "extents", "snapshots", "evictions"),
@@ -113,13 +113,16 @@ class View:
     """What the workers told last about one key's share, for all its listeners."""
 
     listeners: int = 0
-    state: Row = field(default_factory=dict)
-    state_version: int = 0
-    trees: dict[str, "Tree"] = field(default_factory=dict)  # by session, the last used first
-    trees_version: int = 0
+    state: Row = field(default_factory=dict)  # replaced when it changes, as `trees` is
+    trees: dict[str, Tree] = field(default_factory=dict)  # by session, the last used first
 
-    def sessions(self) -> list[orjson.Fragment]:
-        return [orjson.Fragment(tree.told) for tree in self.trees.values()]
+    def sessions(self, known: dict[str, Tree]) -> list[orjson.Fragment]:
+        """Return the trees of those sessions that changed since they were told as `known`."""
+        return [
+            orjson.Fragment(tree.told)
+            for session, tree in self.trees.items()
+            if known.get(session) is not tree
+        ]
 
 
 class Watch:
@@ -236,15 +239,14 @@ class Watch:
         """Yield the snapshot and the changes, each once, until the server stops."""
         ledger = self._ledger(key)
         number, spent = ledger.requests, ledger.version
-        versions = (view.state_version, view.trees_version)
-        state = view.state or {"workers": self._health()["workers"], "entries": []}
+        state, trees = view.state, view.trees
         yield sse.event(
             "snapshot",
             {
                 "requests": list(ledger.rows),
                 "totals": ledger.totals(),
-                "state": state,
-                "sessions": view.sessions(),
+                "state": state or {"workers": self._health()["workers"], "entries": []},
+                "sessions": view.sessions({}),
             },
         )
         while not self._is_closed:
@@ -252,12 +254,13 @@ class Watch:
             if ledger.version > spent:
                 rows, number, spent = ledger.since(number), ledger.requests, ledger.version
                 yield sse.event("requests", {"requests": rows, "totals": ledger.totals()})
-            elif view.state_version > versions[0]:
-                versions = (view.state_version, versions[1])
-                yield sse.event("state", {"state": view.state})
-            elif view.trees_version > versions[1]:
-                versions = (versions[0], view.trees_version)
-                yield sse.event("sessions", {"sessions": view.sessions()})
+            elif view.state is not state:
+                state = view.state
+                yield sse.event("state", {"state": state})
+            elif view.trees is not trees:
+                known, trees = trees, view.trees
+                told = {"order": list(trees), "sessions": view.sessions(known)}
+                yield sse.event("sessions", told)
             else:
                 await changed.wait()
 
@@ -289,7 +292,6 @@ class Watch:
             "held": sum(map(_entry_count, caches.values())),
             "sessions": _session_count(listed),
         }
-        view.state_version += 1
         self._wake()
         if any(isinstance(body, RequestError) for body in listed.values()):
             return  # what it told last is shown until it can tell
@@ -309,7 +311,6 @@ class Watch:
         told = list(zip(labels, trees, strict=True))
         if told != list(view.trees.items()):
             view.trees = dict(told)
-            view.trees_version += 1
             self._wake()
 
     async def _tree(self, key: str, view: View, label: str, rows: Sequence[Row]) -> Tree:
@@ -363,7 +364,7 @@ def _request_row(
 def _speed(usage: Usage) -> float | None:
     """Return the tokens that were read a second; None where they are too few to tell."""
     read_ms = usage.ttft_ms - usage.queue_ms
-    if usage.prefilled_tokens < SPEED_TOKENS_MIN or read_ms <= 0:
+    if usage.prefilled_tokens < PREFILL_TOKENS_MIN or read_ms <= 0:
         return None
     return round(usage.prefilled_tokens / read_ms * 1000, 1)
 

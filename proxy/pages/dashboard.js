@@ -178,7 +178,7 @@ function connect() {
     showRequests([...requests, ...told.requests]);
   });
   on("state", (told) => showState(told.state));
-  on("sessions", (told) => sessions.show(told.sessions));
+  on("sessions", (told) => sessions.show(told.sessions, told.order));
   stream.addEventListener("error", () => {
     const isOver = stream.readyState === EventSource.CLOSED;
     const text = isOver

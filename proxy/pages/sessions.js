@@ -1,6 +1,6 @@
 // Sessions as trees of lines, each turn a bar that can be reached and read without colour.
 
-import { count, element, seconds, whenChanged } from "./format.js";
+import { count, element, seconds } from "./format.js";
 
 const BAR_PX = 50;
 const LOSSES_MAX = 3; // told in words under a line
@@ -144,22 +144,22 @@ export class Sessions {
     this.tip = new Tip(tip);
     this.drawn = new Map(); // session -> [what was told, its element]
     this.empty = place.firstElementChild;
-    this.show = whenChanged((sessions) => this.draw(sessions));
   }
 
   get count() {
     return this.drawn.size;
   }
 
-  // Draws anew only the sessions that changed, and leaves the focus where it was.
-  draw(sessions) {
+  // Takes the sessions that changed, and shows those of `order`. Draws anew only what differs, and
+  // leaves the focus where it was.
+  show(changed, order = changed.map((each) => each.session)) {
     const focused = this.place.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-    const drawn = new Map();
-    for (const session of sessions) {
+    for (const session of changed) {
       const told = JSON.stringify(session);
-      const [before, made] = this.drawn.get(session.session) ?? [];
-      drawn.set(session.session, [told, before === told ? made : tree(session, this.tip)]);
+      if (this.drawn.get(session.session)?.[0] !== told)
+        this.drawn.set(session.session, [told, tree(session, this.tip)]);
     }
+    const drawn = new Map(order.map((name) => [name, this.drawn.get(name)]));
     this.drawn = drawn;
     const articles = [...drawn.values()].map(([, article]) => article);
     this.place.replaceChildren(...(articles.length ? articles : [this.empty]));

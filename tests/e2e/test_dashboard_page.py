@@ -97,6 +97,12 @@ SNAPSHOT = {
 }
 
 
+CHANGED = {
+    "order": ["new", LONG],
+    "sessions": [{"session": "new", "lines": [line(0, 1, number=4)]}],
+}
+
+
 @dataclass
 class Seen:
     now: list[str] = field(default_factory=list)
@@ -108,14 +114,16 @@ class Seen:
     warnings: list[str] = field(default_factory=list)
     hurt: Any = None
     looks: list[Any] = field(default_factory=list)
+    changed: dict[str, list[str]] = field(default_factory=dict)
     after_end: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
 class Told:
-    """A server of the page whose stream is one snapshot, until it is `ended` for good."""
+    """A server of the page: a snapshot, what `changed` of sessions, until it `ended` for good."""
 
     def __init__(self) -> None:
+        self.changed = asyncio.Event()
         self.ended = asyncio.Event()
 
     async def events(self, asked: web.Request) -> web.StreamResponse:
@@ -125,6 +133,9 @@ class Told:
         await response.prepare(asked)
         data = json.dumps(SNAPSHOT)
         await response.write(f"retry: 50\nevent: snapshot\ndata: {data}\n\n".encode())
+        await self.changed.wait()
+        data = json.dumps(CHANGED)
+        await response.write(f"event: sessions\ndata: {data}\n\n".encode())
         await self.ended.wait()
         return response
 
@@ -139,6 +150,15 @@ class Told:
         return app
 
 
+async def lines_shown(tab: Page) -> dict[str, list[str]]:
+    return dict(
+        await tab.value(
+            "[...document.querySelectorAll('.tree')].map((t) => [t.querySelector('h3').textContent,"
+            " [...t.querySelectorAll('.line-head')].map((p) => p.textContent)])"
+        )
+    )
+
+
 async def read(tab: Page, seen: Seen) -> None:
     """Take what the page makes of the snapshot."""
     seen.now = await tab.value(
@@ -148,12 +168,7 @@ async def read(tab: Page, seen: Seen) -> None:
     seen.progress = await tab.value(
         "(() => { const p = document.querySelector('progress'); return [p.value, p.max]; })()"
     )
-    seen.lines = dict(
-        await tab.value(
-            "[...document.querySelectorAll('.tree')].map((t) => [t.querySelector('h3').textContent,"
-            " [...t.querySelectorAll('.line-head')].map((p) => p.textContent)])"
-        )
-    )
+    seen.lines = await lines_shown(tab)
     seen.rest = await tab.value("document.getElementById('trees-note').textContent")
     await tab.value("document.getElementById('requests').open = true")
     seen.cells = await tab.value(
@@ -184,6 +199,9 @@ async def watched(artefacts: Path, devtools: str) -> Seen:
             await tab.until(f"innerWidth === {width}")
             await tab.shoot(artefacts / f"page-{width}-{scheme}.png")
             seen.looks.append(await tab.value(CHECKED))
+        told.changed.set()
+        await tab.until("document.querySelectorAll('.tree').length === 2")
+        seen.changed = await lines_shown(tab)
         seen.errors = list(tab.errors)
         told.ended.set()
         again = "document.querySelector('#status.bad a')"
@@ -220,6 +238,13 @@ def test_a_turn_that_two_workers_know_is_shown_once(seen: Seen) -> None:
     ]
     assert seen.lines["new"] == ["Its first turn has not ended yet."]
     assert seen.rest.startswith("and 36 sessions used before these")
+
+
+def test_sessions_that_did_not_change_are_kept_and_all_are_put_in_order(seen: Seen) -> None:
+    assert list(seen.changed.items()) == [
+        ("new", ["Line 4 · main · 1 turn · 100 tokens"]),
+        (LONG, seen.lines[LONG]),
+    ]
 
 
 def test_names_are_text_and_leave_the_other_columns_their_place(seen: Seen) -> None:

@@ -13,7 +13,7 @@ from prometheus_client import Metric
 
 from proxy.answer import Answer, ClientGone
 from proxy.dialects import chat, completions
-from proxy.metrics import SPEED_TOKENS_MIN, Metrics
+from proxy.metrics import DECODE_TOKENS_MIN, PREFILL_TOKENS_MIN, Metrics
 from proxy.request import Dialect
 from shared.errors import Overloaded, PromptTooLong, RequestError, WorkerLost
 from shared.wire import Admitted, Failed, Finished, Usage
@@ -26,7 +26,7 @@ KINDS = ("main", "agent", "side", "none")
 SOURCES = ("slot", "ram", "ssd", "none")
 TOKENS = ("prompt", "cached", "prefilled", "completion", "reasoning", "image")
 ASKED = chat.parse({"model": "m", "messages": [{"role": "user", "content": "x"}]})
-USAGE = Usage(100, 60, 40, 21, 5, "slot", 500, 1_500, None, 7, 100, "prefix", "agent")
+USAGE = Usage(250, 150, 100, 21, 5, "slot", 500, 1_500, None, 7, 100, "prefix", "agent")
 
 
 def values(metrics: Metrics) -> dict[Series, float]:
@@ -126,22 +126,24 @@ def test_an_answer_counts_its_tokens_where_they_came_from_and_its_times() -> Non
     metrics.ended(ASKED, [answered()])
     mine = {"session_kind": "agent", "source": "slot"}
     told = [value(metrics, f"{name}_tokens_total", **mine) for name in TOKENS]
-    assert told == [100, 60, 40, 21, 5, 7]
+    assert told == [250, 150, 100, 21, 5, 7]
     assert value(metrics, "matches_total", match="prefix", session_kind="agent") == 1
     assert value(metrics, "match_ratio_sum", session_kind="agent") == 0.6
     assert value(metrics, "time_to_first_token_seconds_sum", model="model", source="slot") == 0.5
     assert value(metrics, "queue_wait_seconds_sum", model="model") == 0.1
-    assert value(metrics, "prefill_tokens_per_second_sum", model="model") == 40 / 0.4
+    assert value(metrics, "prefill_tokens_per_second_sum", model="model") == 100 / 0.4
     assert value(metrics, "decode_tokens_per_second_sum", model="model") == 20 / 1.0
 
 
 def test_a_few_tokens_tell_no_speed() -> None:
     metrics = made()
-    few = replace(USAGE, prefilled_tokens=SPEED_TOKENS_MIN - 1, completion_tokens=SPEED_TOKENS_MIN)
+    few = replace(
+        USAGE, prefilled_tokens=PREFILL_TOKENS_MIN - 1, completion_tokens=DECODE_TOKENS_MIN
+    )
     metrics.ended(ASKED, [answered(few), answered(replace(USAGE, finish_ms=500, queue_ms=500))])
     for name in ("prefill", "decode"):
         assert value(metrics, f"{name}_tokens_per_second_count", model="model") == 0
-    least = replace(USAGE, prefilled_tokens=SPEED_TOKENS_MIN)
+    least = replace(USAGE, prefilled_tokens=PREFILL_TOKENS_MIN)
     metrics.ended(ASKED, [answered(least)])
     assert value(metrics, "prefill_tokens_per_second_count", model="model") == 1
 
@@ -169,7 +171,7 @@ def test_a_prompt_counts_once_for_its_choices_and_each_choices_answer_does() -> 
     metrics.ended(completions.parse(body), [answered() for _ in range(4)])
     mine = {"session_kind": "agent", "source": "slot"}
     told = [value(metrics, f"{name}_tokens_total", **mine) for name in TOKENS]
-    assert told == [200, 120, 80, 84, 20, 14]
+    assert told == [500, 300, 200, 84, 20, 14]
     assert value(metrics, "match_ratio_count", session_kind="agent") == 2
     assert value(metrics, "requests_total", dialect="completions", outcome="stop") == 1
 

@@ -210,7 +210,7 @@ def test_seconds_saved_are_the_cached_tokens_at_the_median_speed() -> None:
     watch = watch_of()
     for queue_ms in (50, 150, 240):  # 500, 1,000, 10,000 tokens a second
         note(watch, dataclasses.replace(USAGE, queue_ms=queue_ms))
-    few = watch_module.SPEED_TOKENS_MIN - 1  # they would tell of the first step
+    few = watch_module.PREFILL_TOKENS_MIN - 1  # they would tell of the first step
     note(watch, Usage(3000 + few, 3000, few, 1, source="slot", ttft_ms=1000))
     totals = asyncio.run(snapshot_of(watch))["totals"]
     assert (totals["speed"], totals["saved_s"]) == (1000.0, 3.0)
@@ -442,6 +442,31 @@ def test_a_sessions_lines_are_asked_for_again_only_after_it_went_on() -> None:
     run(body)
 
 
+def test_only_the_lines_of_sessions_that_changed_are_sent_again() -> None:
+    async def body() -> None:
+        workers = Workers()
+        workers.sessions = [SESSION | {"session": name, "idle_s": 1.0} for name in ("a", "b")]
+        watch = watch_of(workers)
+        with watch.listening("") as events:
+            first = await read_until(events, "sessions")
+            workers.sessions[1] |= {"turns": 2, "idle_s": 0.0}
+            second = await read_until(events, "sessions")
+            workers.sessions[0] |= {"idle_s": -1.0}
+            third = await read_until(events, "sessions")
+            await events.aclose()
+        told = [
+            (event["order"], [row["session"] for row in event["sessions"]])
+            for event in (first, second, third)
+        ]
+        assert told == [
+            (["a", "b"], ["a", "b"]),
+            (["b", "a"], ["b"]),
+            (["a", "b"], []),
+        ]
+
+    run(body)
+
+
 def test_a_worker_that_could_not_tell_its_lines_is_asked_again() -> None:
     async def body() -> None:
         workers = Workers()
@@ -475,7 +500,7 @@ def test_what_a_busy_worker_told_of_its_sessions_is_shown_until_it_can_tell_agai
             await read_until(events, "state")
             assert workers.count("tree") > asked
             workers.failure, workers.sessions = None, []
-            while (await read_until(events, "sessions"))["sessions"]:
+            while (await read_until(events, "sessions"))["order"]:
                 pass
             await events.aclose()
 
