@@ -99,7 +99,7 @@ class Metrics:
         self._decode = _histogram(
             registry,
             "hearth_decode_tokens_per_second",
-            f"Speed of an answer after its first token, of {DECODE_TOKENS_MIN} more or longer.",
+            f"Decode speed after the first token, where {DECODE_TOKENS_MIN} or more followed.",
             ("model",),
             _DECODE_SPEEDS,
         )

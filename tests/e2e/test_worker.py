@@ -1,17 +1,18 @@
 """One worker process over its real socket, without a proxy."""
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from shared.config import PROJECT_DIR
-from shared.transport import LEASE_S, DealerLink, ipc_endpoint
+from shared.transport import LEASE_RENEW_S, LEASE_S, DealerLink, ipc_endpoint
 from shared.wire import (
     PROTOCOL_VERSION,
     Cancel,
@@ -68,6 +69,21 @@ class Talk:
     async def __aexit__(self, *_: object) -> None:
         self._link.close()
 
+    @contextlib.asynccontextmanager
+    async def renewing(self, name: str) -> AsyncIterator[None]:
+        """Keep up the lease of a request, however long the machine takes for it."""
+
+        async def renew() -> None:
+            while True:
+                self.send(Renew([name]))
+                await asyncio.sleep(LEASE_RENEW_S)
+
+        task = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            task.cancel()
+
     async def next(self, *kinds: type[Kind], about: str = "") -> Kind:
         """Return the next message of these kinds, about this request if one is named."""
         async with asyncio.timeout(WAIT_S):
@@ -96,7 +112,7 @@ def test_a_request_whose_lease_is_not_renewed_ends_and_a_renewed_one_goes_on(
                 await asyncio.sleep(0.5)
             forgotten = await proxy.next(Finished, about="forgotten")
             assert forgotten.reason in ("cancelled", "stop")
-            assert forgotten.usage.finish_ms < (LEASE_S + 1) * 1000
+            assert forgotten.usage.finish_ms < (LEASE_S + 10) * 1000
             proxy.send(Cancel("kept"))
 
     asyncio.run(talk())
@@ -107,10 +123,10 @@ def test_a_cancel_is_answered_and_frees_the_slot(endpoint: str) -> None:
         async with Talk(endpoint) as proxy:
             proxy.send(submit("gone"))
             await proxy.next(Delta, about="gone")
-            began = time.monotonic()
             proxy.send(Cancel("gone"))
-            assert (await proxy.next(Finished, about="gone")).reason == "cancelled"
-            assert time.monotonic() - began < 1
+            answer = await proxy.next(Finished, about="gone")
+            assert answer.reason == "cancelled"
+            assert answer.usage.completion_tokens < 1000, "of 5,000"
 
     asyncio.run(talk())
 
@@ -147,7 +163,8 @@ def test_completion_stops_at_the_context(endpoint: str) -> None:
         long = Prompt([{"role": "user", "content": "word " * 2000}])
         async with Talk(endpoint) as proxy:
             proxy.send(submit("full", prompt=long))
-            answer = await proxy.next(Finished, Failed)
+            async with proxy.renewing("full"):
+                answer = await proxy.next(Finished, Failed, about="full")
             assert isinstance(answer, Finished)
             usage = answer.usage
             assert answer.reason == "stop" or usage.prompt_tokens + usage.completion_tokens == 4096
