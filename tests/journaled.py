@@ -7,7 +7,7 @@ from typing import Any
 from shared.scribe import Scribe, open_scribe
 
 SCHEMA = 2
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Notes:

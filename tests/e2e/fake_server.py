@@ -44,7 +44,7 @@ class FakeServer(Server):
         rows = map(json.loads, self.worker_log.read_text().splitlines())
         return [row for row in rows if row["event"] == kind and row["at"] >= after]
 
-    def until(self, condition: Callable[[], Any], wait_s: float = 10.0) -> Any:
+    def until(self, condition: Callable[[], Any], wait_s: float = 60.0) -> Any:
         deadline = time.monotonic() + wait_s
         while not (found := condition()):
             assert time.monotonic() < deadline, f"waited too long:\n{self.log.read_text()}"

@@ -21,6 +21,7 @@ from shared.config import PROJECT_DIR, example_lines
 from shared.transport import HEARTBEAT_S
 
 READY_S_MAX = 120.0  # a loaded 2-core machine takes 20 s
+WAIT_S_MAX = 60.0  # for what takes tenths of a second on an idle machine
 
 
 def free_port() -> int:
@@ -105,22 +106,24 @@ class Server:
 
     def openai(self, api_key: str = "none") -> openai.OpenAI:
         """Return a client of this server; close it, or use it in a `with`."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=60)
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=3 * WAIT_S_MAX
+        )
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=WAIT_S_MAX) as answer:
             return json.load(answer)
 
     def forget(self) -> None:
         """Empty every worker's cache."""
         request = urllib.request.Request(f"{self.url}/v1/cache", method="DELETE")
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_S_MAX) as answer:
             assert answer.status == 200
 
     def worker(self, number: int = 0) -> dict[str, Any]:
         return dict(self.health()["workers"][number])
 
-    def wait_until_idle(self, wait_s: float = 10.0) -> None:
+    def wait_until_idle(self, wait_s: float = WAIT_S_MAX) -> None:
         """Until no request is left in any worker, as a heartbeat sent from now on says."""
         time.sleep(HEARTBEAT_S * 1.2)
         deadline = time.monotonic() + wait_s

@@ -33,7 +33,7 @@ from tests.fixtures import fixture_dir, mlx_environment
 
 Kind = TypeVar("Kind", bound=Message)
 PROMPT = Prompt([{"role": "user", "content": "hello there"}])
-WAIT_S = 30
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

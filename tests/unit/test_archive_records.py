@@ -15,7 +15,7 @@ from worker.sessions.archive import Archive, Entry, LineState
 from worker.sessions.echo import Said
 from worker.sessions.lineage import Line
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 GREP = {"type": "function", "function": {"name": "grep"}}
 
 

@@ -385,15 +385,19 @@ def test_what_was_seen_before_is_named_the_same_and_memory_is_bounded(
 def test_a_long_conversation_that_was_seen_costs_little() -> None:
     rows = [user(f"{n} {REMINDER}\n" + "lorem ipsum " * 100) for n in range(300)]
     assert sum(len(row["content"]) for row in rows) > 400_000
-    canonicaliser = Canonicaliser(True, False)
-    canonicaliser.names(rows)
-    took = []
+    new, again = [], []
     for _ in range(20):
-        again = copy.deepcopy(rows)
-        began = time.perf_counter()
-        canonicaliser.names(again)
-        took.append(time.perf_counter() - began)
-    assert min(took) < 0.003, min(took)
+        canonicaliser = Canonicaliser(True, False)
+        new.append(seconds_of(canonicaliser, rows))
+        again.append(seconds_of(canonicaliser, rows))
+    assert min(again) < min(new) / 2, (min(new), min(again))
+
+
+def seconds_of(canonicaliser: Canonicaliser, rows: list[Any]) -> float:
+    rows = copy.deepcopy(rows)
+    began = time.process_time()
+    canonicaliser.names(rows)
+    return time.process_time() - began
 
 
 LINES = st.sampled_from(

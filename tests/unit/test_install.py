@@ -6,7 +6,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -446,10 +445,8 @@ def test_an_interrupted_install_ends_all_that_pip_started(
             install.stderr and install.stderr.readline() == "Collecting and downloading packages\n"
         )
         pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
-        began = time.monotonic()
         install.send_signal(number)
-        assert install.wait(10) == status
-        assert time.monotonic() - began < 5
+        assert install.wait(30) == status, "not after the 60 s that it would take"
         assert "Interrupted. Run the same command again" in install.stderr.read()
     assert len(pids) == 2 and [process_started(pid) for pid in pids] == [None, None]
 

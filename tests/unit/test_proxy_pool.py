@@ -23,6 +23,7 @@ from proxy.pool import WorkerPool
 from proxy.request import ParsedRequest
 from proxy.supervisor import Supervisor
 from shared.errors import RequestError, WorkerLost
+from shared.transport import SILENCE_S_MAX
 from shared.wire import Admitted, Delta, Finished, Progress, Usage
 
 COMMAND = (sys.executable, "-m", "tests.fake_worker")
@@ -213,7 +214,7 @@ def test_a_death_mid_answer_is_told_at_once_and_the_worker_comes_back(directory:
             killed_at = time.monotonic()
             with pytest.raises(WorkerLost) as caught:
                 await read(answer)
-            assert time.monotonic() - killed_at < 0.5
+            assert time.monotonic() - killed_at < SILENCE_S_MAX / 2, "not when it is missed"
             assert "SIGKILL" in str(caught.value)
             await made.until(lambda: made.ready_count() == 1)
             assert made.supervisor.workers[0].restarts == 1
@@ -331,9 +332,7 @@ def test_stopping_leaves_no_process_and_no_socket(directory: Path) -> None:
             made.pool.close()
             with pytest.raises(WorkerLost):
                 await read(answer)
-            began = time.monotonic()
             await made.supervisor.stop()
-            assert time.monotonic() - began < 3
             assert not list(directory.glob("*.sock"))
             for pid in pids:
                 with pytest.raises(ProcessLookupError):
