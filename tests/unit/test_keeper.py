@@ -177,7 +177,7 @@ def test_two_sessions_that_take_turns_both_hit_and_take_no_more_memory(name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "length"), [("qwen3", 8000), ("qwen3_5", 2000), ("gpt_oss", 2000)]
+    ("name", "length"), [("qwen3", 3000), ("qwen3_5", 2000), ("gpt_oss", 2000)]
 )
 def test_one_trunk_with_eight_branches_is_kept_once(name: str, length: int) -> None:
     warm = machine(name, chunk=256)
