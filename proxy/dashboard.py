@@ -77,7 +77,6 @@ class Dashboard:
 
     def __init__(self, settings: Settings, watch: Watch) -> None:
         self._keys = KeyCheck(settings.api_keys)
-        self._is_open = not settings.api_keys
         self._watch = watch
         self._passes = Passes()
         self._cookie = f"hearth-{settings.proxy_port}"  # a browser tells no port from another
@@ -120,8 +119,6 @@ class Dashboard:
 
     def _key_of(self, exchange: Exchange) -> str | None:
         """Return the digest of the key that the request comes with; None where it needs one."""
-        if self._is_open:
-            return ""
         if self._keys.passes(exchange.raw_headers):
             return _digest_of(self._keys.check(exchange.raw_headers))
         # Other servers on this host set cookies too, of any form: no parser that stops at one.

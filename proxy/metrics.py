@@ -17,6 +17,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from proxy.answer import Answer
 from proxy.request import Dialect, ParsedRequest
@@ -25,7 +26,7 @@ from shared.errors import RequestError
 from shared.wire import Usage
 
 PATH: Final = "/metrics"
-CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"  # the text that every tool reads
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4.encode()  # the text that every tool reads
 PREFILL: Final = "prefill"  # among the dialects: a prompt that is read and not answered
 _DIALECTS: Final = (*get_args(Dialect), PREFILL)
 _FINISHES: Final = ("stop", "length", "tool_calls", "prefilled")
@@ -172,12 +173,12 @@ class Metrics:
             begun = usage.cached_tokens + usage.prefilled_tokens > 0
             if begun and usage.prompt_tokens:
                 self._share.labels(kind).observe(usage.cached_tokens / usage.prompt_tokens)
-        if usage.prefilled_tokens >= PREFILL_TOKENS_MIN:
-            read_ms = usage.ttft_ms - usage.queue_ms
-            _observe_speed(self._prefill.labels(model), usage.prefilled_tokens, read_ms)
-        if usage.completion_tokens > DECODE_TOKENS_MIN:
-            decode_ms = usage.finish_ms - usage.ttft_ms
-            _observe_speed(self._decode.labels(model), usage.completion_tokens - 1, decode_ms)
+        prefill, decode = self._prefill.labels(model), self._decode.labels(model)
+        if (speed := prefill_speed(usage)) is not None:
+            prefill.observe(speed)
+        decode_ms = usage.finish_ms - usage.ttft_ms
+        if usage.completion_tokens > DECODE_TOKENS_MIN and decode_ms > 0:
+            decode.observe((usage.completion_tokens - 1) * 1000 / decode_ms)
 
     def text(self, workers: Sequence[Mapping[str, Any]], told: Told) -> bytes:
         """Return all of it; `workers` are /health's rows, `told` what each says of its cache."""
@@ -204,6 +205,14 @@ def _token_counters(registry: CollectorRegistry) -> dict[str, Counter]:
     }
 
 
+def prefill_speed(usage: Usage) -> float | None:
+    """Return the tokens that were read a second; None where they are too few to tell."""
+    read_ms = usage.ttft_ms - usage.queue_ms
+    if usage.prefilled_tokens < PREFILL_TOKENS_MIN or read_ms <= 0:
+        return None
+    return round(usage.prefilled_tokens * 1000 / read_ms, 1)
+
+
 def _histogram(
     registry: CollectorRegistry,
     name: str,
@@ -212,11 +221,6 @@ def _histogram(
     buckets: Sequence[float],
 ) -> Histogram:
     return Histogram(name, text, labels, buckets=buckets, registry=registry)
-
-
-def _observe_speed(histogram: Histogram, tokens: int, took_ms: int) -> None:
-    if took_ms > 0:
-        histogram.observe(tokens * 1000 / took_ms)
 
 
 def _outcome(ended_as: str, status: int) -> str:

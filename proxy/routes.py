@@ -60,8 +60,7 @@ class Routes:
             metrics.PATH: {"GET": self._metrics},
         }
         self._shows_prompts = settings.cache_debug
-        self._has_keys = len(settings.api_keys) > 1
-        self.watch = Watch(pool, self.health, is_apart=self._has_keys)
+        self.watch = Watch(pool, self.health, is_apart=len(settings.api_keys) > 1)
         pool.on_left = self._left
 
     async def serve(self, exchange: Exchange) -> None:
@@ -217,7 +216,7 @@ class Routes:
 
     def _whose(self, exchange: Exchange) -> str:
         """Return whose sessions may be told of: with one key, or none, everyone's."""
-        return _key(exchange) if self._has_keys else ""
+        return self.watch.whose(_key(exchange))
 
     async def _health(self, exchange: Exchange) -> None:
         body = self.health()

@@ -20,7 +20,7 @@ import orjson
 from proxy.answer import Answer
 from proxy.choices import joined
 from proxy.dialects import sse
-from proxy.metrics import PREFILL_TOKENS_MIN
+from proxy.metrics import prefill_speed
 from proxy.pool import WorkerPool
 from proxy.request import ParsedRequest
 from shared.errors import Overloaded, RequestError
@@ -355,18 +355,10 @@ def _request_row(
         "queue_ms": usage.queue_ms,
         "ttft_ms": usage.ttft_ms,
         "finish_ms": usage.finish_ms,
-        "speed": _speed(usages[0]),
+        "speed": prefill_speed(usages[0]),
         "images": usage.image_tokens,
         "divergence": _divergence(usage.divergence),
     }
-
-
-def _speed(usage: Usage) -> float | None:
-    """Return the tokens that were read a second; None where they are too few to tell."""
-    read_ms = usage.ttft_ms - usage.queue_ms
-    if usage.prefilled_tokens < PREFILL_TOKENS_MIN or read_ms <= 0:
-        return None
-    return round(usage.prefilled_tokens / read_ms * 1000, 1)
 
 
 def _divergence(told: Row | None) -> Row | None:

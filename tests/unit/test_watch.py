@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from proxy import watch as watch_module
 from proxy.answer import Answer
 from proxy.dialects import chat
+from proxy.metrics import PREFILL_TOKENS_MIN
 from proxy.request import ParsedRequest
 from proxy.watch import LISTENERS_MAX, REQUESTS_MAX, Watch
 from shared.errors import Overloaded, RequestError
@@ -210,7 +211,7 @@ def test_seconds_saved_are_the_cached_tokens_at_the_median_speed() -> None:
     watch = watch_of()
     for queue_ms in (50, 150, 240):  # 500, 1,000, 10,000 tokens a second
         note(watch, dataclasses.replace(USAGE, queue_ms=queue_ms))
-    few = watch_module.PREFILL_TOKENS_MIN - 1  # they would tell of the first step
+    few = PREFILL_TOKENS_MIN - 1  # they would tell of the first step
     note(watch, Usage(3000 + few, 3000, few, 1, source="slot", ttft_ms=1000))
     totals = asyncio.run(snapshot_of(watch))["totals"]
     assert (totals["speed"], totals["saved_s"]) == (1000.0, 3.0)
