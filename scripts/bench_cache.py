@@ -37,7 +37,9 @@ from scripts.traces import Captured, load_trace
 from tests.fixtures import fixture_dir
 
 ABOUT = "prefilled tokens beside the ideal and mlx_lm.server; what lookups, copies and cuts cost"
-TRACES_DIR = PROJECT_DIR.parent / "shared" / "traces"
+_CAPTURED = PROJECT_DIR.parent / "shared" / "traces"
+# A checkout by itself has excerpts of three sessions.
+TRACES_DIR = _CAPTURED if _CAPTURED.is_dir() else PROJECT_DIR / "tests" / "data" / "traces"
 FIXTURES = "qwen3,qwen3_5,gpt_oss"
 OTHERS = ("rapid-mlx", "vllm-mlx")
 KEY = "bench"

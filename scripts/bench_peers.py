@@ -16,6 +16,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scripts.bench_cache import TRACES_DIR, traces
@@ -30,7 +31,7 @@ from tests.fixtures import fixture_dir
 
 ABOUT = "Hearth beside mlx_lm.server, mlx_vlm.server, vllm-mlx, Rapid-MLX and others by URL"
 FIXTURES = "qwen3,qwen3_5,gpt_oss"  # dense, hybrid, window
-QUICK_TRACE, QUICK_STEPS = "pi-session-1", 3
+QUICK_TRACES, QUICK_STEPS = ("pi-session-1", "codex-session-1"), 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=0, help="requests of each trace; 0 = all")
     parser.add_argument("--max-tokens", type=int, default=8)
     parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_STEPS} requests of {QUICK_TRACE}"
+        "--quick",
+        action="store_true",
+        help=f"{QUICK_STEPS} requests of {QUICK_TRACES[0]}, or of {QUICK_TRACES[1]} without it",
     )
     parser.add_argument("--sides", default="", help=f"default all: {','.join(PEERS)}")
     parser.add_argument(
@@ -54,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Measure, and write JSON and report after each side; rows of earlier runs are kept."""
     if options.quick:
-        options.traces = options.traces or QUICK_TRACE
+        has_first = (options.traces_dir / f"{QUICK_TRACES[0]}.jsonl.xz").exists()
+        options.traces = options.traces or QUICK_TRACES[0 if has_first else 1]
         options.limit = options.limit or QUICK_STEPS
     sides = chosen(options.sides, options.peer)
     out = options.json or PROJECT_DIR / "bench" / f"peers-{platform.node()}.json"
@@ -70,7 +74,7 @@ def run(options: argparse.Namespace) -> None:
                 with tempfile.TemporaryDirectory(prefix="hearth-peers-") as directory:
                     asyncio.run(course.run(Path(directory)))
                 ids = course.ids if peer.name == HEARTH else ids
-                made = course.figures(made, ids)
+                made = replace(course.figures(made, ids), version=peer.told_version())
                 rows = [row for row in rows if row.key != made.key] + [made]
                 save(rows, out, options.report)
     print(f"written to {options.report} and {out}")
@@ -118,7 +122,7 @@ def blank(
         limit=len(captured),
         command=shlex.join(words),
         server_command=peer.command(),
-        version=peer.told_version(),
+        version="",  # it may have to be installed first
         machine=f"{told['platform']}, {told['cpu_count']} CPUs",
         commit=told["commit"][:10],
         started=told["started"],
