@@ -190,7 +190,6 @@ def _facts(
         weight_bytes=sum(weight.nbytes for _, weight in tree_flatten(weights.parameters())),
         cache_layout=cache_layout(make_prompt_cache(model)),
         backend=backend(),
-        takes_images=weights is not model,
     )
 
 

@@ -119,7 +119,8 @@ class Vision:
         going = [name for name in self._kept if name not in spared]
         for name in going:
             self.nbytes -= self._kept.pop(name).nbytes
-        mx.clear_cache()
+        if going:  # who waits for memory asks at every step
+            mx.clear_cache()
         return bool(going)
 
     def shift(self, runs: Sequence[ImageRun], position: int) -> int:

@@ -117,10 +117,10 @@ class PictureReader:
                 raise
             facts = _facts_of(expansion)
             self._keep(name, facts, expansion)
-        inputs = functools.partial(self._inputs, name, data)
+        inputs = functools.partial(self._inputs, name, data, facts)
         return Picture(facts.identity, tuple(facts.ids.tolist()), facts.grid, inputs, owner)
 
-    def _inputs(self, name: str, data: bytes) -> Arrays:
+    def _inputs(self, name: str, data: bytes, facts: _Facts) -> Arrays:
         """Return what the encoder is given, read-only. Any thread.
 
         Raises:
@@ -130,7 +130,7 @@ class PictureReader:
         if expansion is None:
             expansion = self._read(data)
             self._count("again")
-            self._keep(name, _facts_of(expansion), expansion)
+            self._keep(name, facts, expansion)
         return expansion.arrays
 
     def _read(self, data: bytes) -> _Expansion:
