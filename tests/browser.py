@@ -96,6 +96,9 @@ class Page:
         self._session = {"sessionId": attached["sessionId"]}
         for domain in ("Page", "Runtime", "Log", "Accessibility"):
             await self.call(f"{domain}.enable")
+        # A Tab past the last element hands the focus to Chromium itself, some time later; what a
+        # script focuses meanwhile tells nobody. A page that always has the focus tells.
+        await self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     async def look(self, width: int, height: int, scheme: str) -> None:
         """Have the window that size and the system that colour scheme."""
