@@ -1,83 +1,26 @@
-"""The real agent clients: how they are installed, set up and run headless, as a user would.
+"""The real agent clients: how they are set up and run headless, as a user would.
 
-A client's files lie in HEARTH_CLIENTS (~/.cache/hearth/clients), installed there with npm once;
-each run has a HOME of its own, nothing of the environment around it, and all that calls home off.
+Each run has a HOME of its own, nothing of the environment around it, and all that calls home off.
 """
 
 import functools
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
+from tests import client_packages
+from tests.client_packages import node_bin, node_modules
 
-NODE: Final = "node@24"
-INSTALL_WAIT_S_MAX: Final = 300
 RUN_WAIT_S_MAX: Final = 240
 MODEL: Final = "local-model"
 CONTEXT_TOKENS: Final = 131_072
-UNREACHABLE: Final = re.compile(
-    r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH"
-)
-
-
-# ---------------------------------------------------------------- installing
-
-
-@functools.cache
-def node_modules(package: str) -> Path:
-    """Return the node_modules with `package` (name@version), installed on first use.
-
-    Skips the test, saying why, where there is no npm or no registry to install from.
-    """
-    target = _clients_dir() / re.sub("[/@]", "_", package)
-    if not (target / "node_modules" / ".bin").is_dir():
-        _install(package, target)
-    return target / "node_modules"
-
-
-def _clients_dir() -> Path:
-    return Path(os.environ.get("HEARTH_CLIENTS", "~/.cache/hearth/clients")).expanduser()
-
-
-def _install(package: str, target: Path) -> None:
-    if shutil.which("npm") is None:
-        pytest.skip(f"{package} cannot be installed: there is no npm on PATH")
-    path = os.environ["PATH"]
-    if package != NODE:
-        path = f"{node_bin()}:{path}"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".installing-", dir=target.parent) as scratch:
-        made = Path(scratch) / target.name
-        made.mkdir()
-        (made / "package.json").write_text("{}")
-        done = subprocess.run(
-            ["npm", "install", "--no-audit", "--no-fund", package],
-            cwd=made,
-            env={**os.environ, "PATH": path},
-            capture_output=True,
-            text=True,
-            timeout=INSTALL_WAIT_S_MAX,
-        )
-        if done.returncode and UNREACHABLE.search(done.stderr):
-            pytest.skip(f"{package} cannot be installed: npm does not reach its registry")
-        assert done.returncode == 0, done.stderr
-        shutil.rmtree(target, ignore_errors=True)
-        made.rename(target)
-
-
-def node_bin() -> Path:
-    """Return the directory of a Node that is new enough for every client."""
-    return node_modules(NODE) / "node" / "bin"
 
 
 # ---------------------------------------------------------------- running
@@ -352,7 +295,7 @@ AGENTS: Final = {
     for agent in (
         Agent(
             "Claude Code",
-            "@anthropic-ai/claude-code@2.1.329",
+            client_packages.CLAUDE_CODE,
             "claude",
             _nothing,
             _claude_environment,
@@ -364,7 +307,7 @@ AGENTS: Final = {
         ),
         Agent(
             "Codex",
-            "@openai/codex@0.169.0",
+            client_packages.CODEX,
             "codex",
             _codex_configure,
             lambda place: {"HEARTH_KEY": "local", "RUST_LOG": "warn"},
@@ -375,7 +318,7 @@ AGENTS: Final = {
         ),
         Agent(
             "opencode",
-            "opencode-ai@1.18.33",
+            client_packages.OPENCODE,
             "opencode",
             _opencode_configure,
             _opencode_environment,
@@ -387,7 +330,7 @@ AGENTS: Final = {
         *(
             Agent(
                 name,
-                "@earendil-works/pi-coding-agent@0.87.1",
+                client_packages.PI,
                 "pi",
                 functools.partial(_pi_configure, api),
                 _pi_environment,
@@ -402,7 +345,7 @@ AGENTS: Final = {
         ),
         Agent(
             "OpenClaw",
-            "openclaw@2026.9.6",
+            client_packages.OPENCLAW,
             "openclaw",
             _openclaw_configure,
             _openclaw_environment,

@@ -336,7 +336,7 @@ def test_a_slow_answer_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     loop_started = asyncio.new_event_loop()
     began = loop_started.time()
     assert fetched(drip).code == "image_unreachable"
-    assert loop_started.time() - began < 3
+    assert loop_started.time() - began < 8, "the whole answer takes 10"
     loop_started.close()
 
 

@@ -215,7 +215,7 @@ def test_writing_never_waits_for_a_disk_that_hangs(
     began = time.perf_counter()
     for _ in range(7):
         log.write("abc", ROW)
-    assert time.perf_counter() - began < 0.1
+    assert time.perf_counter() - began < 5, "the disk hangs for 10"
     assert log.lost == 2, "what would grow without end is dropped"
     gate.set()
     log.close()
