@@ -19,6 +19,7 @@ Path = tuple[str, ...]  # where a figure stands in a row
 TIGHT_SHARE: Final = 0.8  # of a budget; worker.memory warns there too
 _HEARD: Final = "heartbeat_age_s"  # None of a worker that nothing is heard of
 _STATES: Final = tuple(dict.fromkeys((*get_args(supervisor.State), *get_args(remote.State))))
+_READ: Final = ("decoded", "again", "known", "refused")  # what came of an image's file
 _EVICTED: Final = ("copy", "window", "snapshot", "extent")
 
 # (name, where, what it is), of /health's rows
@@ -113,6 +114,7 @@ class WorkerFigures(Collector):
         yield from _families(_OF_CACHE, cache)
         yield _tight(cache)
         yield from _evictions(cache)
+        yield _images(cache)
         yield _entries(cache)
 
 
@@ -188,6 +190,19 @@ def _evictions(cache: Mapping[str, Row]) -> Iterator[Metric]:
                 if (value := _figure(row, ("evicted", key, what))) is not None:
                     family.add_metric((worker, what), value)
         yield family
+
+
+def _images(cache: Mapping[str, Row]) -> Metric:
+    family = CounterMetricFamily(
+        "hearth_images_total",
+        "Images by what a worker did with their files; known: they had been read before.",
+        labels=("worker", "outcome"),
+    )
+    for worker, row in cache.items():
+        for outcome in _READ:
+            if (value := _figure(row, ("vision", "read", outcome))) is not None:
+                family.add_metric((worker, outcome), value)
+    return family
 
 
 def _entries(cache: Mapping[str, Row]) -> Metric:

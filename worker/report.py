@@ -67,6 +67,7 @@ def vision_report(sight: Sight | None) -> dict[str, Any] | None:
         return None
     vision = sight.vision
     return {
+        "read": sight.reader.outcomes(),
         "encoder_calls": vision.encoder_calls,
         "encoder_s": round(vision.encoder_seconds, 3),
         "failures": vision.failures,

@@ -54,6 +54,7 @@ def make_sight(loaded: LoadedModel, settings: Settings) -> Sight | None:
     except (StartError, RequestError) as error:
         log.warning("images are refused: %s", error)
         return None
+    reader.counts.clear()  # of images that somebody showed
     vision = checked_vision(loaded, picture, settings.vision_cache_mb * MB)
     if vision is None:
         return None

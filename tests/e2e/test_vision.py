@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from PIL import Image
@@ -17,6 +18,7 @@ from PIL import Image
 from tests.e2e.server import Server
 from tests.fixtures import fixture_dir
 from tests.image_files import painted
+from tests.scraped import families_of
 
 MODEL = "local"
 SYSTEM = "You look at pictures and say what they show. " * 30
@@ -123,6 +125,18 @@ def test_an_image_and_words_both_contribute_to_the_answer(talk: Talk, server: Se
     assert talk.ask(shown(1, "Where was it made?"), keep=False) != first
     assert talk.ask(shown("What is this?"), keep=False) != first
     assert talk.ask(shown(1, "What is this?"), keep=False) == first
+
+
+def test_an_image_that_comes_again_is_known_and_metrics_tell_it(talk: Talk, server: Server) -> None:
+    def read() -> dict[str, float]:
+        family = families_of(httpx.get(f"{server.url}/metrics").text)["hearth_images"]
+        return {sample.labels["outcome"]: sample.value for sample in family.samples}
+
+    talk.ask(shown(1, "What is this?"), keep=False)
+    before = read()
+    assert before["decoded"] >= 1
+    talk.ask(shown(1, "What else is this?"), keep=False)
+    assert read() == before | {"known": before["known"] + 1}
 
 
 def test_all_images_of_a_message_are_read_in_their_order(talk: Talk) -> None:

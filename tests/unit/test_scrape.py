@@ -76,6 +76,13 @@ def test_each_figure_is_told_of_the_worker_that_has_it() -> None:
     assert rows(families["hearth_cache_entries"])["1 65536-"] == 2
 
 
+def test_images_are_told_by_what_came_of_their_files() -> None:
+    read = {"decoded": 3, "again": 1, "known": 8, "refused": 2}
+    families = told([HEALTH], {0: CACHE | {"vision": {"read": read}}})
+    assert rows(families["hearth_images"]) == {f"0 {name}": each for name, each in read.items()}
+    assert told([HEALTH], {0: CACHE})["hearth_images"].samples == []
+
+
 def test_the_readme_names_every_family() -> None:
     readme = (PROJECT_DIR / "README.md").read_text()
     section = readme.partition("## Metrics\n")[2].partition("\n## ")[0]

@@ -115,6 +115,7 @@ class PictureReader:
             except RequestError as error:
                 self._count(error.code)
                 raise
+            self._count("decoded")
             facts = _facts_of(expansion)
             self._keep(name, facts, expansion)
         inputs = functools.partial(self._inputs, name, data, facts)
@@ -143,7 +144,6 @@ class PictureReader:
                 raise _refused(image, str(error.__context__ or error)) from error
             if (expansion.before, expansion.after) != (self.before, self.after):
                 raise _refused(image, "it would be cut into several")
-            self._count("decoded")
             return expansion
 
     def _expanded(self, image: Image.Image) -> _Expansion:
@@ -184,6 +184,13 @@ class PictureReader:
         with self._table:
             self._facts.clear()
             self._arrays.clear()
+
+    def outcomes(self) -> dict[str, int]:
+        """Return how often each of these came of a file. Any thread."""
+        with self._table:
+            counts = Counter(self.counts)
+        taken = {outcome: counts.pop(outcome, 0) for outcome in ("decoded", "again", "known")}
+        return taken | {"refused": counts.total()}
 
     def _known(self, name: str) -> _Facts | None:
         with self._table:
