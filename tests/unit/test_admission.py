@@ -1,7 +1,8 @@
 """Who is told to come back and when, and who is told who waits: scripted workers, no LiteLLM."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
@@ -70,6 +71,21 @@ def test_the_refusal_is_told_where_all_are_full_and_no_link_keeps_anything() -> 
     run(body)
 
 
+@contextlib.asynccontextmanager
+async def asking(made: Front, *keys: tuple[bytes, bytes]) -> AsyncIterator[list[str]]:
+    """Have an answer without end asked with each key, one by one; give the requests' ids."""
+    content = body_of("/v1/responses", "n=9999 delay=0.2 secret")
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for count, key in enumerate(keys, start=1):
+            one = made.open_ask("POST", "/v1/responses", key, body=content)
+            tasks.append(group.create_task(one))
+            await made.made.until(lambda count=count: len(made.made.events("Submit")) == count)
+        yield [row["request_id"] for row in made.made.events("Submit")]
+        for task in tasks:
+            task.cancel()
+
+
 async def waiting(made: Front, count: int, *key: tuple[bytes, bytes]) -> list[dict[str, Any]]:
     """Return the queue as /health tells it to `key`, once `count` are in it."""
     while True:
@@ -82,8 +98,7 @@ async def waiting(made: Front, count: int, *key: tuple[bytes, bytes]) -> list[di
 
 def test_health_tells_the_queue_and_its_wait_and_no_word_of_a_prompt() -> None:
     async def body() -> None:
-        async with front(1) as made:
-            asking = [asyncio.create_task(made.generate("n=9 delay=0.2 secret")) for _ in range(3)]
+        async with front(1) as made, asking(made, KEY, KEY, KEY) as ids:
             first, second = await waiting(made, 2, KEY)
             assert (first["position"], second["position"]) == (1, 2)
             assert first["worker"] == second["worker"] == 0
@@ -94,27 +109,19 @@ def test_health_tells_the_queue_and_its_wait_and_no_word_of_a_prompt() -> None:
             assert b"secret" not in health.content
             (worker,) = health.json["workers"]
             assert (worker["running"], worker["waiting"], worker["wait_s"]) == (1, 2, 3.0)
-            ids = [row[0] for row in await asyncio.gather(*asking)]
-            assert {first["request_id"], second["request_id"]} < set(ids)
+            assert [first["request_id"], second["request_id"]] == ids[1:]
 
     run(body)
 
 
 def test_with_several_keys_each_is_told_of_its_own_requests_only() -> None:
     async def body() -> None:
-        async with front(1, PROXY_API_KEYS="other") as made:
-            content = body_of("/v1/responses", "n=9 delay=0.2")
-            asking = [
-                asyncio.create_task(made.open_ask("POST", "/v1/responses", key, body=content))
-                for key in (KEY, KEY, OTHER_KEY, OTHER_KEY)
-            ]
+        keys = (KEY, KEY, OTHER_KEY, OTHER_KEY)
+        async with front(1, PROXY_API_KEYS="other") as made, asking(made, *keys) as ids:
             theirs = await waiting(made, 2, OTHER_KEY)
             mine = await waiting(made, 1, KEY)
-            positions = sorted(row["position"] for row in [*mine, *theirs])
-            assert positions == [1, 2, 3], "the others' are counted, not told"
-            replies = await asyncio.gather(*asking)
-            own = {reply.headers["x-request-id"] for reply in replies[2:]}
-            assert {row["request_id"] for row in theirs} <= own
+            places = [(row["position"], row["request_id"]) for row in [*mine, *theirs]]
+            assert places == list(enumerate(ids))[1:], "the others' are counted, not told"
 
     run(body)
 

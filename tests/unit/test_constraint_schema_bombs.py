@@ -58,11 +58,11 @@ def test_choices_of_choices_are_not_followed_for_ever() -> None:
     }
     defs[names[-1]] = {"type": "string"}
     root = {"$defs": defs}
-    started = time.monotonic()
+    started = time.process_time()
     assert not is_text({"$ref": "#/$defs/d0"}, root)
     tools = Tools([tool("f", {"properties": {"a": {"$ref": "#/$defs/d0"}}, **root})])
     assert not tools.is_text("f", "a")
-    assert time.monotonic() - started < SECONDS_MAX
+    assert time.process_time() - started < SECONDS_MAX
 
 
 @pytest.mark.parametrize("marks", [("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")])
@@ -86,7 +86,7 @@ def test_a_schema_that_holds_itself_many_times_is_refused_and_soon(fan: int) -> 
     schema = {"$defs": {"n": node}, "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}}
     base = family("qwen3")
     maker = constrainer_for(base, with_parser(base, gemma4))
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(RequestError, match="rules"):
         maker.guide(CALL, [tool("f", schema)], "", 4)
-    assert time.monotonic() - started < SECONDS_MAX
+    assert time.process_time() - started < SECONDS_MAX

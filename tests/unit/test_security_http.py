@@ -231,13 +231,13 @@ def test_a_body_without_a_key_is_not_read_as_json(tmp_path: Any) -> None:
 
 
 def refused_after(body: bytes) -> float:
-    """Return the seconds that it takes to refuse `body`."""
-    began = time.monotonic()
+    """Return the CPU seconds that it takes to refuse `body`."""
+    began = time.thread_time()
     with pytest.raises(RequestError) as caught:
         parse_object(body)
     assert caught.value.code == "invalid_json"
     assert len(str(caught.value)) < 400
-    return time.monotonic() - began
+    return time.thread_time() - began
 
 
 @pytest.mark.parametrize(
@@ -250,12 +250,12 @@ def test_a_number_of_a_million_digits_costs_nothing_and_is_refused(number: bytes
 
 @pytest.mark.parametrize("number", [b"0." + b"1" * 1_000_000, b"1e999999999", b"1" * 400 + b".5"])
 def test_a_fraction_of_a_million_digits_costs_nothing(number: bytes) -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     with contextlib.suppress(RequestError):
         value = parse_object(b'{"temperature": ' + number + b"}")["temperature"]
         assert isinstance(value, float)
         assert orjson.dumps(value)
-    assert time.monotonic() - began < 2
+    assert time.thread_time() - began < 2
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"b":['])
