@@ -6,6 +6,7 @@ import traceback
 from types import TracebackType
 from typing import Final
 
+OURS: Final = ("hearth", "proxy", "worker", "shared")  # loggers whose level is the user's
 _FORMAT: Final = "%(asctime)s {process} %(levelname).1s %(message)s"
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -35,5 +36,5 @@ def configure(level: str, process: str, shows_text: bool = False) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    for ours in ("hearth", "proxy", "worker", "shared"):
-        logging.getLogger(ours).setLevel(level)
+    for name in OURS:
+        logging.getLogger(name).setLevel(level)

@@ -51,6 +51,7 @@ class Expected:
             self.facts.move_to_end(digest)
             self.counts["known"] += 1
         else:
+            self.counts["decoded"] += 1
             self._made(digest)
 
     def inputs(self, digest: str) -> None:
@@ -61,7 +62,6 @@ class Expected:
             self._made(digest)
 
     def _made(self, digest: str) -> None:
-        self.counts["decoded"] += 1
         for kept in (self.facts, self.arrays):
             kept[digest] = None
             kept.move_to_end(digest)

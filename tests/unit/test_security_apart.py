@@ -79,7 +79,8 @@ def test_another_keys_sessions_are_not_listed_nor_told_though_their_names_are_th
 
 def logged(shows_text: bool) -> str:
     root = logging.getLogger()
-    before, stream = (root.handlers[:], root.level), io.StringIO()
+    handlers, stream = root.handlers[:], io.StringIO()
+    levels = {name: logging.getLogger(name).level for name in (None, *logs.OURS)}
     stderr, sys.stderr = sys.stderr, stream
     try:
         logs.configure("DEBUG", "test", shows_text)
@@ -92,7 +93,9 @@ def logged(shows_text: bool) -> str:
             logging.getLogger("worker").exception("it broke request=%s", "r1")
     finally:
         sys.stderr = stderr
-        root.handlers[:], root.level = before
+        root.handlers[:] = handlers
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
     return stream.getvalue()
 
 
