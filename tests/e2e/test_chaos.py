@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ WAIT_S_MAX = 300  # for what takes 30 s on an idle machine
 def report_of(tmp_path: Path, *command: str) -> tuple[dict[str, Any], str]:
     """Run a script with `--json`; return its report and what it printed."""
     told = tmp_path / "report.json"
-    done = subprocess.run(
-        [sys.executable, *command, "--json", str(told)],
-        cwd=PROJECT_DIR,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S_MAX,
-    )
+    with tempfile.TemporaryDirectory(prefix="hearth-") as short:  # a socket's path has a limit
+        done = subprocess.run(
+            [sys.executable, *command, "--json", str(told)],
+            cwd=PROJECT_DIR,
+            env=os.environ | {"TMPDIR": short},
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S_MAX,
+        )
     assert told.exists(), done.stderr + done.stdout
     return json.loads(told.read_text()), done.stdout
 

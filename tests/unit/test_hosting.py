@@ -24,7 +24,7 @@ from proxy.residency import Want
 from proxy.supervisor import Rules, Supervisor, Worker
 from shared.errors import RequestError, WorkerLost
 from tests.fake_worker import MISSING
-from tests.unit.test_proxy_pool import COMMAND, ROOT, read, request
+from tests.unit.test_proxy_pool import COMMAND, ROOT, read, request, stop
 
 MODELS = (Model("pocket"), Model("b", "/b"), Model("broken", MISSING))
 
@@ -89,7 +89,7 @@ async def host(
         if looking is not None:
             looking.cancel()
         made.pool.close()
-        await made.supervisor.stop()
+        await stop(made.supervisor)
         assert not list(directory.glob("worker*"))
 
 
@@ -399,7 +399,7 @@ def test_a_signal_while_a_model_changes_leaves_no_process(directory: Path) -> No
             asking = asyncio.create_task(made.ask("b"))
             await made.until(lambda: made.rows("state") == [("unloading",)])
             made.pool.close()
-            await made.supervisor.stop()
+            await stop(made.supervisor)
             with pytest.raises(WorkerLost, match="shutting down"):
                 await asking
             for pid in pids + made.supervisor.pids:

@@ -21,7 +21,7 @@ from proxy.warm import Warmer
 from shared.config import load_settings
 from shared.errors import StartError
 from tests.unit.test_proxy_edge import edge_of
-from tests.unit.test_proxy_pool import Bench, run, start
+from tests.unit.test_proxy_pool import Bench, run, start, stop
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 CHAT = {"messages": [SYSTEM, {"role": "user", "content": "?"}]}
@@ -57,7 +57,7 @@ async def warmed(
             yield made
         finally:
             made.pool.close()
-            await made.supervisor.stop()
+            await stop(made.supervisor)
 
 
 async def read_by_workers(made: Bench, count: int) -> list[dict[str, Any]]:
