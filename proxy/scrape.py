@@ -184,12 +184,8 @@ def _evictions(cache: Mapping[str, Row]) -> Iterator[Metric]:
     nbytes = CounterMetricFamily(
         "hearth_evicted_bytes_total", "What that gave back.", labels=labels
     )
-    for family, key in ((count, "count"), (nbytes, "bytes")):
-        for worker, row in cache.items():
-            for what in _EVICTED:
-                if (value := _figure(row, ("evicted", key, what))) is not None:
-                    family.add_metric((worker, what), value)
-        yield family
+    yield _by_name(count, cache, ("evicted", "count"), _EVICTED)
+    yield _by_name(nbytes, cache, ("evicted", "bytes"), _EVICTED)
 
 
 def _images(cache: Mapping[str, Row]) -> Metric:
@@ -198,10 +194,17 @@ def _images(cache: Mapping[str, Row]) -> Metric:
         "Images by what a worker did with their files; known: they had been read before.",
         labels=("worker", "outcome"),
     )
+    return _by_name(family, cache, ("vision", "read"), _READ)
+
+
+def _by_name(
+    family: CounterMetricFamily, cache: Mapping[str, Row], path: Path, names: Sequence[str]
+) -> Metric:
+    """Add to `family` a sample of each worker for each of `names` that it tells at `path`."""
     for worker, row in cache.items():
-        for outcome in _READ:
-            if (value := _figure(row, ("vision", "read", outcome))) is not None:
-                family.add_metric((worker, outcome), value)
+        for name in names:
+            if (value := _figure(row, (*path, name))) is not None:
+                family.add_metric((worker, name), value)
     return family
 
 

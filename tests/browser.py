@@ -26,6 +26,7 @@ FLAGS = (
 )
 LISTENING = "DevTools listening on "
 WAIT_S_MAX = 60.0
+PAGE_IS_LEAVING = -32000  # "Inspected target navigated or closed"
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024  # a screenshot of a long page
 KEYS = {"Tab": 9, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
 
@@ -44,6 +45,10 @@ def chromium() -> Iterator[str]:
                 yield told.partition(LISTENING)[2].strip()
             finally:
                 process.terminate()
+
+
+class PageLeaving(Exception):
+    """The page went away for another one while it was asked."""
 
 
 class Page:
@@ -80,6 +85,8 @@ class Page:
         await self._socket.send_json(message)
         async with asyncio.timeout(WAIT_S_MAX):
             answer = await future
+        if answer.get("error", {}).get("code") == PAGE_IS_LEAVING:
+            raise PageLeaving(method, answer)
         assert "error" not in answer, (method, answer)
         result: dict[str, Any] = answer["result"]
         return result
@@ -127,9 +134,11 @@ class Page:
     async def until(self, script: str) -> Any:
         """Wait until the expression is true, and return it."""
         async with asyncio.timeout(WAIT_S_MAX):
-            while not (value := await self.value(script)):
+            while True:
+                with contextlib.suppress(PageLeaving):  # the next one may have it
+                    if value := await self.value(script):
+                        return value
                 await asyncio.sleep(0.05)
-        return value
 
     async def press(self, key: str, text: str = "") -> None:
         code = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS.get(key, 0)}
