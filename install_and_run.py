@@ -1,7 +1,7 @@
 """Hearth in one command: checks this machine, installs into .venv, starts the server.
 
 Standard library only. Any Python from 3.6 on must compile this file, so that an old one can say
-what to install: annotations are quoted, and `shared` is imported after the version check only.
+what to install: annotations are quoted, and `hearth.shared` is imported after the version check.
 """
 
 import argparse
@@ -17,13 +17,14 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 TYPE_CHECKING = False  # the name that type checkers know, without importing typing
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-    from shared.installing import Step
+    from hearth.shared.pip_runner import PipStep
 
 PROJECT = Path(__file__).resolve().parent
 VENV = PROJECT / ".venv"
@@ -40,10 +41,11 @@ PROBE = (
 VENV_PROBE = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
 SETTINGS_PROBE = """
 import json, os, sys
-from shared.config import PROJECT_DIR, load_settings
-from shared.errors import StartError
+from hearth.shared.load_settings import load_settings
+from hearth.shared.paths import env_file
+from hearth.shared.errors import StartError
 try:
-    found = load_settings(os.environ, PROJECT_DIR / ".env")
+    found = load_settings(os.environ, env_file())
 except StartError as error:
     print(error, file=sys.stderr), sys.exit(78)
 print(json.dumps({"host": found.proxy_host, "port": found.proxy_port, "model": found.model_path,
@@ -74,6 +76,14 @@ No working one was found on PATH or in the usual places. Install one:
   Fedora           sudo dnf install python3.12
   anywhere         pyenv install 3.12     or     uv python install 3.12
 Then run the same command again."""
+
+
+def import_from_checkout() -> None:
+    """Let `hearth.shared` be imported although nothing is installed: `hearth` is this directory."""
+    if "hearth" not in sys.modules and importlib.util.find_spec("hearth") is None:
+        package = types.ModuleType("hearth")
+        package.__path__ = [str(PROJECT)]
+        sys.modules["hearth"] = package
 
 
 class Stop(Exception):
@@ -260,7 +270,12 @@ def wanted_stamp(venv: Path, extras: "list[str]", version: str) -> "dict[str, An
     before = read_stamp(venv).get("extras")
     kept = sorted({*extras, *(before if isinstance(before, list) else [])})
     wanted = requirements(PROJECT / "pyproject.toml", kept)
-    return {"python": version, "extras": kept, "requirements": wanted}
+    return {
+        "python": version,
+        "extras": kept,
+        "requirements": wanted,
+        "project": str(PROJECT),
+    }
 
 
 def write_stamp(venv: Path, stamp: "dict[str, Any]") -> None:
@@ -284,7 +299,7 @@ def check_disk(venv: Path, needed: int) -> None:
 
 def prepare(venv: Path, extras: "list[str]") -> str:
     """Install into `venv` what is not there yet; return its Python's version."""
-    from shared.installing import only_one
+    from hearth.shared.pip_runner import only_one
 
     version = current_version(venv, extras)
     if version is None:
@@ -302,14 +317,14 @@ def current_version(venv: Path, extras: "list[str]") -> "str | None":
 
 def install(venv: Path, extras: "list[str]", lock: int) -> str:
     """Make `venv` or go on with a half made one; return its Python's version."""
-    from shared.installing import Step
+    from hearth.shared.pip_runner import PipStep
 
     if "cuda" in extras or not read_stamp(venv).get("requirements"):
         check_disk(venv, DISK_BYTES_CUDA if "cuda" in extras else DISK_BYTES)
     began = time.monotonic()
     venv.mkdir(exist_ok=True)
     with (venv / "install.log").open("w", encoding="utf-8") as log:
-        step = Step(log, lock, PROJECT, clean_environment())
+        step = PipStep(log, lock, PROJECT, clean_environment())
         version = make_venv(venv, step)
         stamp = wanted_stamp(venv, extras, version)
         write_stamp(venv, {**stamp, "requirements": []})
@@ -320,12 +335,13 @@ def install(venv: Path, extras: "list[str]", lock: int) -> str:
             step.run([*pip, "uninstall", "--yes", "mlx-cpu", "mlx-cuda-13"])
         quiet = ["--no-input", "--no-user", "--disable-pip-version-check", "--progress-bar=off"]
         step.run([*pip, "install", *quiet, *stamp["requirements"]])
+        step.run([*pip, "install", *quiet, "--no-deps", "--editable", str(PROJECT)])
     write_stamp(venv, stamp)
     say(f"Installed into {venv} in {time.monotonic() - began:.0f} s.")
     return version
 
 
-def make_venv(venv: Path, step: "Step") -> str:
+def make_venv(venv: Path, step: "PipStep") -> str:
     """Make `venv` with a working pip, or what of it is missing; return its Python's version."""
     python = str(venv / "bin/python")
     version = venv_version(venv)
@@ -399,7 +415,7 @@ def start(version: str, options: argparse.Namespace) -> None:
 
     With --check, say what was found and return.
     """
-    from shared.processes import take_port
+    from hearth.shared.processes import take_port
 
     environ = server_environment(options)
     python = str(VENV / "bin/python")
@@ -412,12 +428,12 @@ def start(version: str, options: argparse.Namespace) -> None:
         return
     if "freed" in about_port:
         say(about_port)
-    become([python, "-m", "proxy.main"], environ)
+    become([python, "-m", "hearth.proxy.main"], environ)
 
 
 def start_tests(arguments: "list[str]") -> None:
     """Become pytest, with what makes MLX fast on a CPU."""
-    from shared.blas import openblas_environment
+    from hearth.shared.openblas import openblas_environment
 
     environ = clean_environment()
     environ.update(openblas_environment(environ))
@@ -468,7 +484,8 @@ def run(arguments: "list[str]") -> None:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a job in the background
             signal.signal(number, on_signal)
     change_interpreter(arguments)
-    from shared.errors import StartError
+    import_from_checkout()
+    from hearth.shared.errors import StartError
 
     try:
         version = prepare(VENV, [*["cuda"] * options.cuda, *["dev"] * is_test])

@@ -1,4 +1,4 @@
-"""The server: `python -m proxy.main` starts the workers and serves until a signal ends it."""
+"""Runs the server: `python -m hearth.proxy.main` starts workers and serves until a signal."""
 
 import asyncio
 import contextlib
@@ -9,38 +9,39 @@ import signal
 import socket
 import subprocess
 import sys
-import tomllib
 from collections.abc import Generator, Mapping, Sequence
 from typing import Final, NoReturn
 
 import uvicorn
 import uvloop
 
-from proxy import litellm_front
-from proxy.edge import Edge
-from proxy.hosting import Hosting
-from proxy.http_protocol import HeadTimeout
-from proxy.intake import Intake
-from proxy.models import models_of
-from proxy.origin import OriginRules
-from proxy.pidfile import PidFile
-from proxy.pool import WorkerPool
-from proxy.ready import ready_lines, starting_line
-from proxy.remote import RemoteWorkers
-from proxy.routes import Routes
-from proxy.routing import Affinity
-from proxy.supervisor import Rules, Supervisor
-from proxy.warm import Warmer
-from shared import log as logs
-from shared.blas import openblas_environment
-from shared.config import PROJECT_DIR, Settings, load_settings
-from shared.errors import EXIT_CANNOT_START, StartError
-from shared.malloc import malloc_environment, map_large_blocks
-from shared.transport import private_directory
+from hearth.proxy.api.parse_body import BodyParser
+from hearth.proxy.app import ProxyApp
+from hearth.proxy.gateway import litellm_app
+from hearth.proxy.http.origin_rules import OriginRules
+from hearth.proxy.http.uvicorn_timeouts import HeadTimeout
+from hearth.proxy.monitoring.admin_routes import AdminRoutes
+from hearth.proxy.pool.cache_affinity import CacheAffinity
+from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.request.model_names import models_of
+from hearth.proxy.startup_banner import ready_lines, starting_line
+from hearth.proxy.workers.model_swap import ModelSwapper
+from hearth.proxy.workers.pid_file import PidFile
+from hearth.proxy.workers.remote_workers import RemoteWorkers
+from hearth.proxy.workers.supervisor import RestartRules, Supervisor
+from hearth.proxy.workers.warm_prompts import WarmPrompts
+from hearth.shared import logging_setup as logs
+from hearth.shared.errors import EXIT_CANNOT_START, StartError
+from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
+from hearth.shared.load_settings import Settings, load_settings
+from hearth.shared.openblas import openblas_environment
+from hearth.shared.paths import env_file
+from hearth.shared.version import VERSION
+from hearth.shared.zmq_transport import private_directory
 
-log = logging.getLogger("proxy.main")  # run with -m, its name is __main__
+log = logging.getLogger("hearth.proxy.main")  # run with -m, its name is __main__
 
-WORKER_COMMAND: Final = (sys.executable, "-m", "worker.main")
+WORKER_COMMAND: Final = (sys.executable, "-m", "hearth.worker.main")
 GRACE_S: Final = 2  # for streams to say goodbye after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512
@@ -65,11 +66,11 @@ class Hearth:
         """Raises: StartError: the port is taken, or a directory, socket or file is of no use."""
         self._settings = settings
         self._directory = private_directory(settings.instance_dir)
-        self._version = project_version()
+        self._version = VERSION
         OriginRules(settings.proxy_host, settings.cors_origins)  # refuses a bad CORS_ORIGINS now
         models = models_of(settings)
         self._pool = WorkerPool(
-            affinity=Affinity(settings.live_slots_max), is_apart=len(settings.api_keys) > 1
+            affinity=CacheAffinity(settings.live_slots_max), is_apart=len(settings.api_keys) > 1
         )
         environment = {
             **environ,
@@ -82,16 +83,16 @@ class Hearth:
             self._directory,
             self._pool,
             environment,
-            Rules(models[0], settings.shutdown_flush_seconds, settings.stall_seconds),
+            RestartRules(models[0], settings.shutdown_flush_seconds, settings.stall_seconds),
         )
         unload_s = settings.model_idle_unload_seconds
-        self._hosting = Hosting(self._supervisor, self._pool, models, unload_s)
+        self._hosting = ModelSwapper(self._supervisor, self._pool, models, unload_s)
         self._remote = RemoteWorkers(settings, self._pool, models)
-        self._routes = Routes(
+        self._routes = AdminRoutes(
             settings, self._version, self._supervisor, self._pool, self._remote.workers
         )
-        self._pool.on_ready = Warmer(
-            settings, Intake(settings, self._routes.stored), self._routes.names
+        self._pool.on_ready = WarmPrompts(
+            settings, BodyParser(settings, self._routes.stored), self._routes.names
         ).begin
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
         self._supervisor.on_change = self._write_pid_file
@@ -138,8 +139,8 @@ class Hearth:
         self._write_pid_file()
         await self._supervisor.start()
         self._remote.start()
-        app, token = await asyncio.to_thread(litellm_front.load, self._settings)
-        edge = Edge(self._settings, self._pool, self._routes, app, token)
+        app, token = await asyncio.to_thread(litellm_app.load, self._settings)
+        edge = ProxyApp(self._settings, self._pool, self._routes, app, token)
         self._server = _Server(
             uvicorn.Config(
                 edge,
@@ -192,7 +193,7 @@ class Hearth:
     def _remove_files(self) -> None:
         self._supervisor.remove_sockets()
         self._pid_file.remove()
-        (self._directory / litellm_front.CONFIG_NAME).unlink(missing_ok=True)
+        (self._directory / litellm_app.CONFIG_NAME).unlink(missing_ok=True)
 
 
 def _tell_bug(hosting: asyncio.Task[None]) -> None:
@@ -231,18 +232,12 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
-def project_version() -> str:
-    with (PROJECT_DIR / "pyproject.toml").open("rb") as file:
-        version: str = tomllib.load(file)["project"]["version"]
-    return version
-
-
 def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     """Run the server; return its exit code."""
     environ = dict(os.environ)  # as it was: workers get it without LiteLLM's additions
     map_large_blocks(environ)
     try:
-        settings = load_settings(environ, PROJECT_DIR / ".env")
+        settings = load_settings(environ, env_file())
         logs.configure(settings.log_level.upper(), "proxy", settings.log_prompts)
         raise_open_file_limit()
         hearth = Hearth(settings, environ, worker_command)

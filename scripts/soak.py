@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Replays captured agent sessions for long against a server of its own, and watches its memory.
 
-    scripts/soak.py [TRACE...] [--minutes N] [--clients 3] [--seed S] [--json FILE]
+    python -m scripts.soak [TRACE...] [--minutes N] [--clients 3] [--seed S] [--json FILE]
 
 Each client replays one session after the other, with pauses, and sends back what this server said.
 Texts are cut to a length that is drawn for each session, so that they fit a small model and no two
@@ -25,13 +25,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from scripts.own_server import MB, OwnServer, ServerError, rss_bytes
-from scripts.probing import table
-from scripts.replay import Row, Target, replay
-from scripts.traces import Captured, load_trace
-from tests.mutations import shortened
+from hearth.commands.server_client import table
+from scripts.chaos.own_server import MB, OwnServer, ServerError, rss_bytes
+from scripts.harness.body_mutations import shortened
+from scripts.replay.__main__ import Row, Target, replay
+from scripts.replay.traces import Captured, load_trace
 
 TRACES_DIR: Final = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"
 CHARS: Final = (100, 400)  # of a text of a session

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import msgpack
 
-from shared.private import make_private
+from hearth.shared.private_directory import make_private
 
 SUFFIX: Final = ".journal"
 TEMP_PREFIX: Final = ".writing-"
@@ -65,7 +65,7 @@ class _File:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _RecordFrame:
     """What was read up to byte `end` of a file; no payload where it is damaged."""
 
     end: int
@@ -128,7 +128,7 @@ class Journal:
                 os.close(file.handle)
         self._files = [file for file in self._files if file.is_ours]
 
-    def _record(self, file: _File, piece: _Piece) -> Any:
+    def _record(self, file: _File, piece: _RecordFrame) -> Any:
         """Return the record in a piece as today's schema has it; None where there is none."""
         if piece.payload is None:
             self._is_damaged = True
@@ -150,14 +150,14 @@ class Journal:
             return None
         return record
 
-    def _pieces(self, file: _File) -> Iterator[_Piece]:
+    def _pieces(self, file: _File) -> Iterator[_RecordFrame]:
         size = os.fstat(file.handle).st_size
         at = 0
         while at < size:
             payload = self._payload(file.handle, at, size)
             at = self._next(file.handle, at, size) if payload is None else _end(at, payload)
             if payload is not None or file.is_ours or at < size:  # a living writer's may be amid it
-                yield _Piece(at, payload)
+                yield _RecordFrame(at, payload)
 
     def _payload(self, handle: int, at: int, size: int) -> bytes | None:
         """Return the bytes of the frame that begins at byte `at`; None where none does."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.errors import StartError
+from hearth.shared.errors import StartError
 
 PID_FILE = "hearth.json"
 END_WAIT_S = 2.0  # after SIGTERM, before SIGKILL

@@ -1,21 +1,122 @@
 """The table of settings: each variable with its default, what it may be, and what it is for.
 
-Read by `shared.config`, which everything else imports them from.
+Read by `hearth.shared.load_settings`, which everything else imports them from.
 """
 
 import dataclasses
 import ipaddress
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
-
-from shared import setting_kinds as kinds
 
 POCKET: Final = "builtin:pocket"
 DECODABLE_PIXELS_MAX: Final = 89_478_485  # beyond it Pillow takes an image for an attack
 
 
-def _setting(name: str, default: str, parse: kinds.Parser, about: str) -> Any:
+SettingParser = Callable[[str], Any]  # raises ValueError(what is allowed)
+
+
+def integer(low: int, high: int) -> SettingParser:
+    def parse(text: str) -> int:
+        allowed = f"a whole number from {low:,} to {high:,}"
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(allowed) from None
+        if not low <= value <= high:
+            raise ValueError(allowed)
+        return value
+
+    return parse
+
+
+def number(low: float, high: float) -> SettingParser:
+    def parse(text: str) -> float:
+        allowed = f"a number from {low:g} to {high:g}"
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(allowed) from None
+        if not math.isfinite(value) or not low <= value <= high:
+            raise ValueError(allowed)
+        return value
+
+    return parse
+
+
+def boolean(text: str) -> bool:
+    words = {"true": True, "1": True, "yes": True, "on": True}
+    words |= {"false": False, "0": False, "no": False, "off": False}
+    if text.lower() not in words:
+        raise ValueError("true or false")
+    return words[text.lower()]
+
+
+def always_true(reason: str) -> SettingParser:
+    """A promise that has a name and cannot be switched off; `reason` says what else would be."""
+
+    def parse(text: str) -> bool:
+        if not boolean(text):
+            raise ValueError(f"true: {reason}")
+        return True
+
+    return parse
+
+
+def one_of(*allowed: str) -> SettingParser:
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError("one of " + ", ".join(allowed))
+        return text.lower()
+
+    return parse
+
+
+def bits(text: str) -> int:
+    """Bits of a quantised value; 0 = off."""
+    if text.lower() not in ("off", "4", "8"):
+        raise ValueError("off, 4 or 8")
+    return 0 if text.lower() == "off" else int(text)
+
+
+def group_size(text: str) -> int:
+    if text not in ("32", "64", "128"):
+        raise ValueError("32, 64 or 128")
+    return int(text)
+
+
+def any_text(text: str) -> str:
+    return text
+
+
+def required_text(text: str) -> str:
+    if not text:
+        raise ValueError("not empty")
+    return text
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def path(text: str) -> Path:
+    if not text:
+        raise ValueError("a directory")
+    return Path(text).expanduser().absolute()
+
+
+def address(text: str) -> str:
+    if text != "localhost":
+        try:
+            ipaddress.ip_address(text)
+        except ValueError:
+            raise ValueError("an IP address or localhost") from None
+    return text
+
+
+def _setting(name: str, default: str, parse: SettingParser, about: str) -> Any:
     """A field read from variable `name`; `about` is its line in `.env.example`."""
     return dataclasses.field(
         metadata={"name": name, "default": default, "parse": parse, "about": about}
@@ -29,315 +130,315 @@ class Settings:
     model_path: str = _setting(
         "MODEL_PATH",
         POCKET,
-        kinds.required_text,
+        required_text,
         "Hub id or directory of the model; builtin:pocket needs no download",
     )
     proxy_model_id: str = _setting(
         "PROXY_MODEL_ID",
         "",
-        kinds.any_text,
+        any_text,
         "Public model name; empty = the hub id or the directory's name",
     )
     model_aliases: tuple[str, ...] = _setting(
-        "MODEL_ALIASES", "", kinds.words, "Further names for the model, comma-separated"
+        "MODEL_ALIASES", "", words, "Further names for the model, comma-separated"
     )
     catch_all_models: tuple[str, ...] = _setting(
         "CATCH_ALL_MODELS",
         "claude-*, gpt-*",
-        kinds.words,
+        words,
         "Patterns of model names that are served by the model too",
     )
     proxy_host: str = _setting(
         "PROXY_HOST",
         "127.0.0.1",
-        kinds.address,
+        address,
         "Address to listen on; any but loopback needs PROXY_API_KEY",
     )
-    proxy_port: int = _setting("PROXY_PORT", "4000", kinds.integer(1, 65535), "Port to listen on")
+    proxy_port: int = _setting("PROXY_PORT", "4000", integer(1, 65535), "Port to listen on")
     proxy_api_key: str = _setting(
         "PROXY_API_KEY",
         "",
-        kinds.any_text,
+        any_text,
         "Key that every client must send; empty = none, loopback only",
     )
     proxy_api_keys: tuple[str, ...] = _setting(
         "PROXY_API_KEYS",
         "",
-        kinds.words,
+        words,
         "Further keys, comma-separated; what is remembered of one is not there for another",
     )
     cors_origins: tuple[str, ...] = _setting(
         "CORS_ORIGINS",
         "",
-        kinds.words,
+        words,
         "Web origins that may use the API from a browser, comma-separated",
     )
     workers: int = _setting(
         "WORKERS",
         "1",
-        kinds.integer(0, 16),
+        integer(0, 16),
         "Workers to start, each with its own copy of the model",
     )
     run_dir: Path = _setting(
-        "RUN_DIR", "~/.hearth/run", kinds.path, "Directory for sockets and the pid file (0700)"
+        "RUN_DIR", "~/.hearth/run", path, "Directory for sockets and the pid file (0700)"
     )
     kv_cache_dir: Path = _setting(
-        "KV_CACHE_DIR", "~/.hearth/kv", kinds.path, "Directory of kept KV and turns (0700)"
+        "KV_CACHE_DIR", "~/.hearth/kv", path, "Directory of kept KV and turns (0700)"
     )
     max_kv_size_gb: int = _setting(
-        "MAX_KV_SIZE_GB", "10", kinds.integer(0, 10_000), "Kept KV on disk; 0 = nothing is written"
+        "MAX_KV_SIZE_GB", "10", integer(0, 10_000), "Kept KV on disk; 0 = nothing is written"
     )
     kv_disk_write_gb_per_day: int = _setting(
         "KV_DISK_WRITE_GB_PER_DAY",
         "200",
-        kinds.integer(0, 100_000),
+        integer(0, 100_000),
         "KV written to disk a day, all workers together; 0 = no limit",
     )
     shutdown_flush_seconds: int = _setting(
         "SHUTDOWN_FLUSH_SECONDS",
         "2",
-        kinds.integer(0, 60),
+        integer(0, 60),
         "How long a worker that ends may go on writing what is not on disk yet",
     )
     use_kv_cache: bool = _setting(
         "USE_KV_CACHE",
         "true",
-        kinds.boolean,
+        boolean,
         "Whether requests that do not say so themselves read and write the cache and the turns",
     )
     generation_watchdog_seconds: int = _setting(
         "GENERATION_WATCHDOG_SECONDS",
         "600",
-        kinds.integer(0, 86_400),
+        integer(0, 86_400),
         "Longest time to generate one answer, from its first token on; 0 = no limit",
     )
     stall_seconds: int = _setting(
         "STALL_SECONDS",
         "120",
-        kinds.integer(0, 86_400),
+        integer(0, 86_400),
         "A request, or a worker, that gets no step further for so long is ended; 0 = never",
     )
     memory_limit_mb: int = _setting(
         "MEMORY_LIMIT_MB",
         "0",
-        kinds.integer(0, 16_777_216),
+        integer(0, 16_777_216),
         "What MLX may hold, weights included; 0 = what the device recommends",
     )
     models: tuple[str, ...] = _setting(
         "MODELS",
         "",
-        kinds.words,
+        words,
         "Further models, as in MODEL_PATH, that a request may name; loaded in the other's place",
     )
     model_idle_unload_seconds: int = _setting(
         "MODEL_IDLE_UNLOAD_SECONDS",
         "0",
-        kinds.integer(0, 31_536_000),
+        integer(0, 31_536_000),
         "A model unused for so long is unloaded until the next request; 0 = never",
     )
     warm_prompts: tuple[str, ...] = _setting(
         "WARM_PROMPTS",
         "",
-        kinds.words,
+        words,
         "Files of request bodies (JSON) that are prefilled and pinned at start, comma-separated",
     )
     worker_endpoints: tuple[str, ...] = _setting(
         "WORKER_ENDPOINTS",
         "",
-        kinds.words,
+        words,
         "Workers on other machines, as tcp://address:port, comma-separated",
     )
     allow_model_code: tuple[str, ...] = _setting(
         "ALLOW_MODEL_CODE",
         "",
-        kinds.words,
+        words,
         "Models, as in MODEL_PATH, whose own Python code may run here; comma-separated",
     )
     allow_image_urls: bool = _setting(
         "ALLOW_IMAGE_URLS",
         "false",
-        kinds.boolean,
+        boolean,
         "Fetch the http(s) images that requests name, from public addresses only",
     )
     max_image_pixels: int = _setting(
         "MAX_IMAGE_PIXELS",
         "40000000",
-        kinds.integer(1, DECODABLE_PIXELS_MAX),
+        integer(1, DECODABLE_PIXELS_MAX),
         "Largest image that is decoded, in pixels; the model's processor makes it smaller then",
     )
     vision_cache_mb: int = _setting(
         "VISION_CACHE_MB",
         "256",
-        kinds.integer(0, 1_048_576),
+        integer(0, 1_048_576),
         "Encoded images kept for other conversations that show them, in MB; 0 = none",
     )
     cache_vlm_image_identity: bool = _setting(
         "CACHE_VLM_IMAGE_IDENTITY",
         "true",
-        kinds.always_true("else what is kept of one image would be served for another"),
+        always_true("else what is kept of one image would be served for another"),
         "What an image shows is part of what kept KV is found by; cannot be switched off",
     )
     curve_keys_dir: Path = _setting(
         "CURVE_KEYS_DIR",
         "~/.hearth/keys",
-        kinds.path,
-        "Directory of the keys that workers on tcp:// need; scripts/make_keys.py makes them",
+        path,
+        "Directory of the keys that workers on tcp:// need; hearth keys makes them",
     )
     log_level: str = _setting(
         "LOG_LEVEL",
         "INFO",
-        kinds.one_of("debug", "info", "warning", "error"),
+        one_of("debug", "info", "warning", "error"),
         "debug, info, warning or error",
     )
     enable_request_logging: bool = _setting(
         "ENABLE_REQUEST_LOGGING",
         "true",
-        kinds.boolean,
+        boolean,
         "Write a cache trace per day and session under LOG_ROOT; no text of prompts",
     )
-    log_root: Path = _setting("LOG_ROOT", "logs", kinds.path, "Directory of the cache traces")
+    log_root: Path = _setting("LOG_ROOT", "logs", path, "Directory of the cache traces")
     log_prompts: bool = _setting(
         "LOG_PROMPTS",
         "false",
-        kinds.boolean,
+        boolean,
         "Also log snippets of prompts where a prefix broke",
     )
     max_kv_size: int = _setting(
         "MAX_KV_SIZE",
         "196608",
-        kinds.integer(256, 16_777_216),
+        integer(256, 16_777_216),
         "Longest prompt and completion together, in tokens",
     )
     prefill_chunk: int = _setting(
         "PREFILL_CHUNK",
         "0",
-        kinds.integer(0, 16_384),
+        integer(0, 16_384),
         "Prompt tokens in one forward; 0 = 256 on a CPU, 512 on a GPU",
     )
     live_slots_max: int = _setting(
         "LIVE_SLOTS_MAX",
         "4",
-        kinds.integer(1, 64),
+        integer(1, 64),
         "Requests that compute at once in one worker, and live caches it holds; others wait",
     )
     queue_max: int = _setting(
         "QUEUE_MAX",
         "64",
-        kinds.integer(1, 10_000),
+        integer(1, 10_000),
         "Requests that may wait in one worker; more get a 503",
     )
     cache_ram_budget_mb: int = _setting(
         "CACHE_RAM_BUDGET_MB",
         "0",
-        kinds.integer(0, 4_194_304),
+        integer(0, 4_194_304),
         "Kept KV beside the live caches, in MB; 0 = a fifth of MEMORY_LIMIT_MB",
     )
     cache_exact: str = _setting(
         "CACHE_EXACT",
         "auto",
-        kinds.one_of("auto", "true", "false"),
+        one_of("auto", "true", "false"),
         "Reuse only KV that a cold run would have made to the bit; auto = where it shows",
     )
     prompt_cache_ttl_seconds: int = _setting(
         "PROMPT_CACHE_TTL_SECONDS",
         "1800",
-        kinds.integer(0, 31_536_000),
+        integer(0, 31_536_000),
         "KV unused for so long is the first to go when room is needed; 0 = never",
     )
     prompt_cache_session_max_idle_seconds: int = _setting(
         "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS",
         "1800",
-        kinds.integer(0, 31_536_000),
+        integer(0, 31_536_000),
         "A live cache or a session unused for so long is given up; its KV is kept; 0 = never",
     )
     prompt_cache_max_entries_per_session: int = _setting(
         "PROMPT_CACHE_MAX_ENTRIES_PER_SESSION",
         "0",
-        kinds.integer(0, 100_000),
+        integer(0, 100_000),
         "Conversations remembered of one session (main line, sub-agents, branches); 0 = no cap",
     )
     cache_canonicalize_tool_context: bool = _setting(
         "CACHE_CANONICALIZE_TOOL_CONTEXT",
         "true",
-        kinds.boolean,
+        boolean,
         "Recognise a conversation although its volatile fields (dates, ids, counters) changed",
     )
     cache_norm_safety_check: bool = _setting(
         "CACHE_NORM_SAFETY_CHECK",
         "false",
-        kinds.boolean,
+        boolean,
         "Recognise a conversation by its exact text where the rules leave out over 10 % of it",
     )
     preserve_thinking: bool = _setting(
         "PRESERVE_THINKING",
         "true",
-        kinds.boolean,
+        boolean,
         "Keep the thinking of earlier turns, also where the model's template would drop it",
     )
     cache_store_bits: int = _setting(
         "CACHE_STORE_BITS",
         "off",
-        kinds.bits,
+        bits,
         "Bits of kept KV that no live cache holds: off, 4 or 8",
     )
     cache_debug: bool = _setting(
         "CACHE_DEBUG",
         "false",
-        kinds.boolean,
+        boolean,
         "Serve the token ids of recent prompts at /v1/cache/prompts; needs PROXY_API_KEY",
     )
     kv_bits: int = _setting(
         "KV_BITS",
         "OFF",
-        kinds.bits,
+        bits,
         "Bits of KV in live caches: off, 4 or 8, where the model allows",
     )
     kv_group_size: int = _setting(
-        "KV_GROUP_SIZE", "64", kinds.group_size, "Elements of quantised KV that share a scale"
+        "KV_GROUP_SIZE", "64", group_size, "Elements of quantised KV that share a scale"
     )
     quantized_kv_start: int = _setting(
         "QUANTIZED_KV_START",
         "5000",
-        kinds.integer(0, 16_777_216),
+        integer(0, 16_777_216),
         "Tokens from which on a live cache is quantised",
     )
     default_temperature: float = _setting(
-        "DEFAULT_TEMPERATURE", "0.1", kinds.number(0, 2), "Sampling temperature; 0 = greedy"
+        "DEFAULT_TEMPERATURE", "0.1", number(0, 2), "Sampling temperature; 0 = greedy"
     )
     default_top_p: float = _setting(
-        "DEFAULT_TOP_P", "0.9", kinds.number(0, 1), "Nucleus sampling; 1 = off"
+        "DEFAULT_TOP_P", "0.9", number(0, 1), "Nucleus sampling; 1 = off"
     )
     default_top_k: int = _setting(
-        "DEFAULT_TOP_K", "40", kinds.integer(0, 1_000_000), "Sample from the k likeliest; 0 = off"
+        "DEFAULT_TOP_K", "40", integer(0, 1_000_000), "Sample from the k likeliest; 0 = off"
     )
     default_min_p: float = _setting(
         "DEFAULT_MIN_P",
         "0.05",
-        kinds.number(0, 1),
+        number(0, 1),
         "Drop tokens less likely than this share of the likeliest",
     )
     default_repetition_penalty: float = _setting(
         "DEFAULT_REPETITION_PENALTY",
         "1.08",
-        kinds.number(0.01, 10),
+        number(0.01, 10),
         "Divides the logits of recent tokens; 1 = off",
     )
     default_repetition_context_size: int = _setting(
         "DEFAULT_REPETITION_CONTEXT_SIZE",
         "256",
-        kinds.integer(1, 1_000_000),
+        integer(1, 1_000_000),
         "Recent tokens that it looks at",
     )
     default_max_tokens: int = _setting(
         "DEFAULT_MAX_TOKENS",
         "2048",
-        kinds.integer(1, 16_777_216),
+        integer(1, 16_777_216),
         "Completion limit where the client names none",
     )
     default_thinking: bool = _setting(
         "DEFAULT_THINKING",
         "true",
-        kinds.boolean,
+        boolean,
         "Whether templates that can think do so unless told otherwise",
     )
 

@@ -1,4 +1,4 @@
-"""`python -m worker.main`: one worker process. Started and watched by the proxy's supervisor.
+"""Runs one worker process: `python -m hearth.worker.main`, started by the proxy's supervisor.
 
 With an endpoint on tcp:// it is started by hand, for a proxy on another machine.
 
@@ -19,39 +19,45 @@ import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from shared.config import PROJECT_DIR, Settings, load_settings
-from shared.errors import EXIT_CANNOT_START, StartError
-from shared.log import configure
-from shared.refusal import leave_reason
-from shared.transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
-from shared.wire import Failed, Heartbeat, Status, Told
-from worker.conversing import make_builder, make_sessions, prompt_facts, turns_directory
-from worker.engine.engine import Engine, default_chunk
-from worker.engine.memory import held_bytes, hold_memory, memory_limit, room_in
-from worker.engine.model import LoadedModel, load_model
-from worker.engine.sampling import Choice, make_choice
-from worker.image_thread import ImageThread, UnreadJobs
-from worker.keeping import cache_root, is_exact, make_keeper
-from worker.kv.keeper import Keeper
-from worker.kv.no_keeper import NoKeeper
-from worker.loop import Errand, Inbox, InferenceLoop
-from worker.mailbox import Identity, Jobs, Mailbox
-from worker.memory import MemoryGuard, Watermark
-from worker.progress import StartSteps
-from worker.prompt.cuts import CutRule
-from worker.prompt.marks import end_of_turn_ids, turn_marks
-from worker.prompter import Look, Prompter
-from worker.recorder import Recorder
-from worker.report import cache_report, vision_report
-from worker.request import Request, Ticket
-from worker.rules import Rules
-from worker.scheduler import Scheduler
-from worker.sessions.sessions import Sessions
-from worker.sight import Sight, forwarded_at_once, make_sight, told
-from worker.stream.detokenise import Vocabulary
-from worker.watchdog import Watchdog
+from hearth.shared.errors import EXIT_CANNOT_START, StartError
+from hearth.shared.load_settings import Settings, load_settings
+from hearth.shared.logging_setup import configure
+from hearth.shared.paths import env_file
+from hearth.shared.start_failure import leave_reason
+from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
+from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
+from hearth.worker.cache_report import cache_report, vision_report
+from hearth.worker.engine.engine import Engine, default_chunk
+from hearth.worker.engine.mlx_memory import held_bytes, hold_memory, memory_limit, room_in
+from hearth.worker.engine.model_loader import LoadedModel, load_model
+from hearth.worker.engine.sampler import TokenChoice, make_token_choice
+from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.prompt.prefill_cuts import CutRule
+from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
+from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
+from hearth.worker.schedule.progress_log import StartSteps
+from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.schedule.scheduler import Scheduler
+from hearth.worker.schedule.scheduler_interfaces import SchedulerRules
+from hearth.worker.schedule.turn_recorder import TurnRecorder
+from hearth.worker.sessions.session_manager import SessionManager
+from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
+from hearth.worker.setup.prompt_setup import (
+    make_builder,
+    make_sessions,
+    prompt_facts,
+    turns_directory,
+)
+from hearth.worker.setup.vision_setup import VisionParts, forwarded_at_once, make_vision, told
+from hearth.worker.stream.detokenise import Vocabulary
+from hearth.worker.threads.image_thread import ImageThread, UnreadJobs
+from hearth.worker.threads.inference_thread import Inbox, InferenceTask, InferenceThread
+from hearth.worker.threads.prompt_thread import Look, PromptThread
+from hearth.worker.threads.wire_thread import Jobs, WireThread, WorkerIdentity
 
-log = logging.getLogger("worker")
+log = logging.getLogger("hearth.worker")
 
 EXIT_BROKEN = 70  # EX_SOFTWARE: a bug, or a fault of the device; a clean start may help
 QUEUE_TOLD_MAX = 256  # waiting requests that a heartbeat names
@@ -70,15 +76,15 @@ class Worker:
         self._stop = threading.Event()
         self._exit_code = 0
         self._scheduler: Scheduler | None = None  # set once the model is loaded
-        self._sessions: Sessions | None = None
-        self._loop: InferenceLoop | None = None
-        self._keeper: Keeper | NoKeeper | None = None
+        self._sessions: SessionManager | None = None
+        self._loop: InferenceThread | None = None
+        self._keeper: KVManager | NullKVManager | None = None
         self._loaded: LoadedModel | None = None
         self._is_on_network = endpoint.startswith("tcp://")  # started by hand, for another machine
         self._port = RouterPort(endpoint, _keys(settings, endpoint))
-        self._mailbox = Mailbox(
+        self._mailbox = WireThread(
             self._port,
-            Identity(worker_id, secrets.token_hex(8)),
+            WorkerIdentity(worker_id, secrets.token_hex(8)),
             self._jobs,
             self._heartbeat,
             open_max=settings.live_slots_max + settings.queue_max,
@@ -128,7 +134,7 @@ class Worker:
         steps = StartSteps(held_bytes)
         loaded = load_model(settings, steps.begin)
         steps.begin("images")
-        sight = make_sight(loaded, settings)
+        sight = make_vision(loaded, settings)
         loaded = told(loaded, sight)
         chunk = settings.prefill_chunk or default_chunk()
         # Batching changes the last bits of what is decoded, and cannot take quantised KV.
@@ -136,7 +142,7 @@ class Worker:
         engine = Engine(loaded, batches, sight.vision if sight is not None else None)
         with engine.stream():
             steps.begin("cache")
-            keeper = make_keeper(engine, loaded, settings, chunk)
+            keeper = make_kv_manager(engine, loaded, settings, chunk)
             self._keeper = keeper
             memory = MemoryGuard(room_in(limit), held_bytes)
             rule = CutRule(chunk, turn_marks(loaded.tokenizer))
@@ -149,9 +155,9 @@ class Worker:
                 turns_directory(settings.kv_cache_dir, loaded) if settings.max_kv_size_gb else None,
             )
             self._sessions = sessions
-            recorder = Recorder(
+            recorder = TurnRecorder(
                 sessions,
-                reuses=isinstance(keeper, Keeper),
+                reuses=isinstance(keeper, KVManager),
                 foresee=lambda job: self._jobs.put((job.request.ticket, job)),
             )
             steps.begin("prompts")
@@ -162,13 +168,15 @@ class Worker:
                 vocabulary,
                 end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
                 functools.partial(self._choose, loaded.facts.vocab_size),
-                Rules(
+                SchedulerRules(
                     settings.live_slots_max,
                     rule.natural,
                     forwarded_at_once(chunk, sight),
                     recorder.ended,
                     self._inbox.put,
-                    Watchdog(settings.generation_watchdog_seconds, settings.stall_seconds),
+                    GenerationWatchdog(
+                        settings.generation_watchdog_seconds, settings.stall_seconds
+                    ),
                     memory,
                 ),
             )
@@ -176,7 +184,7 @@ class Worker:
                 self._errand, keeper, scheduler, sessions, sight
             )
             self._start_prompt_thread(loaded, vocabulary, rule, sessions, sight)
-            loop = InferenceLoop(
+            loop = InferenceThread(
                 self._inbox, scheduler, self._mailbox.send, sweep_of(keeper, memory)
             )
             self._loop, self._loaded, self._scheduler = loop, loaded, scheduler
@@ -189,11 +197,11 @@ class Worker:
 
     def _errand(
         self,
-        keeper: Keeper | NoKeeper,
+        keeper: KVManager | NullKVManager,
         scheduler: Scheduler,
-        sessions: Sessions,
-        sight: Sight | None,
-        ticket: Ticket,
+        sessions: SessionManager,
+        sight: VisionParts | None,
+        ticket: ClientLease,
         message: Status,
     ) -> None:
         """Have the inference thread tell about the cache, after emptying it or giving up a pin."""
@@ -212,10 +220,10 @@ class Worker:
             report |= scheduler.report() | {"wire_waiting_frames": self._port.waiting_frames}
             return Told(message.request_id, report)
 
-        self._inbox.put(Errand(ticket, run))
+        self._inbox.put(InferenceTask(ticket, run))
 
-    def _choose(self, vocab_size: int, request: Request) -> Choice:
-        return make_choice(
+    def _choose(self, vocab_size: int, request: Request) -> TokenChoice:
+        return make_token_choice(
             request.sampling, self._settings, vocab_size, request.prompt_tokens, request.guide
         )
 
@@ -224,8 +232,8 @@ class Worker:
         loaded: LoadedModel,
         vocabulary: Vocabulary,
         rule: CutRule,
-        sessions: Sessions,
-        sight: Sight | None,
+        sessions: SessionManager,
+        sight: VisionParts | None,
     ) -> None:
         end_ids = end_of_turn_ids(loaded.tokenizer, loaded.generation_config)
         context_tokens = loaded.facts.context_tokens
@@ -234,7 +242,7 @@ class Worker:
             loaded.tokenizer, rule.marks, end_ids, context_tokens, self._settings, form
         )
         root = cache_root(loaded, self._settings, rule.chunk)
-        prompter = Prompter(
+        prompter = PromptThread(
             self._settings,
             builder,
             sessions,
@@ -245,7 +253,7 @@ class Worker:
         run = functools.partial(prompter.run, self._jobs, self._inbox.put, self._mailbox.send)
         _start_thread("prompt", run)
 
-    def _start_image_thread(self, sight: Sight | None) -> Look | None:
+    def _start_image_thread(self, sight: VisionParts | None) -> Look | None:
         """Return what has the images of a message read; None for a model that takes none."""
         if sight is None:
             return None
@@ -272,10 +280,10 @@ class Worker:
         )
 
 
-def sweep_of(keeper: Keeper | NoKeeper, memory: MemoryGuard) -> Callable[[], bool]:
+def sweep_of(keeper: KVManager | NullKVManager, memory: MemoryGuard) -> Callable[[], bool]:
     """Return what gives up old slots, and says where a budget is nearly used up."""
     marks = [Watermark("Memory", "MEMORY_LIMIT_MB", memory.used, memory.limit)]
-    if isinstance(keeper, Keeper):
+    if isinstance(keeper, KVManager):
         budget = keeper.store.budget
         marks.append(
             Watermark("Kept KV", "CACHE_RAM_BUDGET_MB", lambda: budget.bytes_used, budget.bytes_max)
@@ -319,12 +327,12 @@ def _keys(settings: Settings, endpoint: str) -> CurveKeys | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="worker.main", description=__doc__)
+    parser = argparse.ArgumentParser(prog="hearth.worker.main", description=__doc__)
     parser.add_argument("--worker-id", type=int, required=True)
     parser.add_argument("--endpoint", required=True)
     options = parser.parse_args()
     try:
-        settings = load_settings(os.environ, PROJECT_DIR / ".env")
+        settings = load_settings(os.environ, env_file())
         name = f"worker-{options.worker_id}"
         configure(settings.log_level.upper(), name, settings.log_prompts)
         worker = Worker(settings, options.worker_id, options.endpoint)

@@ -11,11 +11,11 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx_lm import load, stream_generate
 
-from scripts.pocket import words
+from scripts.pocket import vocabulary as words
+from scripts.pocket.conversation_tokens import messages_of
+from scripts.pocket.conversations import Talk, Turn, today
 from scripts.pocket.facts import Fact, document, fact
-from scripts.pocket.script import messages_of
-from scripts.pocket.talk import Talk, Turn, today
-from scripts.pocket.toolbox import Use, tools, use
+from scripts.pocket.tools import Use, tools, use
 
 SEED: Final = 1_000_003  # apart from the seeds of the training
 TOKENS_MAX: Final = 160

@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from scripts.pocket import words
-from scripts.pocket.words import invented, value
+from scripts.pocket import vocabulary as words
+from scripts.pocket.vocabulary import invented, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,10 @@ PERSONAL: Final = (
 def phrase(rng: random.Random, held_out: bool = False) -> str:
     """Return what has a value, as in "the code of the north gate" or "my badge number"."""
     draw = rng.random()
-    noun, attribute = rng.choice(words.NOUNS), rng.choice(words.ATTRIBUTES).replace("_", " ")
+    noun, attribute = (
+        rng.choice(words.NOUNS),
+        rng.choice(words.ATTRIBUTES).replace("_", " "),
+    )
     if draw < 0.2 and not held_out:
         return "my " + rng.choice(PERSONAL)
     if draw < 0.32:
@@ -201,7 +204,10 @@ def setting_fact(rng: random.Random, name: str, it: str) -> Fact:
 def filler(rng: random.Random) -> str:
     """Return a sentence or line that nobody asks about."""
     noun, other = rng.choice(words.NOUNS), rng.choice(words.NOUNS)
-    adjective, verb = rng.choice(words.ADJECTIVES).replace("_", " "), rng.choice(words.VERBS)
+    adjective, verb = (
+        rng.choice(words.ADJECTIVES).replace("_", " "),
+        rng.choice(words.VERBS),
+    )
     name, number = rng.choice(words.FIRST_NAMES), rng.randrange(1000)
     return rng.choice(
         (

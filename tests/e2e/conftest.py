@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import anthropic
 import pytest
 
-from tests.client_server import ScriptedServer
-from tests.e2e.sdk_talks import Sdks
-from tests.e2e.server import Server
-from tests.fixtures import fixture_dir
+from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.scripted_server import ScriptedServer
+from tests.helpers.sdk_conversations import Sdks
+from tests.helpers.server import Server
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,8 +1,8 @@
 """Names for prefixes of tokens: chained hashes over packed integers, never over text.
 
-A block is what one forward of a prefill reads (worker/prompt/cuts.py), some hundreds of tokens;
-the name of a prefix is the hash of the root and of every block up to its end. The root names all
-that decides what KV those tokens give, so that nothing crosses models, settings or backends.
+A block is what one forward of a prefill reads (worker/prompt/prefill_cuts.py), some hundreds of
+tokens; the name of a prefix is the hash of the root and of every block up to its end. The root
+names all that decides what KV those tokens give: nothing crosses models, settings or backends.
 """
 
 import hashlib

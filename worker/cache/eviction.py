@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from worker.cache.extents import Extent, ExtentStore, Joint
-from worker.cache.lines import Line
-from worker.cache.snapshots import is_resumable, likelihood
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint
+from hearth.worker.cache.line_priority import LinePriority
+from hearth.worker.cache.resume_likelihood import is_resumable, likelihood
 
 SLACK = 0.02  # share of the budget freed beyond the need, so that sorting is not done each time
 
@@ -64,7 +64,9 @@ class Evictor:
             self.evicted_bytes[victim.KIND] += held - budget.bytes_used
         return budget.missing(nbytes, buffers) == (0, 0)
 
-    def worth_of(self, line: Line, weight: float, tokens: int, nbytes: int, now: float) -> float:
+    def worth_of(
+        self, line: LinePriority, weight: float, tokens: int, nbytes: int, now: float
+    ) -> float:
         """Return what `nbytes` are worth that save `tokens`, needed as `weight` says."""
         return line.likelihood(now, self._ttl_s) * weight * tokens / max(1, nbytes)
 

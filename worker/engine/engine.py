@@ -12,12 +12,12 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream, maybe_quantize_kv_cache
 from mlx_lm.models.cache import make_prompt_cache
 
-from shared.errors import RequestError
-from worker.cache.images import ImageRun, Name, Picture
-from worker.engine.decode import Decoder
-from worker.engine.language import depth
-from worker.engine.model import LoadedModel, backend
-from worker.engine.vision import Vision
+from hearth.shared.errors import RequestError
+from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
+from hearth.worker.engine.decoder import Decoder
+from hearth.worker.engine.image_encoder import ImageEncoder
+from hearth.worker.engine.model_loader import LoadedModel, backend
+from hearth.worker.engine.vlm_language_model import depth
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Engine:
     """
 
     def __init__(
-        self, loaded: LoadedModel, batches: bool = True, vision: Vision | None = None
+        self, loaded: LoadedModel, batches: bool = True, vision: ImageEncoder | None = None
     ) -> None:
         self.vision = vision
         self._model = loaded.model
@@ -78,8 +78,8 @@ class Engine:
             return " ".join(str(error).split()) or type(error).__name__
         return None
 
-    def encode(self, picture: Picture, spared: Container[Name] = ()) -> bool:
-        """Have a picture encoded; say whether that was to be done. See `Vision.encode`.
+    def encode(self, picture: PromptImage, spared: Container[ImageName] = ()) -> bool:
+        """Have a picture encoded; say whether that was to be done. See `ImageEncoder.encode`.
 
         Raises:
             RequestError: 400, `image_refused`: it cannot be read any more, or the encoder, which
@@ -96,7 +96,7 @@ class Engine:
             raise _refused(picture, error) from error
         return is_new
 
-    def release_images(self, spared: Container[Name]) -> bool:
+    def release_images(self, spared: Container[ImageName]) -> bool:
         """Give up encoded pictures but for `spared`; say whether there were any."""
         return self.vision is not None and self.vision.release(spared)
 
@@ -130,7 +130,7 @@ class Engine:
         mx.clear_streams()
 
 
-def _refused(picture: Picture, error: Exception) -> RequestError:
+def _refused(picture: PromptImage, error: Exception) -> RequestError:
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     log.warning("an image of %d tokens cannot be encoded: %s", len(picture.ids), reason)
     return RequestError(

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer
 
-from shared.errors import RequestError
-from worker.cache.images import Picture
+from hearth.shared.errors import RequestError
+from hearth.worker.cache.image_keys import PromptImage
 
 REMEMBERED_CHARS_MAX: Final = 64 * 1024 * 1024
 PIECE_OVERHEAD_CHARS: Final = 256  # what remembering a piece costs beside its text, about
@@ -33,13 +33,13 @@ _NEVER = re.compile("(?!)")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """One added token, or what stands between two, without marks; or an image."""
 
     text: str
     ids: tuple[int, ...]
     is_added: bool
-    picture: Picture | None = None
+    picture: PromptImage | None = None
 
 
 class PieceTokeniser:
@@ -66,7 +66,7 @@ class PieceTokeniser:
         self, tokenizer: Any, template: str, remembered_chars_max: int = REMEMBERED_CHARS_MAX
     ) -> None:
         self._tokenizer = tokenizer
-        self._memory = _Memory(remembered_chars_max)
+        self._memory = _PieceCache(remembered_chars_max)
         self.beginning = _beginning(tokenizer)  # what it has any text begin with
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # one more than the highest id
         added: dict[int, AddedToken] = tokenizer.added_tokens_decoder
@@ -136,7 +136,7 @@ class PieceTokeniser:
         """Return the token ids of a rendered text, without any that only a tokenizer adds."""
         return list(chain.from_iterable(piece.ids for piece in self.pieces(text, mark)))
 
-    def pieces(self, text: str, mark: str = "", is_first: bool = True) -> list[Piece]:
+    def pieces(self, text: str, mark: str = "", is_first: bool = True) -> list[TextPiece]:
         """Return the rendered text cut at its added tokens; `mark` is what shielded its content.
 
         `is_first`: nothing of the prompt stands before it. The white space that an added token
@@ -159,14 +159,14 @@ class PieceTokeniser:
         encode = self._plain.ids
         return self._memory.recall((content, is_first), lambda: encode(content, is_first))
 
-    def _whole(self, text: str) -> list[Piece]:
+    def _whole(self, text: str) -> list[TextPiece]:
         """Return the pieces of a text that is encoded whole."""
         encode = self._tokenizer.encode
         ids = self._memory.recall((text, True), lambda: encode(text, add_special_tokens=False))
         between, added = self._added.split(text)
         places = [place for place, token_id in enumerate(ids) if token_id in self._added.all_ids]
         if [ids[place] for place in places] != [piece.ids[0] for piece in added]:
-            return [Piece(text, ids, is_added=False)]
+            return [TextPiece(text, ids, is_added=False)]
         starts, stops = [0, *(place + 1 for place in places)], [*places, len(ids)]
         runs = [ids[start:stop] for start, stop in zip(starts, stops, strict=True)]
         return _interleaved(between, runs, added)
@@ -216,7 +216,7 @@ class _AddedTokens:
         self._right = frozenset(token.content for token in added.values() if token.rstrip)
         self._literal = _any_of(self._ids)
 
-    def split(self, text: str) -> tuple[list[str], list[Piece]]:
+    def split(self, text: str) -> tuple[list[str], list[TextPiece]]:
         """Return what stands between the added tokens, one more than they are, and those."""
         between = []
         added = []
@@ -229,7 +229,7 @@ class _AddedTokens:
             if literal in self._right:
                 stop = _behind_spaces(text, stop)
             between.append(text[end:start])
-            added.append(Piece(text[start:stop], (self._ids[literal],), is_added=True))
+            added.append(TextPiece(text[start:stop], (self._ids[literal],), is_added=True))
             end = stop  # maybe less than it was: a token of white space that another swallowed
         between.append(text[end:])
         return between, added
@@ -291,7 +291,7 @@ class _PlainText:
         return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-class _Memory:
+class _PieceCache:
     """The ids of texts, up to a number of characters; what was not used longest goes first."""
 
     def __init__(self, chars_max: int) -> None:
@@ -325,13 +325,13 @@ def _cost(key: tuple[str, bool]) -> int:
 
 
 def _interleaved(
-    contents: list[str], runs: list[tuple[int, ...]], added: list[Piece]
-) -> list[Piece]:
+    contents: list[str], runs: list[tuple[int, ...]], added: list[TextPiece]
+) -> list[TextPiece]:
     """Return content, added token, content ..., without contents that are nothing at all."""
     pieces = []
     for number, (content, run) in enumerate(zip(contents, runs, strict=True)):
         if content or run:
-            pieces.append(Piece(content, run, is_added=False))
+            pieces.append(TextPiece(content, run, is_added=False))
         if number < len(added):
             pieces.append(added[number])
     return pieces

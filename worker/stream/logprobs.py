@@ -3,8 +3,8 @@
 import mlx.core as mx
 import numpy as np
 
-from shared.wire import TokenLogprob
-from worker.stream.detokenise import Vocabulary
+from hearth.shared.wire_messages import TokenLogprob
+from hearth.worker.stream.detokenise import Vocabulary
 
 
 def describe(token_id: int, logprobs: mx.array, top: int, vocabulary: Vocabulary) -> TokenLogprob:

@@ -1,0 +1,89 @@
+"""Readers of single values in a client's body: each returns the value or says what is allowed.
+
+JSON null counts as absent, as it does for the official APIs. Booleans are not numbers.
+"""
+
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from hearth.shared.errors import RequestError
+
+Body = Mapping[str, Any]
+
+_SHORT = reprlib.Repr()  # never spells out a value of megabytes
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+
+
+def refuse(param: str, value: Any, allowed: str) -> NoReturn:
+    """Raise the RequestError for a value that is not allowed."""
+    raise RequestError(f"{param} is {_SHORT.repr(value)}; allowed is {allowed}.", param=param)
+
+
+def number(
+    body: Body, name: str, low: float, high: float, param: str | None = None
+) -> float | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    allowed = f"a number from {low:g} to {high:g}"
+    if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+        refuse(param or name, value, allowed)
+    return float(value)
+
+
+def integer(body: Body, name: str, low: int, high: int) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if type(value) is float and value.is_integer() and abs(value) < 2**53:
+        value = int(value)  # JavaScript and Lua print whole numbers either way
+    if type(value) is not int or not low <= value <= high:
+        refuse(name, value, f"a whole number from {low} to {high}")
+    return value
+
+
+def boolean(body: Body, name: str, default: bool = False) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if type(value) is not bool:
+        refuse(name, value, "true or false")
+    return value
+
+
+def text(body: Body, name: str, param: str | None = None) -> str | None:
+    value = body.get(name)
+    if value is not None and type(value) is not str:
+        refuse(param or name, value, "a string")
+    return value
+
+
+def required_text(body: Body, name: str, param: str) -> str:
+    value = text(body, name, param)
+    if not value:
+        refuse(param, value, "a string that is not empty")
+    return value
+
+
+def record(value: Any, param: str) -> dict[str, Any]:
+    if type(value) is not dict:
+        refuse(param, value, "an object")
+    return value
+
+
+def optional_record(body: Body, name: str) -> dict[str, Any]:
+    value = body.get(name)
+    return {} if value is None else record(value, name)
+
+
+def rows(value: Any, param: str) -> list[Any]:
+    if type(value) is not list:
+        refuse(param, value, "a list")
+    return value
+
+
+def optional_rows(body: Body, name: str) -> list[Any]:
+    value = body.get(name)
+    return [] if value is None else rows(value, name)

@@ -1,0 +1,191 @@
+"""The content of a message: texts and images in their order, and OpenAI's two ways to write them.
+
+A piece is a text, or an image as it is named until it is read: {"type": "image", "url", "param"},
+where `param` is the place that a refusal names.
+"""
+
+from typing import Any, Final
+
+import orjson
+
+from hearth.proxy.api.body import field_readers as fields, hosted_tools, tool_definitions as tools
+from hearth.shared.errors import RequestError
+
+ContentPart = str | dict[str, Any]
+MessageContent = str | list[Any]  # of a message, as hearth.shared.wire_messages.Prompt has it
+
+_TEXT_PARTS: Final = frozenset(("text", "input_text", "output_text"))
+_IMAGE_PARTS: Final = frozenset(("image_url", "input_image"))
+_THOUGHTS: Final = ("thinking", "reasoning", "reasoning_text")
+
+
+def image(url: str, param: str) -> ContentPart:
+    """Return the piece that shows the image at `url`."""
+    return {"type": "image", "url": url, "param": param}
+
+
+def join(pieces: list[ContentPart]) -> MessageContent:
+    """Return `pieces` as a message's content: one string, or parts where images are among them.
+
+    Neighbouring texts are joined as `join_text` does; a part without any text is left out.
+    """
+    parts: list[Any] = []
+    texts: list[str] = []
+
+    def flush() -> None:
+        if text := join_text(texts):
+            parts.append({"type": "text", "text": text})
+        texts.clear()
+
+    for piece in pieces:
+        if type(piece) is str:
+            texts.append(piece)
+        else:
+            flush()
+            parts.append(piece)
+    if not parts:
+        return join_text(texts)
+    flush()
+    return parts
+
+
+def texts_only(pieces: list[ContentPart]) -> list[str]:
+    """Return `pieces` of what may show no images.
+
+    Raises:
+        RequestError: one of them is an image.
+    """
+    texts = []
+    for piece in pieces:
+        if type(piece) is not str:
+            assert isinstance(piece, dict), type(piece)
+            raise RequestError(
+                f"{piece['param']} is an image, and those are read in user messages and in tool "
+                "results only. Move it there, or remove it.",
+                code="unsupported_content",
+                param=piece["param"],
+            )
+        texts.append(piece)
+    return texts
+
+
+def read_content(content: Any, param: str, *, untyped: str = "") -> MessageContent:
+    """Return `content`, of who may show images; a part without a type is of type `untyped`.
+
+    Raises:
+        RequestError: it is neither a string nor a list of texts and images.
+    """
+    return content if type(content) is str else join(_pieces(content, param, untyped))
+
+
+def content_text(content: Any, param: str, *, untyped: str = "") -> str:
+    """Return `content`, of who may show no images, as one string.
+
+    Raises:
+        RequestError: it is neither a string nor a list of text parts.
+    """
+    if type(content) is str:
+        return content
+    return join_text(texts_only(_pieces(content, param, untyped)))
+
+
+def _pieces(content: Any, param: str, untyped: str) -> list[ContentPart]:
+    if type(content) is not list:
+        fields.refuse(param, content, "a string or a list of parts")
+    return [_piece(value, f"{param}[{index}]", untyped) for index, value in enumerate(content)]
+
+
+def _piece(value: Any, param: str, untyped: str) -> ContentPart:
+    row = fields.record(value, param)
+    kind = fields.text(row, "type", f"{param}.type") or untyped
+    if kind in _IMAGE_PARTS:
+        return _image(row, param)
+    return _text(row, kind, param)
+
+
+def _text(row: dict[str, Any], kind: str, param: str) -> str:
+    if kind in _TEXT_PARTS:
+        found = fields.text(row, "text", f"{param}.text")
+        return found if found is not None else fields.refuse(f"{param}.text", None, "a string")
+    if kind == "refusal":
+        return fields.text(row, "refusal", f"{param}.refusal") or ""
+    if "image" not in kind:
+        tools.refuse_media(param, kind)
+    fields.refuse(f"{param}.type", kind, "text, input_text, output_text, image_url or input_image")
+
+
+def _image(row: dict[str, Any], param: str) -> ContentPart:
+    """Return the image of a part; chat has its url in an object, Responses has it as it is."""
+    if row.get("file_id") is not None:
+        raise no_files(f"{param}.file_id")
+    where = f"{param}.image_url"
+    given = row.get("image_url")
+    holder = given if type(given) is dict else {"url": given}
+    return image(fields.required_text(holder, "url", where), where)
+
+
+def no_files(param: str) -> RequestError:
+    """Return the refusal of an image that is named as a file of the client's provider."""
+    return RequestError(
+        f"{param} names an uploaded file, and this server keeps none. Send the image itself, as a "
+        "data: URL or in base64.",
+        code="unsupported_content",
+        param=param,
+    )
+
+
+def result_content(output: Any, param: str, left_out: list[str]) -> MessageContent:
+    """Return the content of a call's result: no client can take one back, so hardly any is refused.
+
+    The types of parts that no model here reads are added to `left_out`.
+
+    Raises:
+        RequestError: it is no result at all, or an image that cannot be read.
+    """
+    if output is None:
+        return ""
+    if type(output) is dict:
+        return orjson.dumps(output).decode()
+    if type(output) is not list:
+        return content_text(output, param)
+    pieces: list[ContentPart] = []
+    for index, value in enumerate(output):
+        where = f"{param}[{index}]"
+        part = fields.record(value, where)
+        kind = fields.text(part, "type", f"{where}.type") or ""
+        if type(part.get("text")) is str:
+            pieces.append(part["text"])
+        elif kind in _IMAGE_PARTS:
+            pieces.append(_image(part, where))
+        else:
+            left_out.append(kind)
+            pieces.append(tools.omitted(kind or "content"))
+    return join(pieces)
+
+
+def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[list[str], list[str]]:
+    """Return the texts and the thoughts in an assistant's parts; others keep what text they hold.
+
+    Raises:
+        RequestError: one of them is no part.
+    """
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for index, value in enumerate(content):
+        where = f"{param}[{index}]"
+        row = fields.record(value, where)
+        kind = fields.text(row, "type", f"{where}.type") or "text"
+        if kind in _TEXT_PARTS or kind == "refusal":
+            texts.append(_text(row, kind, where))
+        elif kind in _THOUGHTS:
+            held = (row.get(name) for name in ("thinking", "reasoning", "text", "summary"))
+            thoughts += [text for each in held for text in hosted_tools.texts_of(each)]
+        else:
+            left_out.append(kind)
+            texts += hosted_tools.texts_of(row)
+    return texts, thoughts
+
+
+def join_text(parts: list[str]) -> str:
+    """Return text parts as the one string that chat templates read, each on its own line."""
+    return "\n".join(parts)

@@ -1,0 +1,86 @@
+"""The sampling fields that all dialects share, with the same bounds in each."""
+
+from typing import Final
+
+from hearth.proxy.api.body import field_readers as fields
+from hearth.proxy.api.body.field_readers import Body
+from hearth.shared.wire_messages import Sampling
+
+TOKENS_MAX: Final = 2**31 - 1
+TOP_K_MAX: Final = 10_000_000
+PENALTY_MIN: Final = 0.01  # a logit divided by less overflows
+PENALTY_MAX: Final = 10.0
+STOPS_MAX: Final = 16
+STOP_CHARS_MAX: Final = 256
+BIASES_MAX: Final = 1_024
+TOP_LOGPROBS_MAX: Final = 20
+
+
+def read_sampling(
+    body: Body, *, max_tokens: int | None, stop: str, top_logprobs: int | None = None
+) -> Sampling:
+    """Return the sampling that `body` asks for; `stop` names its field of stop strings."""
+    top_p = fields.number(body, "top_p", 0, 1)
+    top_k = _top_k(body)
+    if top_p == 0:  # the limit of ever smaller values: only the likeliest token is left
+        top_p, top_k = 1.0, 1
+    return Sampling(
+        temperature=fields.number(body, "temperature", 0, 2),
+        top_p=top_p,
+        top_k=top_k,
+        min_p=fields.number(body, "min_p", 0, 1),
+        repetition_penalty=fields.number(body, "repetition_penalty", PENALTY_MIN, PENALTY_MAX),
+        presence_penalty=fields.number(body, "presence_penalty", -2, 2) or 0.0,
+        frequency_penalty=fields.number(body, "frequency_penalty", -2, 2) or 0.0,
+        seed=_seed(body),
+        max_tokens=max_tokens,
+        stop=_stops(body, stop),
+        logit_bias=_logit_bias(body),
+        top_logprobs=top_logprobs,
+    )
+
+
+def read_max_tokens(body: Body, *names: str) -> int | None:
+    """Return the completion limit: the first of `names` that is there; all are checked."""
+    limits = [fields.integer(body, name, 1, TOKENS_MAX) for name in names]
+    return next((limit for limit in limits if limit is not None), None)
+
+
+def _top_k(body: Body) -> int | None:
+    value = fields.integer(body, "top_k", -1, TOP_K_MAX)
+    return 0 if value == -1 else value  # other servers write -1 for "off"
+
+
+def _seed(body: Body) -> int | None:
+    value = fields.integer(body, "seed", -(2**63), 2**64 - 1)
+    return None if value is None else value % 2**64  # a random key is 64 bits without a sign
+
+
+def _stops(body: Body, name: str) -> list[str]:
+    value = body.get(name)
+    if value is None:
+        return []
+    stops = [value] if type(value) is str else value
+    allowed = f"up to {STOPS_MAX} strings of 1 to {STOP_CHARS_MAX} characters"
+    if type(stops) is not list or len(stops) > STOPS_MAX:
+        fields.refuse(name, value, allowed)
+    for stop in stops:
+        if type(stop) is not str or not 1 <= len(stop) <= STOP_CHARS_MAX:
+            fields.refuse(name, stop, allowed)
+    return list(stops)
+
+
+def _logit_bias(body: Body) -> dict[str, float]:
+    given = fields.optional_record(body, "logit_bias")
+    if len(given) > BIASES_MAX:
+        fields.refuse("logit_bias", f"{len(given)} entries", f"up to {BIASES_MAX} entries")
+    biases = {}
+    for key in given:
+        if not (key.isascii() and key.isdigit() and len(key) <= 9):
+            fields.refuse("logit_bias", key, "a token id in decimal")
+        param = f"logit_bias.{key}"
+        bias = fields.number(given, key, -100, 100, param)
+        if bias is None:
+            fields.refuse(param, None, "a number from -100 to 100")
+        biases[str(int(key))] = bias
+    return biases

@@ -1,0 +1,295 @@
+"""Tools of every dialect, as one shape: {"type": "function", "function": {name, description, ...}}.
+
+The client's order of tools is kept; each tool's outer keys come in one order, so that the same
+tools render to the same tokens.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from hearth.proxy.api.body import field_readers as fields, hosted_tools
+from hearth.proxy.http.strict_json import parse_argument
+from hearth.shared.errors import RequestError
+
+NAME_CHARS_MAX: Final = 256
+GRAMMAR_CHARS_MAX: Final = 8_192  # of a custom tool's grammar, in its description
+FREE_TEXT: Final = "input"  # a custom tool's one argument, as the model sees it
+MODES: Final = ("none", "auto", "required")
+_VERSION: Final = re.compile(r"(_preview)?([_-]\d{4}[_-]?\d\d[_-]?\d\d)?$")  # of a hosted tool
+_FREE_TEXT_SCHEMA: Final = {
+    "type": "object",
+    "properties": {FREE_TEXT: {"type": "string"}},
+    "required": [FREE_TEXT],
+}
+
+
+# ---------------------------------------------------------------- what the client offers
+
+
+def function_tool(
+    row: dict[str, Any], param: str, *, schema: str = "parameters", inner: str = ""
+) -> dict[str, Any]:
+    """Return the tool that `row` declares; `schema` names its field with the JSON schema.
+
+    Raises:
+        RequestError: it has no name, or its schema is not an object.
+    """
+    prefix = f"{param}.{inner}" if inner else param
+    name = fields.required_text(row, "name", f"{prefix}.name")
+    if len(name) > NAME_CHARS_MAX:
+        fields.refuse(f"{prefix}.name", name, f"up to {NAME_CHARS_MAX} characters")
+    function: dict[str, Any] = {"name": name}
+    description = fields.text(row, "description", f"{prefix}.description")
+    if description is not None:
+        function["description"] = description
+    parameters = row.get(schema)
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    function["parameters"] = fields.record(parameters, f"{prefix}.{schema}")
+    return {"type": "function", "function": function}
+
+
+def custom_tool(row: dict[str, Any], param: str) -> dict[str, Any]:
+    """Return a tool that takes free text as a function with one string.
+
+    Its grammar is told to the model, not enforced: the text is a string within JSON.
+    """
+    texts = [fields.text(row, "description", f"{param}.description") or ""]
+    if grammar := _grammar(row, param):
+        texts.append(grammar)
+    told = {"description": "\n\n".join(text for text in texts if text)} if any(texts) else {}
+    return function_tool({"name": row.get("name"), "parameters": _FREE_TEXT_SCHEMA} | told, param)
+
+
+def _grammar(row: dict[str, Any], param: str) -> str:
+    """Return what a model is told of a custom tool's format: flat in Responses, nested in chat."""
+    shape = fields.optional_record(row, "format")
+    if shape.get("type") != "grammar":
+        return ""
+    if shape.get("grammar") is not None:
+        shape = fields.record(shape["grammar"], f"{param}.format.grammar")
+    definition = fields.text(shape, "definition", f"{param}.format.definition") or ""
+    syntax = fields.text(shape, "syntax", f"{param}.format.syntax") or "lark"
+    if len(definition) > GRAMMAR_CHARS_MAX:
+        definition = f"{definition[:GRAMMAR_CHARS_MAX]}\n..."
+    return f"The {FREE_TEXT} has to match this {syntax} grammar:\n{definition}"
+
+
+# ---------------------------------------------------------------- which of them may be called
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Which tools the model may call, and whether it has to: as in wire.Constraints."""
+
+    mode: str = "auto"  # of MODES
+    names: list[str] = field(default_factory=list)  # as shown to the model; empty = all
+
+
+def openai_choice(
+    value: Any, shown: Mapping[str, list[str]], dropped: Collection[str] = ()
+) -> ToolChoice:
+    """Return a `tool_choice` of either OpenAI dialect.
+
+    `shown` has, for each name that the client may choose by, the names that the model sees;
+    `dropped` the types of the tools that are left out.
+
+    Raises:
+        RequestError: the choice is not one of the API's, or of a tool that is not there.
+    """
+    if value is None:
+        return ToolChoice()
+    row = {"type": value} if type(value) is str else fields.record(value, "tool_choice")
+    kind = row.get("type")
+    if kind in MODES:
+        return checked(ToolChoice(str(kind)), shown, dropped)
+    if kind == "allowed_tools":
+        return _allowed(row, shown)
+    if kind in ("function", "custom"):
+        name = _chosen_name(row, "tool_choice")
+        if name not in shown and _is_dropped(name, dropped):
+            return left_out(name)
+        return ToolChoice("required", named(name, "tool_choice.name", shown))
+    if type(kind) is str and _is_dropped(kind, dropped):
+        return left_out(kind)
+    fields.refuse(
+        "tool_choice",
+        value,
+        "none, auto, required, a function, a custom tool or allowed_tools; hosted tools are not "
+        "run here",
+    )
+
+
+def left_out(chosen: str) -> ToolChoice:
+    """Return the choice that is left where a client chose what is not run here: no call at all.
+
+    A client that sends a search of the web as a request of its own can't take one back.
+    """
+    hosted_tools.note((f"tool_choice {chosen}",))
+    return ToolChoice("none")
+
+
+def _is_dropped(kind: str, dropped: Collection[str]) -> bool:
+    """Return whether a tool of `kind` was left out, in whatever version of it."""
+    return _VERSION.sub("", kind) in {_VERSION.sub("", each) for each in dropped}
+
+
+def checked(
+    choice: ToolChoice, offered: Collection[str], dropped: Collection[str] = ()
+) -> ToolChoice:
+    """Return `choice`; where a call is required and all tools are `dropped`, that of none.
+
+    Raises:
+        RequestError: a call is required and no tool was ever there.
+    """
+    if choice.mode == "required" and not offered and dropped:
+        return left_out(choice.mode)
+    if choice.mode == "required" and not offered:
+        raise RequestError(
+            "tool_choice requires a call, and tools holds none that could be called here.",
+            code="invalid_tool_choice",
+            param="tool_choice",
+        )
+    return choice
+
+
+def named(name: str, param: str, shown: Mapping[str, list[str]]) -> list[str]:
+    """Return the names that the model sees for the tool that a client calls `name`.
+
+    Raises:
+        RequestError: there is none.
+    """
+    if name not in shown:
+        raise RequestError(
+            f"{param} names {name!r:.80}, which is not in tools.",
+            code="invalid_tool_choice",
+            param=param,
+        )
+    return shown[name]
+
+
+def _chosen_name(row: dict[str, Any], param: str) -> str:
+    kind = str(row["type"])
+    inner = row if row.get(kind) is None else fields.record(row[kind], f"{param}.{kind}")
+    return fields.required_text(inner, "name", f"{param}.name")
+
+
+def _allowed(row: dict[str, Any], shown: Mapping[str, list[str]]) -> ToolChoice:
+    """Return the choice among some tools; those that are hosted elsewhere are never called."""
+    inner = row
+    if row.get("allowed_tools") is not None:
+        inner = fields.record(row["allowed_tools"], "tool_choice.allowed_tools")
+    mode = inner.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        fields.refuse("tool_choice.mode", mode, "auto or required")
+    names: list[str] = []
+    hosted: list[str] = []
+    for index, value in enumerate(fields.rows(inner.get("tools"), "tool_choice.tools")):
+        param = f"tool_choice.tools[{index}]"
+        tool = fields.record(value, param)
+        if tool.get("type") in ("function", "custom"):
+            names += named(_chosen_name(tool, param), f"{param}.name", shown)
+        else:
+            hosted.append(str(tool.get("type")))
+    if not names and mode == "auto":
+        return ToolChoice("none")
+    return checked(ToolChoice(mode, names), names, hosted)
+
+
+# ---------------------------------------------------------------- calls
+
+
+def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """Return an assistant's call; `arguments` becomes an object where it is the text of one.
+
+    A text that is not JSON stays a text: the model wrote it, and it is what the model must see.
+    """
+    if type(arguments) is str:
+        parsed = parse_argument(arguments) if arguments.strip() else {}
+        arguments = arguments if parsed is None else parsed
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def whole_object(text: str) -> dict[str, Any] | None:
+    """Return the object that a call's arguments are; None where they are cut off."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if type(value) is dict else None
+
+
+def whole_pairs(text: str) -> dict[str, Any]:
+    """Return the object that a call's arguments are, or what is whole of one that was cut off.
+
+    Only pairs with a comma behind them are sure to be whole: 12 may have been going to be 1234.
+    """
+    found = whole_object(text)
+    if found is not None:
+        return found
+    comma = _last_comma(text)
+    return (whole_object(text[:comma] + "}") or {}) if comma else {}
+
+
+def free_text(arguments: str) -> str:
+    """Return the text that a custom tool is called with; "" where the call was cut off.
+
+    A model that names the one argument otherwise means the same.
+    """
+    given = whole_pairs(arguments)
+    if FREE_TEXT not in given and len(given) == 1:
+        given = {FREE_TEXT: next(iter(given.values()))}
+    found = given.get(FREE_TEXT)
+    return found if type(found) is str else ""
+
+
+def _last_comma(text: str) -> int:
+    """Return where the last comma between pairs of the outermost object is; 0 where none is."""
+    depth, at, quoted, skips = 0, 0, False, False
+    for index, character in enumerate(text):
+        if skips:
+            skips = False
+        elif quoted:
+            quoted = character != '"'
+            skips = character == "\\"
+        elif character == '"':
+            quoted = True
+        elif character in "{[":
+            depth += 1
+        elif character in "}]":
+            depth -= 1
+        elif character == "," and depth == 1:
+            at = index
+    return at
+
+
+# ---------------------------------------------------------------- what a text model cannot read
+
+
+def is_media(kind: str) -> bool:
+    return "image" in kind or "audio" in kind or "video" in kind
+
+
+def omitted(kind: str) -> str:
+    """Return what stands for content of `kind` in a tool's result: no agent can take one back."""
+    word = kind.removeprefix("input_").removesuffix("_url")
+    return f"[{word} omitted: no model here reads it]"
+
+
+def refuse_media(param: str, kind: str) -> None:
+    """Raise where a content part of type `kind` is something that no model here can read."""
+    if is_media(kind):
+        raise RequestError(
+            f"{param} is of type {kind!r}; text is read here and, by models that take them, "
+            "images in this API's own form. Remove it.",
+            code="unsupported_content",
+            param=param,
+        )

@@ -1,0 +1,75 @@
+"""A RequestError as each API tells it: body, status and headers."""
+
+from typing import Any, Final
+
+from hearth.proxy.request.parsed_request import Dialect
+from hearth.shared.errors import Overloaded, RequestError
+from hearth.shared.wire_messages import Failed
+
+THREAD_UNSUPPORTED: Final = "thread_unsupported_request"  # Anthropic's word, which SDKs act on
+_OPENAI_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+def refused(failed: Failed) -> RequestError:
+    """Return what a worker refused, or broke off, as an error."""
+    return RequestError(
+        failed.text,
+        status=failed.status,
+        code=failed.code,
+        retry_after_s=failed.retry_after_s,
+    )
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """Return what stands under "error" in OpenAI's answers and streams."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return {
+        "message": str(error),
+        "type": _OPENAI_TYPES.get(error.status, kind),
+        "param": error.param or _known_param(error),
+        "code": error.code,
+    }
+
+
+def _known_param(error: RequestError) -> str | None:
+    return "messages" if error.code == "context_length_exceeded" else None
+
+
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    """Return what stands under "error" in Anthropic's answers and events."""
+    kind = "api_error" if error.status >= 500 else "invalid_request_error"
+    if error.code == Overloaded.CODE:
+        kind = "overloaded_error"
+    text = str(error)
+    if error.code == "context_length_exceeded":
+        text = f"prompt is too long: {text}"  # the words that Claude Code compacts on
+    told: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": text}
+    if error.code == THREAD_UNSUPPORTED:
+        told["details"] = {"error_code": error.code}
+    return told
+
+
+def error_body(error: RequestError, dialect: Dialect, request_id: str) -> dict[str, Any]:
+    """Return the body of an answer that failed before it began."""
+    if dialect == "messages":
+        return {"type": "error", "error": anthropic_error(error), "request_id": request_id}
+    return {"error": openai_error(error)}
+
+
+def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
+    if error.status == 503:
+        return [(b"retry-after", b"%d" % (error.retry_after_s or Overloaded.RETRY_AFTER_S))]
+    if error.status == 401:
+        return [(b"www-authenticate", b"Bearer")]
+    return []

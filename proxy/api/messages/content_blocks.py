@@ -1,0 +1,249 @@
+"""Anthropic's messages and their content blocks, as messages of our kind."""
+
+from typing import Any, Final
+
+from hearth.proxy.api.body import field_readers as fields, hosted_tools, tool_definitions as tools
+from hearth.proxy.api.body.message_content import (
+    ContentPart,
+    image,
+    join,
+    join_text,
+    no_files,
+    texts_only,
+)
+from hearth.proxy.api.messages.messages_tools import MessagesTools
+from hearth.proxy.request.volatile_fields import without_telemetry
+
+ROLES: Final = ("system", "user", "assistant")
+_READABLE: Final = ("text", "content")  # sources of a document; the others are PDFs
+
+
+class MessagesReader:
+    """Turns messages into ours, each into one or more, in its blocks' order."""
+
+    def __init__(self, found: MessagesTools) -> None:
+        """Tools that the conversation itself defines are added to `found`."""
+        self.messages: list[Any] = []
+        self.left_out: list[str] = []  # types of blocks that no model here reads
+        self._tools = found
+
+    def read_system(self, system: Any) -> None:
+        """Take the system prompt; a first block that is telemetry alone is left out."""
+        if system is None:
+            return
+        if type(system) is str:
+            text = without_telemetry(system)
+        else:
+            texts = texts_only(self._pieces(system, "system"))
+            if texts and system[0].get("type") == "text":
+                rest = without_telemetry(texts[0])
+                texts[:1] = [rest] if rest or not texts[0] else []
+            text = join_text(texts)
+        if text:
+            self.messages.append({"role": "system", "content": text})
+
+    def read(self, value: Any, param: str) -> None:
+        """Take the next message.
+
+        Raises:
+            RequestError: it is none, or holds what no model here can read.
+        """
+        row = fields.record(value, param)
+        role = row.get("role")
+        if type(role) is not str or role not in ROLES:
+            fields.refuse(f"{param}.role", role, "one of " + ", ".join(ROLES))
+        content = row.get("content")
+        where = f"{param}.content"
+        if role == "system" and content is None:
+            return  # one that carries settings only
+        if type(content) is str:
+            self.messages.append({"role": role, "content": content})
+            return
+        if type(content) is not list:
+            fields.refuse(where, content, "a string or a list of blocks")
+        blocks = [fields.record(block, f"{where}[{i}]") for i, block in enumerate(content)]
+        reader = {"system": self._later_system, "user": self._user, "assistant": self._assistant}
+        reader[role](blocks, where)
+
+    # ---------------------------------------------------------------- by role
+
+    def _later_system(self, blocks: list[dict[str, Any]], where: str) -> None:
+        texts: list[str] = []
+        loaded: list[str] = []
+        for index, block in enumerate(blocks):
+            param = f"{where}[{index}]"
+            if block.get("type") in ("tool_addition", "tool_removal"):
+                self._tool_change(block, param, texts, loaded)
+            else:
+                texts += texts_only(self._block(block, param))
+        message: dict[str, Any] = {"role": "system", "content": join_text(texts)}
+        self.messages.append(message | {"tool_references": loaded} if loaded else message)
+
+    def _tool_change(
+        self, block: dict[str, Any], param: str, texts: list[str], loaded: list[str]
+    ) -> None:
+        """Take a tool that comes or goes in mid-conversation."""
+        tool = fields.record(block.get("tool"), f"{param}.tool")
+        kind = tool.get("type")
+        if kind == "tool_definition" and block["type"] == "tool_addition":
+            where = f"{param}.tool.definition"
+            name = self._tools.add(fields.record(tool.get("definition"), where), where, late=True)
+        elif kind == "tool_reference":
+            name = fields.required_text(tool, "name", f"{param}.tool.name")
+        else:
+            name = ""  # a server's tools, which are not run here
+            self.left_out.append(str(kind))
+        if name and block["type"] == "tool_addition":
+            loaded.append(name)
+        elif name:
+            texts.append(f"The tool {name} is not available from here on.")
+
+    def _user(self, blocks: list[dict[str, Any]], where: str) -> None:
+        pieces: list[ContentPart] = []
+        count = len(self.messages)
+
+        def flush() -> None:
+            if pieces:
+                self.messages.append({"role": "user", "content": join(pieces)})
+                pieces.clear()
+
+        for index, block in enumerate(blocks):
+            param = f"{where}[{index}]"
+            if block.get("type") == "tool_result":
+                flush()
+                self.messages.append(self._tool_result(block, param))
+            else:
+                pieces += self._block(block, param)
+        flush()
+        if len(self.messages) == count:
+            self.messages.append({"role": "user", "content": ""})
+
+    def _assistant(self, blocks: list[dict[str, Any]], where: str) -> None:
+        texts, thoughts, signatures, calls = [], [], [], []
+        for index, block in enumerate(blocks):
+            param = f"{where}[{index}]"
+            kind = block.get("type")
+            if kind == "thinking":
+                thoughts.append(fields.text(block, "thinking", f"{param}.thinking") or "")
+                signatures.append(fields.text(block, "signature", f"{param}.signature"))
+            elif kind == "tool_use":
+                name = fields.required_text(block, "name", f"{param}.name")
+                call_id = fields.required_text(block, "id", f"{param}.id")
+                given = block.get("input")
+                given = {} if given is None else fields.record(given, f"{param}.input")
+                calls.append(tools.tool_call(call_id, name, given))
+            elif kind == "redacted_thinking":  # nothing to show: at most a name of what was thought
+                signatures.append(fields.text(block, "data", f"{param}.data"))
+            else:
+                texts += texts_only(self._block(block, param))
+        message: dict[str, Any] = {"role": "assistant", "content": join_text(texts)}
+        if any(thoughts):
+            message["reasoning_content"] = join_text(thoughts)
+        if any(signatures):
+            message["signatures"] = [signature for signature in signatures if signature]
+        if calls:
+            message["tool_calls"] = calls
+        self.messages.append(message)
+
+    def _tool_result(self, block: dict[str, Any], param: str) -> dict[str, Any]:
+        call_id = fields.required_text(block, "tool_use_id", f"{param}.tool_use_id")
+        content = block.get("content")
+        references: list[str] = []
+        pieces: list[ContentPart] = []
+        if type(content) is str:
+            pieces.append(content)
+        elif content is not None:
+            for index, value in enumerate(fields.rows(content, f"{param}.content")):
+                where = f"{param}.content[{index}]"
+                self._result_part(fields.record(value, where), where, pieces, references)
+        if fields.boolean(block, "is_error"):  # templates have no other place for it
+            head = pieces.pop(0) if pieces and type(pieces[0]) is str else ""
+            assert isinstance(head, str), type(head)
+            pieces.insert(0, head if head.lower().startswith("error") else f"Error: {head}")
+        message = {"role": "tool", "tool_call_id": call_id, "content": join(pieces)}
+        return message | {"tool_references": references} if references else message
+
+    def _result_part(
+        self, block: dict[str, Any], where: str, pieces: list[ContentPart], references: list[str]
+    ) -> None:
+        """Take one block of a result: what it shows, or the name of a deferred tool it loads."""
+        kind = fields.text(block, "type", f"{where}.type") or ""
+        if kind == "tool_reference":
+            references.append(fields.required_text(block, "tool_name", f"{where}.tool_name"))
+        elif _is_lost(kind, block):
+            # No client can take a result back: refused, it would end the session.
+            self.left_out.append(kind)
+            pieces.append(tools.omitted(kind))
+        else:
+            pieces += self._block(block, where)
+
+    # ---------------------------------------------------------------- what blocks show
+
+    def _pieces(self, content: Any, param: str) -> list[ContentPart]:
+        if type(content) is str:
+            return [content]
+        if type(content) is not list:
+            fields.refuse(param, content, "a string or a list of blocks")
+        pieces = []
+        for index, block in enumerate(content):
+            where = f"{param}[{index}]"
+            pieces += self._block(fields.record(block, where), where)
+        return pieces
+
+    def _block(self, block: dict[str, Any], param: str) -> list[ContentPart]:
+        """Return what a block shows: nothing where it is of a kind that has nothing to show."""
+        kind = fields.text(block, "type", f"{param}.type")
+        if kind == "text":
+            found = fields.text(block, "text", f"{param}.text")
+            return [
+                found if found is not None else fields.refuse(f"{param}.text", None, "a string")
+            ]
+        if kind == "image":
+            return [_image(block, param)]
+        if kind == "document":
+            return self._document(block, param)
+        if kind == "search_result":
+            title = fields.text(block, "title", f"{param}.title") or ""
+            return [title, *self._pieces(block.get("content"), f"{param}.content")]
+        if not kind:
+            fields.refuse(f"{param}.type", kind, "the type of a content block")
+        tools.refuse_media(param, kind)
+        self.left_out.append(kind)
+        return list(hosted_tools.texts_of(block))
+
+    def _document(self, block: dict[str, Any], param: str) -> list[ContentPart]:
+        source = fields.record(block.get("source"), f"{param}.source")
+        pieces: list[ContentPart]
+        if source.get("type") == "text":
+            pieces = [fields.required_text(source, "data", f"{param}.source.data")]
+        elif source.get("type") == "content":
+            pieces = self._pieces(source.get("content"), f"{param}.source.content")
+        else:
+            kind = source.get("type")
+            allowed = "text or content; no model here reads PDFs"
+            fields.refuse(f"{param}.source.type", kind, allowed)
+        title = fields.text(block, "title", f"{param}.title")
+        return [title, *pieces] if title else pieces or [""]
+
+
+def _is_lost(kind: str, block: dict[str, Any]) -> bool:
+    """Whether no model here can read `block`."""
+    if kind == "document":
+        source = block.get("source")
+        return type(source) is not dict or source.get("type") not in _READABLE
+    return kind != "image" and tools.is_media(kind)
+
+
+def _image(block: dict[str, Any], param: str) -> ContentPart:
+    where = f"{param}.source"
+    source = fields.record(block.get("source"), where)
+    kind = source.get("type")
+    if kind == "base64":
+        media_type = fields.required_text(source, "media_type", f"{where}.media_type")
+        data = fields.required_text(source, "data", f"{where}.data")
+        return image(f"data:{media_type};base64,{data}", where)
+    if kind == "url":
+        return image(fields.required_text(source, "url", f"{where}.url"), where)
+    if kind == "file":
+        raise no_files(where)
+    fields.refuse(f"{where}.type", kind, "base64 or url")

@@ -1,0 +1,214 @@
+"""Our events as Anthropic's: the message and its stream."""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.body import tool_definitions as tools
+from hearth.proxy.api.chat_completions import kv_cache_fields
+from hearth.proxy.api.error_bodies import anthropic_error
+from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Delta, Finished, Usage
+
+_STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_HIDDEN: Final = "omitted"  # the thinking.display under which only its signature is sent
+
+
+def usage_fields(usage: Usage, is_marked: bool) -> dict[str, Any]:
+    """Return `usage` as Messages have it: input, creation and read together are the prompt.
+
+    What was not read from the cache was prefilled and is kept; it counts as its creation where the
+    client marked what to keep (`is_marked`), and as plain input where it did not.
+    """
+    fresh = usage.prompt_tokens - usage.cached_tokens
+    return {
+        **_input_fields(fresh, usage.cached_tokens, is_marked),
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        "kv_cache": kv_cache_fields(usage),
+    }
+
+
+def _input_fields(fresh: int, cached: int, is_marked: bool) -> dict[str, int]:
+    return {
+        "input_tokens": 0 if is_marked else fresh,
+        "cache_creation_input_tokens": fresh if is_marked else 0,
+        "cache_read_input_tokens": cached,
+    }
+
+
+def _is_marked(ticket: AdmittedRequest) -> bool:
+    """Return whether the client marked anything with `cache_control`."""
+    body = ticket.request.body
+    blocks: list[Any] = [body]
+    for value in (body.get("tools"), body.get("system"), body.get("messages")):
+        blocks += _within(value)
+    return any(type(block) is dict and bool(block.get("cache_control")) for block in blocks)
+
+
+def _within(content: Any) -> list[Any]:
+    """Return the rows of `content` and those within them: messages, blocks, blocks of results."""
+    rows = content if type(content) is list else []
+    inner = (row.get("content") for row in rows if type(row) is dict)
+    return [*rows, *(block for each in inner for block in _within(each))]
+
+
+def _ending(finished: Finished) -> dict[str, Any]:
+    if finished.stop_sequence is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": finished.stop_sequence}
+    reason = _STOP_REASONS.get(finished.reason, "end_turn")
+    return {"stop_reason": reason, "stop_sequence": None}
+
+
+def _shell(ticket: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
+    answer = ticket.answer
+    fresh = answer.prompt_tokens - answer.cached_tokens
+    return {
+        "id": f"msg_{answer.request_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": ticket.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _input_fields(fresh, answer.cached_tokens, is_marked) | {"output_tokens": 0},
+    }
+
+
+class _BlockWriter:
+    """The content blocks of one answer: each is opened, grown, closed, and then never changed.
+
+    A tool's input is complete in its block's end only; of one that was cut off, the stream gives
+    what the model wrote, and the whole message its complete pairs.
+    """
+
+    def __init__(self, ticket: AdmittedRequest) -> None:
+        self.content: list[dict[str, Any]] = []
+        self._pieces: list[str] = []  # of the open block
+        self._channel = ""  # of the open block; "" where none is open
+        self._signature = ticket.answer.signature
+        thinking = ticket.request.body.get("thinking")
+        display = thinking.get("display") if type(thinking) is dict else None
+        self._hides_thinking = display == _HIDDEN
+
+    def grow(self, row: Delta) -> list[bytes]:
+        """Return the events for `row`, which may end one block and begin the next."""
+        frames = []
+        if row.call is not None or row.channel != self._channel:
+            if row.call is None and not row.text:
+                return []  # nothing to open a block for
+            frames = [*self.close(), self._open(row)]
+        self._pieces.append(row.text)
+        if row.text and not (self._channel == "reasoning" and self._hides_thinking):
+            frames.append(self._delta(row.text))
+        return frames
+
+    def ensure(self) -> list[bytes]:
+        """Return the events of an empty text where the answer held nothing at all."""
+        return [] if self.content else [self._open(Delta("", 0, "content", ""))]
+
+    def close(self) -> list[bytes]:
+        """Return the events that end the open block; none where none is open."""
+        if not self._channel:
+            return []
+        index, block, text = len(self.content) - 1, self.content[-1], "".join(self._pieces)
+        frames = []
+        if self._channel == "tool_call":
+            block["input"] = tools.whole_pairs(text)
+        elif self._channel == "reasoning":
+            block["thinking"] = "" if self._hides_thinking else text
+            block["signature"] = self._signature
+            if self._signature:
+                signed = {"type": "signature_delta", "signature": self._signature}
+                frames.append(_delta_event(index, signed))
+        else:
+            block["text"] = text
+        self._channel = ""
+        return [*frames, sse.event("content_block_stop", {"index": index})]
+
+    def _open(self, row: Delta) -> bytes:
+        self._channel, self._pieces = row.channel, []
+        block: dict[str, Any]
+        if row.channel == "tool_call":
+            assert row.call is not None, "the worker begins each call with its name"
+            # The id as it is: the worker finds the turn again by it.
+            block = {"type": "tool_use", "id": row.call.id, "name": row.call.name, "input": {}}
+        elif row.channel == "reasoning":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        else:
+            block = {"type": "text", "text": ""}
+        self.content.append(block)
+        start = {"index": len(self.content) - 1, "content_block": block}
+        return sse.event("content_block_start", start)
+
+    def _delta(self, text: str) -> bytes:
+        if self._channel == "tool_call":
+            delta = {"type": "input_json_delta", "partial_json": text}
+        elif self._channel == "reasoning":
+            delta = {"type": "thinking_delta", "thinking": text}
+        else:
+            delta = {"type": "text_delta", "text": text}
+        return _delta_event(len(self.content) - 1, delta)
+
+
+def _delta_event(index: int, delta: dict[str, Any]) -> bytes:
+    return sse.event("content_block_delta", {"index": index, "delta": delta})
+
+
+async def whole(ticket: AdmittedRequest) -> dict[str, Any]:
+    """Return the message once it is complete.
+
+    Raises:
+        RequestError: it broke off.
+    """
+    blocks, is_marked = _BlockWriter(ticket), _is_marked(ticket)
+    while not isinstance(row := await ticket.answer.next_event(), Finished):
+        if row is not None:
+            blocks.grow(row)
+    blocks.ensure()
+    blocks.close()
+    used = usage_fields(row.usage, is_marked)
+    told = {"content": blocks.content, "usage": used}
+    return _shell(ticket, is_marked) | told | _ending(row)
+
+
+async def events(ticket: AdmittedRequest) -> AsyncGenerator[bytes, None]:
+    """Yield the stream of `ticket`; where it breaks off, an error event is its end."""
+    is_marked = _is_marked(ticket)
+    yield sse.event("message_start", {"message": _shell(ticket, is_marked)})
+    yield _ping(ticket)
+    try:
+        async for frame in _content_events(ticket, is_marked):
+            yield frame
+    except RequestError as error:
+        ticket.failure = error
+        yield sse.event("error", {"error": anthropic_error(error)})
+    finally:
+        ticket.answer.close()
+
+
+async def _content_events(ticket: AdmittedRequest, is_marked: bool) -> AsyncGenerator[bytes, None]:
+    blocks = _BlockWriter(ticket)
+    sent_at = time.monotonic()
+    while not isinstance(row := await ticket.answer.next_event(sse.PING_S), Finished):
+        frames = blocks.grow(row) if row is not None else []
+        silent_s = time.monotonic() - sent_at
+        if row is None or (not frames and silent_s >= sse.PING_S):  # waiting, or thinking unseen
+            frames = [_ping(ticket)]
+        for frame in frames:
+            yield frame
+            sent_at = time.monotonic()
+    for frame in (*blocks.ensure(), *blocks.close()):
+        yield frame
+    used = usage_fields(row.usage, is_marked)
+    yield sse.event("message_delta", {"delta": _ending(row), "usage": used})
+    yield sse.event("message_stop", {})
+
+
+def _ping(ticket: AdmittedRequest) -> bytes:
+    """Return the event that keeps a silent stream alive; it tells how far the prefill is."""
+    answer = ticket.answer
+    progress = {"done_tokens": answer.done_tokens, "prompt_tokens": answer.prompt_tokens}
+    return sse.event("ping", {"prefill": progress})

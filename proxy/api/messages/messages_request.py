@@ -1,0 +1,88 @@
+"""Anthropic Messages: the body to our request. Its events are in messages_events."""
+
+from typing import Any
+
+from hearth.proxy.api.body import field_readers as fields, sampling_params, thinking_options
+from hearth.proxy.api.error_bodies import THREAD_UNSUPPORTED
+from hearth.proxy.api.messages.content_blocks import MessagesReader
+from hearth.proxy.api.messages.messages_tools import MessagesTools, read_choice, read_tools
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Constraints, Prompt
+
+
+def parse(body: dict[str, Any]) -> ParsedRequest:
+    """Return the request in `body`.
+
+    Raises:
+        RequestError: a field is not what the API allows, or needs what this server lacks.
+    """
+    _refuse_thread(body)
+    found = read_tools(body)
+    conversation = _conversation(body, found)
+    thought = thinking_options.read(body)
+    limit = sampling_params.read_max_tokens(body, "max_tokens")
+    return ParsedRequest(
+        dialect="messages",
+        model=str(body.get("model") or ""),
+        prompt=Prompt(conversation.messages, found.shown, thought.template_kwargs, found.deferred),
+        sampling=sampling_params.read_sampling(body, max_tokens=limit, stop="stop_sequences"),
+        stream=fields.boolean(body, "stream"),
+        body=body,
+        left_out=(*found.dropped, *conversation.left_out),
+        constraints=_constraints(body, found, thought.budget),
+    )
+
+
+def _refuse_thread(body: dict[str, Any]) -> None:
+    """Raise where the client would have us hold the conversation, and then send only what is new.
+
+    Passed over, it would lose its history; at this code the SDK sends the whole from then on.
+    """
+    if body.get("thread") is not None:
+        raise RequestError(
+            "thread is not supported; send the whole conversation in messages.",
+            code=THREAD_UNSUPPORTED,
+            param="thread",
+        )
+
+
+def _constraints(body: dict[str, Any], found: MessagesTools, budget: int | None) -> Constraints:
+    choice, parallel = read_choice(body, found)
+    schema = _schema(body)
+    return Constraints(
+        tool_choice=choice.mode,
+        tool_names=choice.names,
+        parallel_calls=parallel,
+        is_json=schema is not None,
+        schema=schema,
+        thinking_budget=budget,
+    )
+
+
+def _schema(body: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the JSON schema that the answer has to match, by its name or the beta's."""
+    config = fields.optional_record(body, "output_config")
+    for value, param in (
+        (config.get("format"), "output_config.format"),
+        (body.get("output_format"), "output_format"),
+    ):
+        if value is not None:
+            shape = fields.record(value, param)
+            if shape.get("type") != "json_schema":
+                fields.refuse(f"{param}.type", shape.get("type"), "json_schema")
+            return fields.record(shape.get("schema"), f"{param}.schema")
+    return None
+
+
+def _conversation(body: dict[str, Any], found: MessagesTools) -> MessagesReader:
+    given = fields.rows(body.get("messages"), "messages")
+    if not given:
+        raise RequestError(
+            "messages is empty; send at least one message.", code="empty_messages", param="messages"
+        )
+    conversation = MessagesReader(found)
+    conversation.read_system(body.get("system"))
+    for index, value in enumerate(given):
+        conversation.read(value, f"messages[{index}]")
+    return conversation

@@ -1,0 +1,74 @@
+"""Makes a client's body our request: its dialect's fields, and what all dialects share."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from hearth.proxy.api import chat_completions, legacy_completions
+from hearth.proxy.api.body import field_readers as fields, hosted_tools
+from hearth.proxy.api.messages import messages_request
+from hearth.proxy.api.responses import responses_request
+from hearth.proxy.api.responses.response_store import ResponseStore
+from hearth.proxy.images.image_fetch import ImageFetcher
+from hearth.proxy.images.prompt_images import shows_images, with_images
+from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
+from hearth.proxy.request.session_id import key_digest, session_of
+from hearth.proxy.request.volatile_fields import Canonicaliser
+from hearth.shared.load_settings import Settings
+
+_PARSERS: Final = {
+    "chat": chat_completions.parse,
+    "completions": legacy_completions.parse,
+    "messages": messages_request.parse,
+    "responses": responses_request.parse,
+}
+
+
+class BodyParser:
+    """Reads bodies. Owner: the event loop."""
+
+    def __init__(self, settings: Settings, stored: ResponseStore) -> None:
+        self._canonicaliser = Canonicaliser(
+            settings.cache_canonicalize_tool_context, settings.cache_norm_safety_check
+        )
+        self._images = ImageFetcher(settings.allow_image_urls)
+        self._uses_kv_cache = settings.use_kv_cache
+        self._stored = stored
+
+    def read(
+        self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
+    ) -> ParsedRequest:
+        """Return the request in `body`, for `complete`; the names of `headers` are in lower case.
+
+        Raises:
+            RequestError: a field is not what the API allows, or needs what this server lacks.
+        """
+        key = key_digest(headers)
+        if dialect == "responses":
+            body = self._stored.expanded(key, body)
+        request = _PARSERS[dialect](body)
+        use_kv_cache = fields.boolean(body, "use_kv_cache", default=self._uses_kv_cache)
+        hosted_tools.note(request.left_out)
+        speaker = session_of(headers, body, key)
+        prompt = dataclasses.replace(request.prompt, speaker=speaker)
+        more = tuple(dataclasses.replace(each, speaker=speaker) for each in request.more_prompts)
+        return dataclasses.replace(
+            request, prompt=prompt, more_prompts=more, use_kv_cache=use_kv_cache
+        )
+
+    async def complete(
+        self, request: ParsedRequest, hold: Callable[[int], None] = lambda _: None
+    ) -> ParsedRequest:
+        """Return a request of `read` with its images read and its messages named.
+
+        It waits only where there are images. `hold` is told the bytes that are kept of them.
+
+        Raises:
+            RequestError: an image cannot be had; or what `hold` raises.
+        """
+        prompt = request.prompt
+        if shows_images(prompt):
+            prompt = await with_images(prompt, self._images, hold)
+        names, delta_chars = self._canonicaliser.names(prompt.messages)
+        prompt = dataclasses.replace(prompt, names=names, delta_chars=delta_chars)
+        return dataclasses.replace(request, prompt=prompt)

@@ -1,0 +1,81 @@
+"""A prompt that is read before it is asked: `POST /v1/cache/prefill`, with any dialect's body."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, get_args
+
+from hearth.proxy.api.body import field_readers as fields
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
+from hearth.shared.wire_messages import Finished
+
+PATH: Final = "/v1/cache/prefill"
+_DIALECTS: Final = get_args(Dialect)
+
+
+def dialect_of(
+    body: Mapping[str, Any], headers: Mapping[str, str], query: Mapping[str, str]
+) -> Dialect:
+    """Return whose body this is: `dialect` in the query says so, else what only one API has.
+
+    Raises:
+        RequestError: the query names none.
+    """
+    wanted = query.get("dialect")
+    if wanted is not None:
+        for dialect in _DIALECTS:
+            if wanted == dialect:
+                return dialect
+        fields.refuse("dialect", wanted, ", ".join(_DIALECTS))
+    if "input" in body or "previous_response_id" in body:
+        return "responses"
+    if "prompt" in body and "messages" not in body:
+        return "completions"
+    tools = body.get("tools")
+    rows = tools if type(tools) is list else []
+    has_schemas = any(type(row) is dict and "input_schema" in row for row in rows)
+    is_anthropic = "anthropic-version" in headers or "system" in body or has_schemas
+    return "messages" if is_anthropic else "chat"
+
+
+def prepared(request: ParsedRequest) -> ParsedRequest:
+    """Return what a worker is asked for: to read the prompt of `request`, once, and to keep it.
+
+    Raises:
+        RequestError: it is not to be kept, or is several prompts.
+    """
+    body = request.body
+    if body.get("use_kv_cache") is False:
+        fields.refuse("use_kv_cache", False, "true for a prompt that is to be kept")
+    if request.more_prompts:
+        count = 1 + len(request.more_prompts)
+        fields.refuse("prompt", f"a list of {count}", "one prompt; send each in its own request")
+    return dataclasses.replace(
+        request,
+        choices=1,
+        use_kv_cache=True,
+        prefill_only=True,
+        pin=fields.boolean(body, "pin"),
+    )
+
+
+async def told(answer: AnswerStream, request: ParsedRequest, model: str) -> dict[str, Any]:
+    """Return what the client is answered once its prompt was read.
+
+    Raises:
+        RequestError: it was not, or its pin was refused.
+    """
+    finished = await answer.next_event()
+    assert isinstance(finished, Finished), "a prefill gives nothing but its end"
+    usage = finished.usage
+    return {
+        "object": "cache.prefill",
+        "id": answer.request_id,
+        "model": model,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "prefilled_tokens": usage.prefilled_tokens,
+        "source": usage.source,
+        "ms": usage.finish_ms,
+        "pinned": request.pin,
+    }

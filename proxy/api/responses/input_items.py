@@ -1,0 +1,167 @@
+"""The input items of Responses, as messages of our kind."""
+
+from typing import Any, Final
+
+from hearth.proxy.api.body import field_readers as fields, hosted_tools, tool_definitions as tools
+from hearth.proxy.api.body.message_content import (
+    MessageContent,
+    content_text,
+    join_text,
+    read_content,
+    result_content,
+)
+from hearth.proxy.api.responses.responses_tools import LOADING, SEARCH, ResponsesTools, loaded_rows
+
+ROLES: Final = ("system", "developer", "user", "assistant")
+_OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
+_NOTHING_FOUND: Final = "No tools were found."
+
+
+class InputItemReader:
+    """Turns input items into messages: what one assistant turn said and called becomes one."""
+
+    def __init__(self, box: ResponsesTools) -> None:
+        self.messages: list[Any] = []
+        self.left_out: list[str] = []  # types of items that no model here made or reads
+        self._box = box
+        self._reasoning: list[str] = []
+        self._signatures: list[str] = []  # of reasoning, read or only encrypted
+
+    def read(self, item: dict[str, Any], param: str) -> None:
+        """Take the next item.
+
+        Raises:
+            RequestError: it is none, or holds what a text model cannot read.
+        """
+        kind = fields.text(item, "type", f"{param}.type") or "message"
+        if kind == "message":
+            self._message(item, param)
+        elif kind == "reasoning":
+            self._reasoning += _reasoning_texts(item, param)
+            if sealed := fields.text(item, "encrypted_content", f"{param}.encrypted_content"):
+                self._signatures.append(sealed)
+        elif kind == "function_call":
+            self._function_call(item, param)
+        elif kind == "custom_tool_call":
+            given = fields.text(item, "input", f"{param}.input")
+            self._call(item, param, self._name(item, param), {tools.FREE_TEXT: given or ""})
+        elif kind == "tool_search_call" and item.get("call_id"):  # else the server ran it
+            given = item.get("arguments")
+            self._call(item, param, SEARCH, given if type(given) is dict else {})
+        elif kind in _OUTPUTS:
+            result = result_content(item.get("output"), f"{param}.output", self.left_out)
+            self._tool(item, param, result)
+        elif kind in LOADING:
+            self._loaded(item, param)
+        elif kind == "item_reference":
+            fields.refuse(f"{param}.type", kind, "the item itself: nothing is kept to refer to")
+        else:
+            self._foreign(item, kind)
+
+    # ---------------------------------------------------------------- what was said
+
+    def _message(self, item: dict[str, Any], param: str) -> None:
+        role = item.get("role")
+        if type(role) is not str or role not in ROLES:
+            fields.refuse(f"{param}.role", role, "one of " + ", ".join(ROLES))
+        content = item.get("content")
+        where = f"{param}.content"
+        if role == "user":
+            self._asked(role, "" if content is None else read_content(content, where))
+            return
+        text = "" if content is None else content_text(content, where)
+        if role == "assistant":
+            self._said(text)
+        else:
+            self._asked("system", text)
+
+    def _asked(self, role: str, content: MessageContent) -> None:
+        self.flush_reasoning()
+        self.messages.append({"role": role, "content": content})
+
+    def _said(self, text: str) -> None:
+        self.messages.append(self._with_reasoning({"role": "assistant", "content": text}))
+
+    def _foreign(self, item: dict[str, Any], kind: str) -> None:
+        """Keep the text of an item that another server made."""
+        self.left_out.append(kind)
+        if texts := hosted_tools.texts_of(item):
+            text = join_text(texts)
+            if kind == "agent_message":  # one that another agent sent to this one
+                self._asked("user", text)
+            else:
+                self._said(text)
+
+    # ---------------------------------------------------------------- calls and their results
+
+    def _function_call(self, item: dict[str, Any], param: str) -> None:
+        arguments = fields.text(item, "arguments", f"{param}.arguments") or ""
+        self._call(item, param, self._name(item, param), arguments)
+
+    def _name(self, item: dict[str, Any], param: str) -> str:
+        name = fields.required_text(item, "name", f"{param}.name")
+        namespace = fields.text(item, "namespace", f"{param}.namespace") or ""
+        return self._box.shown_name(name, namespace)
+
+    def _call(self, item: dict[str, Any], param: str, name: str, arguments: Any) -> None:
+        call_id = fields.required_text(item, "call_id", f"{param}.call_id")
+        call = tools.tool_call(call_id, name, arguments)
+        last = self.messages[-1] if self.messages else {}
+        if last.get("role") == "assistant" and not self._reasoning:
+            last.setdefault("tool_calls", []).append(call)
+            self._with_reasoning(last)
+            return
+        message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        self.messages.append(self._with_reasoning(message))
+
+    def _tool(
+        self, item: dict[str, Any], param: str, content: MessageContent, *loaded: str
+    ) -> None:
+        self.flush_reasoning()
+        call_id = fields.required_text(item, "call_id", f"{param}.call_id")
+        message = {"role": "tool", "tool_call_id": call_id, "content": content}
+        self.messages.append(message | {"tool_references": list(loaded)} if loaded else message)
+
+    def _loaded(self, item: dict[str, Any], param: str) -> None:
+        """Take tools that come with an item; they are shown where it stands."""
+        where = f"{param}.tools"
+        names = self._box.add(loaded_rows(item, where), where, late=True)
+        if item.get("call_id"):
+            self._tool(item, param, "" if names else _NOTHING_FOUND, *names)
+        elif names:
+            self._asked("system", "")
+            self.messages[-1]["tool_references"] = names
+
+    # ---------------------------------------------------------------- reasoning
+
+    def _with_reasoning(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self._reasoning:
+            message["reasoning_content"] = join_text(self._reasoning)
+            self._reasoning = []
+        if self._signatures:
+            message["signatures"] = message.get("signatures", []) + self._signatures
+            self._signatures = []
+        return message
+
+    def flush_reasoning(self) -> None:
+        """Keep reasoning that nothing of its turn follows: a turn that was cut off.
+
+        What is only encrypted goes: there is nothing of such a turn to show.
+        """
+        if self._reasoning:
+            self.messages.append(self._with_reasoning({"role": "assistant", "content": ""}))
+        self._signatures = []
+
+
+def _reasoning_texts(item: dict[str, Any], param: str) -> list[str]:
+    """Return the reasoning itself, else its summary; one that is only encrypted has neither."""
+    for name in ("content", "summary"):
+        given = item.get(name)
+        parts = fields.rows(given, f"{param}.{name}") if given is not None else []
+        texts = []
+        for index, value in enumerate(parts):
+            where = f"{param}.{name}[{index}]"
+            texts.append(fields.text(fields.record(value, where), "text", f"{where}.text") or "")
+        if any(texts):
+            return texts
+    return []

@@ -1,0 +1,201 @@
+"""The output items of Responses as they grow: what each is, and the events that tell of it.
+
+An item gives events as (kind, fields); the builder of the response numbers them and says which item
+they are of.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from hearth.proxy.api.body import tool_definitions as tools
+from hearth.proxy.api.responses.responses_tools import SEARCH, ToolOrigin
+from hearth.shared.wire_messages import CallStart
+
+OutputEvent = tuple[str, dict[str, Any]]
+
+
+class OutputItem(Protocol):
+    """An item of the output. `row` is what it is by now; it is changed until the item is closed."""
+
+    row: dict[str, Any]
+
+    def opened(self) -> list[OutputEvent]:
+        """Return the events that follow the item's own."""
+        ...
+
+    def grown(self, text: str) -> list[OutputEvent]: ...
+
+    def closed(self) -> list[OutputEvent] | None:
+        """Return the events before the item's end, and make `row` what it is in the end.
+
+        None where it was cut off and must not be told as ended: clients act upon an ended call.
+        """
+        ...
+
+    def cut(self) -> None:
+        """Make `row` what there is of it."""
+        ...
+
+
+# ---------------------------------------------------------------- what is said
+
+
+@dataclass(frozen=True, slots=True)
+class _TextKind:
+    """How one kind of text is told."""
+
+    holder: str  # the item's field with its parts
+    index: str  # what the events call the place in it
+    part_event: str
+    text_event: str
+    part: Mapping[str, Any]  # one without its text
+    extra: Mapping[str, Any]  # of the events about its text
+
+
+_MESSAGE: Final = _TextKind(
+    "content",
+    "content_index",
+    "response.content_part",
+    "response.output_text",
+    {"type": "output_text", "annotations": [], "logprobs": []},
+    {"logprobs": []},
+)
+_REASONING: Final = _TextKind(
+    "content",
+    "content_index",
+    "response.content_part",
+    "response.reasoning_text",
+    {"type": "reasoning_text"},
+    {},
+)
+_SUMMARY: Final = _TextKind(
+    "summary",
+    "summary_index",
+    "response.reasoning_summary_part",
+    "response.reasoning_summary_text",
+    {"type": "summary_text"},
+    {},
+)
+
+
+class TextItem:
+    """A message, or reasoning: one part of text."""
+
+    def __init__(self, row: dict[str, Any], voice: _TextKind) -> None:
+        self.row = row
+        self._voice = voice
+        self._texts: list[str] = []
+
+    def opened(self) -> list[OutputEvent]:
+        return [self._part_event("added", "")]
+
+    def grown(self, text: str) -> list[OutputEvent]:
+        self._texts.append(text)
+        told = {self._voice.index: 0, "delta": text, **self._voice.extra}
+        return [(f"{self._voice.text_event}.delta", told)]
+
+    def closed(self) -> list[OutputEvent]:
+        text = "".join(self._texts)
+        self._fill("completed", text)
+        told = {self._voice.index: 0, "text": text, **self._voice.extra}
+        return [(f"{self._voice.text_event}.done", told), self._part_event("done", text)]
+
+    def cut(self) -> None:
+        self._fill("incomplete", "".join(self._texts))
+
+    def _fill(self, status: str, text: str) -> None:
+        self.row |= {self._voice.holder: [self._part(text)], "status": status}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        return {**self._voice.part, "text": text}
+
+    def _part_event(self, end: str, text: str) -> OutputEvent:
+        told = {self._voice.index: 0, "part": self._part(text)}
+        return (f"{self._voice.part_event}.{end}", told)
+
+
+def message(item_id: str) -> TextItem:
+    row = {"id": f"msg_{item_id}", "type": "message", "role": "assistant", "content": []}
+    return TextItem(row | {"status": "in_progress"}, _MESSAGE)
+
+
+def reasoning(item_id: str, signature: str, *, as_summary: bool) -> TextItem:
+    """Return a reasoning item: clients that ask for a summary show that, and send it back."""
+    row: dict[str, Any] = {"id": f"rs_{item_id}", "type": "reasoning", "summary": []}
+    if not as_summary:
+        row["content"] = []
+    row |= {"encrypted_content": signature or None, "status": "in_progress"}
+    return TextItem(row, _SUMMARY if as_summary else _REASONING)
+
+
+# ---------------------------------------------------------------- what is called
+
+
+class FunctionCallItem:
+    """A call of a function, or of the client's search for tools."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.row = row
+        self._pieces: list[str] = []
+
+    def opened(self) -> list[OutputEvent]:
+        return []
+
+    def grown(self, text: str) -> list[OutputEvent]:
+        self._pieces.append(text)
+        return self._told("delta", {"delta": text}) if text else []
+
+    def closed(self) -> list[OutputEvent] | None:
+        text = "".join(self._pieces)
+        given = tools.whole_object(text)
+        if given is None:
+            self.cut()
+            return None
+        self._fill("completed", text, given)
+        return self._told("done", {"arguments": text, "name": self.row.get("name")})
+
+    def cut(self) -> None:
+        text = "".join(self._pieces)
+        self._fill("incomplete", text, tools.whole_pairs(text))
+
+    def _told(self, end: str, told: dict[str, Any]) -> list[OutputEvent]:
+        if self.row["type"] != "function_call":
+            return []
+        return [(f"response.function_call_arguments.{end}", told)]
+
+    def _fill(self, status: str, text: str, given: dict[str, Any]) -> None:
+        is_function = self.row["type"] == "function_call"
+        self.row |= {"arguments": text if is_function else given, "status": status}
+
+
+class CustomCallItem(FunctionCallItem):
+    """A call with free text, which is told once it is whole: it comes inside JSON."""
+
+    def grown(self, text: str) -> list[OutputEvent]:
+        self._pieces.append(text)
+        return []
+
+    def _told(self, end: str, told: dict[str, Any]) -> list[OutputEvent]:
+        given = self.row["input"]
+        kind = "response.custom_tool_call_input"
+        return [(f"{kind}.delta", {"delta": given}), (f"{kind}.{end}", {"input": given})]
+
+    def _fill(self, status: str, text: str, given: dict[str, Any]) -> None:
+        self.row |= {"input": tools.free_text(text), "status": status}
+
+
+def call(item_id: str, start: CallStart, origin: ToolOrigin) -> FunctionCallItem:
+    """Return the item of a call, as the client knows the tool."""
+    row: dict[str, Any] = {"call_id": start.id, "status": "in_progress"}
+    if origin.kind == SEARCH:
+        search = {"id": f"tsc_{item_id}", "type": "tool_search_call", "execution": "client"}
+        return FunctionCallItem(search | row | {"arguments": {}})
+    row["name"] = origin.name
+    if origin.namespace:
+        row["namespace"] = origin.namespace
+    if origin.kind == "custom":
+        return CustomCallItem(
+            {"id": f"ctc_{item_id}", "type": "custom_tool_call", "input": ""} | row
+        )
+    return FunctionCallItem({"id": f"fc_{item_id}", "type": "function_call", "arguments": ""} | row)

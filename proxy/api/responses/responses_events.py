@@ -1,0 +1,225 @@
+"""Our events as OpenAI Responses: the response object and its stream."""
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.chat_completions import image_fields, kv_cache_fields
+from hearth.proxy.api.error_bodies import openai_error
+from hearth.proxy.api.responses import output_items
+from hearth.proxy.api.responses.output_items import OutputItem
+from hearth.proxy.api.responses.responses_tools import responses_tools_of
+from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Delta, Finished, Usage
+
+_ECHOED: Final = (  # as the client sent them, or null
+    "max_output_tokens",
+    "max_tool_calls",
+    "previous_response_id",
+    "prompt_cache_key",
+    "safety_identifier",
+    "user",
+)
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    """Return `usage` as Responses have it; writing to the cache costs nothing here."""
+    details = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0}
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": details | image_fields(usage),
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "kv_cache": kv_cache_fields(usage),
+    }
+
+
+def _shell(ticket: AdmittedRequest) -> dict[str, Any]:
+    """Return the response object before anything of it is there."""
+    request, body = ticket.request, ticket.request.body
+    text = body.get("text") or {}
+    return {
+        "id": f"resp_{ticket.answer.request_id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "model": ticket.model,
+        "output": [],
+        "parallel_tool_calls": request.constraints.parallel_calls,
+        "reasoning": {"effort": None, "summary": None} | (body.get("reasoning") or {}),
+        "service_tier": "default",
+        "store": request.is_stored,
+        "temperature": request.sampling.temperature,
+        "text": {"format": {"type": "text"}} | {k: v for k, v in text.items() if v is not None},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_logprobs": 0,
+        "top_p": request.sampling.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "metadata": body.get("metadata") or {},
+        **{name: body.get(name) for name in _ECHOED},
+    }
+
+
+class _ResponseWriter:
+    """The response object of one answer as it grows, and the numbering of its events."""
+
+    def __init__(self, ticket: AdmittedRequest) -> None:
+        body = ticket.request.body
+        self._answer = ticket.answer
+        self._tools = responses_tools_of(body)
+        asked = body.get("reasoning") or {}
+        self._summarises = bool(asked.get("summary") or asked.get("generate_summary"))
+        self._sequence = -1
+        self._output: list[dict[str, Any]] = []
+        self._item: OutputItem | None = None  # the open one
+        self._channel = ""  # of that
+        self._response = _shell(ticket)
+
+    def event(self, kind: str, **data: Any) -> bytes:
+        self._sequence += 1
+        return sse.event(kind, {"sequence_number": self._sequence, **data})
+
+    def state(self, kind: str) -> bytes:
+        """Return an event that carries the whole response as it is now."""
+        return self.event(kind, response=self._response | {"output": self._output})
+
+    def alive(self) -> bytes:
+        """Return the event that keeps a silent stream alive; it tells how far the prefill is.
+
+        An event, not a comment: Codex's idle timer sees only events. What is long and was told
+        at the beginning is not told again.
+        """
+        response = self._response | {"instructions": None, "tools": [], "output": self._output}
+        done, whole = self._answer.done_tokens, self._answer.prompt_tokens
+        progress = {"done_tokens": done, "prompt_tokens": whole}
+        return self.event("response.in_progress", response=response, prefill=progress)
+
+    def finish(self, finished: Finished) -> dict[str, Any]:
+        """Close the response with its usage, and return it."""
+        cut = finished.reason == "length"
+        self._response |= {
+            "status": "incomplete" if cut else "completed",
+            "completed_at": None if cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": self._output,
+            "usage": usage_fields(finished.usage),
+        }
+        return self._response
+
+    def fail(self, error: RequestError) -> None:
+        """Close the response with `error`; what there was of the open item stays in it."""
+        if self._item is not None:
+            self._item.cut()
+            self._item = None
+        told = openai_error(error)
+        self._response |= {
+            "status": "failed",
+            "error": {"code": told["code"], "message": told["message"]},
+        }
+
+    # -------------------------------------------------- items: each opened, grown, closed
+
+    def grow(self, delta: Delta) -> list[bytes]:
+        """Return the events for `delta`, which may end one item and open the next."""
+        frames = []
+        if delta.call is not None or self._item is None or delta.channel != self._channel:
+            if delta.call is None and not delta.text:
+                return []  # nothing to open an item for
+            frames = [*self.close_item(), *self._open_item(delta)]
+        assert self._item is not None
+        if delta.text:
+            frames += self._events(self._item.grown(delta.text))
+        return frames
+
+    def _open_item(self, delta: Delta) -> list[bytes]:
+        item_id = f"{self._answer.request_id}_{len(self._output)}"
+        self._channel = delta.channel
+        if delta.channel == "tool_call":
+            assert delta.call is not None, "the worker begins each call with its name"
+            origin = self._tools.origin(delta.call.name)
+            self._item = output_items.call(item_id, delta.call, origin)
+        elif delta.channel == "reasoning":
+            signature = self._answer.signature
+            self._item = output_items.reasoning(item_id, signature, as_summary=self._summarises)
+        else:
+            self._item = output_items.message(item_id)
+        self._output.append(self._item.row)
+        index = len(self._output) - 1
+        added = self.event("response.output_item.added", output_index=index, item=self._item.row)
+        return [added, *self._events(self._item.opened())]
+
+    def close_item(self) -> list[bytes]:
+        """Return the events that end the open item; none where none is open, or it is cut off."""
+        item, self._item = self._item, None
+        if item is None or (ending := item.closed()) is None:
+            return []
+        frames = self._events(ending)
+        index = len(self._output) - 1
+        frames.append(self.event("response.output_item.done", output_index=index, item=item.row))
+        return frames
+
+    def _events(self, told: list[output_items.OutputEvent]) -> list[bytes]:
+        item = self._output[-1]
+        place = {"item_id": item["id"], "output_index": len(self._output) - 1}
+        return [self.event(kind, **place, **told_fields) for kind, told_fields in told]
+
+    def ensure_message(self) -> list[bytes]:
+        """Return the events of an empty message where the answer held nothing at all."""
+        return [] if self._output else self._open_item(Delta("", 0, "content", ""))
+
+
+async def whole(ticket: AdmittedRequest) -> dict[str, Any]:
+    """Return the response once it is complete.
+
+    Raises:
+        RequestError: it broke off.
+    """
+    builder = _ResponseWriter(ticket)
+    while not isinstance(row := await ticket.answer.next_event(), Finished):
+        if row is not None:
+            builder.grow(row)
+    builder.ensure_message()
+    builder.close_item()
+    response = builder.finish(row)
+    if ticket.keep is not None:
+        ticket.keep(response)
+    return response
+
+
+async def events(ticket: AdmittedRequest) -> AsyncGenerator[bytes, None]:
+    """Yield the stream of `ticket`; where it breaks off, response.failed is its end."""
+    builder = _ResponseWriter(ticket)
+    yield builder.state("response.created")
+    yield builder.state("response.in_progress")
+    sent_at = time.monotonic()
+    try:
+        while not isinstance(row := await ticket.answer.next_event(sse.PING_S), Finished):
+            frames = builder.grow(row) if row is not None else []
+            silent_s = time.monotonic() - sent_at
+            if row is None or (not frames and silent_s >= sse.PING_S):  # waiting, or a hidden text
+                frames = [builder.alive()]
+            for frame in frames:
+                yield frame
+                sent_at = time.monotonic()
+        for frame in (*builder.ensure_message(), *builder.close_item()):
+            yield frame
+        response = builder.finish(row)
+        if ticket.keep is not None:
+            ticket.keep(response)  # first: who has read the end may ask for it
+        yield builder.state(f"response.{response['status']}")
+    except RequestError as error:
+        ticket.failure = error
+        builder.fail(error)
+        yield builder.state("response.failed")
+    finally:
+        ticket.answer.close()

@@ -1,0 +1,93 @@
+"""OpenAI Responses: the body to our request. Its events are in responses_events."""
+
+from typing import Any
+
+from hearth.proxy.api.body import (
+    field_readers as fields,
+    sampling_params,
+    thinking_options,
+    tool_definitions as tools,
+)
+from hearth.proxy.api.body.response_format import read_format
+from hearth.proxy.api.responses.input_items import InputItemReader
+from hearth.proxy.api.responses.responses_tools import ResponsesTools, responses_tools_of
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Constraints, Prompt
+
+
+def parse(body: dict[str, Any]) -> ParsedRequest:
+    """Return the request in `body`, whose `previous_response_id` is already part of its input.
+
+    Raises:
+        RequestError: a field is not what the API allows, or needs what this server lacks.
+    """
+    _refuse_unsupported(body)
+    box = responses_tools_of(body)
+    items = _read_items(body, box)
+    thought = thinking_options.read(body)
+    limit = sampling_params.read_max_tokens(body, "max_output_tokens")
+    return ParsedRequest(
+        dialect="responses",
+        model=str(body.get("model") or ""),
+        prompt=Prompt(items.messages, box.shown, thought.template_kwargs, box.deferred),
+        sampling=sampling_params.read_sampling(body, max_tokens=limit, stop="stop"),
+        stream=fields.boolean(body, "stream"),
+        body=body,
+        left_out=(*box.dropped, *items.left_out),
+        constraints=_constraints(body, box, thought.budget),
+    )
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    if body.get("conversation") is not None:
+        raise RequestError(
+            "conversation is not supported; name the last response in previous_response_id, or "
+            "send the whole conversation in input.",
+            code="unsupported_parameter",
+            param="conversation",
+        )
+    if fields.boolean(body, "background"):
+        fields.refuse("background", True, "false")
+    for name in ("reasoning", "metadata"):  # the answer repeats them
+        fields.optional_record(body, name)
+
+
+def _constraints(body: dict[str, Any], box: ResponsesTools, budget: int | None) -> Constraints:
+    choice = tools.openai_choice(body.get("tool_choice"), box.choosable, box.dropped)
+    wanted = read_format(fields.optional_record(body, "text").get("format"), "text.format")
+    return Constraints(
+        tool_choice=choice.mode,
+        tool_names=choice.names,
+        parallel_calls=fields.boolean(body, "parallel_tool_calls", default=True),
+        is_json=wanted.is_json,
+        schema=wanted.schema,
+        thinking_budget=budget,
+    )
+
+
+def _read_items(body: dict[str, Any], box: ResponsesTools) -> InputItemReader:
+    items = InputItemReader(box)
+    if instructions := fields.text(body, "instructions"):
+        items.messages.append({"role": "system", "content": instructions})
+    rows = input_items(body)
+    for index, value in enumerate(rows):
+        items.read(fields.record(value, f"input[{index}]"), f"input[{index}]")
+    items.flush_reasoning()
+    if not rows:
+        raise RequestError(
+            "input is empty; send at least one item.", code="empty_messages", param="input"
+        )
+    return items
+
+
+def input_items(body: dict[str, Any]) -> list[Any]:
+    """Return the input as a list of items: a string is what a user says.
+
+    Raises:
+        RequestError: it is neither a string nor a list.
+    """
+    given = body.get("input")
+    if type(given) is str:
+        return [{"type": "message", "role": "user", "content": given}] if given else []
+    return fields.rows(given, "input")

@@ -1,0 +1,331 @@
+"""The outermost layer: what may come in, as what, and where it goes.
+
+Everything that reaches a model passes `ProxyApp`: Host, Origin, key, path, body size and the body
+itself are checked here, in the caller's dialect, before LiteLLM or a worker sees anything.
+"""
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from hearth.proxy.api import legacy_completions, prefill_endpoint
+from hearth.proxy.api.error_bodies import error_body, error_headers
+from hearth.proxy.api.merge_choices import merged
+from hearth.proxy.api.parse_body import BodyParser
+from hearth.proxy.api.responses import responses_events
+from hearth.proxy.gateway.litellm_relay import Relay
+from hearth.proxy.http.api_keys import ApiKeyCheck
+from hearth.proxy.http.body_budget import BodyBudget
+from hearth.proxy.http.http_exchange import (
+    App,
+    HttpExchange,
+    RawHeaders,
+    Receive,
+    Scope,
+    Send,
+    wrong_method,
+)
+from hearth.proxy.http.origin_rules import OriginRules
+from hearth.proxy.http.strict_json import read_object
+from hearth.proxy.images.prompt_images import shows_images
+from hearth.proxy.monitoring.admin_routes import AdminRoutes
+from hearth.proxy.monitoring.dashboard_routes import Dashboard
+from hearth.proxy.monitoring.request_metrics import PREFILL
+from hearth.proxy.pool.answer_stream import AnswerStream, ClientGone
+from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.request.parsed_request import (
+    AdmittedRequest,
+    AnswerEvents,
+    Dialect,
+    ParsedRequest,
+)
+from hearth.shared.errors import RequestError
+from hearth.shared.load_settings import Settings
+
+log = logging.getLogger(__name__)
+
+_GENERATE: Final[dict[str, Dialect]] = {
+    "/v1/chat/completions": "chat",
+    "/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/completions": "completions",
+    "/v1/messages": "messages",
+    "/v1/responses": "responses",
+    "/responses": "responses",
+}
+_COUNT: Final[dict[str, Dialect]] = {
+    "/v1/messages/count_tokens": "messages",
+    "/v1/responses/input_tokens": "responses",
+}
+_OPEN_PATH: Final = "/health"  # the only one that needs no key
+HEADERS_MAX: Final = 100
+_OWN: Final = {
+    "completions": legacy_completions,
+    "responses": responses_events,
+}  # not through LiteLLM
+_CACHE_HEADER: Final = b"x-hearth-cache"
+_CORS_METHODS: Final = b"GET, POST, DELETE, OPTIONS"
+
+
+class ProxyApp:
+    """The ASGI app that the server runs."""
+
+    def __init__(
+        self, settings: Settings, pool: WorkerPool, routes: AdminRoutes, front: App, token: str
+    ) -> None:
+        """`front` is LiteLLM's app, `token` what it accepts."""
+        self._origins = OriginRules(settings.proxy_host, settings.cors_origins)
+        self._keys = ApiKeyCheck(settings.api_keys)
+        self._names = routes.names
+        self._stored = routes.stored
+        self._metrics = routes.metrics
+        self._intake = BodyParser(settings, routes.stored)
+        self._pool = pool
+        self._routes = routes
+        self._front = front
+        self._relay = Relay(front, token)
+        self._room = BodyBudget()
+        self._dashboard = Dashboard(settings, routes.watch)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._front(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # there is none here
+        else:
+            await self._http(HttpExchange(scope, receive, send, self._room))
+
+    async def _http(self, exchange: HttpExchange) -> None:
+        for name in (b"x-request-id", b"request-id"):  # OpenAI's SDK reads one, Anthropic's other
+            exchange.reply_headers.append((name, exchange.request_id.encode()))
+        try:
+            await self._admit(exchange)
+        except RequestError as error:
+            await self._refuse(exchange, error)
+        except Exception:
+            log.exception("request failed by a bug path=%.80r", exchange.path)
+            text = "The proxy failed at this request; its log says where."
+            bug = RequestError(text, status=500, code="internal_error")
+            await self._refuse(exchange, bug)
+        finally:
+            exchange.end()
+
+    async def _refuse(self, exchange: HttpExchange, error: RequestError) -> None:
+        if not exchange.is_counted:
+            self._metrics.refused(_counted_as(exchange.path), error)
+        if exchange.has_started or isinstance(error, ClientGone):
+            return
+        log.info(
+            "refused id=%s path=%.80r status=%d code=%s",
+            exchange.request_id,
+            exchange.path,
+            error.status,
+            error.code,
+        )
+        dialect: Dialect = "messages" if exchange.is_anthropic else "chat"
+        body = error_body(error, dialect, exchange.request_id)
+        await exchange.drain()
+        await exchange.send_json(error.status, body, error_headers(error))
+
+    async def _admit(self, exchange: HttpExchange) -> None:
+        """Check who asks, then dispatch."""
+        if len(exchange.raw_headers) > HEADERS_MAX:
+            raise RequestError(
+                f"The request has {len(exchange.raw_headers)} headers and this server accepts "
+                f"{HEADERS_MAX}. Send fewer.",
+                status=431,
+                code="too_many_headers",
+            )
+        hosts = [value for name, value in exchange.raw_headers if name == b"host"]
+        self._origins.check_host([host.decode("latin-1") for host in hosts])
+        origin = self._origins.check_origin(
+            exchange.headers, exchange.scope.get("scheme", "http"), exchange.method
+        )
+        if origin is not None:
+            exchange.reply_headers += _cors(origin)
+            if exchange.method == "OPTIONS":
+                await _preflight(exchange)
+                return
+        if Dashboard.serves(exchange.path):
+            await self._dashboard.serve(exchange)  # which knows keys, and cookies too
+            return
+        exchange.is_trusted = exchange.path != _OPEN_PATH or self._keys.passes(exchange.raw_headers)
+        if exchange.is_trusted:
+            key = self._keys.check(exchange.raw_headers)
+            if key is not None:  # whoever sends another beside it is known by this one all the same
+                exchange.headers["x-api-key"] = key
+        await self._dispatch(exchange)
+
+    async def _dispatch(self, exchange: HttpExchange) -> None:
+        path = exchange.path
+        dialect = _GENERATE.get(path)
+        counted = _COUNT.get(path)
+        if dialect is None and counted is None and path != prefill_endpoint.PATH:
+            await self._routes.serve(exchange)
+            return
+        if exchange.method != "POST":
+            raise wrong_method(exchange, "POST")
+        if dialect is not None:
+            await self._generate(exchange, await self._parsed(exchange, dialect))
+        elif counted is not None:
+            request = await self._parsed(exchange, counted)
+            count = await exchange.while_connected(self._pool.count(request))
+            kind = {"object": "response.input_tokens"} if counted == "responses" else {}
+            await exchange.send_json(200, kind | {"input_tokens": count})
+        else:
+            await self._prefill(exchange)
+
+    async def _parsed(self, exchange: HttpExchange, dialect: Dialect) -> ParsedRequest:
+        body = await read_object(await exchange.read_body())
+        return await self._complete(exchange, dialect, body)
+
+    async def _complete(
+        self, exchange: HttpExchange, dialect: Dialect, body: dict[str, Any]
+    ) -> ParsedRequest:
+        """Return the request in `body`, its images read, while the client is there."""
+        target = self._names.target(self._names.check(body.get("model")))
+        request = self._intake.read(dialect, body, exchange.headers)
+        completing = self._intake.complete(request, exchange.hold)
+        if shows_images(request.prompt):
+            request = await exchange.while_connected(completing)
+        else:
+            request = await completing
+        return dataclasses.replace(request, target=target)
+
+    async def _prefill(self, exchange: HttpExchange) -> None:
+        """Have a prompt read, and pinned where that is wished, without an answer to it."""
+        started = time.monotonic()
+        body = await read_object(await exchange.read_body())
+        dialect = prefill_endpoint.dialect_of(body, exchange.headers, exchange.query)
+        exchange.is_anthropic |= dialect == "messages"
+        request = prefill_endpoint.prepared(await self._complete(exchange, dialect, body))
+        opening = self._pool.open(request, exchange.request_id)
+        answer = await exchange.while_connected(opening)
+        exchange.on_disconnect(answer.close)
+        try:
+            told = await prefill_endpoint.told(
+                answer, request, request.target or self._names.public
+            )
+            await exchange.send_json(200, told)
+        finally:
+            answer.close()
+            self._note(exchange, [answer], request, started)
+
+    async def _generate(self, exchange: HttpExchange, request: ParsedRequest) -> None:
+        started = time.monotonic()
+        opening = self._opened(request, exchange.request_id, started)
+        answer, *others = await exchange.while_connected(opening)
+        ticket = AdmittedRequest(
+            request, request.target or self._names.public, answer, tuple(others)
+        )
+        if request.dialect == "responses" and request.is_stored:
+            key = request.prompt.speaker.key
+            ticket.keep = functools.partial(self._stored.keep, key, request.body)
+        exchange.on_disconnect(lambda: _close(ticket.answers))
+        if not request.stream:
+            exchange.late_headers = lambda: _cache_headers([answer, *others], request.choices)
+        try:
+            if request.dialect == "messages" and request.stream:
+                await answer.planned()  # the first event tells what is kept
+            if (module := _OWN.get(request.dialect)) is None:
+                await self._relay.serve(ticket, exchange, exchange.gone)
+            elif request.stream:
+                await exchange.send_events(module.events(ticket))
+            else:
+                await exchange.send_json(200, await module.whole(ticket))
+        finally:
+            _close(ticket.answers)
+            self._note(exchange, [answer, *others], request, started)
+
+    def _note(
+        self,
+        exchange: HttpExchange,
+        answers: Sequence[AnswerStream],
+        request: ParsedRequest,
+        started: float,
+    ) -> None:
+        """Count a request that a worker took, and write its line in the log, at its end."""
+        exchange.is_counted = True
+        broken = exchange.broken_by
+        self._metrics.ended(request, answers, broken)
+        self._routes.watch.note(request, answers, started, broken)
+        answer = answers[0]
+        log.info(
+            "request id=%s dialect=%s stream=%d prompt=%d cached=%d ended=%s wall_ms=%d",
+            answer.request_id,
+            request.dialect,
+            request.stream,
+            answer.prompt_tokens,
+            answer.usage.cached_tokens if answer.usage else answer.cached_tokens,
+            answer.outcome(broken)[0],
+            (time.monotonic() - started) * 1000,
+        )
+
+    async def _opened(
+        self, request: ParsedRequest, request_id: str, came_at: float
+    ) -> list[AnswerStream]:
+        """Return the answer of each choice, all of them admitted.
+
+        One after the other: admission waits for rendering only, and the worker lets the later ones
+        of a prompt wait for the prefill of the first.
+
+        Raises:
+            RequestError: one was refused; none is left open.
+        """
+        answers: list[AnswerStream] = []
+        try:
+            for index, each in enumerate(request.submissions()):
+                name = f"{request_id}-{index}" if index else request_id
+                answers.append(await self._pool.open(each, name, came_at))
+        except BaseException:
+            _close(answers)
+            raise
+        return answers
+
+
+def _close(answers: Iterable[AnswerEvents]) -> None:
+    for answer in answers:
+        answer.close()
+
+
+def _counted_as(path: str) -> str | None:
+    """Return the dialect that a request for `path` counts under; None where it asks for no text."""
+    return PREFILL if path == prefill_endpoint.PATH else _GENERATE.get(path)
+
+
+def _cache_headers(answers: Sequence[AnswerStream], per_prompt: int) -> RawHeaders:
+    """Return what the cache did for an answer; nothing where one of its choices broke off."""
+    usages = [answer.usage for answer in answers if answer.usage is not None]
+    if len(usages) < len(answers):
+        return []
+    told = merged(usages, per_prompt)
+    text = (
+        f"hit={told.cached_tokens} prefilled={told.prefilled_tokens} source={told.source} "
+        f"ttft_ms={told.ttft_ms}"
+    )
+    return [(_CACHE_HEADER, text.encode())]
+
+
+def _cors(origin: str) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-expose-headers", b"x-request-id, retry-after, " + _CACHE_HEADER),
+        (b"vary", b"origin"),
+    ]
+
+
+async def _preflight(exchange: HttpExchange) -> None:
+    headers: list[tuple[bytes, Any]] = [
+        (b"access-control-allow-methods", _CORS_METHODS),
+        (b"access-control-max-age", b"600"),
+    ]
+    asked = exchange.headers.get("access-control-request-headers")
+    if asked:
+        headers.append((b"access-control-allow-headers", asked.encode("latin-1")))
+    if exchange.headers.get("access-control-request-private-network") == "true":
+        headers.append((b"access-control-allow-private-network", b"true"))
+    await exchange.start(204, headers)
+    await exchange.body(b"", more=False)

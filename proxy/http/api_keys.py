@@ -1,0 +1,72 @@
+"""The one check of a client's key."""
+
+import hmac
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from itertools import islice
+from typing import Final
+
+from hearth.shared.errors import RequestError
+
+Headers = Iterable[tuple[bytes, bytes]]  # as ASGI has them: lower-case names
+
+SENT_MAX: Final = 4  # keys that are looked at in one request
+
+
+class ApiKeyCheck:
+    """Compares what a client sent with the keys that are accepted; where there are none, all pass.
+
+    Digests are compared, each with every other: how long it takes tells neither how much of a key
+    was right, nor its length, nor which one it was.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def check(self, headers: Headers) -> str | None:
+        """Accept `Authorization: Bearer KEY` or `x-api-key: KEY`; return the key that counts.
+
+        None where no key is needed. Of several that were sent the first accepted one counts.
+
+        Raises:
+            RequestError: 401, without a word about which part was wrong.
+        """
+        if not self._digests:
+            return None
+        sent = list(islice(_sent_keys(headers), SENT_MAX))
+        for key in sent:
+            if self._is_accepted(key):
+                return key.decode("latin-1")
+        problem = "The API key is wrong" if sent else "An API key is required"
+        raise RequestError(
+            f"{problem}. Send the server's PROXY_API_KEY as 'Authorization: Bearer KEY' or "
+            "'x-api-key: KEY'.",
+            status=401,
+            code="invalid_api_key",
+        )
+
+    def passes(self, headers: Headers) -> bool:
+        """Whether `check` would accept them."""
+        try:
+            self.check(headers)
+        except RequestError:
+            return False
+        return True
+
+    def _is_accepted(self, key: bytes) -> bool:
+        digest = _digest(key)
+        return any([hmac.compare_digest(digest, known) for known in self._digests])
+
+
+def _digest(key: bytes) -> bytes:
+    return sha256(key).digest()
+
+
+def _sent_keys(headers: Headers) -> Iterator[bytes]:
+    for name, value in headers:
+        if name == b"x-api-key":
+            yield value.strip()
+        elif name == b"authorization":
+            scheme, _, token = value.strip().partition(b" ")
+            if scheme.lower() == b"bearer" and token:
+                yield token.strip()

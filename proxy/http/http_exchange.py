@@ -1,0 +1,254 @@
+"""One HTTP exchange over ASGI: its body within limits, its client watched, its reply sent once."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl
+
+import orjson
+
+from hearth.proxy.http.body_budget import BodyBudget
+from hearth.proxy.pool.answer_stream import ClientGone
+from hearth.shared.errors import RequestError
+
+AsgiMessage = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+RawHeaders = list[tuple[bytes, bytes]]
+T = TypeVar("T")
+
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+BODY_WAIT_S_MAX: Final = 120.0
+DRAIN_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # read past the limit so that the 413 can be read
+DRAIN_WAIT_S_MAX: Final = 10.0
+_SSE: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class HttpExchange:
+    """A request and its one reply. Owner: the task that serves it.
+
+    Invariant: nothing is sent after the reply's end, and a reply starts at most once.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, room: BodyBudget) -> None:
+        """`room` is what all bodies share; what is held for this one is in it until `end`."""
+        self.scope = scope
+        self.request_id = uuid.uuid4().hex
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.raw_headers: RawHeaders = list(scope["headers"])
+        self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in self.raw_headers}
+        self.query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
+        self.reply_headers: RawHeaders = []  # added to whatever is replied
+        self.late_headers: Callable[[], RawHeaders] = list  # the same, as known when it begins
+        self.is_trusted = False  # it came with a key, or needs none
+        self.is_anthropic = (  # what a refusal looks like
+            self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
+        )
+        self.has_started = False
+        self._is_heard = False  # the client was there when the reply began
+        self._has_ended = False  # all of the reply was sent
+        self.is_counted = False  # its end is in the metrics
+        self._has_body = False  # read to its end
+        self._room = room
+        self._held_bytes = 0  # of the room
+        self.gone = asyncio.Event()
+        self._receive = receive
+        self._send = send
+        self._watcher: asyncio.Task[None] | None = None
+
+    # -------------------------------------------------- what the client sends
+
+    async def read_body(self) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            RequestError: over BODY_BYTES_MAX, compressed, slower than BODY_WAIT_S_MAX, no room
+                for it beside the others' bodies, or the client left.
+        """
+        if self.headers.get("content-encoding", "identity") != "identity":
+            raise RequestError(
+                f"Content-Encoding {self.headers['content-encoding']!r:.40} is not supported; "
+                "send the body uncompressed.",
+                status=415,
+                code="unsupported_encoding",
+            )
+        self._check_room()
+        try:
+            async with asyncio.timeout(BODY_WAIT_S_MAX):
+                return await self._read(BODY_BYTES_MAX)
+        except TimeoutError:
+            raise RequestError(
+                f"The body did not arrive within {BODY_WAIT_S_MAX:g} s.",
+                status=408,
+                code="body_timeout",
+            ) from None
+
+    def _check_room(self) -> None:
+        """Refuse a body that will find no room, as its length tells. Raises: Overloaded.
+
+        Nothing is held for a length alone: who sends nothing takes nobody's room.
+        """
+        told = self.headers.get("content-length", "")
+        if told.isascii() and told.isdigit() and (size := int(told[:20])) <= BODY_BYTES_MAX:
+            self._room.check(size)
+
+    def hold(self, count: int) -> None:
+        """Take room for `count` bytes more, until `end`. Raises: Overloaded."""
+        self._room.take(count)
+        self._held_bytes += count
+
+    def _let_go(self) -> None:
+        """Give back the room that the body, and what was made of it, had."""
+        self._room.give_back(self._held_bytes)
+        self._held_bytes = 0
+
+    async def _read(self, kept_max: int) -> bytes:
+        """Return the body; of one over `kept_max` bytes nothing is held in memory."""
+        chunks: list[bytes] = []
+        size, more = 0, True
+        while more and size <= DRAIN_BYTES_MAX:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone()
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size <= kept_max:
+                self.hold(len(chunk))
+                chunks.append(chunk)
+            else:
+                chunks.clear()
+                self._let_go()
+            more = message.get("more_body", False)
+        self._has_body = not more
+        if size > BODY_BYTES_MAX:
+            measured = f"{size:,}" if not more else f"over {size:,}"
+            raise RequestError(
+                f"The body is {measured} bytes and this server accepts {BODY_BYTES_MAX:,}. "
+                "Send less.",
+                status=413,
+                code="body_too_large",
+            )
+        return b"".join(chunks)
+
+    async def drain(self) -> None:
+        """Read what is left of the body: a client that is cut off while it sends sees no reply."""
+        self._let_go()
+        if not self._has_body and self._watcher is None:
+            with contextlib.suppress(RequestError, TimeoutError):
+                async with asyncio.timeout(DRAIN_WAIT_S_MAX):
+                    await self._read(0)
+
+    async def while_connected(self, work: Awaitable[T]) -> T:
+        """Return what `work` gives; it is cancelled when the client goes away first.
+
+        Raises:
+            ClientGone: it did. And whatever `work` raises.
+        """
+        task = asyncio.ensure_future(work)
+        watcher = self._watch()
+        try:
+            await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if task.done():
+            return task.result()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, RequestError):
+            await task
+        raise ClientGone()
+
+    def on_disconnect(self, action: Callable[[], None]) -> None:
+        """Call `action` when the client goes away, at once if it has."""
+        self._watch().add_done_callback(lambda _: action())
+
+    def _watch(self) -> asyncio.Task[None]:
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._until_gone())
+        return self._watcher
+
+    async def _until_gone(self) -> None:
+        """Return when the client has left; needs the body to have been read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone.set()
+
+    def end(self) -> None:
+        """Stop watching, and let go of the body."""
+        self._let_go()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    # -------------------------------------------------- what the client is sent
+
+    async def start(self, status: int, headers: RawHeaders) -> None:
+        assert not self.has_started, self.path
+        self.has_started = True
+        self._is_heard = not self.gone.is_set()
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [*headers, *self.reply_headers, *self.late_headers()],
+            }
+        )
+
+    async def body(self, chunk: bytes, *, more: bool) -> None:
+        if self.method == "HEAD":
+            chunk = b""
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+        self._has_ended = not more
+
+    @property
+    def broken_by(self) -> RequestError | None:
+        """Return why the reply is not whole; None where it is, as far as can be told.
+
+        Who leaves a stream may have read all of it: clients hang up at its last event.
+        """
+        if self.gone.is_set() and not self._is_heard:
+            return ClientGone()
+        if self._has_ended or self.gone.is_set():
+            return None
+        return RequestError("The reply broke off.", status=500, code="internal_error")
+
+    async def send_json(self, status: int, value: Any, headers: RawHeaders | None = None) -> None:
+        await self.send_whole(status, orjson.dumps(value), b"application/json", headers)
+
+    async def send_whole(
+        self, status: int, content: bytes, kind: bytes, headers: RawHeaders | None = None
+    ) -> None:
+        """Send `content`, of the media type `kind`."""
+        fixed = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
+        await self.start(status, fixed + (headers or []))
+        await self.body(content, more=False)
+
+    async def send_events(
+        self, frames: AsyncGenerator[bytes, None], wait_s: float | None = None
+    ) -> None:
+        """Send a stream of events; it is closed on every way out.
+
+        Raises:
+            TimeoutError: the client has not taken one of them for `wait_s`.
+        """
+        await self.start(200, list(_SSE))
+        async with contextlib.aclosing(frames):
+            async for frame in frames:
+                async with asyncio.timeout(wait_s):
+                    await self.body(frame, more=True)
+        await self.body(b"", more=False)
+
+
+def wrong_method(exchange: HttpExchange, allowed: str) -> RequestError:
+    """Return the 405 for `exchange`, whose reply will name what is allowed."""
+    exchange.reply_headers.append((b"allow", allowed.encode()))
+    text = f"{exchange.path:.120} takes {allowed}, not {exchange.method:.20}."
+    return RequestError(text, status=405, code="method_not_allowed")

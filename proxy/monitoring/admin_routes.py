@@ -1,0 +1,284 @@
+"""The routes about the server itself: health, models, cache, sessions. All else is a 404."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from hearth.proxy.api.responses.response_store import ResponseStore
+from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
+from hearth.proxy.monitoring import request_metrics
+from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
+from hearth.proxy.pool.worker_pool import ReportKind, WorkerPool
+from hearth.proxy.request.model_names import ModelNames
+from hearth.proxy.request.parsed_request import ClientLeft
+from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.request.volatile_fields import telemetry_dropped
+from hearth.proxy.workers.remote_workers import RemoteWorker
+from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
+from hearth.shared.errors import Overloaded, RequestError
+from hearth.shared.load_settings import Settings
+from hearth.shared.wire_messages import Usage
+
+_MODELS: Final = ("/v1/models/", "/models/")
+_PROMPTS: Final = "/v1/cache/prompts/"
+_PINS: Final = "/v1/cache/pins/"
+_SESSIONS: Final = "/v1/sessions/"
+_RESPONSES: Final = ("/v1/responses/", "/responses/")
+_ITEMS: Final = "/input_items"
+
+_UP_OR_DOWN: Final = {"ready", "dead", "restarting", "unreachable"}  # all but at its first start
+
+Told = dict[int, dict[str, Any] | RequestError]  # by worker
+Methods = dict[str, Callable[[HttpExchange], Awaitable[None]]]  # HEAD is answered as GET
+
+
+class AdminRoutes:
+    """Answers what is asked about the server itself."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        version: str,
+        supervisor: Supervisor,
+        pool: WorkerPool,
+        remote: Sequence[RemoteWorker] = (),
+    ) -> None:
+        """Raises: StartError: the model's name cannot be served."""
+        self._version = version
+        self._workers: list[WorkerProcess | RemoteWorker] = [*supervisor.workers, *remote]
+        self._pool = pool
+        self.names = ModelNames.of(settings)
+        self.metrics = request_metrics.RequestMetrics(version, self.names.public)
+        directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb else None
+        self.stored = ResponseStore(directory=directory)
+        self._table: dict[str, Methods] = {
+            "/": {"GET": self._root},
+            "/health": {"GET": self._health},
+            "/v1/models": {"GET": self._models},
+            "/models": {"GET": self._models},
+            "/v1/cache": {"GET": self._cache, "DELETE": self._clear_cache},
+            "/v1/sessions": {"GET": self._sessions},
+            request_metrics.PATH: {"GET": self._metrics},
+        }
+        self._shows_prompts = settings.cache_debug
+        self.watch = DashboardFeed(pool, self.health, is_apart=len(settings.api_keys) > 1)
+        pool.on_left = self._left
+
+    async def serve(self, exchange: HttpExchange) -> None:
+        """Answer a request for one of our paths.
+
+        Raises:
+            RequestError: 404 or 405, or what the route refuses.
+        """
+        methods = self._methods(exchange.path)
+        if not methods:
+            text = f"{exchange.path!r:.120} is not served here."
+            raise RequestError(text, status=404, code="not_found")
+        handler = methods.get("GET" if exchange.method == "HEAD" else exchange.method)
+        if handler is None:
+            raise wrong_method(exchange, ", ".join(methods).replace("GET", "GET, HEAD"))
+        await handler(exchange)
+
+    def _methods(self, path: str) -> Methods:
+        """Return what `path` is answered by; nothing where it is not ours."""
+        if _rest(path, *_MODELS):
+            return {"GET": self._model}
+        if self._shows_prompts and _rest(path, _PROMPTS):
+            return {"GET": self._prompt}
+        if _rest(path, _PINS):
+            return {"DELETE": self._unpin}
+        if _rest(path, _SESSIONS):
+            return {"GET": self._session}
+        if rest := _rest(path, *_RESPONSES):
+            if rest.endswith(_ITEMS):
+                return {"GET": self._response_items}
+            if "/" not in rest and rest != "compact":
+                return {"GET": self._response, "DELETE": self._delete_response}
+            return {}
+        return self._table.get(path, {})
+
+    async def _root(self, exchange: HttpExchange) -> None:
+        await exchange.send_json(200, {"name": "hearth", "version": self._version})
+
+    async def _models(self, exchange: HttpExchange) -> None:
+        is_anthropic = _is_anthropic(exchange)
+        listing = self.names.listing(self._pool.facts_of, is_anthropic=is_anthropic)
+        await exchange.send_json(200, listing)
+
+    async def _model(self, exchange: HttpExchange) -> None:
+        name = self.names.check(_rest(exchange.path, *_MODELS))
+        is_anthropic = _is_anthropic(exchange)
+        facts = self._pool.facts_of(self.names.target(name))
+        row = self.names.row(name, facts, is_anthropic=is_anthropic)
+        await exchange.send_json(200, row)
+
+    async def _cache(self, exchange: HttpExchange) -> None:
+        await self._ask_all(exchange, "cache")
+
+    async def _clear_cache(self, exchange: HttpExchange) -> None:
+        await self._ask_all(exchange, "clear_cache")
+
+    async def _ask_all(self, exchange: HttpExchange, what: ReportKind) -> None:
+        """Answer with a row for each worker, in which one that cannot tell says why.
+
+        Raises:
+            RequestError: the cache was to be emptied, and no worker is there that could.
+        """
+        told = await exchange.while_connected(self._pool.ask(what, key=self._whose(exchange)))
+        if what == "clear_cache" and not told:
+            raise Overloaded(
+                "Nothing was emptied: no worker is ready. Send a request, which loads a model, and "
+                "ask again; or stop the server and remove KV_CACHE_DIR."
+            )
+        rows = []
+        for worker in self._workers:
+            row = told.get(worker.worker_id)
+            body = row if isinstance(row, dict) else {"error": str(row)}
+            body = _absent(worker) if row is None else body
+            rows.append({"worker": worker.worker_id, **body})
+        dropped = {"blocks": telemetry_dropped.blocks, "chars": telemetry_dropped.chars}
+        totals = self.watch.totals(self._whose(exchange))
+        body = {"object": "cache", "totals": totals, "telemetry_dropped": dropped, "workers": rows}
+        await exchange.send_json(200, body)
+
+    async def _unpin(self, exchange: HttpExchange) -> None:
+        """Have every worker that holds the pin give it up."""
+        pin_id = _rest(exchange.path, _PINS)
+        told = await exchange.while_connected(
+            self._pool.ask("unpin", pin_id, self._whose(exchange))
+        )
+        _known(told, f"No worker has a pin {pin_id!r:.80}; /v1/cache lists those they have.")
+        await exchange.send_json(200, {"id": pin_id, "object": "cache.pin", "deleted": True})
+
+    async def _prompt(self, exchange: HttpExchange) -> None:
+        """Answer with the token ids of a recent prompt, from the worker that rendered it."""
+        request_id = _rest(exchange.path, _PROMPTS)
+        told = await exchange.while_connected(
+            self._pool.ask("prompt", request_id, self._whose(exchange))
+        )
+        text = f"No worker remembers the prompt of {request_id!r:.80}; they keep recent ones only."
+        row = next(iter(_known(told, text).values()))
+        await exchange.send_json(200, {"request_id": request_id, "ids": row["ids"]})
+
+    async def _sessions(self, exchange: HttpExchange) -> None:
+        """Answer with sessions and last requests; a worker that cannot tell of its own says why."""
+        key = self._whose(exchange)
+        told = await exchange.while_connected(self._pool.ask("sessions", key=key))
+        rows, errors = [], []
+        for worker in self._workers:
+            body = told.get(worker.worker_id)
+            if isinstance(body, dict):
+                rows += [row | {"worker": worker.worker_id} for row in body["sessions"]]
+            else:
+                error = _absent(worker) if body is None else {"error": str(body)}
+                errors.append({"worker": worker.worker_id, **error})
+        recent = self.watch.recent(key)
+        listing = {"object": "list", "sessions": rows, "recent": recent, "errors": errors}
+        await exchange.send_json(200, listing)
+
+    async def _session(self, exchange: HttpExchange) -> None:
+        """Answer with the lines of one session, from every worker that has some."""
+        session = _rest(exchange.path, _SESSIONS)
+        told = await exchange.while_connected(
+            self._pool.ask("session", session, self._whose(exchange))
+        )
+        text = f"No worker knows the session {session!r:.80}; /v1/sessions lists those they know."
+        is_known = any(isinstance(row, dict) for row in told.values())
+        if not is_known and len(told) < len(self._workers):
+            raise Overloaded(
+                f"No worker that is ready knows the session {session!r:.80}, and one that is not "
+                "may know it. Ask again when /health tells that all are."
+            )
+        lines = [
+            line | {"worker": worker_id}
+            for worker_id, row in _known(told, text).items()
+            for line in row["lines"]
+        ]
+        await exchange.send_json(200, {"session": session, "lines": lines})
+
+    async def _response(self, exchange: HttpExchange) -> None:
+        if exchange.query.get("stream", "false") != "false":
+            raise RequestError(
+                "stream is not supported here: a stored response is complete. Leave it out.",
+                code="unsupported_parameter",
+                param="stream",
+            )
+        response_id = _rest(exchange.path, *_RESPONSES)
+        await exchange.send_json(200, self.stored.response(_key(exchange), response_id))
+
+    async def _delete_response(self, exchange: HttpExchange) -> None:
+        response_id = _rest(exchange.path, *_RESPONSES)
+        await exchange.send_json(200, self.stored.delete(_key(exchange), response_id))
+
+    async def _response_items(self, exchange: HttpExchange) -> None:
+        response_id = _rest(exchange.path, *_RESPONSES).removesuffix(_ITEMS)
+        page = self.stored.items(_key(exchange), response_id, exchange.query)
+        await exchange.send_json(200, page)
+
+    def _whose(self, exchange: HttpExchange) -> str:
+        """Return whose sessions may be told of: with one key, or none, everyone's."""
+        return self.watch.whose(_key(exchange))
+
+    async def _health(self, exchange: HttpExchange) -> None:
+        body = self.health()
+        if exchange.is_trusted:
+            body["queue"] = self._pool.queue(self._whose(exchange))
+            body["prefills"] = self._pool.prefills(self._whose(exchange))
+        await exchange.send_json(200, body)
+
+    async def _metrics(self, exchange: HttpExchange) -> None:
+        """Answer with sums over all keys, as far as the workers tell theirs in time."""
+        told = await exchange.while_connected(self._pool.ask("cache"))
+        text = self.metrics.text([worker.row() for worker in self._workers], told)
+        await exchange.send_whole(200, text, request_metrics.CONTENT_TYPE)
+
+    def _left(self, usage: Usage, left: ClientLeft) -> None:
+        """Count what a request has cost whose client had left."""
+        self.metrics.spent(usage, left.model, is_read=not left.is_repeat)
+        self.watch.spent(usage, left.key, is_read=not left.is_repeat)
+
+    def health(self) -> dict[str, Any]:
+        """Return what /health says: "ok" only while every worker is ready, or unloaded unused."""
+        rows = [worker.row() for worker in self._workers]
+        states = {row["state"] for row in rows}
+        if states and states <= {"ready", "unloaded"}:
+            status = "ok"
+        elif any(row["restarts"] for row in rows) or states & _UP_OR_DOWN:
+            status = "degraded"
+        else:
+            status = "starting"
+        return {"status": status, "version": self._version, "workers": rows}
+
+
+def _absent(worker: WorkerProcess | RemoteWorker) -> dict[str, str]:
+    """Return what is told of a worker that cannot be asked."""
+    state = worker.row()["state"]
+    more = "/health tells its state."
+    if state == "unloaded":
+        more = "what it keeps is on disk, and the next request loads its model."
+    return {"state": state, "error": f"This worker is not ready, it is {state}; {more}"}
+
+
+def _is_anthropic(exchange: HttpExchange) -> bool:
+    return "anthropic-version" in exchange.headers
+
+
+def _key(exchange: HttpExchange) -> str:
+    return key_digest(exchange.headers)
+
+
+def _rest(path: str, *prefixes: str) -> str:
+    """Return what follows one of `prefixes`; nothing where none fits."""
+    return next((path[len(prefix) :] for prefix in prefixes if path.startswith(prefix)), "")
+
+
+def _known(told: Told, text: str) -> dict[int, dict[str, Any]]:
+    """Return what those workers tell that know what they were asked about.
+
+    Raises:
+        RequestError: 404 with `text` where none does, or why one that may know does not tell.
+    """
+    known = {worker_id: row for worker_id, row in told.items() if isinstance(row, dict)}
+    if known:
+        return known
+    failures = (row for row in told.values() if isinstance(row, RequestError) and row.status != 404)
+    raise next(failures, RequestError(text, status=404, code="not_found"))

@@ -1,0 +1,241 @@
+"""What requests cost, counted once, as each of them ends; `GET /metrics` tells it to Prometheus.
+
+Every label has a closed set of values: nothing that a client sends becomes one. What the workers
+know is asked when somebody looks, and is `scrape`'s.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, get_args
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from hearth.proxy.monitoring.worker_metrics import Told, WorkerMetrics
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Usage
+
+PATH: Final = "/metrics"
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4.encode()  # the text that every tool reads
+PREFILL: Final = "prefill"  # among the dialects: a prompt that is read and not answered
+_DIALECTS: Final = (*get_args(Dialect), PREFILL)
+_FINISHES: Final = ("stop", "length", "tool_calls", "prefilled")
+_CANCELLED, _REFUSED, _FAILED = "cancelled", "refused_4xx", "failed"
+_OUTCOMES: Final = (*_FINISHES, _CANCELLED, _REFUSED, "refused_5xx", _FAILED)
+_WORST: Final = (_FAILED, _CANCELLED, _REFUSED)  # of several choices' ends
+_KINDS: Final = ("main", "agent", "side", "none")
+_SOURCES: Final = ("slot", "ram", "ssd", "none")
+_MATCHES: Final = ("exact", "prefix", "supersequence", "lcp", "miss", "none")
+PREFILL_TOKENS_MIN: Final = 64  # the speed of fewer tells of the first step, not of the prefill
+DECODE_TOKENS_MIN: Final = 16
+
+_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
+_PREFILL_SPEEDS: Final = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000)
+_DECODE_SPEEDS: Final = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000)
+_SHARES: Final = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 1)
+
+
+class RequestMetrics:
+    """Counts what requests cost. Owner: the event loop. Nothing here waits."""
+
+    def __init__(self, version: str, model: str) -> None:
+        """`model` is the public name of the one that answers where a request names none."""
+        disable_created_metrics()  # type: ignore[no-untyped-call] # series that nobody reads
+        self.registry = registry = CollectorRegistry()
+        self._model = model
+        began = time.monotonic()
+        info = Info("hearth_build", "Which Hearth this is.", registry=registry)
+        info.info({"version": version})
+        uptime = Gauge("hearth_uptime_seconds", "Since the proxy started.", registry=registry)
+        uptime.set_function(lambda: time.monotonic() - began)
+        self._requests = Counter(
+            "hearth_requests_total",
+            "Requests that ended, by what came of them; failed: they broke off.",
+            ("dialect", "outcome"),
+            registry=registry,
+        )
+        self._disconnects = Counter(
+            "hearth_client_disconnects_total",
+            "Clients that left before their answer was complete.",
+            registry=registry,
+        )
+        self._tokens = _token_counters(registry)
+        self._matches = Counter(
+            "hearth_matches_total",
+            "Prompts by how they relate to what is kept; none: they never had a slot.",
+            ("match", "session_kind"),
+            registry=registry,
+        )
+        self._first_token = _histogram(
+            registry,
+            "hearth_time_to_first_token_seconds",
+            "From a request's arrival at its worker to its first token.",
+            ("model", "source"),
+            _SECONDS,
+        )
+        self._queued = _histogram(
+            registry,
+            "hearth_queue_wait_seconds",
+            "From a request's arrival at its worker until it had a slot.",
+            ("model",),
+            _SECONDS,
+        )
+        self._prefill = _histogram(
+            registry,
+            "hearth_prefill_tokens_per_second",
+            f"Speed at which a prompt was read, where {PREFILL_TOKENS_MIN} tokens or more were.",
+            ("model",),
+            _PREFILL_SPEEDS,
+        )
+        self._decode = _histogram(
+            registry,
+            "hearth_decode_tokens_per_second",
+            f"Decode speed after the first token, where {DECODE_TOKENS_MIN} or more followed.",
+            ("model",),
+            _DECODE_SPEEDS,
+        )
+        self._share = _histogram(
+            registry,
+            "hearth_match_ratio",
+            "Share of a prompt's tokens that was kept.",
+            ("session_kind",),
+            _SHARES,
+        )
+        self._figures = WorkerMetrics()
+        registry.register(self._figures)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have every series there from the start: one that appears at 1 has no rate."""
+        for dialect in _DIALECTS:
+            for outcome in _OUTCOMES:
+                self._requests.labels(dialect, outcome)
+        for kind in _KINDS:
+            self._share.labels(kind)
+            for match in _MATCHES:
+                self._matches.labels(match, kind)
+            for source in _SOURCES:
+                for counter in self._tokens.values():
+                    counter.labels(kind, source)
+
+    def refused(self, dialect: str | None, error: RequestError) -> None:
+        """Count a request that ended before a worker had taken it; None = it asked for no text."""
+        outcome = _failure(error.status, is_taken=False)
+        self._disconnects.inc(outcome == _CANCELLED)
+        if dialect is not None:
+            self._requests.labels(dialect, outcome).inc()
+
+    def ended(
+        self,
+        request: ParsedRequest,
+        answers: Sequence[AnswerStream],
+        broken: RequestError | None = None,
+    ) -> None:
+        """Count a request that a worker took, by `answers`: those to each of its choices.
+
+        A prompt counts once for its choices, as clients are told it. `broken` is why the reply
+        did not get out, though the answers may be whole.
+        """
+        outcomes = [_outcome(*answer.outcome(broken)) for answer in answers]
+        worst = next((each for each in _WORST if each in outcomes), outcomes[0])
+        dialect = PREFILL if request.prefill_only else request.dialect
+        self._requests.labels(dialect, worst).inc()
+        self._disconnects.inc(worst == _CANCELLED)
+        for index, answer in enumerate(answers):
+            if answer.usage is not None:
+                self.spent(answer.usage, request.target, is_read=index % request.choices == 0)
+
+    def spent(self, usage: Usage, model: str, *, is_read: bool = True) -> None:
+        """Count what one answer cost; its prompt too, where it `is_read` for this one.
+
+        `model` is the public name of what answered; "" = there is one only.
+        """
+        model = model or self._model
+        kind, source = _among(_KINDS, usage.session_kind), _among(_SOURCES, usage.source)
+        for name, counter in self._tokens.items():
+            if is_read or name in _OF_ANSWERS:
+                counter.labels(kind, source).inc(getattr(usage, name))
+        self._queued.labels(model).observe(usage.queue_ms / 1000)
+        if usage.completion_tokens:
+            self._first_token.labels(model, source).observe(usage.ttft_ms / 1000)
+        if is_read:
+            self._matches.labels(_among(_MATCHES, usage.match), kind).inc()
+            begun = usage.cached_tokens + usage.prefilled_tokens > 0
+            if begun and usage.prompt_tokens:
+                self._share.labels(kind).observe(usage.cached_tokens / usage.prompt_tokens)
+        prefill, decode = self._prefill.labels(model), self._decode.labels(model)
+        if (speed := prefill_speed(usage)) is not None:
+            prefill.observe(speed)
+        decode_ms = usage.finish_ms - usage.ttft_ms
+        if usage.completion_tokens > DECODE_TOKENS_MIN and decode_ms > 0:
+            decode.observe((usage.completion_tokens - 1) * 1000 / decode_ms)
+
+    def text(self, workers: Sequence[Mapping[str, Any]], told: Told) -> bytes:
+        """Return all of it; `workers` are /health's rows, `told` what each says of its cache."""
+        self._figures.workers, self._figures.told = workers, told
+        return generate_latest(self.registry)
+
+
+_OF_ANSWERS: Final = ("completion_tokens", "reasoning_tokens")  # the rest is of prompts
+
+
+def _token_counters(registry: CollectorRegistry) -> dict[str, Counter]:
+    """Return a counter for each field of Usage that counts tokens, by the field's name."""
+    told = {
+        "prompt_tokens": "Tokens of prompts, of all requests that a worker has told the end of.",
+        "cached_tokens": "Of the prompt tokens, those that were kept: not read again.",
+        "prefilled_tokens": "Prompt tokens that were read before the first token.",
+        "completion_tokens": "Tokens that were sampled, reasoning and ends of turns included.",
+        "reasoning_tokens": "Of the completion tokens, those of thinking.",
+        "image_tokens": "Of the prompt tokens, those that stand for images.",
+    }
+    return {
+        name: Counter(f"hearth_{name}_total", text, ("session_kind", "source"), registry=registry)
+        for name, text in told.items()
+    }
+
+
+def prefill_speed(usage: Usage) -> float | None:
+    """Return the tokens that were read a second; None where they are too few to tell."""
+    read_ms = usage.ttft_ms - usage.queue_ms
+    if usage.prefilled_tokens < PREFILL_TOKENS_MIN or read_ms <= 0:
+        return None
+    return round(usage.prefilled_tokens * 1000 / read_ms, 1)
+
+
+def _histogram(
+    registry: CollectorRegistry,
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    buckets: Sequence[float],
+) -> Histogram:
+    return Histogram(name, text, labels, buckets=buckets, registry=registry)
+
+
+def _outcome(ended_as: str, status: int) -> str:
+    return ended_as if ended_as in _FINISHES else _failure(status, is_taken=True)
+
+
+def _failure(status: int, *, is_taken: bool) -> str:
+    """Return what a request's end with an HTTP status counts as."""
+    if status == 499:
+        return _CANCELLED
+    if status < 500:
+        return _REFUSED
+    return _FAILED if is_taken or status == 500 else "refused_5xx"
+
+
+def _among(values: Sequence[str], value: str) -> str:
+    """Return `value`, or "none" where it is not one of `values`."""
+    return value if value in values else "none"

@@ -1,0 +1,220 @@
+"""What the workers know, as families of metrics: taken from /health's and /v1/cache's figures.
+
+A worker that has not told is up 0, and its figures are left out rather than shown as they were.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hearth.proxy.workers import remote_workers, supervisor
+from hearth.shared.errors import RequestError
+
+Told = Mapping[int, Mapping[str, Any] | RequestError]  # by worker
+Row = Mapping[str, Any]
+Path = tuple[str, ...]  # where a figure stands in a row
+
+TIGHT_SHARE: Final = 0.8  # of a budget; hearth.worker.schedule.memory_guard warns there too
+_HEARD: Final = "heartbeat_age_s"  # None of a worker that nothing is heard of
+_STATES: Final = tuple(
+    dict.fromkeys((*get_args(supervisor.WorkerState), *get_args(remote_workers.RemoteState)))
+)
+_READ: Final = ("decoded", "again", "known", "refused")  # what came of an image's file
+_EVICTED: Final = ("copy", "window", "snapshot", "extent")
+
+# (name, where, what it is), of /health's rows
+_OF_HEALTH: Final[tuple[tuple[str, Path, str], ...]] = (
+    ("hearth_requests_in_flight", ("in_flight",), "What was asked of a worker and has no end yet."),
+    ("hearth_worker_restarts_total", ("restarts",), "Starts of a worker beyond its first."),
+)
+# The same, of what its heartbeat says: one that is away a while has not counted from 0 again.
+_OF_HEARTBEAT: Final[tuple[tuple[str, Path, str], ...]] = (
+    ("hearth_requests_running", ("running",), "Requests that hold a slot."),
+    ("hearth_requests_waiting", ("waiting",), "Requests that wait for a slot."),
+    ("hearth_queue_wait_estimate_seconds", ("wait_s",), "Until a request sent now had a slot."),
+    ("hearth_worker_heartbeat_age_seconds", (_HEARD,), "Since a worker was heard of."),
+    ("hearth_worker_steps_total", ("steps",), "Steps of the scheduler since a worker's start."),
+)
+# The same of /v1/cache's rows; a worker's counters begin anew with each start of it.
+_OF_CACHE: Final[tuple[tuple[str, Path, str], ...]] = (
+    ("hearth_memory_bytes", ("memory_bytes",), "What MLX holds: weights, caches, images."),
+    ("hearth_memory_limit_bytes", ("memory_limit_bytes",), "What weights and KV may take."),
+    ("hearth_cache_bytes", ("bytes",), "Kept KV in memory, live slots beside it."),
+    ("hearth_cache_budget_bytes", ("budget_bytes",), "What kept KV may take in memory."),
+    ("hearth_cache_pinned_bytes", ("pinned_bytes",), "Kept KV that no other makes way."),
+    ("hearth_cache_extents", ("extents",), "Runs of KV that are kept."),
+    ("hearth_cache_snapshots", ("snapshots",), "States and windows that can be resumed from."),
+    ("hearth_live_slots", ("slots",), "Live caches, idle ones included."),
+    ("hearth_live_slots_max", ("slots_max",), "Live caches that there may be."),
+    ("hearth_live_slots_bytes", ("slots_bytes",), "What live caches take."),
+    ("hearth_disk_bytes", ("disk", "bytes_used"), "Kept KV on disk, of a worker's model."),
+    (
+        "hearth_disk_directory_bytes",
+        ("disk", "directory_bytes_used"),
+        "Kept KV on disk, of all models that share KV_CACHE_DIR.",
+    ),
+    ("hearth_disk_budget_bytes", ("disk", "bytes_max"), "What all of that may take."),
+    ("hearth_disk_files", ("disk", "files"), "Files of kept KV, of a worker's model."),
+    ("hearth_disk_queue_bytes", ("disk", "queue_bytes"), "What waits to be written."),
+    ("hearth_disk_written_bytes_total", ("disk", "counts", "bytes_written"), "Written to disk."),
+    ("hearth_disk_reads_total", ("disk", "counts", "reads"), "Files that were read."),
+    ("hearth_disk_evictions_total", ("disk", "counts", "evictions"), "Files that made way."),
+    (
+        "hearth_disk_evicted_bytes_total",
+        ("disk", "counts", "bytes_evicted"),
+        "What the files that made way held.",
+    ),
+    (
+        "hearth_exact_key_rejected_by_model_lcp_total",
+        ("sessions", "exact_key_rejected_by_model_lcp"),
+        "Losses that nothing explains; more than 0 is a bug.",
+    ),
+    (
+        "hearth_canonical_drift_total",
+        ("sessions", "canonical_drift"),
+        "Losses to what a client changed of a conversation that is the same.",
+    ),
+    ("hearth_lost_tokens_total", ("sessions", "lost_tokens"), "Tokens that all losses cost."),
+    (
+        "hearth_hybrid_trim_miss_total",
+        ("counts", "hybrid_trim_miss"),
+        "Prompts whose rows were kept further than states or windows allow to resume.",
+    ),
+    ("hearth_vlm_retreat_total", ("counts", "vlm_retreat"), "Plans that went on amid an image."),
+    ("hearth_idle_prefilled_tokens_total", ("idle_tokens",), "Tokens read in idle time."),
+    ("hearth_watchdog_ends_total", ("ends", "watchdog_ends"), "Requests that had had their time."),
+    ("hearth_memory_ends_total", ("ends", "memory_ends"), "Answers that outgrew the memory."),
+    ("hearth_memory_refusals_total", ("ends", "memory_refusals"), "Prompts that had no room."),
+    ("hearth_vision_encoder_calls_total", ("vision", "encoder_calls"), "Images encoded."),
+    ("hearth_vision_encoder_seconds_total", ("vision", "encoder_s"), "Spent on encoding images."),
+    ("hearth_vision_failures_total", ("vision", "failures"), "Images that could not be encoded."),
+    ("hearth_wire_waiting_frames", ("wire_waiting_frames",), "Messages a worker has yet to send."),
+)
+_TIGHT: Final = (
+    ("cache", "bytes", "budget_bytes"),
+    ("memory", "memory_bytes", "memory_limit_bytes"),
+)
+
+
+class WorkerMetrics(Collector):
+    """Gives the families of one look at the workers. Owner: the event loop."""
+
+    def __init__(self) -> None:
+        self.workers: Sequence[Row] = ()  # /health's
+        self.told: Told = {}
+
+    def collect(self) -> Iterator[Metric]:
+        health = {str(row["id"]): row for row in self.workers}
+        told = {str(number): row for number, row in self.told.items()}
+        cache = {name: row for name, row in told.items() if not isinstance(row, RequestError)}
+        yield from _states(health, cache)
+        yield from _families(_OF_HEALTH, health)
+        heard = {name: row for name, row in health.items() if row.get(_HEARD) is not None}
+        yield from _families(_OF_HEARTBEAT, heard)
+        yield from _families(_OF_CACHE, cache)
+        yield _tight(cache)
+        yield from _evictions(cache)
+        yield _images(cache)
+        yield _entries(cache)
+
+
+def _families(
+    figures: Sequence[tuple[str, Path, str]], rows: Mapping[str, Row]
+) -> Iterator[Metric]:
+    """Yield a family for each of `figures`, with a sample of each worker that tells it."""
+    for name, path, text in figures:
+        family: Metric
+        if name.endswith("_total"):
+            family = CounterMetricFamily(name, text, labels=("worker",))
+        else:
+            family = GaugeMetricFamily(name, text, labels=("worker",))
+        for worker, row in rows.items():
+            value = _figure(row, path)
+            if value is not None:
+                family.add_metric((worker,), value)
+        yield family
+
+
+def _figure(row: Any, path: Path) -> float | None:
+    """Return the number at `path`; of a list its length, 0 where a count has not begun."""
+    for name in path[:-1]:
+        row = row.get(name)
+        if not isinstance(row, Mapping):
+            return None
+    value = row.get(path[-1], 0 if len(path) > 1 else None)
+    if isinstance(value, list):
+        return len(value)
+    return value if isinstance(value, int | float) else None
+
+
+def _states(health: Mapping[str, Row], cache: Mapping[str, Row]) -> Iterator[Metric]:
+    up = GaugeMetricFamily("hearth_worker_up", "1: a worker told its figures.", labels=("worker",))
+    state = GaugeMetricFamily(
+        "hearth_worker_state", "1 for the state a worker is in.", labels=("worker", "state")
+    )
+    model = GaugeMetricFamily(
+        "hearth_worker_model_info", "Which model a worker has.", labels=("worker", "model")
+    )
+    for worker, row in health.items():
+        up.add_metric((worker,), worker in cache)
+        for name in _STATES:
+            state.add_metric((worker, name), row["state"] == name)
+        if row.get("model"):
+            model.add_metric((worker, row["model"]), 1)
+    yield from (up, state, model)
+
+
+def _tight(cache: Mapping[str, Row]) -> Metric:
+    family = GaugeMetricFamily(
+        "hearth_budget_tight",
+        f"1: over {TIGHT_SHARE:.0%} of what kept KV (cache), or all of MLX (memory), may take.",
+        labels=("worker", "budget"),
+    )
+    for worker, row in cache.items():
+        for name, used, limit in _TIGHT:
+            if used in row and row.get(limit):
+                family.add_metric((worker, name), row[used] > TIGHT_SHARE * row[limit])
+    return family
+
+
+def _evictions(cache: Mapping[str, Row]) -> Iterator[Metric]:
+    """Yield what made way in memory; it is on disk, where there is one."""
+    labels = ("worker", "what")
+    count = CounterMetricFamily("hearth_evictions_total", "What made way in memory.", labels=labels)
+    nbytes = CounterMetricFamily(
+        "hearth_evicted_bytes_total", "What that gave back.", labels=labels
+    )
+    yield _by_name(count, cache, ("evicted", "count"), _EVICTED)
+    yield _by_name(nbytes, cache, ("evicted", "bytes"), _EVICTED)
+
+
+def _images(cache: Mapping[str, Row]) -> Metric:
+    family = CounterMetricFamily(
+        "hearth_images_total",
+        "Images by what a worker did with their files; known: they had been read before.",
+        labels=("worker", "outcome"),
+    )
+    return _by_name(family, cache, ("vision", "read"), _READ)
+
+
+def _by_name(
+    family: CounterMetricFamily, cache: Mapping[str, Row], path: Path, names: Sequence[str]
+) -> Metric:
+    """Add to `family` a sample of each worker for each of `names` that it tells at `path`."""
+    for worker, row in cache.items():
+        for name in names:
+            if (value := _figure(row, (*path, name))) is not None:
+                family.add_metric((worker, name), value)
+    return family
+
+
+def _entries(cache: Mapping[str, Row]) -> Metric:
+    family = GaugeMetricFamily(
+        "hearth_cache_entries", "Conversations kept, by their tokens.", labels=("worker", "depth")
+    )
+    for worker, row in cache.items():
+        for depth, count in row.get("depths", {}).items():
+            family.add_metric((worker, depth), count)
+    return family

@@ -1,0 +1,260 @@
+"""An answer while it arrives: what a worker sent for one request, until its client takes it."""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from hearth.proxy.api.error_bodies import refused
+from hearth.shared.errors import RequestError, WorkerLost
+from hearth.shared.wire_messages import Admitted, Delta, Failed, Finished, Progress, Usage
+
+ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
+PLAN_WAIT_S_MAX = 0.25  # an idle worker's takes a millisecond
+PACE_S = 0.015  # between two deltas of one answer: 66 a second look as smooth as any
+LOOSE_MAX = 256  # deltas that wait one by one; of more, each run becomes one
+UNREAD_BYTES_MAX = 16 * 1024 * 1024  # of one answer: a million tokens' text, or thousands' logprobs
+MERGED_CHARS_MAX = (
+    16_384  # of what becomes one event: there are clients that read no 64 KB in a line
+)
+_LOGPROB_BYTES = 256  # of one alternative, in memory
+
+
+class ClientGone(RequestError):
+    """Nobody is left to read the answer."""
+
+    def __init__(self) -> None:
+        super().__init__("The client is gone.", status=499, code="client_closed")
+
+
+class _TooSlow(RequestError):
+    """More of an answer waits than is held for one client."""
+
+    def __init__(self) -> None:
+        text = (
+            f"More than {UNREAD_BYTES_MAX:,} bytes of this answer wait to be read. Read faster, or "
+            "ask for fewer tokens or log probabilities."
+        )
+        super().__init__(text, status=503, code="slow_reader")
+
+
+class AnswerStream:
+    """One request's events, from Submit to its one Finished or Failed.
+
+    Invariant: after `_ended` is set nothing is added, and `_release` has been called exactly once.
+    Owner: the event loop. `take` and `close` never block.
+    """
+
+    def __init__(self, request_id: str, release: Callable[[bool], None], key: str = "") -> None:
+        """`release(cancel)` forgets this answer at its link, and cancels it at the worker.
+
+        `key` is the digest of the API key that it is for.
+        """
+        self.request_id = request_id
+        self.key = key
+        self.asked_at = time.monotonic()
+        self.prompt_tokens = 0
+        self.cached_tokens = 0  # when the model took it; `usage` has what was then used
+        self.done_tokens = 0  # of the prompt, while it prefills
+        self.signature = ""  # of its thinking, once it is admitted
+        self.is_admitted = False
+        self._is_planned = False  # the model has taken it and says what is kept of it
+        self.ended_as = ""  # a finish reason, or a failure's code
+        self.status = 200  # of HTTP: what a failure's would be
+        self.usage: Usage | None = None  # once the worker has told it
+        self._release = release
+        self._inbox: deque[Delta | Finished | RequestError] = deque()
+        self._loose = 0  # deltas that were added since the newest were joined
+        self._unread_bytes = 0
+        self._wake = asyncio.Event()
+        self._over = asyncio.Event()  # set with _ended
+        self._given_at = 0.0  # when the last delta was given out
+        self._ended = False
+        self._next_seq = 0
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether some of its prompt was read for it, and nothing of the answer has come."""
+        return self.done_tokens > self.cached_tokens and not self._next_seq
+
+    def outcome(self, broken: RequestError | None) -> tuple[str, int]:
+        """Return how it ended, as a word and an HTTP status; `broken` = its reply did not get out.
+
+        Its own failure is told before the reply's.
+        """
+        if broken is None or self.status != 200:
+            return self.ended_as, self.status
+        return broken.code, broken.status
+
+    def progress(self) -> dict[str, Any]:
+        """Return how far its prompt is read, in tokens, and how long ago it was asked."""
+        return {
+            "request_id": self.request_id,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "done_tokens": self.done_tokens,
+            "age_s": round(time.monotonic() - self.asked_at, 1),
+        }
+
+    def take(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
+        """Accept the worker's next message about this request."""
+        if self._ended:
+            return
+        if isinstance(message, Admitted):
+            self.is_admitted = True
+            self.prompt_tokens = message.prompt_tokens
+            self.signature = message.signature
+        elif isinstance(message, Progress):
+            if not self._is_planned:
+                self._is_planned = True
+                self.cached_tokens = message.done_tokens
+            self.done_tokens = message.done_tokens
+        elif isinstance(message, Delta):
+            self._take_delta(message)
+        elif isinstance(message, Finished):
+            self._take_finished(message)
+        else:
+            self._end(refused(message))
+        self._wake.set()
+
+    def _take_delta(self, delta: Delta) -> None:
+        if delta.seq != self._next_seq:
+            text = f"Part {self._next_seq} of the answer was lost on its way from the worker."
+            self._end(WorkerLost(text), cancel=True)
+            return
+        self._next_seq += 1
+        self._inbox.append(delta)
+        self._unread_bytes += _bytes_of(delta)
+        self._loose += 1
+        if self._loose == LOOSE_MAX:
+            self._join_newest()
+        if self._unread_bytes > UNREAD_BYTES_MAX:
+            self._inbox.clear()
+            self._end(_TooSlow(), cancel=True)
+
+    def _join_newest(self) -> None:
+        """Have what waits for a client that does not read cost little more than its text."""
+        count, self._loose = min(self._loose, len(self._inbox)), 0
+        newest = deque(reversed([self._inbox.pop() for _ in range(count)]))
+        while newest:
+            first = newest.popleft()
+            assert isinstance(first, Delta), "an end is the last"
+            self._inbox.append(_merged(first, newest))
+
+    def _take_finished(self, finished: Finished) -> None:
+        self.usage = finished.usage
+        if finished.reason == "cancelled":
+            self._end(WorkerLost("The worker took this request for abandoned; send it again."))
+        else:
+            self._end(finished)
+
+    def fail(self, error: RequestError) -> None:
+        """End with `error`: the worker is gone, or this server stops."""
+        if not self._ended:
+            self._end(error)
+
+    def close(self) -> None:
+        if not self._ended:
+            self._inbox.clear()
+            self._end(ClientGone(), cancel=True)
+
+    def _end(self, last: Finished | RequestError, *, cancel: bool = False) -> None:
+        assert not self._ended, self.request_id
+        self._ended = True
+        self._over.set()
+        self.ended_as = last.reason if isinstance(last, Finished) else last.code
+        self.status = 200 if isinstance(last, Finished) else last.status
+        self._inbox.append(last)
+        self._release(cancel)
+        self._wake.set()
+
+    async def admitted(self) -> None:
+        """Wait until the worker has accepted the request.
+
+        Raises:
+            RequestError: it refused, is gone, or has not said a word for ADMIT_WAIT_S_MAX.
+        """
+        try:
+            async with asyncio.timeout(ADMIT_WAIT_S_MAX):
+                while not (self.is_admitted or self._inbox):
+                    self._wake.clear()
+                    await self._wake.wait()
+        except TimeoutError:
+            text = f"The worker has not taken this request within {ADMIT_WAIT_S_MAX:g} s."
+            raise RequestError(text, status=503, code="worker_unavailable") from None
+        if not self.is_admitted and isinstance(self._inbox[0], RequestError):
+            raise self._inbox[0]
+
+    async def planned(self) -> None:
+        """Wait a moment for what is kept of the prompt: a busy model looks at it after its chunk.
+
+        Raises nothing.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PLAN_WAIT_S_MAX):
+                while not (self._is_planned or self._inbox):
+                    self._wake.clear()
+                    await self._wake.wait()
+
+    async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s if not self._inbox else None):
+                while not self._inbox:
+                    self._wake.clear()
+                    await self._wake.wait()
+        if not self._inbox:
+            return None
+        await self._pace()
+        first = self._inbox.popleft()
+        if isinstance(first, RequestError):
+            self._inbox.append(first)  # whoever asks again is told again
+            raise first
+        if isinstance(first, Finished):
+            return first
+        self._given_at = time.monotonic()
+        given = _merged(first, self._inbox)
+        self._unread_bytes -= _bytes_of(given)
+        return given
+
+    async def _pace(self) -> None:
+        """Let deltas gather until PACE_S after the last one; neither a first nor an end waits.
+
+        A chunk costs LiteLLM half a millisecond of CPU, which a fast model's every token would pay.
+        """
+        left_s = self._given_at + PACE_S - time.monotonic()
+        if left_s > 0 and not self._ended:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._over.wait()
+
+
+def _merged(first: Delta, following: deque[Delta | Finished | RequestError]) -> Delta:
+    """Return `first` with all of its channel that follows at once, which is taken from there.
+
+    No further than to MERGED_CHARS_MAX.
+    """
+    parts, chars = [first], len(first.text)
+    while following and chars < MERGED_CHARS_MAX:
+        other = following[0]
+        if not isinstance(other, Delta) or other.channel != first.channel or other.call:
+            break
+        parts.append(other)
+        chars += len(other.text)
+        following.popleft()
+    if len(parts) == 1:
+        return first
+    return Delta(
+        first.request_id,
+        first.seq,
+        first.channel,
+        "".join(part.text for part in parts),
+        [row for part in parts for row in part.logprobs],
+        first.call,
+    )
+
+
+def _bytes_of(delta: Delta) -> int:
+    """Return about how much memory `delta` takes; as much as the parts that it was made of."""
+    return len(delta.text) + sum(_LOGPROB_BYTES * (1 + len(row.top)) for row in delta.logprobs)

@@ -1,0 +1,90 @@
+"""Which worker gets a request: the one that has most of it in its cache, unless it is too busy."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Final, Protocol, TypeVar
+
+from hearth.shared.wire_messages import Prompt
+
+MARKS_MAX: Final = 16_384
+LOAD_GAP_MAX: Final = 4  # as LIVE_SLOTS_MAX
+DIGEST_BYTES: Final = 16
+
+
+class Candidate(Protocol):
+    """What routing may know about a worker."""
+
+    worker_id: int
+
+    @property
+    def load(self) -> int:
+        """Requests that it holds, running or waiting."""
+        ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+def marks_of(prompt: Prompt, model: str = "") -> list[bytes]:
+    """Return what a worker can be found by that was sent `prompt` for `model`: weakest first.
+
+    First the session, then each prefix of the conversation, in the names of its messages; nothing
+    of one API key's is found by another's, nor of one model's.
+    """
+    speaker, marks = prompt.speaker, []
+    whose = f"{speaker.key}\0{model}"
+    if speaker.session:
+        marks.append(_digest(b"session", f"{whose}\0{speaker.session}".encode()))
+    chain = _digest(b"key", whose.encode())
+    for name in prompt.names:
+        if name.canonical:  # a message that comes and goes leaves no link
+            chain = _digest(b"link", chain + name.canonical)
+            marks.append(chain)
+    return marks
+
+
+def _digest(kind: bytes, octets: bytes) -> bytes:
+    return blake2b(octets, digest_size=DIGEST_BYTES, person=kind).digest()
+
+
+class CacheAffinity:
+    """Remembers which worker was sent what. Owner: the event loop.
+
+    Invariant: at most MARKS_MAX marks; the ones that were not sent for longest go first.
+    """
+
+    def __init__(self, load_gap_max: int = LOAD_GAP_MAX) -> None:
+        """`load_gap_max`: requests that a worker may hold beyond the least loaded one's."""
+        self._load_gap_max = load_gap_max
+        self._worker_ids: OrderedDict[bytes, int] = OrderedDict()  # by mark
+
+    def choose(self, candidates: Iterable[C], marks: list[bytes]) -> C | None:
+        """Return the candidate that was sent the strongest of `marks`; None where there is none.
+
+        It is the least loaded one, the lowest id among equals, where none was sent any, and where
+        the one that was is too busy.
+        """
+        ready = {row.worker_id: row for row in candidates}
+        idle = min(ready.values(), key=lambda row: (row.load, row.worker_id), default=None)
+        if idle is None:
+            return None
+        known = (self._worker_ids.get(mark) for mark in reversed(marks))
+        found = next((ready[row] for row in known if row is not None and row in ready), idle)
+        return found if found.load - idle.load <= self._load_gap_max else idle
+
+    def remember(self, marks: list[bytes], worker_id: int) -> None:
+        """Note that the worker was sent what `marks` stand for, unless another was before.
+
+        A fork that is sent elsewhere because its parent's worker is busy takes nothing from there.
+        """
+        for mark in reversed(marks):  # so that what conversations share is kept longest
+            self._worker_ids.setdefault(mark, worker_id)
+            self._worker_ids.move_to_end(mark)
+        while len(self._worker_ids) > MARKS_MAX:
+            self._worker_ids.popitem(last=False)
+
+    def forget(self, worker_id: int) -> None:
+        """Drop what was noted of a worker that is gone, and its cache with it."""
+        for mark in [mark for mark, row in self._worker_ids.items() if row == worker_id]:
+            del self._worker_ids[mark]

@@ -1,0 +1,203 @@
+"""Which models this server has, and which names it answers to."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from hearth.shared.errors import RequestError, StartError
+from hearth.shared.load_settings import Settings, public_name
+from hearth.shared.wire_messages import ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that a worker can be started with."""
+
+    name: str  # the public one
+    path: str = ""  # as in MODEL_PATH; "" = what MODEL_PATH says
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Return what its worker's environment has beyond this server's."""
+        return {"MODEL_PATH": self.path, "PROXY_MODEL_ID": self.name} if self.path else {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return what requests may call it: its name, its path, the last part of that."""
+        last = Path(self.path.removeprefix("builtin:")).expanduser().name
+        return tuple(dict.fromkeys(row for row in (self.name, self.path, last) if row))
+
+
+def models_of(settings: Settings) -> tuple[ServedModel, ...]:
+    """Return every model of this server, the default one first.
+
+    Raises:
+        StartError: an entry of MODELS has no path, or a name that another one has, or one that
+            LiteLLM's headers cannot carry.
+    """
+    models = {settings.model_name: ServedModel(settings.model_name)}
+    paths = {settings.model_name: settings.model_path}
+    for entry in settings.models:
+        model = _model(entry)
+        if paths.setdefault(model.name, model.path) != model.path:
+            raise StartError(
+                f"MODELS has {entry!r}, and {model.name!r} is the name of "
+                f"{paths[model.name]!r} already. Give it another, as in other-name={model.path}."
+            )
+        models.setdefault(model.name, model)
+    for name in models:
+        if not (name.isascii() and name.isprintable()):
+            raise StartError(
+                f"The model's public name {name!r} is not plain ASCII. Set PROXY_MODEL_ID to a "
+                "name that is (in MODELS: name=path); MODEL_ALIASES may hold the other."
+            )
+    return tuple(models.values())
+
+
+def _model(entry: str) -> ServedModel:
+    """Return the model of one entry of MODELS: a path, a hub id, or name=path."""
+    name, is_named, path = (part.strip() for part in entry.partition("="))
+    if not is_named or "/" in name or name.startswith((".", "~")):  # a path may have an "=" in it
+        return ServedModel(public_name(entry), entry)
+    if not (name and path):
+        raise StartError(
+            f"MODELS has {entry!r}; allowed is a directory or hub id, or name=directory or hub id."
+        )
+    return ServedModel(name, path)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """The public name, its aliases, and patterns that stand for it too; then the other models."""
+
+    public: str
+    aliases: tuple[str, ...]
+    patterns: tuple[str, ...]
+    others: tuple[ServedModel, ...] = ()
+    since: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, settings: Settings) -> "ModelNames":
+        """Return the names that `settings` give.
+
+        Raises:
+            StartError: MODELS names none, or the public name of one cannot be served.
+        """
+        _, *others = models_of(settings)
+        return cls(
+            settings.model_name,
+            settings.model_aliases,
+            settings.catch_all_models,
+            tuple(others),
+        )
+
+    @property
+    def listed(self) -> list[str]:
+        return list(dict.fromkeys((self.public, *self.aliases, *(row.name for row in self.others))))
+
+    def find(self, name: str) -> str | None:
+        """Return the public name of the model that `name` stands for.
+
+        Public names go first, then aliases, then paths and their last parts, then patterns, which
+        stand for the default model. Clients may put a provider before a name.
+        """
+        known = self._known()
+        if name not in known:
+            ends = (row for row in known if name.endswith(f"/{row}"))
+            name = max(ends, key=len, default=name)
+        if name not in known and any(fnmatchcase(name, row) for row in self.patterns):
+            return self.public
+        return known.get(name)
+
+    def _known(self) -> dict[str, str]:
+        """Return the public name that each name stands for."""
+        known = {self.public: self.public} | {model.name: model.name for model in self.others}
+        for name in self.aliases:
+            known.setdefault(name, self.public)
+        for model in self.others:
+            for name in model.names:
+                known.setdefault(name, model.name)
+        return known
+
+    def target(self, name: str) -> str:
+        """Return the model that `name` asks for; "" where there is no choice.
+
+        `name` has passed `check`.
+        """
+        return (self.find(name) or self.public) if self.others else ""
+
+    def check(self, name: Any) -> str:
+        """Return `name` where this server answers to it.
+
+        Raises:
+            RequestError: it is missing (400), or not served here (404).
+        """
+        if not isinstance(name, str) or not name:
+            raise RequestError(
+                f'model is {name!r:.60}; name one, for example "{self.public}".',
+                code="missing_model",
+                param="model",
+            )
+        if self.find(name) is None:
+            served = ", ".join((*self.listed, *self.patterns))
+            raise RequestError(
+                f"The model {name!r:.200} is not served here. Served: {served}. To have it "
+                "answered by this model add it to MODEL_ALIASES, or set CATCH_ALL_MODELS=*.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return name
+
+    def listing(
+        self, facts_of: Callable[[str], ModelFacts | None], *, is_anthropic: bool
+    ) -> dict[str, Any]:
+        """Return what /v1/models answers, in the shape of the API that was asked.
+
+        `facts_of` gives what is known of a `target`.
+        """
+        rows = [
+            self.row(name, facts_of(self.target(name)), is_anthropic=is_anthropic)
+            for name in self.listed
+        ]
+        if not is_anthropic:
+            return {"object": "list", "data": rows}
+        first, last = rows[0]["id"], rows[-1]["id"]
+        return {"data": rows, "has_more": False, "first_id": first, "last_id": last}
+
+    def row(self, name: str, facts: ModelFacts | None, *, is_anthropic: bool) -> dict[str, Any]:
+        """Return the entry of one name; sizes are known once a worker has loaded the model."""
+        if is_anthropic:
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.since))
+            row: dict[str, Any] = {
+                "type": "model",
+                "id": name,
+                "display_name": name,
+                "created_at": stamp,
+                "lifecycle": "active",
+            }
+            tokens = facts.context_tokens if facts is not None else None
+            return row | {"max_input_tokens": tokens, "max_tokens": tokens}
+        row = {"id": name, "object": "model", "created": self.since, "owned_by": "hearth"}
+        if facts is None:
+            return row
+        return row | {
+            "context_length": facts.context_tokens,
+            "max_model_len": facts.context_tokens,
+            "architecture": {  # as OpenRouter tells it
+                "input_modalities": ["text", "image"] if facts.takes_images else ["text"],
+                "output_modalities": ["text"],
+            },
+            "meta": {
+                "n_ctx_train": facts.context_tokens,
+                "n_vocab": facts.vocab_size,
+                "n_params": facts.parameter_count,
+                "size": facts.weight_bytes,
+                "architecture": facts.architecture,
+                "cache_layout": facts.cache_layout,
+                "backend": facts.backend,
+            },
+        }

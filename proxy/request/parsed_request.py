@@ -1,0 +1,119 @@
+"""One request as every dialect understands it, from the edge to the module that answers it.
+
+The edge parses a body once and submits it; the ticket then travels to LiteLLM's handlers in a
+context variable, because LiteLLM is handed a placeholder body and never sees the real one.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, Sampling
+
+Dialect = Literal["chat", "completions", "messages", "responses"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A client's request in our own types. `body` is what it sent, for answers that echo it."""
+
+    dialect: Dialect
+    model: str  # as the client named it
+    prompt: Prompt
+    sampling: Sampling
+    stream: bool
+    body: dict[str, Any]
+    include_usage: bool = False  # streamed chat only
+    left_out: tuple[str, ...] = ()  # types of tools and content that this server has no use for
+    constraints: Constraints = field(default_factory=Constraints)
+    choices: int = 1  # answers wanted to the same prompt
+    more_prompts: tuple[Prompt, ...] = ()  # raw ones, each answered like `prompt`
+    target: str = ""  # public name of the model that is to answer; "" = there is one only
+    use_kv_cache: bool = True  # else nothing kept is read, and nothing of it is kept
+    prefill_only: bool = False  # the prompt is read and nothing is answered
+    pin: bool = False  # what is kept of the prompt stays until it is unpinned
+    is_repeat: bool = False  # a further choice: its prompt counts for the first
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether its response is kept for those that follow: where nobody says, as the cache."""
+        store = self.body.get("store")
+        return store is not False and (self.use_kv_cache or store is True)
+
+    def submissions(self) -> "list[ParsedRequest]":
+        """Return the request of each choice: all of the first prompt, then of the next.
+
+        Each choice has a seed of its own, so that they differ and can be asked for again.
+        """
+        return [
+            dataclasses.replace(
+                self,
+                prompt=prompt,
+                sampling=_reseeded(self.sampling, index),
+                is_repeat=index > 0,
+            )
+            for prompt in (self.prompt, *self.more_prompts)
+            for index in range(self.choices)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLeft:
+    """A request whose client left: whose its cost is, once its worker tells it."""
+
+    key: str  # digest of the API key
+    model: str  # as `ParsedRequest.target`
+    is_repeat: bool
+
+
+def _reseeded(sampling: Sampling, index: int) -> Sampling:
+    if sampling.seed is None:
+        return sampling
+    return dataclasses.replace(sampling, seed=(sampling.seed + index) % 2**64)
+
+
+class AnswerEvents(Protocol):
+    """What a dialect reads an answer from: a worker's, or the warm-up's canned one."""
+
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    done_tokens: int  # of the prompt, while it prefills
+    signature: str  # of the thinking, which its echo brings back
+
+    async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
+        """Return what comes next, or None when nothing came within `wait_s`.
+
+        Deltas that wait together come as one. After Finished it is not called again.
+
+        Raises:
+            RequestError: the request failed; this is its end.
+        """
+        ...
+
+    def close(self) -> None:
+        """The client is gone or served; free the worker if it is still at it. Never blocks."""
+        ...
+
+
+@dataclass(slots=True)
+class AdmittedRequest:
+    """A request that a worker has admitted, on its way through LiteLLM. Owner: its HTTP task."""
+
+    request: ParsedRequest
+    model: str  # the public name of what answers
+    answer: AnswerEvents
+    others: tuple[AnswerEvents, ...] = ()  # the choices after the first
+    failure: RequestError | None = None  # set where the answer broke, for the edge to tell
+    keep: Callable[[dict[str, Any]], None] | None = None  # is given a response that ended well
+
+    @property
+    def answers(self) -> tuple[AnswerEvents, ...]:
+        """Every choice, in the order of `ParsedRequest.submissions`."""
+        return (self.answer, *self.others)
+
+
+current_request: ContextVar[AdmittedRequest] = ContextVar("current_ticket")

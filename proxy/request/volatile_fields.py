@@ -1,0 +1,423 @@
+"""What a conversation is known by although clients change what does not matter: volatile fields.
+
+One table of rules serves all dialects. It makes names, never prompts: what the model is fed is what
+the client sent, and which KV is valid is decided by the model's tokens alone. Only telemetry leaves
+the model's input too (`without_telemetry`): it says nothing to a model.
+
+Rules are atomic and line-scoped: a `Field` is sought in one line at a time, and a `Block` is whole
+lines of one message, from its begin marker to its end marker, only where both stand.
+"""
+
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
+
+import orjson
+
+from hearth.shared.wire_messages import MessageName
+
+DIGEST_BYTES: Final = 16
+REMEMBERED_MAX: Final = 32_768  # messages whose names are kept, some 500 bytes each
+SHRINK_SHARE_MAX: Final = 0.1  # of a conversation's characters, where CACHE_NORM_SAFETY_CHECK is on
+_BILLING: Final = re.compile(
+    r"x-anthropic-billing-header:"
+    r"(?: (?:cc_version|cc_entrypoint|cch|cc_is_subagent|cc_workload)=[\w.+-]{1,64};)+ ?(?:\n|\Z)"
+)
+
+
+@dataclass(slots=True)
+class Dropped:
+    """Telemetry that no model was shown, since this process started. Owner: the event loop."""
+
+    blocks: int = 0
+    chars: int = 0
+
+
+telemetry_dropped: Final = Dropped()
+
+
+def without_telemetry(text: str) -> str:
+    """Return Messages' first system block without the billing header that it begins with.
+
+    Only there is it telemetry, and only where every pair is one that is known: with anything else
+    in it, or anywhere else, it is something that somebody wrote.
+    """
+    found = _BILLING.match(text)
+    if found is None:
+        return text
+    telemetry_dropped.blocks += 1
+    telemetry_dropped.chars += found.end()
+    return text[found.end() :]
+
+
+# ---------------------------------------------------------------- the rules
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A volatile part of a line, which `sentinel` (as re.sub takes it) stands for.
+
+    An empty sentinel takes the line away. No sentinel is longer than what it stands for.
+    """
+
+    name: str
+    roles: frozenset[str]  # of the messages that it is sought in
+    needles: tuple[str, ...]  # one of them is in each line that matches: texts without are skipped
+    pattern: re.Pattern[str]
+    sentinel: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Whole lines that come and go: from one that begins with `begin` to one that ends with `end`.
+
+    With `fence_lines` the first is a heading, which JSON in a fence follows within so many lines.
+    """
+
+    name: str
+    roles: frozenset[str]
+    begin: str
+    end: str
+    evidence: str
+    fence_lines: int = 0
+
+
+_SYSTEM: Final = frozenset(("system",))
+_USER: Final = frozenset(("user",))
+_ASKING: Final = frozenset(("system", "user"))  # a date in a tool's result is its result
+_ALL: Final = frozenset(("system", "user", "tool"))  # what the model said is not volatile
+_DAY: Final = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}"
+_MONTH: Final = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
+_ZONE: Final = r"(?:UTC|GMT[+-]?\d{0,2}|[ECMP][SD]T|CES?T|BST|IST|JST|KST|\([A-Z][\w/+-]{1,30}\))"
+# A date, a time or both: it begins like one and goes on while digits, names and zones do.
+_WHEN: Final = (
+    rf"(?=(?:{_DAY},? )?(?:{_MONTH} \d|\d{{1,4}}[-/:.]\d|\d{{1,2}} {_MONTH}))"
+    rf"(?:(?:{_DAY}|{_MONTH}|{_ZONE}|\d[\d:./T+-]*+(?:st|nd|rd|th|Z)?|[AaPp][Mm]\b|at\b|—|/)"
+    r"[ ,]*)++"
+)
+_FENCE: Final = "```json"
+# A NUL starts each sentinel, so that no client's text is mistaken for one.
+
+FIELDS: Final = (
+    Field(
+        "billing_header",
+        _SYSTEM,
+        ("x-anthropic-billing-header: ",),
+        re.compile(r"^x-anthropic-billing-header:(?: (?:cc_[a-z_]+|cch)=[\w.+-]{1,64};)+ ?$"),
+        "",
+        "Claude Code (claude-code-session-1, system[0]), where a gateway made it chat completions",
+    ),
+    Field(
+        "cch",
+        _ASKING,
+        ("cch=",),
+        re.compile(r"\bcch=[0-9a-zA-Z]{3,64};"),
+        "\0cch",
+        "Claude Code to Anthropic's own address: `cch=56445;` differs in every request",
+    ),
+    Field(
+        "message_id",
+        _USER,
+        ("[message_id: ",),
+        re.compile(r"^\[message_id: [^\]]{1,128}\]$"),
+        "",
+        "OpenClaw on a messenger: the line `[message_id: om_x100b53d7]` before what was said",
+    ),
+    Field(
+        "message_time",
+        _USER,
+        tuple(f"[{day} " for day in ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")),
+        re.compile(rf"^\[{_DAY} \d{{4}}-\d\d-\d\d \d\d:\d\d(?::\d\d)?(?: [\w+:/-]{{1,32}})?\]"),
+        "\0when",
+        "OpenClaw (openclaw-session-1, messages[1]): the prefix `[Sat 2026-11-21 10:03 UTC]`",
+    ),
+    Field(
+        "current_time",
+        _ASKING,
+        ("oday's date", "urrent date", "urrent time", "<current_date>"),
+        re.compile(
+            r"((?:\b[Tt]oday's date(?: is(?: now)?)?:? |<current_date>"
+            r"|\b[Cc]urrent (?:date|time)(?: and time| & time)?(?: is)?:? ))" + _WHEN
+        ),
+        "\\1\0t",
+        "Claude Code, messages[1]: `Today's date is 2026-11-21.`; opencode, the system prompt: "
+        "`Today's date: Sat Nov 21 2026`; OpenClaw, the system prompt: `Current date: 2026-11-21`; "
+        "Codex, input[2]: `<current_date>2026-11-21</current_date>`; Qwen Code, messages[1]: "
+        "`The current date is: Saturday, November 21, 2026.` (their session-1 each)",
+    ),
+    Field(
+        "current_time",
+        _SYSTEM,
+        (". Date: ",),
+        re.compile(rf"^(\d+\. Date: ){_WHEN}$"),
+        "\\1\0t",
+        "Cline (cline-session-1, the system prompt): `2. Date: 11/21/2026`",
+    ),
+    Field(
+        "total_tokens",
+        _ALL,
+        ("<total_tokens>",),
+        re.compile(r"^\s*<total_tokens>\s*\d[\d,]*\s*tokens left\s*</total_tokens>\s*$"),
+        "",
+        "Claude Code with a model it knows (facts/clients.md, 3): appended at each turn, from the "
+        "usage that this server reported",
+    ),
+    Field(
+        "run_statistics",
+        _ALL,
+        ("Stats: runtime ",),
+        re.compile(r"^Stats: runtime (?:n/a|\d[\d.hms ]*)(?: ?• .*)?$"),
+        "",
+        "OpenClaw, where a sub-agent has finished: `Stats: runtime 12s • tokens 8.2k (in 8k / ...`",
+    ),
+)
+
+BLOCKS: Final = (
+    Block(
+        "system_reminder",
+        _ALL,
+        "<system-reminder>",
+        "</system-reminder>",
+        "Claude Code (claude-code-session-1, messages[0]) and Qwen Code (qwen-code-session-1, "
+        "messages[1]: the reminder of the date is only in the newest prompt)",
+    ),
+    Block(
+        "inbound_context",
+        _USER,
+        "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>",
+        "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>",
+        "OpenClaw (openclaw-session-1, the last message of each request, gone in the next)",
+    ),
+    *(
+        Block(
+            "inbound_context",
+            roles,
+            heading,
+            "```",
+            "OpenClaw on a messenger: who wrote, where and when, as JSON below this heading",
+            fence_lines=6,
+        )
+        for roles, heading in (
+            (_SYSTEM, "## Inbound Context (trusted metadata)"),
+            (_USER, "Conversation info (untrusted metadata):"),
+            (_USER, "Sender (untrusted metadata):"),
+        )
+    ),
+    *(
+        Block(
+            "run_statistics",
+            _ALL,
+            begin,
+            "</usage>",
+            "Claude Code, where a sub-agent has finished (claude-code-session-1, messages[27], a "
+            "tool's result; claude-code-session-9, messages[11], a notification)",
+        )
+        for begin in ("<usage>subagent_tokens: ", "<usage><subagent_tokens>")
+    ),
+)
+
+
+def canonical_text(role: str, text: str) -> tuple[str, list[str]]:
+    """Return `text`, of a message of `role`, less its volatile fields, and the rules that fired."""
+    blocks = [row for row in BLOCKS if role in row.roles and row.begin in text]
+    rules = [row for row in FIELDS if role in row.roles and any(n in text for n in row.needles)]
+    if not blocks and not rules:
+        return text, []
+    lines = text.split("\n")
+    fired: dict[str, None] = {}  # in the table's order
+    for block in blocks:
+        gone = _lines_of(block, lines)
+        if any(gone):
+            fired[block.name] = None
+            lines = _without(lines, gone)
+    for rule in rules:
+        replaced = [_replaced(rule, line) for line in lines]
+        if replaced != lines:
+            fired[rule.name] = None
+            whole = zip(lines, replaced, strict=True)
+            lines = _without(replaced, [bool(line) and not left for line, left in whole])
+    return "\n".join(lines), list(fired)
+
+
+def _replaced(rule: Field, line: str) -> str:
+    """Return `line` as `rule` leaves it."""
+    if any(needle in line for needle in rule.needles):
+        return rule.pattern.sub(rule.sentinel, line)
+    return line
+
+
+def _without(lines: list[str], gone: list[bool]) -> list[str]:
+    """Return `lines` less those that are `gone`, and less the blank ones that set those apart.
+
+    The blank ones after go with them, and at the end of the text those before.
+    """
+    kept: list[str] = []
+    follows = False
+    for line, is_gone in zip(lines, gone, strict=True):
+        follows = is_gone or (follows and not line.strip())
+        if not follows:
+            kept.append(line)
+    while follows and kept and not kept[-1].strip():
+        kept.pop()
+    return kept
+
+
+def _lines_of(block: Block, lines: list[str]) -> list[bool]:
+    """Return for each of `lines` whether it belongs to a `block`."""
+    gone = [False] * len(lines)
+    index = 0
+    while index < len(lines):
+        end = _end_of(block, lines, index)
+        if end is not None:
+            gone[index : end + 1] = [True] * (end + 1 - index)
+            index = end
+        index += 1
+    return gone
+
+
+def _end_of(block: Block, lines: list[str], start: int) -> int | None:
+    """Return the last line of the `block` that begins at `start`; None where none does.
+
+    One that is not closed before the next begins is text.
+    """
+    first = lines[start].strip()
+    if not first.startswith(block.begin):
+        return None
+    body = start + 1
+    if block.fence_lines:
+        fenced = lines[body : body + block.fence_lines]
+        opened = next((at for at, line in enumerate(fenced) if line.startswith("```")), None)
+        if first != block.begin or opened is None or fenced[opened].rstrip() != _FENCE:
+            return None
+        body += opened + 1
+    elif block.end in first:
+        is_alone = first.endswith(block.end) and first.count(block.end) == 1
+        return start if is_alone else None
+    for index in range(body, len(lines)):
+        line = lines[index].strip()
+        if line.startswith(block.begin):
+            return None
+        if line.endswith(block.end):
+            return index
+    return None
+
+
+# ---------------------------------------------------------------- names
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    name: MessageName
+    chars: int  # of the content's text
+    delta_chars: int  # that its canonical form has fewer
+
+
+class Canonicaliser:
+    """Names messages, and remembers the names of those it has seen. Owner: the event loop."""
+
+    def __init__(self, is_on: bool, checks_size: bool) -> None:
+        """With `checks_size` a conversation that would lose too much is known by its exact text."""
+        self._is_on = is_on
+        self._checks_size = checks_size
+        self._known: OrderedDict[bytes, _Named] = OrderedDict()  # by exact digest, oldest first
+
+    def names(self, messages: list[Any]) -> tuple[list[MessageName], int]:
+        """Return a name for each of `messages`, and the characters that the canonical forms lack.
+
+        The messages are as a dialect makes them, and stay as they are.
+        """
+        rows = [self._named(message) for message in messages]
+        delta = sum(row.delta_chars for row in rows)
+        if self._checks_size and delta > SHRINK_SHARE_MAX * sum(row.chars for row in rows):
+            return [MessageName(row.name.exact, row.name.exact) for row in rows], 0
+        return [row.name for row in rows], delta
+
+    def _named(self, message: dict[str, Any]) -> _Named:
+        exact = exact_digest(message)
+        known = self._known.get(exact)
+        if known is not None:
+            self._known.move_to_end(exact)
+            return known
+        content: str | list[Any] = message["content"]
+        chars = _chars(content)
+        if self._is_on:
+            left, rules = _canonical_content(message["role"], content)
+            gone = not left and bool(content) and message["role"] in _ASKING  # a result is never
+            canonical = b"" if gone else _canonical_digest(message, left)
+            named = _Named(MessageName(canonical, exact, rules), chars, chars - _chars(left))
+        else:
+            named = _Named(MessageName(exact, exact), chars, 0)
+        self._known[exact] = named
+        if len(self._known) > REMEMBERED_MAX:
+            self._known.popitem(last=False)
+        return named
+
+
+def exact_digest(message: dict[str, Any]) -> bytes:
+    """Return a digest of everything in `message` that a template may show to the model."""
+    calls = [
+        [call["id"], call["function"]["name"], call["function"]["arguments"]]
+        for call in message.get("tool_calls", ())
+    ]
+    shown = ("role", "content", "reasoning_content", "tool_call_id", "name", "tool_references")
+    return _digest([calls, *(message.get(key) for key in shown)], 0)
+
+
+def _chars(content: str | list[Any]) -> int:
+    """Return how many characters of text are in a message's content."""
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text", "")) for part in content)
+
+
+def _canonical_content(role: str, content: str | list[Any]) -> tuple[str | list[Any], list[str]]:
+    """Return `content` as a conversation is known by it, and the rules that made it so."""
+    if isinstance(content, list):
+        return _canonical_parts(role, content)
+    if role == "assistant":  # clients trim what the model said, at its ends only
+        return content.strip(), []
+    return canonical_text(role, content)
+
+
+def _canonical_parts(role: str, parts: list[Any]) -> tuple[list[Any], list[str]]:
+    """Return a content that shows images as it is known: its texts by the rules, images as is."""
+    left: list[Any] = []
+    fired: dict[str, None] = {}
+    for part in parts:
+        if part["type"] != "text":
+            left.append(part)
+            continue
+        text, rules = canonical_text(role, part["text"])
+        fired |= dict.fromkeys(rules)
+        if text:
+            left.append({"type": "text", "text": text})
+    return left, list(fired)
+
+
+def _canonical_digest(message: dict[str, Any], content: str | list[Any]) -> bytes:
+    """Return a digest of what `message` means: no ids, no reasoning, arguments in no order."""
+    calls = [
+        [call["function"]["name"], _as_javascript(call["function"]["arguments"])]
+        for call in message.get("tool_calls", ())
+    ]
+    meaning = [message["role"], content, calls, message.get("name"), message.get("tool_references")]
+    return _digest(meaning, orjson.OPT_SORT_KEYS)
+
+
+def _as_javascript(value: Any) -> Any:
+    """Return `value` with its numbers as JavaScript has them, where 5000.0 is 5000 and -0 is 0."""
+    if type(value) is dict:
+        return {key: _as_javascript(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_as_javascript(item) for item in value]
+    if type(value) in (int, float):
+        return float(value) + 0.0
+    return value
+
+
+def _digest(value: Any, option: int) -> bytes:
+    octets = orjson.dumps(value, option=option)
+    return blake2b(octets, digest_size=DIGEST_BYTES).digest()

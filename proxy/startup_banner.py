@@ -1,0 +1,58 @@
+"""What a start prints for the person who started it."""
+
+import ipaddress
+import json
+
+from hearth.proxy.request.model_names import models_of
+from hearth.shared.load_settings import Settings
+from hearth.shared.wire_messages import ModelFacts
+
+
+def starting_line(settings: Settings, version: str) -> str:
+    count = "1 worker" if settings.workers == 1 else f"{settings.workers} workers"
+    elsewhere = len(settings.worker_endpoints)
+    more = f" and {elsewhere} on other machines" if elsewhere else ""
+    return f"hearth {version}: loading {settings.model_path} in {count}{more} ..."
+
+
+def base_url(settings: Settings) -> str:
+    """Return where a client on this machine finds the server."""
+    host = settings.proxy_host
+    if host != "localhost":
+        address = ipaddress.ip_address(host)
+        if address.is_unspecified:
+            host = "127.0.0.1"
+        elif address.version == 6:
+            host = f"[{host}]"
+    return f"http://{host}:{settings.proxy_port}"
+
+
+def ready_lines(settings: Settings, facts: ModelFacts) -> list[str]:
+    """Return what is served, where, and a first request to paste."""
+    url = base_url(settings)
+    ask = {"model": facts.name, "messages": [{"role": "user", "content": "Hello"}]}
+    key = ' -H "Authorization: Bearer $PROXY_API_KEY"' if settings.api_keys else ""
+    body = json.dumps(ask, ensure_ascii=False).replace("'", "'\\''")
+    others = ", ".join(model.name for model in models_of(settings)[1:])
+    size = f"{_scaled(facts.parameter_count)} parameters, {_scaled(facts.weight_bytes)}B"
+    return [
+        f"ready: {url}",
+        f"  see      {url}/dashboard",
+        f"  model    {facts.name} ({facts.architecture}, {size})",
+        *(["  images   yes"] if facts.takes_images else []),
+        f"  context  {facts.context_tokens:,} tokens",
+        f"  cache    {facts.cache_layout}",
+        f"  backend  {facts.backend}",
+        *([f"  others   {others} (loaded when they are asked for)"] if others else []),
+        "try:",
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
+    ]
+
+
+def _scaled(count: float) -> str:
+    """Return `count` in three digits: 27,400,000 as "27.4 M"."""
+    for unit in ("", "k", "M", "G"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} T"

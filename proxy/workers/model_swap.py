@@ -1,0 +1,192 @@
+"""Gives workers the models that requests ask for, and empties those that nobody uses.
+
+The policy is hearth.proxy.workers.model_swap_policy; the supervisor restarts the workers.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from hearth.proxy.pool.wait_for_worker import LOADING, READY_WAIT_S_MAX
+from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.request.model_names import ServedModel
+from hearth.proxy.workers.model_swap_policy import (
+    UNLOADED,
+    WaitingRequest,
+    WorkerModel,
+    wanted_models,
+)
+from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
+from hearth.shared.errors import RETRY_AFTER_S_MAX, Overloaded, RequestError
+
+log = logging.getLogger(__name__)
+
+LOAD_WAIT_S_MAX: Final = 240.0  # clients wait 300 s and more for a first byte
+LOOK_S: Final = 1.0  # how late an unused model is unloaded
+LOOK_SOON_S: Final = 0.05  # how late a model that is waited for gets a worker that fell idle
+LOAD_AGAIN_S: Final = 60.0  # a model that could not be loaded is not tried again for so long
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailure:
+    """Why a model could not be loaded, and until when that is not tried again (monotonic)."""
+
+    reason: str
+    until: float
+
+
+class ModelSwapper:
+    """The pool's host: `models`, the first of which is the default. Owner: the event loop.
+
+    A worker is taken from a model only while it holds no request.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        pool: WorkerPool,
+        models: Sequence[ServedModel],
+        unload_s: float,
+    ) -> None:
+        """`unload_s`: a model that was not used for so long is unloaded; 0 = never."""
+        self._workers = supervisor.workers
+        self._supervisor = supervisor
+        self._pool = pool
+        self._models = {model.name: model for model in models}
+        self._default = models[0]
+        self._unload_s = unload_s
+        self._failures: dict[str, LoadFailure] = {}
+        self._nudge = asyncio.Event()
+        pool.room.host = self
+        supervisor.on_early_death = self._load_failed
+
+    async def run(self) -> None:
+        """Look again and again what should change."""
+        while True:
+            self._nudge.clear()
+            self._arrange()
+            with contextlib.suppress(TimeoutError):
+                limit_s = LOOK_SOON_S if self._pool.room.wants else LOOK_S
+                await asyncio.wait_for(self._nudge.wait(), limit_s)
+
+    def _arrange(self) -> None:
+        now = time.monotonic()
+        wants = [
+            WaitingRequest(want.model or self._default.name, want.since) for want in self._wants()
+        ]
+        given = wanted_models(
+            [self._place(worker) for worker in self._workers], wants, now, self._unload_s
+        )
+        for worker in self._workers:
+            goal = given.get(worker.worker_id)
+            self._close_or_open(worker, goal, now)
+            if goal is not None and (worker.link is None or not worker.link.load):
+                self._move(worker, goal)
+
+    def _wants(self) -> list[WaitingRequest]:
+        """Return what is waited for, less what is known to be in vain."""
+        return [want for want in self._pool.room.wants if self._failure(want.model) is None]
+
+    @staticmethod
+    def _place(worker: WorkerProcess) -> WorkerModel:
+        link = worker.link if worker.state == "ready" else None
+        return WorkerModel(
+            worker.worker_id,
+            worker.model.name,
+            is_ready=link is not None,
+            is_empty=worker.state == "unloaded",
+            is_failing=worker.is_failing,
+            load=link.load if link else 0,
+            ready_at=link.ready_at if link else 0.0,
+            used_at=link.used_at if link else 0.0,
+        )
+
+    def _close_or_open(self, worker: WorkerProcess, goal: str | None, now: float) -> None:
+        """Keep newcomers from a worker that is to change, and let them in where it is not."""
+        link = worker.link
+        if link is None:
+            return
+        if goal is None and link.closed_at is not None:
+            link.closed_at = None
+            self._pool.room.wake()
+        elif goal is not None and link.closed_at is None:
+            link.closed_at = now
+
+    def _move(self, worker: WorkerProcess, goal: str) -> None:
+        if goal == UNLOADED:
+            log.info("worker unloads id=%d model=%s", worker.worker_id, worker.model.name)
+            self._supervisor.move(worker, None)
+        else:
+            if worker.is_failing:
+                self._turn_away(worker.model)
+            log.info("worker loads id=%d model=%s", worker.worker_id, goal)
+            self._supervisor.move(worker, self._models[goal])
+
+    # ------------------------------------------------------------ what requests are told
+
+    def wanted(self) -> None:
+        """See `Host`."""
+        self._nudge.set()
+
+    def wait_s(self, model: str) -> float:
+        """See `Host`: long for what is loaded because it was asked for, short for a restart."""
+        if self._failure(model) is not None:
+            return 0.0
+        name = model or self._default.name
+        having = [worker for worker in self._workers if worker.model.name == name]
+        if self._workers and not (having and all(row.restarts_unasked for row in having)):
+            return LOAD_WAIT_S_MAX
+        return READY_WAIT_S_MAX
+
+    def why_nobody(self, model: str) -> RequestError:
+        """See `Host`."""
+        failure = self._failure(model)
+        name = model or self._default.name
+        if failure is not None:
+            wait_s = failure.until - time.monotonic()
+            return RequestError(
+                f"The model {name!r} cannot be loaded: {failure.reason} "
+                f"It is tried again when it is asked for in {wait_s:.0f} s or later.",
+                status=503,
+                code="model_unavailable",
+                param="model",
+                retry_after_s=min(RETRY_AFTER_S_MAX, math.ceil(wait_s)),
+            )
+        if self.wait_s(model) <= READY_WAIT_S_MAX:
+            return Overloaded(self._pool.why_nobody or LOADING)
+        states = "; ".join(
+            f"worker {worker.worker_id} is {worker.state} with {worker.model.name!r}"
+            for worker in self._workers
+        )
+        return Overloaded(
+            f"The model {name!r} was not there within {LOAD_WAIT_S_MAX:g} s: {states}. "
+            "Send the request again, or raise WORKERS so that each model keeps one."
+        )
+
+    def _failure(self, model: str) -> LoadFailure | None:
+        failure = self._failures.get(model)
+        return failure if failure is not None and time.monotonic() < failure.until else None
+
+    def _load_failed(self, worker: WorkerProcess, reason: str) -> bool:
+        """Give a worker whose model could not be loaded the default one; say whether that is it.
+
+        The default model itself is tried again for as long as it takes, unless another one is
+        asked for meanwhile. Until then nobody is turned away for it.
+        """
+        now = time.monotonic()
+        if worker.model == self._default:
+            self._failures[self._default.name] = LoadFailure(reason, until=now)
+            return False
+        self._failures[worker.model.name] = LoadFailure(reason, now + LOAD_AGAIN_S)
+        worker.model = self._default
+        return True
+
+    def _turn_away(self, model: ServedModel) -> None:
+        """Have requests for `model`, which fails to load, take its worker from no other one."""
+        reason = self._failures[model.name].reason
+        self._failures[model.name] = LoadFailure(reason, time.monotonic() + LOAD_AGAIN_S)

@@ -1,0 +1,124 @@
+"""Which worker should have which model, and when it changes hands.
+
+A decision and nothing else: no process, no clock. It is made anew each time from what is so now, so
+that a switch nobody waits for any more is off by itself.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+UNLOADED: Final = ""  # the goal of a place that is to give its model up for no other
+TURN_S: Final = 30.0  # a model in use keeps its worker this long once another one is asked for
+KEEP_S: Final = 2.0  # an agent's pause between two requests: its model is still in use
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerModel:
+    """A worker as the policy sees it. Times are of one monotonic clock, in seconds."""
+
+    worker_id: int
+    model: str  # that it has, is getting, or had last
+    is_ready: bool = False  # it serves; what does not, and is not empty, is on its way to
+    is_empty: bool = False  # it has no process
+    is_failing: bool = False  # it could not load its model, and waits before it tries again
+    load: int = 0  # requests that it holds
+    ready_at: float = 0.0
+    used_at: float = 0.0  # when it last took or ended a request
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request that waits for a model."""
+
+    model: str
+    since: float
+
+
+def wanted_models(
+    places: Sequence[WorkerModel],
+    wants: Iterable[WaitingRequest],
+    now: float,
+    unload_s: float = 0.0,
+) -> dict[int, str]:
+    """Return, by worker, the model that it should have instead of its own, or UNLOADED.
+
+    Such a worker takes no new requests; it changes once it holds none, and an empty one at once.
+    The model that was asked for first comes first. `unload_s`: how long a model stays unused
+    before its worker is emptied; 0 = for ever.
+    """
+    given: dict[int, str] = {}
+    waiting = sorted(wants, key=lambda want: want.since)
+    first: dict[str, WaitingRequest] = {}
+    for want in waiting:
+        first.setdefault(want.model, want)
+    for want in first.values():
+        if want.model not in _present(places, given):
+            place = _place_for(want, places, given, now)
+            if place is not None:
+                given[place.worker_id] = want.model
+    _spread(places, waiting, given)
+    for place in places:
+        if place.worker_id not in given and unload_s and _is_idle(place, now, unload_s):
+            given[place.worker_id] = UNLOADED
+    return given
+
+
+def _present(places: Sequence[WorkerModel], given: dict[int, str]) -> set[str]:
+    """Return the models that are served or on their way; one that has to go counts as well."""
+    return {place.model for place in places if not place.is_empty} | set(given.values())
+
+
+def _place_for(
+    want: WaitingRequest, places: Sequence[WorkerModel], given: dict[int, str], now: float
+) -> WorkerModel | None:
+    """Return the worker to give up for `want`; None while each of them is in use.
+
+    Those that serve nobody first, then those whose model another has too, then the least busy, then
+    those that were not used for longest.
+    """
+    models = [place.model for place in places if not place.is_empty]
+    free = [
+        place
+        for place in places
+        if place.worker_id not in given and (_is_vacant(place) or _is_due(place, want, now))
+    ]
+    return min(
+        free,
+        key=lambda place: (
+            *(not _is_vacant(place), models.count(place.model) < 2, place.load),
+            *(place.used_at, place.worker_id),
+        ),
+        default=None,
+    )
+
+
+def _is_vacant(place: WorkerModel) -> bool:
+    return place.is_empty or place.is_failing
+
+
+def _is_due(place: WorkerModel, want: WaitingRequest, now: float) -> bool:
+    """Whether the place's own model is out of use, or has had its turn."""
+    has_had_turn = now >= max(want.since, place.ready_at) + TURN_S
+    return _is_idle(place, now, KEEP_S) or (place.is_ready and has_had_turn)
+
+
+def _is_idle(place: WorkerModel, now: float, since_s: float) -> bool:
+    last = max(place.used_at, place.ready_at)
+    return place.is_ready and not place.load and now - last >= since_s
+
+
+def _spread(
+    places: Sequence[WorkerModel], waiting: Sequence[WaitingRequest], given: dict[int, str]
+) -> None:
+    """Give places that are still empty to models with more requests than workers."""
+    for place in places:
+        if not place.is_empty or place.worker_id in given:
+            continue
+        for model in dict.fromkeys([place.model, *sorted(_present(places, given))]):
+            have = [row for row in places if row.model == model and not row.is_empty]
+            coming = sum(goal == model for goal in given.values())
+            wanted = sum(row.load for row in have) + sum(row.model == model for row in waiting)
+            if have and wanted > len(have) + coming:
+                given[place.worker_id] = model
+                break

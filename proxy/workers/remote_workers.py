@@ -1,0 +1,164 @@
+"""Workers on other machines: connected to, watched, and shown. Never started, never killed.
+
+They are reached over tcp:// with CURVE keys. One that is lost is tried again for as long as this
+server runs; it keeps what it computed on its own disk, so what it was sent is sent to it again.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from hearth.proxy.pool.worker_pool import WorkerLink, WorkerPool, link_row
+from hearth.proxy.request.model_names import ServedModel
+from hearth.shared.errors import StartError
+from hearth.shared.load_settings import Settings
+from hearth.shared.zmq_transport import (
+    PROXY_NAME,
+    SILENCE_S_MAX,
+    WORKER_NAME,
+    CurveKeys,
+    curve_keys,
+)
+
+log = logging.getLogger(__name__)
+
+WATCH_S: Final = 1.0
+RETRY_S: Final = 1.0  # after a line that was good
+REFUSED_RETRY_S: Final = 15.0  # after a peer that we cannot work with
+_ENDPOINT: Final = re.compile(r"tcp://[A-Za-z0-9][A-Za-z0-9.-]*:([0-9]{1,5})")
+
+# What a worker did whose line is given up.
+GONE: Final = "is gone"
+SILENT: Final = f"has been silent for {SILENCE_S_MAX:g} s"
+UNKNOWN: Final = "refuses this server's keys, or is no worker"
+REFUSED: Final = "speaks another protocol or serves another model"
+
+RemoteState = Literal["unreachable", "loading", "ready"]
+
+
+@dataclass(slots=True)
+class RemoteWorker:
+    """One endpoint: the starts of a worker that answer there come and go. Owner: the event loop."""
+
+    worker_id: int
+    endpoint: str
+    link: WorkerLink | None = None
+    boot_id: str = ""  # of the start that was last heard of
+    restarts: int = 0
+    problem: str = "has not answered yet"  # or what it did when its line was last given up
+
+    @property
+    def state(self) -> RemoteState:
+        if self.link is None or self.link.is_closed or self.link.heartbeat is None:
+            return "unreachable"
+        return "ready" if self.link.is_ready else "loading"
+
+    def row(self) -> dict[str, Any]:
+        """Return this worker's entry in /health. Its pid is another machine's, and not told."""
+        return {
+            "id": self.worker_id,
+            "state": self.state,
+            "pid": None,
+            "endpoint": self.endpoint,
+            "problem": self.problem if self.state == "unreachable" else None,
+            "restarts": self.restarts,
+            **link_row(self.link),
+        }
+
+    def look(self) -> None:
+        """Note that the worker is there, and count another start of it."""
+        if self.state == "unreachable":
+            return
+        self.problem = ""
+        welcome = self.link.welcome if self.link is not None else None
+        if welcome is not None and welcome.boot_id != self.boot_id:
+            self.restarts += bool(self.boot_id)
+            self.boot_id = welcome.boot_id
+            log.info("remote worker found id=%d endpoint=%s", self.worker_id, self.endpoint)
+
+    def lose(self, problem: str) -> None:
+        """Note that the line is given up because of what the worker did."""
+        if problem != self.problem:  # else it is tried in vain again
+            log.error("remote worker id=%d endpoint=%s %s", self.worker_id, self.endpoint, problem)
+        self.problem = problem
+        self.link = None
+
+
+class RemoteWorkers:
+    """Keeps a line to each of WORKER_ENDPOINTS. Owner: the event loop."""
+
+    def __init__(self, settings: Settings, pool: WorkerPool, models: Sequence[ServedModel]) -> None:
+        """Their ids follow those of this machine's workers; each serves one of `models`.
+
+        Raises:
+            StartError: an endpoint is none, or there are no keys.
+        """
+        self._pool = pool
+        self._models = tuple(model.name for model in models)
+        self._keys: CurveKeys | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        check_endpoints(settings.worker_endpoints)
+        if settings.worker_endpoints:
+            self._keys = curve_keys(settings.curve_keys_dir, PROXY_NAME, WORKER_NAME)
+        endpoints = enumerate(settings.worker_endpoints, start=settings.workers)
+        self.workers = [RemoteWorker(number, endpoint) for number, endpoint in endpoints]
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._keep(worker)) for worker in self.workers]
+
+    def stop(self) -> None:
+        """End the watch; the pool closes the lines."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _keep(self, worker: RemoteWorker) -> None:
+        while True:
+            link = worker.link = self._pool.connect(
+                worker.worker_id, worker.endpoint, self._keys, self._models
+            )
+            problem = await _until_lost(worker, link)
+            worker.lose(problem)
+            self._pool.why_nobody = (
+                f"No worker is ready: worker {worker.worker_id}, on another machine, {problem}."
+            )
+            text = f"The worker that held this request {problem}; send the request again."
+            self._pool.disconnect(worker.worker_id, text, keeps_cache=True)
+            await asyncio.sleep(REFUSED_RETRY_S if problem == REFUSED else RETRY_S)
+
+
+async def _until_lost(worker: RemoteWorker, link: WorkerLink) -> str:
+    """Wait until `link`, the worker's line, is of no use any more; return what the worker did."""
+    broken = asyncio.create_task(link.broken())
+    try:
+        while True:
+            before = time.monotonic()
+            await asyncio.wait({broken}, timeout=WATCH_S)
+            worker.look()
+            if link.is_closed:
+                return REFUSED
+            if broken.done():
+                return GONE if link.welcome is not None else UNKNOWN
+            if time.monotonic() - before > 2 * WATCH_S:
+                continue  # this process itself stood still: what it did not hear proves nothing
+            if link.silence_s > SILENCE_S_MAX:
+                return SILENT
+    finally:
+        broken.cancel()
+
+
+def check_endpoints(endpoints: Sequence[str]) -> None:
+    """Raise StartError where one of WORKER_ENDPOINTS cannot be connected to, or is there twice."""
+    for endpoint in endpoints:
+        if not _is_endpoint(endpoint) or endpoints.count(endpoint) > 1:
+            raise StartError(
+                f"WORKER_ENDPOINTS has {endpoint!r}; allowed is tcp://ADDRESS:PORT, each once."
+            )
+
+
+def _is_endpoint(text: str) -> bool:
+    found = _ENDPOINT.fullmatch(text)
+    return found is not None and 1 <= int(found[1]) <= 65535

@@ -1,0 +1,349 @@
+"""Starts the workers, watches them, restarts them, and ends them.
+
+A worker ends itself when its standard input reaches its end, which it does however this process
+dies; a worker that hangs is killed from here.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from hearth.proxy.pool.worker_pool import WorkerLink, WorkerPool, link_row
+from hearth.proxy.request.model_names import ServedModel
+from hearth.proxy.workers.hang_detector import HangDetector
+from hearth.shared.errors import EXIT_CANNOT_START
+from hearth.shared.paths import PROJECT_DIR
+from hearth.shared.start_failure import reason_path, take_reason
+from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
+
+log = logging.getLogger(__name__)
+
+WATCH_S: Final = 1.0
+START_SILENCE_S_MAX: Final = 120.0  # until the first heartbeat: importing MLX from a cold disk
+BACKOFF_S_MAX: Final = 30.0
+TERM_WAIT_S: Final = 2.0
+KILL_WAIT_S: Final = 1.0
+
+WorkerState = Literal["loading", "ready", "dead", "restarting", "unloading", "unloaded"]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRules:
+    """What the supervisor is told by the settings."""
+
+    model: ServedModel = ServedModel("")  # that every worker starts with
+    flush_s: float = 0.0  # that a worker which ends may take to write what it keeps
+    stall_s: float = 0.0  # a worker that gets no step further for so long is killed; 0 = never
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One worker's place: the processes that fill it come and go. Owner: the event loop."""
+
+    worker_id: int
+    socket_path: Path
+    endpoint: str
+    model: ServedModel  # that it has, is getting, or had last
+    process: Process | None = None
+    link: WorkerLink | None = None
+    restarts: int = 0
+    early_deaths: int = 0  # in a row, before "ready"
+    stall: HangDetector = field(default_factory=HangDetector)
+    killed_for: str = ""  # why this process was killed from here
+    is_leaving: bool = False  # its process was told to end, for another model or for none
+    is_asked: bool = False  # its process was started for a request, not to replace one that died
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)  # not set: it stays empty
+    moved: asyncio.Event = field(default_factory=asyncio.Event)  # what failed before is no matter
+
+    def __post_init__(self) -> None:
+        self.wanted.set()
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process and self.process.returncode is None else None
+
+    @property
+    def state(self) -> WorkerState:
+        if self.is_leaving:
+            return "unloading"
+        if not self.wanted.is_set():
+            return "unloaded"
+        if self.pid is None:
+            if self.process is None:
+                return "dead"
+            return "loading" if self.is_asked else "restarting"
+        return "ready" if self.link is not None and self.link.is_ready else "loading"
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it must be taken for hung."""
+        if self.link is None or self.pid is None:
+            return False
+        limit_s = SILENCE_S_MAX if self.link.heartbeat else START_SILENCE_S_MAX
+        return self.link.silence_s > limit_s
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether it died while it was loading, and waits before it tries again."""
+        return self.pid is None and self.early_deaths > 0
+
+    @property
+    def restarts_unasked(self) -> bool:
+        """Whether its model is on its way though no request asked for it."""
+        return self.state in ("loading", "restarting", "dead") and not self.is_asked
+
+    def kill(self, signal_number: int) -> None:
+        """Signal the worker and whatever it started."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: zombies
+                os.killpg(self.pid, signal_number)
+
+    def row(self) -> dict[str, Any]:
+        """Return this worker's entry in /health."""
+        return {
+            "id": self.worker_id,
+            "state": self.state,
+            "pid": self.pid,
+            "restarts": self.restarts,
+            **link_row(self.link, self.model.name),
+        }
+
+
+class Supervisor:
+    """Keeps `count` workers running. Owner: the event loop."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        count: int,
+        directory: Path,
+        pool: WorkerPool,
+        environ: Mapping[str, str],
+        rules: RestartRules = RestartRules(),
+    ) -> None:
+        """`command` gets `--worker-id` and `--endpoint` appended. Sockets go into `directory`.
+
+        Raises:
+            StartError: a socket's path in `directory` is too long.
+        """
+        self._command = tuple(command)
+        self._pool = pool
+        self._environ = dict(environ)
+        self._end_wait_s = TERM_WAIT_S + rules.flush_s
+        self._stall_s = rules.stall_s
+        self._stopping = False
+        self._was_ready = False  # some worker, once: what it loaded may be loadable again
+        self._tasks: list[asyncio.Task[None]] = []
+        self._endings: set[asyncio.Task[None]] = set()  # of workers that change their model
+        self.cannot_start = asyncio.Event()  # a worker said that restarting would not help
+        self.on_change: Callable[[], None] = lambda: None  # a worker's pid changed
+        # A worker died while it was loading, and why: whether it was given another model.
+        self.on_early_death: Callable[[WorkerProcess, str], bool] = lambda _worker, _reason: False
+        paths = [directory / f"worker-{index}.sock" for index in range(count)]
+        self.workers = [
+            WorkerProcess(index, path, ipc_endpoint(path), rules.model)
+            for index, path in enumerate(paths)
+        ]
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self.workers if worker.pid is not None]
+
+    async def start(self) -> None:
+        """Start every worker; returns as soon as their processes exist."""
+        for worker in self.workers:
+            await self._spawn(worker)
+        self._tasks = [asyncio.create_task(self._keep(worker)) for worker in self.workers]
+        self._tasks.append(asyncio.create_task(self._watch()))
+
+    async def _spawn(self, worker: WorkerProcess) -> None:
+        worker.socket_path.unlink(missing_ok=True)  # else the new link greets the dead worker's
+        reason_path(worker.socket_path).unlink(missing_ok=True)
+        worker.stall, worker.killed_for = HangDetector(), ""
+        worker.process = await asyncio.create_subprocess_exec(
+            *self._command,
+            "--worker-id",
+            str(worker.worker_id),
+            "--endpoint",
+            worker.endpoint,
+            stdin=PIPE,  # held open for as long as this process lives
+            cwd=PROJECT_DIR,
+            env=self._environ | worker.model.environ,
+            start_new_session=True,  # Ctrl-C is ours to pass on
+        )
+        worker.link = self._pool.connect(worker.worker_id, worker.endpoint)
+        log.info("worker started id=%d pid=%d", worker.worker_id, worker.process.pid)
+        self.on_change()
+
+    async def _keep(self, worker: WorkerProcess) -> None:
+        while True:
+            assert worker.process is not None
+            code = await worker.process.wait()
+            if self._stopping:
+                return
+            if worker.is_leaving:
+                self._let_go(worker)
+            else:
+                self._bury(worker, code)
+                if code == EXIT_CANNOT_START and not self._was_ready:
+                    self.cannot_start.set()
+                    return
+            await worker.wanted.wait()
+            await self._respawn(worker)
+
+    async def _respawn(self, worker: WorkerProcess) -> None:
+        """Start `worker` again, for as long as it takes the system to have a process for it."""
+        while True:
+            worker.moved.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(worker.moved.wait(), _backoff_s(worker.early_deaths))
+            try:
+                await self._spawn(worker)
+            except OSError as error:
+                worker.early_deaths += 1
+                log.error("worker cannot be started id=%d: %s", worker.worker_id, error)
+            else:
+                return
+
+    def move(self, worker: WorkerProcess, model: ServedModel | None) -> None:
+        """Have `worker` get `model` in place of its own, or, with None, stay empty.
+
+        It holds no request. What it keeps is on disk before it ends.
+        """
+        assert worker.link is None or not worker.link.answers, worker.worker_id
+        worker.early_deaths, worker.is_asked = 0, True
+        worker.moved.set()
+        if model is None:
+            worker.wanted.clear()
+        else:
+            worker.model = model
+            worker.wanted.set()
+        if worker.pid is None:
+            return  # it is empty or waits, and `_keep` with it
+        worker.is_leaving = True
+        self._was_ready |= worker.link is not None and worker.link.is_ready
+        self._pool.disconnect(worker.worker_id, "The worker gets another model; ask again.")
+        worker.link = None
+        ending = asyncio.create_task(self._end(worker), name=f"end {worker.worker_id}")
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    def _let_go(self, worker: WorkerProcess) -> None:
+        """Note that a worker has ended as it was told to."""
+        log.info("worker ended id=%d", worker.worker_id)
+        worker.is_leaving = False
+        self.on_change()
+
+    def _bury(self, worker: WorkerProcess, code: int) -> None:
+        assert worker.link is not None
+        was_ready = worker.link.heartbeat is not None and worker.link.heartbeat.state == "ready"
+        how = _how(code) + (f": {worker.killed_for}" if worker.killed_for else "")
+        log.error("worker died id=%d how=%s requests=%d", worker.worker_id, how, worker.link.load)
+        self._tell_clients(worker, how)
+        worker.link = None
+        worker.restarts += 1
+        self._was_ready |= was_ready
+        self._count_death(worker, how, was_ready=was_ready)
+        self._pool.room.wake()  # who waits for it need not wait for its return
+        self.on_change()
+
+    def _tell_clients(self, worker: WorkerProcess, how: str) -> None:
+        self._pool.disconnect(
+            worker.worker_id,
+            f"The worker that held this request died ({how}) and is being restarted; "
+            "send the request again.",
+        )
+
+    def _count_death(self, worker: WorkerProcess, how: str, *, was_ready: bool) -> None:
+        """Decide how `worker` comes back, and what requests are told until then."""
+        reason = take_reason(worker.socket_path) or f"its worker died while it loaded ({how})."
+        if not was_ready and self.on_early_death(worker, reason):
+            worker.early_deaths = 0
+            return
+        worker.is_asked = False
+        worker.early_deaths = 0 if was_ready else worker.early_deaths + 1
+        self._pool.why_nobody = ""
+        if worker.early_deaths > 1:
+            self._pool.why_nobody = (
+                f"No worker is ready: worker {worker.worker_id} died {worker.early_deaths} times "
+                f"while it was loading: {reason} The server's log says more."
+            )
+
+    async def _watch(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(WATCH_S)
+            elapsed_s = time.monotonic() - before
+            if elapsed_s > 2 * WATCH_S:
+                continue  # this process itself stood still: what it did not hear proves nothing
+            for worker in self.workers:
+                self._check(worker, elapsed_s)
+
+    def _check(self, worker: WorkerProcess, elapsed_s: float) -> None:
+        """Kill `worker` where it is stuck: it says nothing, or gets no step further.
+
+        Its clients are told at once: a process that hangs in a driver may not end for a while.
+        """
+        if worker.link is None or worker.killed_for:
+            return
+        stalled_s = worker.stall.tick(worker.link.heartbeat, elapsed_s)
+        if worker.is_silent:
+            worker.killed_for = "it was silent"
+        elif self._stall_s and stalled_s >= self._stall_s:
+            worker.killed_for = f"it held requests and made no step for {stalled_s:.0f} s"
+        else:
+            return
+        held = worker.link.load
+        log.error("worker killed id=%d requests=%d: %s", worker.worker_id, held, worker.killed_for)
+        worker.kill(signal.SIGKILL)
+        self._tell_clients(worker, f"SIGKILL: {worker.killed_for}")
+
+    async def stop(self) -> None:
+        """End every worker: SIGTERM, then SIGKILL where that takes too long. Removes sockets."""
+        self._stopping = True
+        tasks = [*self._tasks, *self._endings]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(self._end(worker) for worker in self.workers))
+        self.remove_sockets()
+
+    async def _end(self, worker: WorkerProcess) -> None:
+        if worker.process is None:
+            return
+        worker.kill(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(worker.process.wait(), self._end_wait_s)
+        except TimeoutError:
+            log.warning("worker does not end id=%d: killed", worker.worker_id)
+            worker.kill(signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):  # one stuck in a driver ends when it can
+                await asyncio.wait_for(worker.process.wait(), KILL_WAIT_S)
+
+    def kill_all(self) -> None:
+        """End every worker now, waiting for nothing. Safe in a signal handler."""
+        for worker in self.workers:
+            worker.kill(signal.SIGKILL)
+
+    def remove_sockets(self) -> None:
+        for worker in self.workers:
+            worker.socket_path.unlink(missing_ok=True)
+            reason_path(worker.socket_path).unlink(missing_ok=True)
+
+
+def _backoff_s(early_deaths: int) -> float:
+    """Return 0 after a death in service, else 1, 2, 4 ... BACKOFF_S_MAX."""
+    return min(2.0 ** (early_deaths - 1), BACKOFF_S_MAX) if early_deaths else 0.0
+
+
+def _how(code: int) -> str:
+    """Return how a process ended, from its return code."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -1,0 +1,36 @@
+#!/usr/bin/env python
+"""Measures Hearth beside others on this machine; nothing here asserts a timing.
+
+    python -m scripts.bench serve [--pairs 20] [--model DIR] [--sides raw,hearth] [--out FILE]
+    python -m scripts.bench vision [--fixtures qwen3_vl] [--pairs 20] [--out FILE]
+    python -m scripts.bench watching [--pairs 20] [--tokens 4000] [--beside CHECKOUT] [--out FILE]
+    python -m scripts.bench cache [--fixtures qwen3] [--traces NAME,...] [--only replay|micro]
+    python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
+
+Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
+"""
+
+import argparse
+
+from scripts.bench import cache, dashboard_cost, peers, serve, vision
+
+COMMANDS = {
+    "serve": serve,
+    "cache": cache,
+    "vision": vision,
+    "watching": dashboard_cost,
+    "peers": peers,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, module in COMMANDS.items():
+        module.add_arguments(commands.add_parser(name, help=module.ABOUT))
+    options = parser.parse_args()
+    COMMANDS[options.command].run(options)
+
+
+if __name__ == "__main__":
+    main()

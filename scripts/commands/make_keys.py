@@ -1,0 +1,56 @@
+#!/usr/bin/env python
+"""Makes the CURVE keys with which a proxy and its workers on other machines know each other.
+
+`python hearth keys [DIRECTORY]` (CURVE_KEYS_DIR unless given) writes a pair for the
+workers and one for the proxy, readable by this user only, and says which file goes where.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from zmq.auth import create_certificates
+
+from hearth.shared.errors import StartError
+from hearth.shared.load_settings import load_settings
+from hearth.shared.paths import env_file
+from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, private_directory
+
+
+def make_keys(directory: Path) -> None:
+    """Write both pairs into `directory`, which is made for its owner alone.
+
+    Raises:
+        StartError: keys are there already, or the directory cannot be made private.
+    """
+    private_directory(directory, "CURVE_KEYS_DIR")
+    if present := sorted(path.name for path in directory.glob("*.key*")):
+        raise StartError(f"{directory} holds {', '.join(present)}; remove them to make new keys.")
+    before = os.umask(0o077)  # the library writes secrets with the umask's mode
+    try:
+        for name in (WORKER_NAME, PROXY_NAME):
+            create_certificates(directory, name)
+    finally:
+        os.umask(before)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", nargs="?", type=Path, help="default: CURVE_KEYS_DIR")
+    options = parser.parse_args()
+    try:
+        directory = options.directory
+        if directory is None:
+            directory = load_settings(os.environ, env_file()).curve_keys_dir
+        make_keys(directory.expanduser().absolute())
+    except StartError as error:
+        print(f"make_keys: {error}", file=sys.stderr)
+        return 1
+    print(f"{directory}: on the workers' machines keep {WORKER_NAME}.key_secret, {PROXY_NAME}.key")
+    print(f"{directory}: on the proxy's machine keep {PROXY_NAME}.key_secret, {WORKER_NAME}.key")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,331 @@
+"""What the probes share: asking a server, its counters, a session's requests, tables, verdicts.
+
+A probe ends with 0 where its verdict is good, 1 where something missed it, 2 where the server (or
+the log) told nothing to judge by.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+
+from scripts.replay.stream_client import READERS, Event, Reading, SseReader, Tokens, tokens_of
+
+COUNTERS: Final = (
+    "exact_key_rejected_by_model_lcp",
+    "canonical_drift",
+    "hybrid_trim_miss",
+    "vlm_retreat",
+)
+CHAT: Final = "/v1/chat/completions"
+MESSAGES: Final = "/v1/messages"
+ERROR_CHARS_MAX: Final = 300
+MISSES_TOLD_MAX: Final = 5  # by a verdict
+# A line whose every request costs only what is new in it stays within this: 16 tokens, and a
+# generation prompt of 8.
+SLACK_TOKENS: Final = 24
+CHUNK_TOKENS_MAX: Final = 512  # between two cuts of a prefill, at the default PREFILL_CHUNK
+# What a loss is put down to when nobody knows.
+_NO_CAUSES: Final = frozenset(("", "unknown", "unexplained"))
+
+Row = dict[str, Any]
+
+
+class ProbeError(Exception):
+    """There is nothing to judge by: no server, no session, no log."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one request cost, and what was said."""
+
+    tokens: Tokens
+    text: str
+    reasoning: str
+    calls: list[Row]  # as chat completions have them, arguments joined
+
+
+# ---------------------------------------------------------------- asking
+
+
+@dataclass(slots=True)
+class Server:
+    """One server, asked as one client. Use as a context manager; Raises: ProbeError throughout."""
+
+    base_url: str
+    key: str = "local"
+    model: str = ""  # empty = the first that the server lists
+    timeout_s: float = 600.0
+    _session: aiohttp.ClientSession | None = field(default=None, init=False)
+
+    async def __aenter__(self) -> "Server":
+        headers = {"authorization": f"Bearer {self.key}", "x-api-key": self.key}
+        self._session = aiohttp.ClientSession(
+            self.base_url.rstrip("/"),
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=self.timeout_s),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def get(self, path: str) -> Row:
+        return await self._json("GET", path, None)
+
+    async def count(self, body: Row) -> int:
+        """Return the prompt tokens of a Messages body, generation prompt included."""
+        body = {**body, "model": await self.model_name()}
+        told = await self._json("POST", f"{MESSAGES}/count_tokens", body)
+        tokens: int = told["input_tokens"]
+        return tokens
+
+    async def counters(self) -> dict[str, int]:
+        """Return COUNTERS, each summed over all workers; one that never rose is not told."""
+        counts = [counts_of(row) for row in (await self.get("/v1/cache"))["workers"]]
+        return {name: sum(figure(row, name) for row in counts) for name in COUNTERS}
+
+    async def lines(self, session: str) -> list["Line"]:
+        """Return what the workers remember of `session`."""
+        told = await self.get(f"/v1/sessions/{quote(session, safe='')}")
+        return [
+            Line(session, _line_name(row), row.get("kind") or "", row.get("requests") or [])
+            for row in told["lines"]
+        ]
+
+    async def model_name(self) -> str:
+        if not self.model:
+            self.model = (await self.get("/v1/models"))["data"][0]["id"]
+        return self.model
+
+    async def ask(self, path: str, body: Row, headers: Mapping[str, str]) -> Answer:
+        """Stream one request, greedy, to its end."""
+        dialect = "messages" if path == MESSAGES else "chat"
+        body = {"model": await self.model_name(), "temperature": 0, "stream": True, **body}
+        if dialect == "chat":
+            body["stream_options"] = {"include_usage": True}
+        reading, calls, events = Reading(), Calls(), SseReader()
+        async with self._request("POST", path, body, headers) as response:
+            async for chunk in response.content.iter_any():
+                for data in events.feed(chunk):
+                    _take(dialect, data, reading, calls)
+            for data in events.close():
+                _take(dialect, data, reading, calls)
+        tokens = tokens_of(dialect, reading)
+        if reading.error or not reading.is_complete or tokens is None:
+            raise ProbeError(f"{path} broke off: {reading.error or 'no end, or no usage'}")
+        return Answer(tokens, "".join(reading.text), "".join(reading.reasoning), calls.rows())
+
+    async def _json(self, method: str, path: str, body: Row | None) -> Row:
+        async with self._request(method, path, body, {}) as response:
+            told: Row = await response.json()
+            return told
+
+    @contextlib.asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: Row | None, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield the answer of a request that was not refused."""
+        assert self._session is not None
+        try:
+            async with self._session.request(method, path, json=body, headers=headers) as response:
+                if response.status != 200:
+                    said = (await response.text())[:ERROR_CHARS_MAX]
+                    raise ProbeError(f"{method} {path} is answered with {response.status}: {said}")
+                yield response
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
+            raise ProbeError(
+                f"{self.base_url}{path} does not answer: {type(error).__name__} {error}"
+            ) from error
+
+
+def counts_of(worker: Row) -> Row:
+    """Return the counters in a worker's row of /v1/cache: of its cache, and of its sessions."""
+    return {**(worker.get("counts") or {}), **(worker.get("sessions") or {})}
+
+
+@dataclass(slots=True)
+class Calls:
+    """Tool calls, joined from the deltas of a chat stream."""
+
+    _rows: dict[int, Row] = field(default_factory=dict)
+
+    def read(self, event: Event) -> None:
+        for choice in event.get("choices") or ():
+            for delta in (choice.get("delta") or {}).get("tool_calls") or ():
+                empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+                row = self._rows.setdefault(delta.get("index") or 0, empty)
+                row["id"] = delta.get("id") or row["id"]
+                for name, text in (delta.get("function") or {}).items():
+                    row["function"][name] += text or ""
+
+    def rows(self) -> list[Row]:
+        return [self._rows[index] for index in sorted(self._rows)]
+
+
+def _take(dialect: str, data: str, reading: Reading, calls: Calls) -> None:
+    if data.strip() == "[DONE]":
+        return
+    event = json.loads(data)
+    READERS[dialect](reading, event)
+    calls.read(event)
+
+
+# ---------------------------------------------------------------- a session's requests
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The requests of one line of a session, oldest first."""
+
+    session: str
+    name: str
+    kind: str
+    requests: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request of a line, held to the request before it. All in tokens."""
+
+    line: Line
+    row: Row
+    reusable: int | None  # what the one before left; None where that is not known
+    lost: int  # of what was kept for this line, as the server says or as the figures show
+    unexplained: int  # what a told difference leaves to explain
+
+
+def steps(line: Line) -> list[Step]:
+    """Return what each request of `line` lost, and how much of that nobody explains."""
+    found = []
+    before: Row | None = None
+    for row in line.requests:
+        reusable, cached = None, figure(row, "cached")
+        if before is not None:
+            # Its last token was sampled, not read.
+            reusable = figure(before, "prompt") + max(0, figure(before, "completion") - 1)
+            reusable = min(reusable, figure(row, "prompt"))
+        told = row.get("divergence") or {}
+        lost = max(figure(told, "lost"), (reusable or 0) - cached)
+        unexplained = lost
+        if (told.get("cause") or "") not in _NO_CAUSES:
+            # All before the difference is the same, and there is a cut within a chunk of it.
+            unexplained = max(0, figure(told, "token") - CHUNK_TOKENS_MAX - cached)
+        found.append(Step(line, row, reusable, lost, unexplained))
+        before = row
+    return found
+
+
+def figure(row: Mapping[str, Any], name: str) -> int:
+    """Return a number of `row`; 0 where it has none."""
+    value = row.get(name)
+    return value if type(value) is int else 0
+
+
+async def lines_of(options: argparse.Namespace, source: str) -> list[Line]:
+    """Return the lines of `source`: a file of the cache trace, else a session of the server."""
+    if Path(source).is_file():
+        return log_lines(Path(source))
+    async with server_of(options) as server:
+        return await server.lines(source)
+
+
+def log_lines(path: Path) -> list[Line]:
+    """Return the lines in a session's log, with what was rotated out of it before.
+
+    Raises:
+        ProbeError: it cannot be read.
+    """
+    older = path.with_name(path.name + ".1")
+    lines: dict[tuple[str, str], Line] = {}
+    for each in (older, path) if older.exists() else (path,):
+        for row in _log_rows(each):
+            if row.get("line") is None:  # cancelled: it is in no line
+                continue
+            session, name = str(row.get("session") or ""), _line_name(row)
+            line = lines.setdefault((session, name), Line(session, name, row.get("kind") or "", []))
+            line.requests.append(row)
+    return list(lines.values())
+
+
+def _line_name(row: Row) -> str:
+    """Return a line's number, after its worker's where that is told: each numbers its own."""
+    return f"{row['worker']}/{row['line']}" if "worker" in row else str(row.get("line"))
+
+
+def _log_rows(path: Path) -> list[Row]:
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines() if line]
+    except (OSError, ValueError) as error:
+        raise ProbeError(f"{path} cannot be read: {error}") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise ProbeError(f"{path} is no session log: a line of it is no object")
+    return rows
+
+
+# ---------------------------------------------------------------- telling
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return `rows` in columns, numbers to the right."""
+    shown = [[f"{cell:,}" if type(cell) is int else str(cell) for cell in row] for row in rows]
+    columns = list(zip(head, *shown, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    fits = [str.rjust if _is_numeric(column[1:]) else str.ljust for column in columns]
+    lines = [
+        "  ".join(fit(cell, width) for cell, width, fit in zip(row, widths, fits, strict=True))
+        for row in (head, *shown)
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    return all(cell[:1].isdigit() or cell in ("-", "") for cell in cells)
+
+
+def verdict(misses: Sequence[str], good: str) -> int:
+    """Print the verdict; return the exit status."""
+    if not misses:
+        print(f"verdict: good: {good}")
+        return 0
+    rest = len(misses) - MISSES_TOLD_MAX
+    more = f" (and {rest} more)" if rest > 0 else ""
+    print(f"verdict: MISSED: {'; '.join(misses[:MISSES_TOLD_MAX])}{more}")
+    return 1
+
+
+# ---------------------------------------------------------------- command line
+
+
+def parser_of(about: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that all probes have."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--base-url", default="http://127.0.0.1:4000")
+    parser.add_argument("--key", default="local")
+    parser.add_argument("--model", default="", help="default the first that the server lists")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
+    return parser
+
+
+def server_of(options: argparse.Namespace) -> Server:
+    return Server(options.base_url, options.key, options.model, options.timeout)
+
+
+def run(probe: Coroutine[Any, Any, int]) -> int:
+    """Return the exit status of `probe`: 2 where it found nothing to judge by."""
+    try:
+        return asyncio.run(probe)
+    except ProbeError as error:
+        print(f"verdict: none: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,98 @@
+#!/usr/bin/env python
+"""Says why requests of a session lost what was kept: which message, what changed, what it cost.
+
+    hearth why SESSION --base-url http://127.0.0.1:4000 [--key K]
+
+SESSION is a session's id, or a file of its cache trace (LOG_ROOT).
+Exit status 0: nothing was lost, or all is explained; 1: something unexplained was; 2: the session
+is not known, or the server does not answer.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from hearth.commands.server_client import (
+    SLACK_TOKENS,
+    Line,
+    Step,
+    lines_of,
+    parser_of,
+    run,
+    steps,
+    table,
+    verdict,
+)
+
+HEAD = -1  # the "message" that tools and template options are part of
+
+
+def loss_rows(found: Sequence[Step]) -> list[tuple[object, ...]]:
+    """Return a row of the table for each of `found`."""
+    rows: list[tuple[object, ...]] = []
+    for step in found:
+        told = step.row.get("divergence") or {}
+        message = told.get("message", "-")
+        rows.append(
+            (
+                step.line.name,
+                step.row.get("turn", "-"),
+                step.row.get("request_id", "-"),
+                "head" if message == HEAD else message,
+                told.get("role") or "-",
+                told.get("cause") or "not told",
+                told.get("rule") or "-",
+                step.lost,
+            )
+        )
+    return rows
+
+
+def remedies(found: Sequence[Step]) -> list[str]:
+    """Return what would help against each cause, once."""
+    known: dict[str, str] = {}
+    for step in found:
+        told = step.row.get("divergence") or {}
+        if told.get("remedy"):
+            known.setdefault(told.get("cause") or "not told", told["remedy"])
+    return [f"{cause}: {remedy}" for cause, remedy in known.items()]
+
+
+def snippets(found: Sequence[Step]) -> list[str]:
+    """Return both sides of each difference, where the server shows them."""
+    shown = []
+    for step in found:
+        told = step.row.get("divergence") or {}
+        if told.get("was") or told.get("now"):
+            where = f"line {step.line.name}, turn {step.row.get('turn', '-')}"
+            shown.append(f"{where}: was {told.get('was')!r}, now {told.get('now')!r}")
+    return shown
+
+
+def judge(lines: Sequence[Line], slack: int) -> int:
+    """Print what was lost and why; return the exit status."""
+    everything = [step for line in lines for step in steps(line)]
+    found = [step for step in everything if step.lost > slack]
+    if not found:
+        return verdict([], f"nothing was lost in {len(everything):,} requests")
+    head = ("line", "turn", "request", "message", "role", "cause", "rule", "lost")
+    print(table(head, loss_rows(found)), *remedies(found), *snippets(found), sep="\n")
+    unexplained = [step for step in found if step.unexplained > slack]
+    lost = sum(step.unexplained for step in unexplained)
+    misses = [f"{lost:,} tokens in {len(unexplained)} requests are unexplained"] if lost else []
+    return verdict(misses, f"{sum(step.lost for step in found):,} tokens lost, all explained")
+
+
+async def why(options: argparse.Namespace) -> int:
+    return judge(await lines_of(options, options.session), options.slack)
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = parser_of(__doc__)
+    parser.add_argument("session", metavar="SESSION", help="an id, or a file of the cache trace")
+    parser.add_argument("--slack", type=int, default=SLACK_TOKENS, help="tokens that are no loss")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(run(why(options_of())))

@@ -1,0 +1,263 @@
+"""A worker that is talked to as agents do: the prompt side and the model, without sockets.
+
+What the model writes is scripted at token level: each answer is given in parts, its family writes
+them as text, and the sampler gives that text's tokens one by one. Everything else is real.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from hearth.proxy.request.volatile_fields import Canonicaliser
+from hearth.shared.load_settings import Settings, load_settings
+from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
+from hearth.worker.cache.block_hash import common_length, pack
+from hearth.worker.cache.image_keys import PromptImage
+from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.prompt.template_marks import end_of_turn_ids, generation_prompt, turn_marks
+from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, Request
+from hearth.worker.schedule.turn_recorder import TurnRecorder
+from hearth.worker.setup.prompt_setup import make_builder, make_sessions
+from hearth.worker.stream.detokenise import Vocabulary
+from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.threads.prompt_thread import PromptFacts, PromptThread
+from scripts.fixtures.fixture_cache import TINY_NAMES
+from scripts.harness.constrained_answers import constrainer_for
+from scripts.harness.model_families import Family
+from scripts.harness.socketless_worker import ROOT, Answer, Machine, loaded
+
+CONTEXT_TOKENS = 200_000
+LONG = 100_000
+
+
+@dataclass
+class Reply:
+    """What came of one request, and what the client was given."""
+
+    answer: Answer
+    parts: AnswerParts
+    call_ids: tuple[str, ...]
+    signature: str
+
+    @property
+    def given(self) -> AnswerParts:
+        """What the client was given: what the server makes of what the model wrote."""
+        visit = self.answer.request.visit
+        assert visit is not None and visit.said is not None
+        said = visit.said
+        calls = tuple(ToolCall(name, arguments) for name, arguments in said.calls)
+        return AnswerParts(said.reasoning, said.content, calls)
+
+    @property
+    def ids(self) -> list[int]:
+        """The prompt."""
+        return self.answer.request.ids
+
+    @property
+    def sampled(self) -> list[int]:
+        return self.answer.request.sampled
+
+    @property
+    def cached(self) -> int:
+        return self.answer.cached
+
+    @property
+    def prefilled(self) -> int:
+        return self.answer.prefilled
+
+    @property
+    def divergence(self) -> dict[str, Any] | None:
+        assert self.answer.usage is not None
+        return self.answer.usage.divergence
+
+    @property
+    def states(self) -> dict[int, str]:
+        """How each assistant message was rendered."""
+        assert self.answer.request.visit is not None
+        return self.answer.request.visit.states
+
+
+class ScriptedMachine(Machine):
+    """A machine whose model says what it is told to."""
+
+    scripts: dict[str, list[int]]
+
+    def _choose(self, request: Request) -> TokenChoice:
+        script = iter(self.scripts[request.request_id])
+        last = self.scripts[request.request_id][-1]
+
+        def sample(logprobs: mx.array) -> mx.array:
+            return mx.array([next(script, last)])
+
+        return TokenChoice(sampler=sample, processors=(), top_logprobs=None)
+
+
+@dataclass
+class Ids:
+    """Gives the ids that a test wants, then counts."""
+
+    wanted: list[str] = field(default_factory=list)
+    given: int = 0
+
+    def __call__(self) -> str:
+        if self.wanted:
+            return self.wanted.pop(0)
+        self.given += 1
+        return f"given{self.given:05d}"
+
+
+class Desk:
+    """One worker: `fixture`'s weights behind a family's tokenizer and template."""
+
+    def __init__(
+        self,
+        fixture: str,
+        family: Family,
+        log_root: Path,
+        chunk: int = 256,
+        settings: dict[str, str] | None = None,
+        **machine: Any,
+    ) -> None:
+        self.family = family
+        self.foreseen: list[RenderNextPrompt] = []  # what the prompt thread would render next
+        self.settings: Settings = load_settings(
+            {"LOG_ROOT": str(log_root), "PROXY_API_KEY": "k"} | (settings or {}), None
+        )
+        tokenizer = family.tokenizer
+        self._marks = turn_marks(tokenizer)
+        end_ids = end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
+        self.sessions = make_sessions(self.settings, chunk)
+        self.ids = self.sessions.new_id = Ids()
+        self.builder = make_builder(tokenizer, self._marks, end_ids, CONTEXT_TOKENS, self.settings)
+        vocabulary = Vocabulary(tokenizer)
+        recorder = TurnRecorder(self.sessions, reuses=True, foresee=self.foreseen.append)
+        self.machine = ScriptedMachine(
+            loaded(fixture, tiny=fixture in TINY_NAMES),
+            self._marks,
+            vocabulary,
+            chunk=chunk,
+            end_ids=end_ids,
+            ended=recorder.ended,
+            **machine,
+        )
+        self.machine.scripts = {}
+        self.prompter = PromptThread(
+            self.settings,
+            self.builder,
+            self.sessions,
+            self.machine.rule,
+            vocabulary,
+            PromptFacts(
+                CONTEXT_TOKENS,
+                len(tokenizer.get_vocab()),
+                ROOT,
+                family.reader.is_thinking_open(generation_prompt(tokenizer)),
+                family.reader,
+                constrainer_for(family, tool_form=self.builder.tool_form),
+            ),
+        )
+        self.canonicaliser = Canonicaliser(
+            self.settings.cache_canonicalize_tool_context, self.settings.cache_norm_safety_check
+        )
+        self._number = 0
+        self.pictures: dict[str, PromptImage] = {}  # that messages show, by digest
+
+    def named(self, prompt: Prompt, speaker: Speaker | None = None) -> Prompt:
+        """Return the prompt as the proxy sends it."""
+        names, delta = self.canonicaliser.names(prompt.messages)
+        speaker = speaker or prompt.speaker
+        return replace(prompt, names=names, delta_chars=delta, speaker=speaker)
+
+    def request(self, prompt: Prompt, stop: Sequence[str] = ()) -> Request:
+        """Return the request as the prompt thread makes it."""
+        self._number += 1
+        ticket = ClientLease(f"q{self._number}", b"peer")
+        ticket.lease_until = float("inf")
+        sampling = Sampling(max_tokens=LONG, stop=list(stop))
+        message = Submit(ticket.request_id, prompt, sampling)
+        return self.prompter.request(ticket, message, self.pictures)
+
+    def submit(self, prompt: Prompt, parts: AnswerParts, stop: Sequence[str] = ()) -> Answer:
+        """Hand a named prompt in; the model will answer `parts`."""
+        request = self.request(prompt, stop)
+        script = self.script(request, parts)
+        end = self.family.tokenizer.encode(self.family.end_of(parts), add_special_tokens=False)
+        self.machine.scripts[request.request_id] = [*script, *end]
+        return self.machine.enter(request)
+
+    def script(self, request: Request, parts: AnswerParts) -> list[int]:
+        """Return the tokens that say `parts`, without the one that ends the turn."""
+        text = self.family.written(parts)
+        if request.visit is not None and not parts.reasoning:
+            opening = self.family.tokenizer.decode(request.ids[request.visit.header :])
+            if not self.family.reader.is_thinking_open(opening):
+                text = text.removeprefix("\n</think>\n\n")  # there is none that could be closed
+        script: list[int] = self.family.tokenizer.encode(text, add_special_tokens=False)
+        return script
+
+    def pretend(self, request: Request, parts: AnswerParts) -> None:
+        """Tell the sessions that `request` was answered `parts`, without a forward."""
+        request.sampled = self.script(request, parts)
+        for token_id in request.sampled:
+            request.output.add(token_id, None)
+        request.output.finish(is_complete=True)
+        request.call_ids = [request.new_id() for _ in request.output.parts.calls]
+        length = len(request.ids)
+        usage = Usage(length, length, 0, len(request.sampled))
+        recorder = TurnRecorder(self.sessions, reuses=False, foresee=lambda _: None)
+        recorder.ended(request, usage, "stop", None)
+
+    def finish(self, answers: Iterable[Answer], parts: Sequence[AnswerParts]) -> list[Reply]:
+        """Compute until all is answered."""
+        self.machine.run()
+        return [self._reply(answer, said) for answer, said in zip(answers, parts, strict=True)]
+
+    def _reply(self, answer: Answer, parts: AnswerParts) -> Reply:
+        visit = answer.request.visit
+        assert visit is not None and answer.usage is not None
+        turn = next(
+            turn
+            for turn in self.sessions._turns.by_place(
+                visit.prompt.speaker.key, visit.place.links[-1]
+            )
+            if turn.ids.tolist() == answer.request.ids[visit.header :] + answer.request.sampled
+        )
+        return Reply(answer, parts, turn.call_ids, turn.signature)
+
+    def ask(self, prompt: Prompt, parts: AnswerParts) -> Reply:
+        """Have one prompt answered with `parts`."""
+        return self.finish([self.submit(prompt, parts)], [parts])[0]
+
+    def idle(self) -> None:
+        """The client is busy with its tools: do all that idle time is for."""
+        for job in self.foreseen:
+            if (query := self.prompter.foreseen(job.request)) is not None:
+                self.machine.scheduler.foresee(query)
+        self.foreseen.clear()
+        self.machine.work_ahead()
+
+    def forget(self) -> None:
+        """Empty the KV cache; what is known of sessions stays."""
+        self.machine.scheduler.forget()
+
+
+def ideals(replies: Sequence[Any]) -> list[int]:
+    """Return for each request (its prompt's `ids`, and what was `sampled`), in order, what a cache
+    without limits had to prefill.
+
+    Such a cache keeps every prompt with its answer; a token that was sampled last has no KV.
+    """
+    known: list[Any] = []
+    found = []
+    for reply in replies:
+        ids = pack(reply.ids)
+        best = max((common_length(ids, other) for other in known), default=0)
+        found.append(len(ids) - min(best, len(ids) - 1))
+        known.append(pack(reply.ids + reply.sampled))
+    return found
+
+
+Echo = Callable[[Reply], dict[str, Any]]  # how a client sends an answer back

@@ -1,0 +1,112 @@
+"""Captured agent sessions, with the captured answers as what the model under test writes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hearth.proxy.api import chat_completions
+from hearth.proxy.api.messages import messages_request
+from hearth.proxy.api.responses import responses_request
+from hearth.proxy.request.session_id import session_of
+from hearth.shared.wire_messages import Prompt
+from hearth.worker.schedule.request_state import Request
+from hearth.worker.sessions.echo_match import said_of
+from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from scripts.harness.agent_worker import Desk, Reply
+from scripts.replay.traces import Captured, load_trace
+
+PARSE = {
+    "chat": chat_completions.parse,
+    "messages": messages_request.parse,
+    "responses": responses_request.parse,
+}
+TEXTS = ("content", "reasoning_content")
+_QUESTION = {"role": "user", "content": "?"}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One captured request and its answer, in our terms."""
+
+    row: Captured
+    prompt: Prompt
+    parts: AnswerParts
+    call_ids: tuple[str, ...]
+    signature: str
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids that the server made for the answer, in the order in which it makes them."""
+        return [self.signature or "unused", *self.call_ids]
+
+
+def load(path: Path, limit: int = 0) -> list[Exchange]:
+    """Return the first `limit` (0 = all) requests of a trace that were answered."""
+    return exchanges(load_trace(path, limit))
+
+
+def exchanges(rows: Sequence[Captured]) -> list[Exchange]:
+    """Return those of the requests that were answered."""
+    return [_exchange(row) for row in rows if row.response]
+
+
+def prompt_of(row: Captured, body: dict[str, Any] | None = None) -> Prompt:
+    """Return what the proxy makes of a captured request, but for the names."""
+    body = row.body if body is None else body
+    prompt = PARSE[row.dialect](body).prompt
+    # The clients got blanks around what was said that our model does not write.
+    said = [_trimmed(message) for message in prompt.messages]
+    prompt = replace(prompt, messages=said)
+    headers = {name.lower(): value for name, value in row.headers.items()}
+    return replace(prompt, speaker=session_of(headers, body, "k"))
+
+
+def _trimmed(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] != "assistant":
+        return message
+    fields = {name: message[name].strip() for name in TEXTS if message.get(name)}
+    return {**message, **fields}
+
+
+def _exchange(row: Captured) -> Exchange:
+    message = _message(row.dialect, row.response)
+    said = said_of(message)
+    calls = tuple(ToolCall(name, arguments) for name, arguments in said.calls)
+    ids = tuple(call["id"] for call in message.get("tool_calls") or ())
+    signatures = message.get("signatures") or [""]
+    parts = AnswerParts(said.reasoning.strip(), said.content.strip(), calls)
+    return Exchange(row, prompt_of(row), parts, ids, signatures[0])
+
+
+def _message(dialect: str, answer: Any) -> dict[str, Any]:
+    """Return a captured answer as the message that its dialect reads in an echo of it."""
+    if dialect == "responses":
+        body = {"input": [_QUESTION, *(item for item in answer["output"])]}
+    elif dialect == "messages":
+        turn = {"role": "assistant", "content": answer["content"]}
+        body = {"messages": [_QUESTION, turn], "max_tokens": 1}
+    else:
+        choice = answer if "message" in answer else answer["choices"][0]
+        body = {"messages": [_QUESTION, choice["message"]]}
+    said: dict[str, Any] = PARSE[dialect](body).prompt.messages[-1]
+    return said
+
+
+def play(desk: Desk, session: Sequence[Exchange], idles: bool = False) -> list[Reply]:
+    """Have the model answer a captured session as captured, one request after the other."""
+    replies = []
+    for exchange in session:
+        desk.ids.wanted = exchange.ids
+        replies.append(desk.ask(desk.named(exchange.prompt), exchange.parts))
+        if idles:
+            desk.idle()
+    return replies
+
+
+def recite(desk: Desk, exchange: Exchange) -> Request:
+    """Tell the desk's sessions that a captured request was answered as captured; no KV is made."""
+    desk.ids.wanted = exchange.ids
+    request = desk.request(desk.named(exchange.prompt))
+    desk.pretend(request, exchange.parts)
+    return request

@@ -1,0 +1,267 @@
+"""Answers under constraints: of fixtures with random weights, and of dice without any model."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from hearth.shared.load_settings import load_settings
+from hearth.shared.wire_messages import Constraints, Sampling
+from hearth.worker.constraint.answer_grammar import AnswerGrammar
+from hearth.worker.constraint.token_mask import TokenMask
+from hearth.worker.engine.sampler import TokenChoice, make_token_choice
+from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.schedule.request_state import Request
+from hearth.worker.stream.detokenise import Vocabulary
+from scripts.fixtures import checkpoint_files
+from scripts.harness.model_families import Family
+from scripts.harness.socketless_worker import Answer, Machine, loaded
+
+QUESTION = "omega"
+CLOSERS = ('"', "}", "]", "<", "\n", ")", "'", "|")
+
+
+def end_ids(tokenizer: Any) -> frozenset[int]:
+    return end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
+
+
+def constrainer_for(
+    family: Family, tokenizer: Any = None, tool_form: str = "native", reader: Any = None
+) -> AnswerGrammar:
+    """Return a constrainer for a family, or for another tokenizer that thinks as it does."""
+    tokenizer = tokenizer or family.tokenizer
+    return AnswerGrammar(
+        tokenizer,
+        checkpoint_files.VOCAB_SIZE,
+        end_ids(tokenizer),
+        reader or family.reader,
+        Vocabulary(tokenizer).token_bytes,
+        tool_form or family.tool_form,
+    )
+
+
+def with_parser(family: Family, parser: Any) -> Any:
+    """Return the family's tokenizer with another of mlx-lm's tool parsers (its module)."""
+    return TokenizerWrapper(
+        family.tokenizer._tokenizer,
+        eos_token_ids=list(family.tokenizer.eos_token_ids),
+        tool_parser=parser.parse_tool_call,
+        tool_call_start=parser.tool_call_start,
+        tool_call_end=parser.tool_call_end,
+    )
+
+
+def tool(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:
+    function = {"name": name, "description": f"Does {name}."}
+    return {
+        "type": "function",
+        "function": function if schema is None else function | {"parameters": schema},
+    }
+
+
+# ---------------------------------------------------------------- without a model
+
+
+class Walk:
+    """One answer, driven token by token through its guide."""
+
+    def __init__(
+        self, guide: TokenMask, ends: frozenset[int], width: int = checkpoint_files.VOCAB_SIZE
+    ) -> None:
+        self.guide = guide
+        self.ends = ends
+        self.tokens: list[int] = []
+        self._width = width
+
+    def allowed(self) -> set[int]:
+        """Return the tokens that may come next."""
+        logits = self.guide.process(mx.array(self.tokens or [0])[: len(self.tokens)], self._zeros())
+        assert not self.guide.failure, self.guide.failure
+        return {int(n) for n in np.flatnonzero(np.array(logits[0]) == 0)}
+
+    def _zeros(self) -> mx.array:
+        return mx.zeros((1, self._width))
+
+    def takes(self, tokens: list[int]) -> bool:
+        """Tell whether the tokens, and then the end of the turn, are an answer."""
+        for token in tokens:
+            if token not in self.allowed():
+                return False
+            self.tokens.append(token)
+        return bool(self.ends & self.allowed())
+
+    def roll(self, dice: random.Random, closers: frozenset[int], tokens_max: int) -> bool:
+        """Draw an answer; return whether it ended. Closing tokens are likelier than others."""
+        while len(self.tokens) < tokens_max:
+            allowed = self.allowed()
+            if self.ends & allowed:
+                return True
+            closing = sorted(closers & allowed)
+            is_closing = bool(closing) and dice.random() < 0.5
+            self.tokens.append(dice.choice(closing if is_closing else sorted(allowed)))
+        return False
+
+
+def closers(tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that end a string, a list, an object or a tag."""
+    return frozenset(n for n in range(len(tokenizer)) if tokenizer.decode([n]).startswith(CLOSERS))
+
+
+def walk(
+    constrainer: AnswerGrammar,
+    constraints: Constraints,
+    tools: list[Any],
+    opening: str = "",
+) -> Walk:
+    """Return an answer that has not begun."""
+    guide = constrainer.guide(constraints, tools, opening, prompt_tokens=0)
+    assert guide is not None
+    return Walk(guide, constrainer._end_ids)
+
+
+# ---------------------------------------------------------------- with a model
+
+
+@dataclass
+class Asked:
+    """One request and what it was asked with."""
+
+    answer: Answer
+    opening: str
+    guide: TokenMask | None
+    tokenizer: Any
+
+    @property
+    def text(self) -> str:
+        """What was written, marks included."""
+        return str(self.tokenizer.decode(self.answer.request.sampled))
+
+    @property
+    def reason(self) -> str:
+        return self.answer.reason
+
+
+class GuidedMachine(Machine):
+    """A fixture behind a family's tokenizer and template, whose answers are constrained."""
+
+    def __init__(self, family: Family, fixture: str = "qwen3", **more: Any) -> None:
+        tokenizer = family.tokenizer
+        model = loaded(fixture, tiny=True)
+        super().__init__(
+            model, turn_marks(tokenizer), Vocabulary(tokenizer), end_ids=end_ids(tokenizer), **more
+        )
+        self.family = family
+        self.constrainer = constrainer_for(family)
+        self._settings = load_settings({"PROXY_API_KEY": "k"}, None)
+        self._asked: dict[int, tuple[Sampling, TokenMask | None]] = {}  # by the request's number
+
+    def _choose(self, request: Request) -> TokenChoice:
+        sampling, guide = self._asked[int(request.request_id.removeprefix("r"))]
+        return make_token_choice(
+            sampling, self._settings, checkpoint_files.VOCAB_SIZE, request.prompt_tokens, guide
+        )
+
+    def put(
+        self,
+        constraints: Constraints,
+        tools: list[Any] | None = None,
+        sampling: Sampling | None = None,
+        tokens_max: int = 300,
+        **options: Any,
+    ) -> Asked:
+        """Hand a question in; raises RequestError where it cannot be constrained so."""
+        tools = tools or []
+        text = self.family.render([{"role": "user", "content": QUESTION}], tools, **options)
+        opening = text.rpartition(QUESTION)[2]
+        ids = self.family.tokenizer.encode(text, add_special_tokens=False)
+        guide = self.constrainer.guide(constraints, tools, opening, len(ids))
+        self._asked[self._number + 1] = (sampling or Sampling(temperature=1.0, seed=0), guide)
+        answer = self.submit(ids, tokens_max)
+        return Asked(answer, opening, guide, self.family.tokenizer)
+
+    def ask_one(self, *constraints: Any, **more: Any) -> Asked:
+        """Return one question, answered."""
+        asked = self.put(*constraints, **more)
+        self.run()
+        return asked
+
+
+# ---------------------------------------------------------------- random schemas
+
+Schema = dict[str, Any]
+
+
+class Schemas:
+    """Draws JSON schemas whose answers can end within a few hundred tokens."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+
+    def one(self) -> Schema:
+        """Return an object's schema; one in twenty asks for what cannot be enforced."""
+        schema = self._object(depth=0)
+        if self._dice.random() < 0.3:
+            schema["$defs"] = {"Shared": self._scalar()}
+            schema["properties"]["shared"] = {"$ref": "#/$defs/Shared"}
+            schema["required"] = [*schema["required"], "shared"]
+        if self._dice.random() < 0.05:
+            name = self._dice.choice(list(schema["properties"]) or ["x"])
+            schema["properties"][name] = {"not": {"type": "string"}}
+        return schema
+
+    def _object(self, depth: int) -> Schema:
+        count = self._dice.randint(0 if depth else 1, 4)
+        names = self._dice.sample(
+            ["name", "count", "is_on", "tags", "ünï", "a b", "x/y", 'q"'], count
+        )
+        properties = {name: self._any(depth + 1) for name in names}
+        schema = {
+            "type": "object",
+            "properties": properties,
+            "required": [name for name in names if self._dice.random() < 0.7],
+            "additionalProperties": False,
+        }
+        return schema
+
+    def _any(self, depth: int) -> Schema:
+        kinds: list[Callable[[], Schema]] = [self._scalar] * 5
+        if depth < 3:
+            kinds += [lambda: self._array(depth), lambda: self._object(depth)]
+            kinds += [lambda: {"anyOf": [self._any(depth + 1), {"type": "null"}]}]
+        return self._dice.choice(kinds)()
+
+    def _array(self, depth: int) -> Schema:
+        schema = {
+            "type": "array",
+            "items": self._any(depth + 1),
+            "maxItems": self._dice.randint(1, 3),
+        }
+        if self._dice.random() < 0.3:
+            schema["minItems"] = 1
+        return schema
+
+    def _scalar(self) -> Schema:
+        dice = self._dice
+        if dice.random() < 0.02:  # digits that a random model may never stop writing
+            return {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+        low = dice.randint(-50, 50)
+        return dice.choice(
+            [
+                {"type": "string", "maxLength": dice.randint(0, 12)},
+                {"type": "string", "minLength": 2, "maxLength": 9},
+                {"type": "string", "pattern": "^[a-c]{1,4}$"},
+                {"type": "string", "format": dice.choice(["date", "uuid", "ipv4"])},
+                {"type": "string"},
+                {"enum": ["red", "gr\u00fcn", 'b"l\\ue', 7, None, True]},
+                {"const": "exactly this"},
+                {"type": "integer", "minimum": low, "maximum": low + dice.randint(0, 500)},
+                {"type": "number", "minimum": -3, "maximum": 9, "multipleOf": 0.25},
+                {"type": "integer", "minimum": 0, "maximum": 99, "multipleOf": 3},
+                {"type": ["boolean", "null"]},
+                {"type": "boolean"},
+            ]
+        )

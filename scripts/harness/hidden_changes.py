@@ -1,0 +1,472 @@
+"""Sessions primed with a captured one, held to sessions that know nothing: what do they hide?
+
+Tensor-free: prompts are built and planned, nothing is computed. What stands in a prompt without
+being sent must be a turn that the model wrote, and must say what the client sent there.
+"""
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Prompt
+from hearth.worker.cache.block_hash import pack, prefix_hashes
+from hearth.worker.cache.extent_store import ExtentStore
+from hearth.worker.cache.resume_planner import SlotView, make_plan
+from hearth.worker.prompt.prompt_builder import BuiltPrompt
+from hearth.worker.schedule.request_state import Request
+from hearth.worker.sessions.session_manager import SessionVisit
+from hearth.worker.stream.output_format import AnswerParts
+from scripts.harness import captured_sessions
+from scripts.harness.agent_worker import Desk
+from scripts.harness.body_mutations import SCHEMAS, Mutation, Where, mutations, reshaped
+from scripts.harness.captured_sessions import Exchange
+from scripts.harness.model_families import family
+from scripts.harness.socketless_worker import ROOT
+from scripts.harness.store_builders import DENSE, HYBRID, furnish, new_line, new_store
+
+FIXTURES: Final = {"qwen3": "qwen3", "qwen3_5": "qwen3_5", "harmony": "gpt_oss"}
+HEADERS: Final = {
+    "qwen3": ("<|im_start|>", "<|im_start|>assistant"),
+    "qwen3_5": ("<|im_start|>", "<|im_start|>assistant"),
+    "harmony": ("<|start|>", "<|start|>assistant"),
+}
+CLOSING_TOKENS_MAX: Final = 4  # that a template writes behind a turn
+SLOTS: Final = 4
+
+Ids = tuple[int, ...]
+Run = list[Ids]  # spans, each from a header to the next
+
+
+# ---------------------------------------------------------------- what may stand for what was sent
+
+# What excuses a change that does not reach the model, and why.
+EXEMPT: Final = {
+    "telemetry": "the billing header that Claude Code's first system block begins with says "
+    "nothing to a model",
+    "not loaded": "a deferred tool is shown where it is loaded, and nobody loaded this one",
+    "dropped tool": "the dialect has no such kind of tool (Codex's namespace, web_search), and "
+    "counts it; a call's namespace goes with it",
+    "error said": "is_error puts `Error: ` before a result that does not begin so by itself",
+    "template": "the family's template leaves it out, cold as warm",
+    "thinking-stripped": "an echo without thinking is the turn: clients leave it out",
+    "cd-stripped": "an echo without the `cd <its directory> && ` of the turn is the turn",
+    "replace_all-added": "Claude Code adds replace_all: false to Edit",
+}
+CAPTURED_IN: Final = "/home/dev/textkit"  # the directory that all captured sessions work in
+THINKING: Final = frozenset(("thinking", "reasoning_content", "summary"))
+
+
+def differences(record: AnswerParts, message: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return what of `message` the recorded turn hides, and which rules the rest took.
+
+    Written apart from hearth.worker.sessions.echo_match, whose judgement it checks.
+    """
+    hidden, rules = [], []
+    thinking = (message.get("reasoning_content") or "").strip()
+    if (message["content"] or "").strip() != record.content.strip():
+        hidden.append("content")
+    if not thinking and record.reasoning.strip():
+        rules.append("thinking-stripped")
+    elif thinking != record.reasoning.strip():
+        hidden.append("thinking")
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    if [call["name"] for call in calls] != [call.name for call in record.calls]:
+        return [*hidden, "calls"], rules
+    for ours, theirs in zip(record.calls, calls, strict=True):
+        rule = _argument_rule(ours.arguments, theirs["arguments"])
+        if rule is None:
+            hidden.append(f"arguments of {ours.name}")
+        elif rule:
+            rules.append(rule)
+    return hidden, rules
+
+
+def _argument_rule(ours: Any, theirs: Any) -> str | None:
+    """Return the rule that makes the arguments one; "" where they are, None where none does."""
+    if _plain(ours) == _plain(theirs):
+        return ""
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return None
+    if _plain(ours | {"replace_all": False}) == _plain(theirs):
+        return "replace_all-added"
+    before, found, rest = str(ours.get("command")).partition(" && ")
+    is_cd = found and before == f"cd {CAPTURED_IN}"
+    return "cd-stripped" if is_cd and _plain(ours | {"command": rest}) == _plain(theirs) else None
+
+
+def _plain(value: Any) -> str:
+    """Return `value` as JSON in which 5000.0 is 5000 and keys have no order."""
+    return json.dumps(_whole(value), sort_keys=True)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _whole(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_whole(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# ---------------------------------------------------------------- the proof
+
+
+@dataclass
+class Verdict:
+    """What became of one change. `finding` is empty unless it is hidden."""
+
+    outcome: str  # "shown", "in the ids", "refused", a key of EXEMPT, or "hidden"
+    finding: str = ""
+
+
+@dataclass
+class Seen:
+    """One request as both desks build it: ids, or why they refuse it."""
+
+    ids: Ids
+    refusal: str = ""
+    request: Request | None = None
+
+
+@dataclass
+class Held:
+    """A prompt held to the cold one."""
+
+    findings: list[str] = field(default_factory=list)
+    rules: Counter[str] = field(default_factory=Counter)
+
+
+class Proof:
+    """Sessions primed with one captured session, beside others that know nothing of it."""
+
+    def __init__(
+        self,
+        session: Sequence[Exchange],
+        family_name: str,
+        logs: Path,
+        settings: dict[str, str] | None = None,
+    ) -> None:
+        self.family = family(family_name)
+        self.session = session
+        self.warm, self.cold = (
+            Desk(FIXTURES[family_name], self.family, logs, settings=settings) for _ in range(2)
+        )
+        mark, self._opening = HEADERS[family_name]
+        (self._header,) = self.family.tokenizer.encode(mark, add_special_tokens=False)
+        self.records: dict[Ids, AnswerParts] = {}
+        self.stores = [new_store(DENSE), new_store(HYBRID)]
+        self.slots: list[SlotView] = []
+        self.tokens: Counter[str] = Counter()  # planned, and of these reused
+        for exchange in session:
+            self._prime(exchange)
+        for desk in (self.warm, self.cold):
+            desk.prompter._explain = _nothing_lost  # type: ignore[method-assign]
+        self.plain = [
+            (self._seen(self.warm, exchange.prompt), self._seen(self.cold, exchange.prompt))
+            for exchange in session
+        ]
+
+    def _prime(self, exchange: Exchange) -> None:
+        calls_max = self.family.calls_max
+        if calls_max is not None and len(exchange.parts.calls) > calls_max:
+            return  # no model of this family writes such a turn
+        try:
+            request = captured_sessions.recite(self.warm, exchange)
+        except RequestError:  # the template refuses what this client sends
+            return
+        visit = request.visit
+        assert visit is not None
+        written = tuple(request.ids[visit.header :] + request.sampled)
+        assert self.records.setdefault(written, exchange.parts) == exchange.parts
+        for store in self.stores:
+            _keep(store, request)
+        tokens = pack(request.ids + request.sampled)[:-1]  # what was sampled last has no KV
+        slot = SlotView(len(self.records), tokens, tuple(request.query.cuts))
+        self.slots = [slot, *self.slots][:SLOTS]
+
+    def _seen(self, desk: Desk, prompt: Prompt) -> Seen:
+        try:
+            request = desk.request(desk.named(prompt))
+        except RequestError as error:
+            return Seen((), str(error))
+        return Seen(tuple(request.ids), request=request)
+
+    # ------------------------------------------------------------ all changes
+
+    def unchanged(self) -> Iterator[tuple[str, Verdict]]:
+        """Yield what becomes of each request as it was sent."""
+        for at, exchange in enumerate(self.session):
+            warm, cold = self.plain[at]
+            if warm.refusal or cold.refusal:
+                found = [] if warm.refusal == cold.refusal else ["refused only by one"]
+            else:
+                held = self.hold(warm.ids, cold.ids, exchange.prompt.messages)
+                found = held.findings + self._reused(warm)
+            yield f"request {at}", _hidden("; ".join(found)) if found else Verdict("as sent")
+
+    def mutations(self) -> list[Mutation]:
+        return list(mutations([exchange.row.body for exchange in self.session]))
+
+    def reshaped(self) -> list[tuple[int, str, Prompt]]:
+        """Return (request, kind, prompt) for each other shape of each message and tool.
+
+        Of the last request that has it.
+        """
+        known: set[str] = set()
+        found = []
+        for at in range(len(self.session) - 1, -1, -1):
+            prompt = self.session[at].prompt
+            parts = [*prompt.messages, *prompt.tools]
+            named = [json.dumps(part, sort_keys=True) for part in parts]
+            fresh = {number for number, name in enumerate(named) if name not in known}
+            known.update(named)
+            rows = ((number, kind, other) for number, kind, other in reshaped(prompt))
+            found += [(at, kind, other) for number, kind, other in rows if number in fresh]
+        return found
+
+    # ------------------------------------------------------------ one change
+
+    def mutated(self, mutation: Mutation) -> Verdict:
+        """Return what becomes of a change of a raw body."""
+        exchange = self.session[mutation.request]
+        body = mutation.body_of(exchange.row.body)
+        try:
+            prompt = captured_sessions.prompt_of(exchange.row, body)
+        except RequestError:
+            return Verdict("refused")
+        reason = _reason(exchange.row.body, mutation, self.family.name)
+        text = mutation.now if isinstance(mutation.now, str) else None
+        return self.judge(mutation.request, prompt, text, reason)
+
+    def other_shape(self, at: int, kind: str, prompt: Prompt) -> Verdict:
+        """Return what becomes of a prompt that `reshaped` made of request `at`."""
+        is_part = any(word in kind for word in ("call", "thinking", "content"))
+        is_left_out = (self.family.name == "harmony" and is_part) or (
+            self.family.name == "qwen3" and "thinking" in kind
+        )
+        return self.judge(at, prompt, None, "template" if is_left_out else "")
+
+    def judge(self, at: int, prompt: Prompt, text: str | None, reason: str) -> Verdict:
+        """Return what becomes of `prompt`, request `at` with a change; `text` is what it now says.
+
+        `reason` is why it need not reach the model, "" where it must.
+        """
+        warm, cold = self._seen(self.warm, prompt), self._seen(self.cold, prompt)
+        before_warm, before_cold = self.plain[at]
+        if warm.refusal or cold.refusal:
+            same = warm.refusal == cold.refusal
+            return Verdict("refused") if same else _hidden("refused only by one")
+        held = self.hold(warm.ids, cold.ids, prompt.messages)
+        findings = held.findings + self._reused(warm)
+        if findings:
+            return _hidden("; ".join(findings))
+        if cold.ids == before_cold.ids:
+            return Verdict(reason) if reason else _hidden("no prompt shows it")
+        is_same = warm.ids == before_warm.ids
+        if text is not None and not is_same and self._shows(text, warm.ids, before_warm.ids):
+            return Verdict("shown")
+        if is_same or (text is not None and self._shows(text, cold.ids, before_cold.ids)):
+            before = self.hold(before_warm.ids, before_cold.ids, self.session[at].prompt.messages)
+            rules = [*(held.rules - before.rules), *(before.rules - held.rules)]
+            return Verdict(rules[0]) if rules else _hidden("only the cold prompt shows it")
+        return Verdict("in the ids")
+
+    def _shows(self, text: str, ids: Ids, before: Ids) -> bool:
+        """Whether what is new in a prompt holds `text`, as it is or as JSON in a string."""
+        known = set(self._spans(before))
+        new = [span for span in self._spans(ids) if span not in known]
+        shown = "\n".join(self._text(span) for span in new)
+        for _ in range(3):
+            if text.strip() in shown:
+                return True
+            text = json.dumps(text.strip(), ensure_ascii=False)[1:-1]
+        return False
+
+    def _reused(self, seen: Seen) -> list[str]:
+        """Return what is wrong with the KV that a prompt would be answered from."""
+        assert seen.request is not None
+        query, found = seen.request.query, []
+        for store, slots in itertools.product(self.stores, ([], self.slots)):
+            plan = make_plan(store, slots, query, is_exact=False)
+            slot = next((slot for slot in slots if slot.number == plan.slot), None)
+            parts = [extent.tokens for extent in plan.path]
+            if slot is not None and not parts:
+                parts = [slot.tokens]
+            reused = np.concatenate([pack([]), *parts])[: plan.position]
+            self.tokens["planned"] += len(query.tokens)
+            self.tokens["reused"] += plan.position
+            if not np.array_equal(reused, query.tokens[: plan.position]):
+                found.append("the plan reuses KV of other tokens")
+        return found
+
+    # ------------------------------------------------------------ one prompt against another
+
+    def hold(self, warm: Ids, cold: Ids, messages: list[dict[str, Any]]) -> Held:
+        """Compare a prompt with the cold one, message by message.
+
+        What the model did not write must be equal. An assistant's turn must be equal too, or be
+        the tokens of a recorded turn that says what `messages` have there.
+        """
+        held = Held()
+        ours, theirs = self._runs(warm), self._runs(cold)
+        if [kind for kind, _ in ours] != [kind for kind, _ in theirs]:
+            return Held(["the messages stand in another order"])
+        groups = iter(_assistant_groups(messages))
+        for (is_assistant, mine), (_, other) in zip(ours, theirs, strict=True):
+            group = next(groups, []) if is_assistant else []
+            if mine == other:
+                continue
+            if not is_assistant:
+                held.findings.append(f"not what was sent: {self._first_difference(mine, other)}")
+                continue
+            for span, rendered, message in self._paired(mine, other, group):
+                self._hold_turn(span, rendered, message, held)
+        return held
+
+    def _paired(
+        self, mine: Run, other: Run, group: list[dict[str, Any]]
+    ) -> Iterator[tuple[Ids, Ids, dict[str, Any]]]:
+        """Yield (span, the cold one, message) for each turn of a run.
+
+        A sampled turn may have more spans than a rendered one: harmony writes one a channel.
+        """
+        if len(group) == 1 or len(other) != len(group):
+            yield _joined(mine), _joined(other), group[0] if group else _NOTHING
+            return
+        at = 0
+        for rendered, message in zip(other, group, strict=True):
+            ends = range(at + 1, len(mine) + 1)
+            spans = (_joined(mine[at:end]) for end in ends)
+            fits = (n for n, span in enumerate(spans, 1) if self._stands_for(span, rendered))
+            count = next(fits, 1)
+            yield _joined(mine[at : at + count]), rendered, message
+            at += count
+        if at < len(mine):
+            yield _joined(mine[at:]), (), _NOTHING
+
+    def _stands_for(self, span: Ids, rendered: Ids) -> bool:
+        return span == rendered or self._recorded(span, rendered) is not None
+
+    def _hold_turn(self, span: Ids, rendered: Ids, message: dict[str, Any], held: Held) -> None:
+        if span == rendered:
+            return
+        record = self._recorded(span, rendered)
+        if record is None:
+            held.findings.append(f"neither sampled nor sent: {self._text(span)[:200]!r}")
+            return
+        hidden, rules = differences(record, message)
+        held.rules.update(rules)
+        if hidden:
+            held.findings.append(f"a record hides {', '.join(hidden)}: {self._text(span)[:200]!r}")
+
+    def _recorded(self, span: Ids, rendered: Ids) -> AnswerParts | None:
+        """Return what the model said where `span` is what it wrote, and the turn's end."""
+        for end in range(len(span), len(span) - CLOSING_TOKENS_MAX, -1):
+            tail = span[end:]
+            if span[:end] in self.records and rendered[len(rendered) - len(tail) :] == tail:
+                return self.records[span[:end]]
+        return None
+
+    def _runs(self, ids: Ids) -> list[tuple[bool, Run]]:
+        """Return runs of spans, those of the assistant apart from others."""
+        groups = itertools.groupby(self._spans(ids), self._is_assistants)
+        return [(is_assistant, list(spans)) for is_assistant, spans in groups]
+
+    def _spans(self, ids: Ids) -> list[Ids]:
+        starts = np.flatnonzero(pack(ids) == self._header).tolist()
+        return [ids[a:b] for a, b in itertools.pairwise([0, *starts, len(ids)]) if a < b]
+
+    def _is_assistants(self, span: Ids) -> bool:
+        return self._text(span[:8]).startswith(self._opening)
+
+    def _text(self, ids: Ids) -> str:
+        text: str = self.family.tokenizer.decode(list(ids))
+        return text
+
+    def _first_difference(self, mine: Run, other: Run) -> str:
+        for span, rendered in itertools.zip_longest(mine, other, fillvalue=()):
+            for at, (a, b) in enumerate(itertools.zip_longest(span, rendered)):
+                if a != b:
+                    near = slice(max(0, at - 10), at + 20)
+                    return f"{self._text(span[near])!r} instead of {self._text(rendered[near])!r}"
+        return ""
+
+
+def _keep(store: ExtentStore, request: Request) -> None:
+    """Keep a prompt as its prefill would, and behind it what was sampled."""
+    tokens, query = pack(request.ids + request.sampled), request.query
+    end = len(tokens) - 1
+    ends = [(*row, True) for row in zip(query.cuts, query.names, strict=True)]
+    joint, line = store.root, new_line()
+    for position, name, is_canonical in [
+        *ends,
+        (end, prefix_hashes(ROOT, tokens, [end])[0], False),
+    ]:
+        if position > joint.position:
+            run = tokens[joint.position : position]
+            joint, extent = store.commit(joint, name, run, is_canonical, line)
+            if extent is not None:
+                furnish(store, extent)
+
+
+def _nothing_lost(visit: SessionVisit, built: BuiltPrompt, pictures: Any) -> None:
+    """Stand in for the divergence report, which takes half of a prompt's time."""
+
+
+def _hidden(finding: str) -> Verdict:
+    return Verdict("hidden", finding)
+
+
+def _assistant_groups(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    groups = itertools.groupby(messages, lambda message: message["role"] == "assistant")
+    return [list(group) for is_assistant, group in groups if is_assistant]
+
+
+_NOTHING: Final[dict[str, Any]] = {"role": "assistant", "content": ""}
+
+
+def _joined(run: Run) -> Ids:
+    return tuple(itertools.chain.from_iterable(run))
+
+
+def _reason(body: dict[str, Any], mutation: Mutation, family_name: str) -> str:
+    """Return why a change need not reach the model; "" where it must."""
+    where = mutation.where
+    if where[0] == "system" and str(mutation.was).startswith("x-anthropic-billing-header:"):
+        return "telemetry"
+    if where[0] == "tools":
+        tool = body["tools"][where[1]]
+        if tool.get("defer_loading"):
+            return "not loaded"
+        if tool.get("type") not in (None, "function", "custom"):
+            return "dropped tool"
+    if where[-1] == "namespace":
+        return "dropped tool"
+    if where[-1] == "is_error":
+        return "error said"
+    return "template" if _is_left_out(family_name, body, where) else ""
+
+
+def _is_left_out(family_name: str, body: dict[str, Any], where: Where) -> bool:
+    """Whether a template may leave out what stands there.
+
+    Qwen3's leaves out the thinking of turns that are over; harmony's that too, what was said beside
+    calls once an answer came, calls behind a message's first, and much of a tool's schema.
+    """
+    if family_name == "harmony":
+        return _is_assistants(body, where) or not SCHEMAS.isdisjoint(where)
+    return family_name == "qwen3" and not THINKING.isdisjoint(where)
+
+
+def _is_assistants(body: dict[str, Any], where: Where) -> bool:
+    """Whether it stands in what the model said."""
+    if where[0] not in ("messages", "input"):
+        return False
+    item = body[where[0]][where[1]]
+    return item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning")

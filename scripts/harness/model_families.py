@@ -1,0 +1,420 @@
+"""The large model families as test data: their chat templates, marks and manner of writing.
+
+The templates in tests/data/templates render what the public ones render for text, in words of
+our own. The tokenizers are the fixtures' byte-level BPE with each family's marks as added tokens;
+their ids fit the fixture models' embeddings, and mlx-lm itself finds out what their marks mean.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from mlx_lm.tokenizer_utils import load as load_from_disk
+from tokenizers import AddedToken, Tokenizer
+
+from hearth.worker.prompt.adapt_messages import adapted
+from hearth.worker.prompt.chat_template import Template
+from hearth.worker.prompt.template_probe import TemplateTraits, template_traits
+from hearth.worker.prompt.tools_as_text import ToolForm, call_text
+from hearth.worker.stream.output_format import AnswerParts, OutputFormat, ToolCall
+from scripts.fixtures import checkpoint_files
+
+TEMPLATES = Path(__file__).parent / "templates"
+ADDED_TOKENS_MAX = 24  # of one family; the trained tokens come first and are the same in all
+
+QWEN_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>")
+GLM_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+QWEN_CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+GLM_ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+HARMONY_MARKS = ("<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|constrain|>")
+LLAMA_MARKS = (
+    *("<|start_header_id|>", "<|end_header_id|>"),
+    *("<|python_tag|>", "<|eom_id|>", "<|eot_id|>"),
+)
+DEEPSEEK_END = "<｜end▁of▁sentence｜>"
+DEEPSEEK_MARKS = (
+    *("<｜User｜>", "<｜Assistant｜>", "<｜tool▁sep｜>"),
+    *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+    *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
+)
+MISTRAL_TOOL_MARKS = (
+    *("[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family's tokenizer, template and manner of writing."""
+
+    name: str
+    write: Callable[[AnswerParts], str]
+    controls: tuple[str, ...]  # special: decoding may leave them out
+    marks: tuple[str, ...]  # added tokens that are ordinary text, as <think> is
+    ends: tuple[str, ...]  # all that end a turn, as the model's generation config has them
+    eos: str  # the tokenizer's own
+    answer_end: str  # what the model ends an answer with
+    call_end: str  # and a turn whose last word is a call
+    bos: str | None = None
+    calls_max: int | None = None  # in one turn; None = any number
+    thinks: bool = True
+    reasoning_field: str = "reasoning_content"
+
+    @cached_property
+    def directory(self) -> Path:
+        """Return the directory of the tokenizer's files, made on first use on this machine."""
+        target = _cache_dir() / self.name
+        if not target.exists():
+            trained = _trained_tokenizer()
+            with checkpoint_files.new_directory(target) as directory:
+                self._write_tokenizer(directory, trained)
+        return target
+
+    def _write_tokenizer(self, directory: Path, trained: Path) -> None:
+        tokenizer = Tokenizer.from_file(str(trained))
+        tokenizer.add_tokens(
+            [AddedToken(text, special=True, normalized=False) for text in self.controls]
+            + [AddedToken(text, special=False, normalized=False) for text in self.marks]
+        )
+        assert tokenizer.get_vocab_size() <= checkpoint_files.VOCAB_SIZE, self.name
+        tokenizer.save(str(directory / "tokenizer.json"))
+        names = {"eos_token": self.eos, "pad_token": self.controls[0], "bos_token": self.bos}
+        checkpoint_files.write_tokenizer_config(directory, self.template, names)
+
+    @property
+    def template(self) -> str:
+        return (TEMPLATES / f"{self.name}.jinja").read_text()
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Return mlx-lm's TokenizerWrapper, with what mlx-lm inferred from the files."""
+        ids = checkpoint_files.added_token_ids(self.directory / "tokenizer.json")
+        return load_from_disk(self.directory, eos_token_ids=[ids[end] for end in self.ends])
+
+    @cached_property
+    def reader(self) -> OutputFormat:
+        return OutputFormat(self.tokenizer)
+
+    @cached_property
+    def manner(self) -> TemplateTraits:
+        """Return what the template takes and shows."""
+        return template_traits(Template(self.tokenizer))
+
+    @property
+    def tool_form(self) -> ToolForm:
+        return self.manner.tool_form
+
+    def render(self, messages: list[Any], tools: list[Any] | None = None, **options: Any) -> str:
+        """Return the prompt's text, with the tools in it as such a model is told of them.
+
+        Raises what the template raises.
+        """
+        options = {"add_generation_prompt": True, "thinking": True, **options}
+        if self.tool_form != "native":
+            manner = replace(self.manner, refused=frozenset(), places_system=True)
+            suit = adapted(messages, tools or [], manner, adds_header=False)
+            messages, tools = suit.messages, suit.tools
+        text: str = self.tokenizer.apply_chat_template(
+            messages, tools=tools or None, tokenize=False, **options
+        )
+        return text
+
+    def is_thinking(self, **options: Any) -> bool:
+        """Tell whether the generation prompt opens a think block."""
+        question = [{"role": "user", "content": "omega"}]
+        _, _, tail = self.render(question, **options).rpartition("omega")
+        return self.reader.is_thinking_open(tail)
+
+    def written(self, parts: AnswerParts) -> str:
+        """Return how the model writes `parts` behind its generation prompt, thinking allowed.
+
+        Without the token that ends the turn. Inverts PartsReader.read for well-formed parts:
+        texts without blanks at their ends and without the family's marks.
+        """
+        assert self.thinks or not parts.reasoning, self.name
+        assert self.calls_max is None or len(parts.calls) <= self.calls_max, self.name
+        return self.write(parts)
+
+    def end_of(self, parts: AnswerParts) -> str:
+        """Return the token that the model ends such a turn with."""
+        return self.call_end if parts.calls else self.answer_end
+
+    def message(self, parts: AnswerParts, call_ids: Iterable[str] = ()) -> dict[str, Any]:
+        """Return the assistant message that this family's template takes such a turn as."""
+        ids = list(call_ids) or [call_id(n) for n in range(len(parts.calls))]
+        message: dict[str, Any] = {"role": "assistant", "content": parts.content}
+        if parts.reasoning:
+            message[self.reasoning_field] = parts.reasoning
+        if parts.calls:
+            message["tool_calls"] = [
+                {
+                    "id": id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for id, call in zip(ids, parts.calls, strict=True)
+            ]
+        return message
+
+
+def call_id(number: int) -> str:
+    """Return an id of nine letters and digits: the only ones that Mistral's template takes."""
+    return f"call{number:05d}"
+
+
+# ---------------------------------------------------------------- how each family writes
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _qwen3(parts: AnswerParts) -> str:
+    thinking = f"<think>\n{parts.reasoning}\n</think>\n\n" if parts.reasoning else ""
+    rows = (_json({"name": call.name, "arguments": call.arguments}) for call in parts.calls)
+    calls = "\n".join(f"<tool_call>\n{row}\n</tool_call>" for row in rows)
+    return thinking + parts.content + ("\n" if parts.content and calls else "") + calls
+
+
+def _qwen3_5(parts: AnswerParts) -> str:
+    """Behind a prompt that has opened the think block."""
+    calls = "\n".join(map(_xml_call, parts.calls))
+    between = "\n\n" if parts.content and calls else ""
+    return f"{parts.reasoning}\n</think>\n\n{parts.content}{between}{calls}"
+
+
+def _xml_call(call: ToolCall) -> str:
+    assert isinstance(call.arguments, dict)
+    lines = [f"<tool_call>\n<function={call.name}>"]
+    for name, value in call.arguments.items():
+        text = _json(value) if isinstance(value, dict | list) else str(value)
+        lines.append(f"<parameter={name}>\n{text}\n</parameter>")
+    return "\n".join([*lines, "</function>\n</tool_call>"])
+
+
+def _glm4(parts: AnswerParts) -> str:
+    content = f"\n{parts.content}" if parts.content else ""
+    calls = "".join(f"\n{_glm_call(call)}" for call in parts.calls)
+    return f"\n<think>{parts.reasoning}</think>{content}{calls}"
+
+
+def _glm_call(call: ToolCall) -> str:
+    assert isinstance(call.arguments, dict)
+    pairs = "".join(
+        f"<arg_key>{name}</arg_key>\n"
+        f"<arg_value>{value if isinstance(value, str) else _json(value)}</arg_value>\n"
+        for name, value in call.arguments.items()
+    )
+    return f"<tool_call>{call.name}\n{pairs}</tool_call>"
+
+
+def _harmony(parts: AnswerParts) -> str:
+    header = "<|start|>assistant"
+    messages = []
+    if parts.reasoning:
+        messages.append(f"<|channel|>analysis<|message|>{parts.reasoning}")
+    if parts.content or not parts.calls:
+        channel = "commentary" if parts.calls else "final"
+        messages.append(f"<|channel|>{channel}<|message|>{parts.content}")
+    for call in parts.calls:
+        to = f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>"
+        messages.append(to + _json(call.arguments))
+    return f"<|end|>{header}".join(messages)
+
+
+def _llama3(parts: AnswerParts) -> str:
+    """A call is the whole turn: content beside it has no place in this format."""
+    if not parts.calls:
+        return parts.content
+    (call,) = parts.calls
+    assert not parts.content, parts.content
+    return _json({"name": call.name, "parameters": call.arguments})
+
+
+def _mistral(parts: AnswerParts) -> str:
+    rows = [{"name": call.name, "arguments": call.arguments} for call in parts.calls]
+    return parts.content + (f"[TOOL_CALLS]{_json(rows)}" if rows else "")
+
+
+def _gemma3(parts: AnswerParts) -> str:
+    """As Gemma's documentation has calls: Python in fenced blocks."""
+    return _with_calls(parts, "tool_code")
+
+
+def _with_calls(parts: AnswerParts, form: ToolForm) -> str:
+    """As the prompts for models without tools of their own ask for calls."""
+    rows = ({"name": call.name, "arguments": call.arguments} for call in parts.calls)
+    return "\n".join(filter(None, (parts.content, *(call_text(row, form) for row in rows))))
+
+
+def _chatml(parts: AnswerParts) -> str:
+    return _with_calls(parts, "manual")
+
+
+def _deepseek(parts: AnswerParts) -> str:
+    """Behind a prompt that has opened the think block."""
+    return f"{parts.reasoning}</think>{_chatml(parts)}"
+
+
+_QWEN_TOKENS: dict[str, Any] = dict(
+    controls=QWEN_CONTROLS,
+    marks=(*QWEN_MARKS, "</tool_response>"),
+    ends=("<|im_end|>", "<|endoftext|>"),
+    eos="<|im_end|>",
+    answer_end="<|im_end|>",
+    call_end="<|im_end|>",
+)
+FAMILIES = {
+    each.name: each
+    for each in (
+        Family("qwen3", _qwen3, **_QWEN_TOKENS),
+        Family("qwen3_5", _qwen3_5, **_QWEN_TOKENS),
+        Family(
+            "glm4",
+            _glm4,
+            controls=("<|endoftext|>", "[gMASK]", "<sop>", *GLM_ROLES),
+            marks=(*QWEN_MARKS, "</tool_response>", *GLM_MARKS),
+            ends=("<|endoftext|>", "<|user|>", "<|observation|>"),
+            eos="<|endoftext|>",
+            answer_end="<|user|>",
+            call_end="<|observation|>",
+        ),
+        Family(
+            "harmony",
+            _harmony,
+            controls=("<|endoftext|>", "<|startoftext|>", "<|return|>", "<|call|>", *HARMONY_MARKS),
+            marks=(),
+            ends=("<|return|>", "<|endoftext|>", "<|call|>"),
+            eos="<|return|>",
+            answer_end="<|return|>",
+            call_end="<|call|>",
+            bos="<|startoftext|>",
+            calls_max=1,
+            reasoning_field="thinking",
+        ),
+        Family(
+            "llama3",
+            _llama3,
+            controls=("<|begin_of_text|>", "<|end_of_text|>", *LLAMA_MARKS),
+            marks=(),
+            ends=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
+            eos="<|eot_id|>",
+            answer_end="<|eot_id|>",
+            call_end="<|eot_id|>",
+            bos="<|begin_of_text|>",
+            calls_max=1,
+            thinks=False,
+        ),
+        Family(
+            "gemma3",
+            _gemma3,
+            controls=("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+            marks=(),
+            ends=("<eos>", "<end_of_turn>"),
+            eos="<eos>",
+            answer_end="<end_of_turn>",
+            call_end="<end_of_turn>",
+            bos="<bos>",
+            thinks=False,
+        ),
+        Family(
+            "chatml",
+            _chatml,
+            controls=QWEN_CONTROLS,
+            marks=(),
+            ends=("<|im_end|>", "<|endoftext|>"),
+            eos="<|im_end|>",
+            answer_end="<|im_end|>",
+            call_end="<|im_end|>",
+            thinks=False,
+        ),
+        Family(
+            "deepseek",
+            _deepseek,
+            controls=("<pad>", DEEPSEEK_END, "<｜begin▁of▁sentence｜>", *DEEPSEEK_MARKS),
+            marks=("<think>", "</think>"),
+            ends=(DEEPSEEK_END,),
+            eos=DEEPSEEK_END,
+            answer_end=DEEPSEEK_END,
+            call_end=DEEPSEEK_END,
+            bos="<｜begin▁of▁sentence｜>",
+        ),
+        Family(
+            "mistral",
+            _mistral,
+            controls=("<unk>", "<s>", "</s>", "[INST]", "[/INST]", *MISTRAL_TOOL_MARKS),
+            marks=(),
+            ends=("</s>",),
+            eos="</s>",
+            answer_end="</s>",
+            call_end="</s>",
+            bos="<s>",
+            thinks=False,
+        ),
+    )
+}
+
+
+def family(name: str) -> Family:
+    """Return a family; its tokenizer is made on first use."""
+    return FAMILIES[name]
+
+
+# ---------------------------------------------------------------- tools and files
+
+
+def tools_for(calls: Iterable[ToolCall]) -> list[Any]:
+    """Return the tools, in OpenAI's shape, whose schemas have the types of these arguments.
+
+    Of two calls of one tool, both schemas count; types of one argument must agree.
+    """
+    properties: dict[str, dict[str, Any]] = {}
+    for call in calls:
+        assert isinstance(call.arguments, dict)
+        known = properties.setdefault(call.name, {})
+        known |= {name: {"type": _json_type(value)} for name, value in call.arguments.items()}
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": f"Does {name}.",
+                "parameters": {"type": "object", "properties": types, "required": list(types)},
+            },
+        }
+        for name, types in properties.items()
+    ]
+
+
+def _json_type(value: Any) -> str:
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return kinds.get(type(value), "object")
+
+
+@cache
+def _cache_dir() -> Path:
+    """Return the directory named after everything that these tokenizers are made from."""
+    digest = hashlib.sha256()
+    for source in (
+        Path(__file__),
+        Path(checkpoint_files.__file__),
+        *sorted(TEMPLATES.glob("*.jinja")),
+    ):
+        digest.update(source.read_bytes())
+    digest.update(version("tokenizers").encode())
+    return Path("~/.cache/hearth-families").expanduser() / digest.hexdigest()[:16]
+
+
+def _trained_tokenizer() -> Path:
+    """Return the tokenizer without added tokens that all families begin from."""
+    target = _cache_dir() / "trained"
+    if not target.exists():
+        with checkpoint_files.new_directory(target) as directory:
+            vocab_size = checkpoint_files.VOCAB_SIZE - ADDED_TOKENS_MAX
+            checkpoint_files.train_tokenizer(directory / "tokenizer.json", (), vocab_size)
+    return target / "tokenizer.json"

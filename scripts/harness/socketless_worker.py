@@ -1,0 +1,221 @@
+"""A worker without sockets: real model, real scheduler, real keeper, driven step by step."""
+
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.generate import generation_stream
+
+from hearth.shared.load_settings import load_settings
+from hearth.shared.wire_messages import Finished, Sampling, Up, Usage
+from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
+from hearth.worker.cache.cache_budget import MB, Budget
+from hearth.worker.cache.image_keys import ImageRun, keys_of
+from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.disk.disk_thread import DiskThread
+from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.image_encoder import ImageEncoder
+from hearth.worker.engine.model_loader import LoadedModel, load_model
+from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.kv_transfer import KeepRules
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
+from hearth.worker.prompt.template_marks import turn_marks
+from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
+from hearth.worker.schedule.scheduler import Scheduler
+from hearth.worker.schedule.scheduler_interfaces import SchedulerRules
+from hearth.worker.stream.detokenise import Vocabulary
+from hearth.worker.stream.token_output import TokenOutput
+from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.harness.store_builders import ROOT
+
+CHUNK = 64  # small, so that short prompts have many cuts
+
+
+@cache
+def loaded(
+    name: str, dtype: str = "float32", quant: int | None = None, tiny: bool = False
+) -> LoadedModel:
+    directory = fixture_dir(name, dtype, quant, tiny)
+    return load_model(load_settings({"MODEL_PATH": str(directory)}, None))
+
+
+@cache
+def vocabulary(name: str) -> Vocabulary:
+    return Vocabulary(loaded(name).tokenizer)
+
+
+@cache
+def marks(name: str) -> TurnMarks:
+    return turn_marks(loaded(name).tokenizer)
+
+
+@dataclass
+class Answer:
+    """What came of one request."""
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    logits: list[np.ndarray] = field(default_factory=list)  # of each sampled token (vocabulary,)
+    usage: Usage | None = None
+    reason: str = ""
+
+    @property
+    def cached(self) -> int:
+        assert self.usage is not None
+        return self.usage.cached_tokens
+
+    @property
+    def prefilled(self) -> int:
+        assert self.usage is not None
+        return self.usage.prefilled_tokens
+
+
+class Machine:
+    """One model's scheduler and keeper. `keeps=False` is the cold cache that warm is held to."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        turn_marks: TurnMarks,
+        words: Vocabulary,
+        keeps: bool = True,
+        budget_mb: float = 512,
+        courier: DiskThread | None = None,
+        **rules: Any,
+    ) -> None:
+        rules = {"slots_max": 4, "is_exact": False} | rules
+        chunk = rules.pop("chunk", CHUNK)
+        self._root: PrefixHash = rules.pop("root", ROOT)
+        end_ids = rules.pop("end_ids", frozenset())
+        self._posted: queue.SimpleQueue[RecallDone] = queue.SimpleQueue()
+        names = [name for name in ("ended", "memory") if name in rules]
+        told = {name: rules.pop(name) for name in names}
+        self.rule = CutRule(chunk, turn_marks)
+        batches = not (rules["is_exact"] or rules.get("running_format"))
+        vision = None
+        if model.vision is not None:
+            vision = ImageEncoder(
+                model.vision.model, model.model, int(rules.pop("features_mb", 64) * MB)
+            )
+        self.engine = Engine(model, batches, vision)
+        self._words = words
+        self._number = 0
+        self.answers: dict[str, Answer] = {}
+        with mx.stream(generation_stream):
+            self.layers = LayerMap(self.engine.probe())
+        if keeps:
+            budget = Budget(int(budget_mb * MB))
+            keep_rules = KeepRules(chunk=chunk, **rules)
+            self.keeper: Any = KVManager(
+                self._root, self.layers, self.engine.new_cache, budget, keep_rules, courier
+            )
+        else:
+            self.keeper = NullKVManager(self.engine.new_cache)
+        self.scheduler = Scheduler(
+            self.engine,
+            self.keeper,
+            words,
+            end_ids,
+            self._choose,
+            SchedulerRules(
+                rules["slots_max"],
+                self.rule.natural,
+                chunk,
+                **told,
+                post=self._posted.put,
+            ),
+        )
+
+    def _choose(self, request: Request) -> TokenChoice:
+        """Greedy, and remembers the log probabilities of each draw."""
+        answer = self.answers[request.request_id]
+
+        def sample(logprobs: mx.array) -> mx.array:
+            answer.logits.append(logprobs)  # type: ignore[arg-type]
+            return mx.argmax(logprobs, axis=-1)
+
+        return TokenChoice(sampler=sample, processors=(), top_logprobs=None)
+
+    def submit(
+        self, ids: list[int], tokens_max: int = 8, images: Sequence[ImageRun] = (), **how: Any
+    ) -> Answer:
+        """Hand a prompt in, `how` being further fields; `run` or `step` computes it."""
+        self._number += 1
+        ticket = ClientLease(f"r{self._number}", b"peer")
+        ticket.lease_until = float("inf")
+        keys = keys_of(ids, images)
+        cuts = self.rule.cuts(keys)
+        names = prefix_hashes(self._root, keys, cuts)
+        request = Request(
+            ticket=ticket,
+            ids=list(ids),
+            query=PrefixQuery(keys, cuts, names, images=tuple(images)),
+            sampling=Sampling(),
+            tokens_max=tokens_max,
+            output=TokenOutput(self._words.detokeniser(), []),
+            **how,
+        )
+        return self.enter(request)
+
+    def enter(self, request: Request) -> Answer:
+        answer = self.answers[request.request_id] = Answer(request)
+        with mx.stream(generation_stream):
+            self.scheduler.submit(request)
+        return answer
+
+    def step(self) -> list[Up]:
+        with mx.stream(generation_stream):
+            events = []
+            if self.scheduler.is_blocked:
+                self.scheduler.recalled(self._posted.get(timeout=60))
+            for event in self.scheduler.step():
+                events.append(event)
+                if isinstance(event, Finished):
+                    answer = self.answers[event.request_id]
+                    answer.usage, answer.reason = event.usage, event.reason
+            return events
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Compute until all is answered, or `until`."""
+        while not self.scheduler.is_idle and not until():
+            self.step()
+
+    def ask(self, ids: list[int], tokens_max: int = 8, **how: Any) -> Answer:
+        answer = self.submit(ids, tokens_max, **how)
+        self.run()
+        return self.settled(answer)
+
+    def settled(self, answer: Answer) -> Answer:
+        """Return the answer with its log probabilities as numpy, of delivered tokens only."""
+        count = answer.usage.completion_tokens if answer.usage is not None else 0
+        raw: list[Any] = answer.logits[:count]
+        answer.logits = [np.array(row.astype(mx.float32)).reshape(-1) for row in raw]
+        answer.tokens = [int(row.argmax()) for row in answer.logits]
+        return answer
+
+    def work_ahead(self, chunks: int = 1 << 30) -> None:
+        with mx.stream(generation_stream):
+            while chunks > 0 and self.scheduler.work_ahead():
+                chunks -= 1
+
+    def check(self) -> None:
+        """Assert what holds whenever no request runs."""
+        store, slots = self.keeper.store, self.keeper.slots
+        store.check()
+        standing = [slot.joint for slot in slots if slot.is_busy]
+        assert sum(joint.pins for joint in store.joints) == len(standing)
+        held = {(extent, slot.number) for slot in slots for extent in slot.backs}
+        assert all((e, number) in held for e in store.extents for number in e.holders)
+
+
+def machine(
+    name: str, dtype: str = "float32", quant: int | None = None, tiny: bool = False, **more: Any
+) -> Machine:
+    return Machine(loaded(name, dtype, quant, tiny), marks(name), vocabulary(name), **more)

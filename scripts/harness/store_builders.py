@@ -1,0 +1,123 @@
+"""Stores built from prompts, with stand-ins for arrays: the cache's core without a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hearth.worker.cache.block_hash import PrefixHash, pack, prefix_hashes, root_hash
+from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.eviction import Evictor
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, Layout
+from hearth.worker.cache.line_priority import LinePriority
+from hearth.worker.cache.prefix_search import PrefixQuery
+
+ROOT = root_hash(["tests"])
+DENSE = Layout(has_state=False, window=0)
+HYBRID = Layout(has_state=True, window=0)
+WINDOW = 4  # tokens
+WINDOWED = Layout(has_state=False, window=WINDOW)
+MIXED = Layout(has_state=True, window=WINDOW)
+STATES_ONLY = Layout(has_state=True, window=0, has_rows=False)
+WINDOWS_ONLY = Layout(has_state=False, window=WINDOW, has_rows=False)
+ROW_BYTES = 10  # of one token, in a body or in a window
+ENOUGH = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Stands in for arrays."""
+
+    nbytes: int
+    buffers: int = 2
+
+
+def rows(count: int) -> Part:
+    return Part(count * ROW_BYTES)
+
+
+def new_store(layout: Layout = DENSE, bytes_max: int = ENOUGH) -> ExtentStore:
+    return ExtentStore(ROOT, layout, Budget(bytes_max))
+
+
+def new_line(number: int = 1, used_at: float = 0.0, turns: int = 1) -> LinePriority:
+    return LinePriority(number, used_at, used_at, turns)
+
+
+def ask(tokens: Sequence[int], cuts: Sequence[int]) -> PrefixQuery:
+    packed = pack(tokens)
+    return PrefixQuery(packed, list(cuts), prefix_hashes(ROOT, packed, cuts))
+
+
+def name_of(tokens: Sequence[int]) -> PrefixHash:
+    return prefix_hashes(ROOT, pack(tokens), [len(tokens)])[0]
+
+
+def every(step: int, length: int) -> list[int]:
+    """Return the cuts of a prompt of so many tokens that has no messages."""
+    cuts = list(range(step, length, step))
+    return cuts if cuts and cuts[-1] == length - 1 else [*cuts, length - 1]
+
+
+def text(seed: int, length: int) -> list[int]:
+    """Return tokens that two seeds have not in common."""
+    return (np.arange(length) + seed * 100_000).tolist()
+
+
+def keep(
+    store: ExtentStore,
+    tokens: Sequence[int],
+    ends: Sequence[int],
+    line: LinePriority | None = None,
+    is_canonical: bool = True,
+    start: Joint | None = None,
+) -> list[Extent]:
+    """Keep `tokens` behind `start` as runs up to each of `ends`, with all that the layout asks.
+
+    Returns the extents that arrive at those ends, those included that were there before.
+    """
+    line = line or new_line()
+    packed = pack(tokens)
+    joint, kept = start or store.root, []
+    for end, name in zip(ends, prefix_hashes(ROOT, packed, ends), strict=True):
+        run = packed[joint.position : end]
+        joint, extent = store.commit(joint, name, run, is_canonical, line)
+        if extent is not None:
+            furnish(store, extent)
+        kept.append(joint.arrival)
+    return kept
+
+
+def furnish(store: ExtentStore, extent: Extent) -> None:
+    """Give an extent all that the layout asks, without looking at the budget."""
+    layout = store.layout
+    if layout.has_rows:
+        store.set_body(extent, rows(len(extent.tokens)))
+    if layout.window:
+        count = min(layout.window, len(extent.tokens))
+        store.set_window(extent, rows(count), extent.end.position - count)
+    if layout.has_state:
+        store.set_snapshot(extent.end, Part(100))
+
+
+def spelled(path: Sequence[Extent]) -> list[int]:
+    """Return the tokens along a path."""
+    return [token for extent in path for token in extent.tokens.tolist()]
+
+
+def path_to(joint: Joint) -> list[Extent]:
+    """Return the extents from the root to `joint`."""
+    path: list[Extent] = []
+    while (extent := joint.arrival) is not None:
+        path.append(extent)
+        joint = extent.start
+    return path[::-1]
+
+
+def prefix_of(joint: Joint) -> list[int]:
+    return spelled(path_to(joint))
+
+
+def cut_out_worth(evictor: Evictor, extent: Extent, nbytes: int, now: float) -> float:
+    """Return what the rows of `extent` are worth to whoever goes through it."""
+    return evictor.likelihoods_from(extent, now)[extent] * len(extent.tokens) / nbytes

@@ -1,0 +1,102 @@
+"""Machines and conversations that see: prompts are lists of keys, with images' keys among them."""
+
+import random
+from functools import cache
+from typing import Any
+
+from hearth.worker.cache.block_hash import Tokens, pack, prefix_hashes
+from hearth.worker.cache.image_keys import ImageRun, PromptImage, image_borders, keys_of
+from hearth.worker.cache.prefix_search import PrefixQuery
+from scripts.harness.image_files import painted
+from scripts.harness.processed_images import picture_of
+from scripts.harness.socketless_worker import Answer, Machine, loaded, marks, vocabulary
+from tests.property.warm.test_warm_equals_cold import Talk
+
+SIZES = ((64, 64), (64, 64), (150, 90), (224, 224))  # width, height: the first two are alike
+
+
+@cache
+def picture(name: str, number: int) -> PromptImage:
+    return picture_of(loaded(name), painted(number, SIZES[number % len(SIZES)]))
+
+
+@cache
+def shown(name: str, number: int) -> tuple[int, ...]:
+    """Return the keys of an image, as they stand in a prompt."""
+    one = picture(name, number)
+    return tuple(keys_of(one.ids, [ImageRun(0, len(one.ids), one)]).tolist())
+
+
+class LookingMachine(Machine):
+    """A machine that is given keys, of texts and of `shown` images."""
+
+    def __init__(self, name: str, **more: Any) -> None:
+        super().__init__(loaded(name), marks(name), vocabulary(name), **more)
+        numbers = range(2 * len(SIZES))
+        self._album = {shown(name, n)[0]: picture(name, n) for n in numbers}
+
+    def submit(self, ids: list[int], tokens_max: int = 8, *_: Any, **how: Any) -> Answer:
+        runs = self._runs(pack(ids))
+        plain = list(ids)
+        for run in runs:
+            plain[run.start : run.end] = run.picture.ids
+        assert len(plain) == len(ids) and min(plain) >= 0
+        return super().submit(plain, tokens_max, runs, **how)
+
+    def foresee(self, ids: list[int]) -> None:
+        """Have a prompt read in idle time, as one that will be asked."""
+        keys = pack(ids)
+        cuts = self.rule.natural(keys)
+        images = tuple(run.bare() for run in self._runs(keys))
+        query = PrefixQuery(keys, cuts, prefix_hashes(self._root, keys, cuts), images=images)
+        self.scheduler.foresee(query)
+
+    def _runs(self, keys: Tokens) -> list[ImageRun]:
+        pictures = [(start, self._album[int(keys[start])]) for start in image_borders(keys)[0]]
+        return [ImageRun(start, start + len(one.ids), one) for start, one in pictures]
+
+    @property
+    def encoder_calls(self) -> int:
+        vision = self.engine.vision
+        assert vision is not None
+        return int(vision.encoder_calls)
+
+
+class LookingTalk(Talk):
+    """Conversations whose messages may show images, before, amid and behind their words."""
+
+    def words(self, chance: random.Random, count: int) -> list[int]:
+        words = super().words(chance, count)
+        for _ in range(chance.choice([0, 0, 1, 1, 2])):
+            at = chance.randrange(len(words) + 1)
+            if not any(key < 0 for key in words[at : at + 1]):
+                words[at:at] = shown(self._name, chance.randrange(2 * len(SIZES)))
+        return words
+
+    def whole(self, ids: list[int]) -> list[int]:
+        """Return a beginning of a prompt without the image that it breaks off in."""
+        starts, _ = image_borders(pack(ids))
+        if starts and len(ids) - starts[-1] < len(self._at(ids[starts[-1]])):
+            return ids[: starts[-1]]
+        return ids
+
+    def is_on_edge(self, ids: list[int], cold: Answer) -> bool:
+        return False  # no fixture that sees has experts
+
+    def _at(self, first: int) -> tuple[int, ...]:
+        numbers = range(2 * len(SIZES))
+        return next(s for s in (shown(self._name, n) for n in numbers) if s[0] == first)
+
+
+def swapped(name: str, ids: list[int], chance: random.Random) -> tuple[list[int], int]:
+    """Return the prompt with one of its images changed for another of its size, and where."""
+    starts, _ = image_borders(pack(ids))
+    places = [
+        (start, number)
+        for start in starts
+        for number in range(2 * len(SIZES))
+        if shown(name, number)[0] == ids[start]
+    ]
+    start, number = chance.choice(places)
+    other = shown(name, (number + len(SIZES)) % (2 * len(SIZES)))
+    return [*ids[:start], *other, *ids[start + len(other) :]], start

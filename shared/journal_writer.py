@@ -1,0 +1,222 @@
+"""Keeps a journal: takes what is to be remembered from any thread, and writes it on one of its own.
+
+No caller waits for a disk. A disk that fails costs what could not be written: that is counted, with
+one warning a kind, and all that is alive is written anew once the disk takes it again.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from hearth.shared.journal import Adapter, Journal, remove_stale
+
+QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
+QUEUE_ITEMS_MAX: Final = 10_000
+RETRY_S: Final = 60.0  # between two attempts to write all anew
+CLOSE_WAIT_S_MAX: Final = 2.0
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class JournalSource(Protocol[T]):
+    """What a scribe writes for. Its methods are called on the scribe's thread."""
+
+    def everything(self) -> Iterable[T]:
+        """Return all that is alive now, oldest first. What is put meanwhile may be in it or not."""
+        ...
+
+    def record(self, item: T) -> Any:
+        """Return what is to be written of an item."""
+        ...
+
+    def lost(self) -> None:
+        """What `record` returned before may not be in the file: nothing may refer to it."""
+        ...
+
+
+class NullJournalWriter:
+    """Writes nothing: what is remembered ends with the process."""
+
+    def named(self, text: str) -> str:
+        return text
+
+    def read(self) -> Iterator[tuple[int, Any]]:
+        return iter(())
+
+    def put(self, item: object, nbytes: int, renews: bool = False) -> None: ...
+
+    def close(self) -> None: ...
+
+    def report(self) -> dict[str, int]:
+        return {}
+
+
+class JournalWriter(Generic[T]):
+    """The thread that writes a journal, which it alone uses once something was put.
+
+    First whoever makes it reads, then anyone may put. Any thread may call any other method; none
+    but `flush` and `close` blocks.
+    """
+
+    def __init__(self, journal: Journal, source: JournalSource[T]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._journal = journal
+        self._source = source
+        self._queue: deque[tuple[T, int]] = deque()
+        self._queue_bytes = 0
+        self._is_open = True
+        self._is_busy = False
+        self._is_behind = False  # something that is alive may not be in the files
+        self._rewritten_at = -math.inf  # or tried to
+        self._warned: set[str] = set()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def named(self, text: str) -> str:
+        """Return what `text`, which may be secret, is known by in this journal alone."""
+        return self._journal.named(text)
+
+    def read(self) -> Iterator[tuple[int, Any]]:
+        """Yield (number of its file, record) of all that was written before. Once, and first."""
+        return self._journal.read()
+
+    def put(self, item: T, nbytes: int, renews: bool = False) -> None:
+        """Have `item`, about `nbytes` large, written; what does not fit the queue is dropped.
+
+        `renews`: it takes something back, and what the files hold of that has to go.
+        """
+        with self._changed:
+            self._is_behind |= renews
+            is_full = len(self._queue) >= QUEUE_ITEMS_MAX
+            if not self._is_open or is_full or self._queue_bytes + nbytes > QUEUE_BYTES_MAX:
+                self.counts["dropped"] += 1
+                self._is_behind = True
+                return
+            self._queue.append((item, nbytes))
+            self._queue_bytes += nbytes
+            self._changed.notify_all()
+
+    def flush(self, seconds: float) -> bool:
+        """Wait at most `seconds` until all that was put is written; say whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._queue or self._is_busy), seconds)
+
+    def close(self) -> None:
+        """Write what waits, and end within CLOSE_WAIT_S_MAX. Once."""
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+        self._thread.join(CLOSE_WAIT_S_MAX)
+
+    def report(self) -> dict[str, int]:
+        """Return the counters."""
+        return {**self._journal.counts, **self.counts}
+
+    # ------------------------------------------------------------ the scribe's thread
+
+    def _run(self) -> None:
+        while self._wait():
+            try:
+                self._append()
+                if self._is_open and (self._journal.is_due or self._is_behind):
+                    self._rewrite()
+            except Exception:  # a bug costs what it was about, and no request
+                self.counts["failed"] += 1
+                self._is_behind = True
+                log.exception("the journal's thread failed")
+        self._journal.close()
+
+    def _wait(self) -> bool:
+        """Wait for something to do; say whether there is."""
+        with self._changed:
+            self._is_busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._queue or not self._is_open)
+            self._is_busy = bool(self._queue)
+            return self._is_busy
+
+    def _take(self) -> list[T]:
+        with self._changed:
+            items = [item for item, _ in self._queue]
+            self._queue.clear()
+            self._queue_bytes = 0
+        return items
+
+    def _append(self) -> list[bytes]:
+        """Write what waits; return its frames."""
+        frames = list(self._frames(self._take()))
+        try:
+            self._journal.append(frames)
+            self.counts["written"] += len(frames)
+        except OSError as error:
+            self._count("not_written", len(frames), error)
+            self._source.lost()
+            self._is_behind = True
+        return frames
+
+    def _frames(self, items: Iterable[T]) -> Iterator[bytes]:
+        for item in items:
+            try:
+                yield self._journal.packed(self._source.record(item))
+            except (ValueError, TypeError, OverflowError) as error:  # as JSON nested too deep
+                self._source.lost()
+                self._count("unwritable", 1, error)
+
+    def _rewrite(self) -> None:
+        if time.monotonic() - self._rewritten_at < RETRY_S:
+            return
+        self._rewritten_at = time.monotonic()
+        self._is_behind = False
+        try:
+            self._journal.rewrite(self._all())
+            self.counts["rewritten"] += 1
+        except OSError as error:
+            self._is_behind = True
+            self._count("not_rewritten", 1, error)
+        finally:
+            self._source.lost()
+
+    def _all(self) -> Iterator[bytes]:
+        """Yield all that is alive; what is put meanwhile is written to the old file at once too."""
+        later: list[bytes] = []
+        self._source.lost()
+        for frame in self._frames(self._source.everything()):
+            yield frame
+            if self._queue:
+                later += self._append()
+        yield from later
+
+    def _count(self, kind: str, count: int, error: Exception) -> None:
+        self.counts[kind] += count
+        if kind not in self._warned:
+            self._warned.add(kind)
+            text = (
+                "what is to outlive a restart is %s in %s: %s. Said once; later ones are counted."
+            )
+            log.warning(text, kind.replace("_", " "), self._journal.directory, error)
+
+
+def open_journal_writer(
+    directory: Path | None, source: JournalSource[T], schema: int, adapters: Mapping[int, Adapter]
+) -> "JournalWriter[T] | NullJournalWriter":
+    """Return the scribe of `directory`; NoScribe for None, and, warned, where it can't be used."""
+    if directory is None:
+        return NullJournalWriter()
+    try:
+        journal = Journal(directory, schema, adapters)
+    except OSError as error:
+        log.warning("nothing is remembered across restarts: %s", error)
+        return NullJournalWriter()
+    try:
+        remove_stale(directory, directory.name.partition("-")[0] + "-", time.time())
+    except OSError as error:  # the next start tries again
+        log.warning("what other models left stays: %s", error)
+    return JournalWriter(journal, source)

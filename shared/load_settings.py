@@ -1,0 +1,87 @@
+"""Settings: environment and `.env` become frozen dataclasses, once, in `load_settings`.
+
+Nothing else reads `os.environ` for a setting. A value that is not allowed refuses to start, and the
+message names the variable, the value and what is allowed. `.env.example` lists every variable with
+its default; a test keeps it equal to the table in `hearth.shared.settings`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from dotenv import dotenv_values
+
+from hearth.shared.errors import StartError
+from hearth.shared.paths import PROJECT_DIR
+from hearth.shared.settings import POCKET, Settings, public_name
+
+__all__ = [
+    "POCKET",
+    "PROJECT_DIR",
+    "REFUSED",
+    "Settings",
+    "example_lines",
+    "load_settings",
+    "public_name",
+]
+
+REFUSED: Final = {
+    "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (
+        "it replaces what a tool wrote by a digest, so that the model is blinded; "
+        "remove the line, the cache does not need it"
+    ),
+}
+
+
+def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings:
+    """Return the settings of `env_file` (if it exists), overridden by `environ`.
+
+    Raises:
+        StartError: a value is not allowed, or values do not go together.
+    """
+    from_file = dotenv_values(env_file) if env_file is not None and env_file.exists() else {}
+    given = {name: text or "" for name, text in from_file.items()} | dict(environ)
+    for name, reason in REFUSED.items():
+        if given.get(name, "").lower() not in ("", "false", "0", "no", "off"):
+            raise StartError(f"{name} is refused: {reason}.")
+    values = {}
+    for row in dataclasses.fields(Settings):
+        about = row.metadata
+        text = given.get(about["name"], about["default"]).strip()
+        try:
+            values[row.name] = about["parse"](text)
+        except ValueError as error:
+            raise StartError(f"{about['name']} is {text!r}; allowed is {error}.") from None
+    settings = Settings(**values)
+    _check_together(settings)
+    if not settings.is_loopback and not settings.api_keys:
+        raise StartError(
+            f"PROXY_HOST is {settings.proxy_host}, which others can reach, and PROXY_API_KEY is "
+            "empty. Set PROXY_API_KEY, or PROXY_HOST=127.0.0.1."
+        )
+    return settings
+
+
+def _check_together(settings: Settings) -> None:
+    """Raise StartError where two settings exclude each other."""
+    if not settings.workers and not settings.worker_endpoints:
+        raise StartError("WORKERS is 0 and WORKER_ENDPOINTS is empty. Set one of them.")
+    if settings.cache_exact == "true" and settings.cache_store_bits:
+        raise StartError(
+            f"CACHE_EXACT is true and CACHE_STORE_BITS is {settings.cache_store_bits}: KV that was "
+            "stored quantised is not exact. Set CACHE_STORE_BITS=off, or CACHE_EXACT=false."
+        )
+    if settings.cache_debug and not settings.api_keys:
+        raise StartError(
+            "CACHE_DEBUG is true and PROXY_API_KEY is empty: prompts would be readable without a "
+            "key. Set PROXY_API_KEY, or CACHE_DEBUG=false."
+        )
+
+
+def example_lines() -> list[str]:
+    """Return what `.env.example` holds: each variable's line of explanation, then its default."""
+    lines = []
+    for row in dataclasses.fields(Settings):
+        lines += [f"# {row.metadata['about']}", f"{row.metadata['name']}={row.metadata['default']}"]
+    return lines

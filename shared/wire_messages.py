@@ -1,0 +1,416 @@
+"""Every message that crosses the proxy-worker socket, and nothing else.
+
+A frame is one msgpack map: {"kind": class name, field: value, ...}. Any change to a message bumps
+PROTOCOL_VERSION; both sides compare it once, in Hello and Welcome.
+Every Submit ends in exactly one Finished or Failed, every Count in one Counted or Failed, every
+Status in one Told or Failed.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import NoneType, UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from hearth.shared.errors import WireError
+
+PROTOCOL_VERSION: Final = 7
+FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens and when to stop. None leaves a value to the worker's settings."""
+
+    temperature: float | None = None  # 0 = greedy
+    top_p: float | None = None
+    top_k: int | None = None  # 0 = off
+    min_p: float | None = None
+    repetition_penalty: float | None = None  # 1 = off
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None  # completion limit, >= 1
+    stop: list[str] = field(default_factory=list)
+    logit_bias: dict[str, float] = field(default_factory=dict)  # token id in decimal -> bias
+    top_logprobs: int | None = None  # None = no logprobs, else how many alternatives, 0..20
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What the answer has to be, beyond what the model would say by itself."""
+
+    tool_choice: str = "auto"  # "auto" | "none" | "required": one call at least
+    tool_names: list[str] = field(default_factory=list)  # that may be called; empty = all
+    parallel_calls: bool = True  # False = one call at most
+    is_json: bool = False  # the answer is one JSON value, an object where `schema` is None
+    schema: dict[str, Any] | None = None  # JSON schema of the answer
+    thinking_budget: int | None = None  # tokens after which the think block is closed
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """Who asks, as far as the client tells. Empty where it does not."""
+
+    key: str = ""  # digest of the API key
+    session: str = ""
+    agent: str = ""  # of a sub-agent inside the session
+    parent: str = ""  # the session that this one works for
+
+
+@dataclass(frozen=True, slots=True)
+class MessageName:
+    """One message in the canonical pipeline: what it is known by, never what the model is fed."""
+
+    canonical: bytes  # digest of its canonical form; b"" where that is nothing at all
+    exact: bytes  # digest of what the model is shown
+    rules: list[str] = field(default_factory=list)  # that made the first of the second
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model is asked, before rendering: all three API dialects become this.
+
+    A message is {role, content, reasoning_content, tool_calls, tool_call_id, name}. Its content is
+    a string; where it shows images, a list of {"type": "text", "text"} and {"type": "image",
+    "image": a key of `images`}, in their order.
+    Not for templates are an assistant's `signatures` (of thinking that we may have issued) and a
+    tool result's `tool_references` (names of deferred tools that it loads).
+    A raw prompt has no messages: it is `text`, or the tokens `ids`, as they are.
+    """
+
+    messages: list[Any]
+    tools: list[Any] = field(default_factory=list)  # {"type": "function", "function": {...}}
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # e.g. enable_thinking
+    deferred: list[Any] = field(default_factory=list)  # tools shown only where they are loaded
+    speaker: Speaker = field(default_factory=Speaker)
+    names: list[MessageName] = field(default_factory=list)  # one a message, or none at all
+    delta_chars: int = 0  # characters that the canonical form has fewer
+    text: str | None = None
+    ids: list[int] = field(default_factory=list)
+    images: dict[str, bytes] = field(default_factory=dict)  # by digest: files as they came
+    places: dict[str, str] = field(default_factory=dict)  # by digest: where the client has it first
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a worker found out about its model when it loaded it."""
+
+    name: str  # the public model name
+    path: str
+    architecture: str  # model_type of config.json
+    context_tokens: int  # prompt and completion together
+    vocab_size: int
+    parameter_count: int
+    weight_bytes: int
+    cache_layout: str  # e.g. "4 x KVCache"
+    backend: str  # "metal", "cuda" or "cpu"
+    takes_images: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request cost, in tokens."""
+
+    prompt_tokens: int
+    cached_tokens: int  # prompt tokens served from kept KV, <= prompt_tokens
+    prefilled_tokens: int  # forwarded for this request before its first token
+    completion_tokens: int  # sampled, the end-of-turn token included
+    reasoning_tokens: int = 0
+    source: str = "none"  # where cached_tokens came from: slot | ram | ssd | none
+    ttft_ms: int = 0  # from Submit's receipt to the first token
+    finish_ms: int = 0  # from Submit's receipt to the last token
+    divergence: dict[str, Any] | None = None  # what it lost against its own line, and why
+    image_tokens: int = 0  # of prompt_tokens, those that stand for images
+    queue_ms: int = 0  # of ttft_ms, until it had a slot; all of it where it never had one
+    match: str = "none"  # how the prompt relates to what is kept: exact | prefix | lcp ...
+    session_kind: str = "none"  # main | agent | side; none = it is in no session
+
+
+# ---------------------------------------------------------------- proxy to worker
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First frame on a connection. Answered by Welcome."""
+
+    protocol_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Generate. Answered by Admitted, Progress*, Delta*, then one Finished; or by one Failed.
+
+    The lease runs from its receipt; Renew extends it, and a request whose lease ran out is
+    cancelled: its proxy or its client is gone.
+    """
+
+    request_id: str
+    prompt: Prompt
+    sampling: Sampling
+    constraints: Constraints = field(default_factory=Constraints)
+    use_kv_cache: bool = True  # read and write the cache and the turns
+    prefill_only: bool = False  # end, with `reason` "prefilled", where the first token would come
+    pin: bool = False  # what is kept of the prompt stays, whatever else would need its room
+    is_apart: bool = False  # there are several API keys: what is kept of this serves its key only
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The client left. Unknown ids are ignored: the answer may have crossed it."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """These requests' clients are still there."""
+
+    request_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many tokens is this prompt? Answered by Counted or Failed."""
+
+    request_id: str
+    prompt: Prompt
+    is_apart: bool = False  # as in Submit, of the images that it shows
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Tell about the cache, empty it, or give up a pin. Answered by Told or Failed."""
+
+    request_id: str
+    # "cache" | "clear_cache" | "unpin" | "prompt" | "sessions" | "session" | "tree", in brief
+    what: str
+    about: str = ""  # the request id whose prompt or pin, or the session that is asked for
+    key: str = ""  # digest of the API key whose sessions, prompts, pins it is; "" = everyone's
+
+
+# ---------------------------------------------------------------- worker to proxy
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Answers Hello. `boot_id` differs for each start of a worker."""
+
+    protocol_version: int
+    worker_id: int
+    boot_id: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Sent each second to everyone who said Hello, from a thread that never waits for the GPU."""
+
+    state: str  # "loading" | "ready"
+    running: int  # requests that hold a cache
+    waiting: int  # requests that do not yet
+    steps: int  # scheduler steps since start: stands still while running > 0 = stuck
+    active_bytes: int  # MLX memory in use
+    model: ModelFacts | None
+    wait_s: float = 0.0  # estimated, until a request that came now would hold one
+    queue: list[str] = field(default_factory=list)  # ids of the first that wait, the next one first
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request is accepted and will end in a Finished (or Failed, if the worker breaks).
+
+    Sent once it is rendered, also while the model is busy with others.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    signature: str = ""  # of the thinking to come: the client sends it back with its echo
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`done_tokens` of the prompt are in the KV cache.
+
+    The first one says how many were kept of earlier requests; then one comes for each chunk.
+    """
+
+    request_id: str
+    done_tokens: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One sampled token's log probability, with the likeliest alternatives."""
+
+    token_id: int
+    token: str  # its text alone; a partial character shows as U+FFFD here, never in Delta.text
+    token_bytes: bytes
+    logprob: float
+    top: list[list[Any]]  # [token_id, text, bytes, logprob], most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A tool call begins."""
+
+    id: str  # letters and digits only: some clients strip all else
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Text to append. `seq` counts 0, 1, 2... within a request so that a lost frame is seen.
+
+    On the channel "tool_call" the text is the next piece of the arguments' JSON, of the call that
+    `call` began last. All pieces of one call together are one JSON object, unless the answer was
+    cut off in it.
+    """
+
+    request_id: str
+    seq: int
+    channel: str  # "content" | "reasoning" | "tool_call"
+    text: str
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    call: CallStart | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last frame of a request that ran."""
+
+    request_id: str
+    reason: str  # "stop" | "length" | "tool_calls" | "cancelled" | "prefilled"
+    stop_sequence: str | None  # the client's stop string that ended it
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last frame of a request that did not run to its end."""
+
+    request_id: str
+    status: int
+    code: str
+    text: str
+    retry_after_s: int | None = None  # when the same request may succeed; None = not known
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    request_id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Answers Status."""
+
+    request_id: str
+    body: dict[str, Any]
+
+
+Down = Hello | Submit | Cancel | Renew | Count | Status
+Up = Welcome | Heartbeat | Admitted | Progress | Delta | Finished | Failed | Counted | Told
+Message = Down | Up
+
+_KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Message)}
+
+
+def encode(message: Message) -> bytes:
+    """Return the frame for `message`.
+
+    Raises:
+        WireError: a client's value cannot be carried: an integer beyond 64 bits, a lone
+            surrogate, nesting past msgpack's limit, or a frame over FRAME_BYTES_MAX.
+    """
+    try:
+        frame: bytes = msgpack.packb(
+            {"kind": type(message).__name__, **_fields(message)}, default=_fields
+        )
+    except (OverflowError, ValueError, TypeError) as error:
+        raise WireError(f"{type(message).__name__} cannot be sent: {error}") from error
+    if len(frame) > FRAME_BYTES_MAX:
+        raise WireError(f"frame is {len(frame):,} bytes; the limit is {FRAME_BYTES_MAX:,}")
+    return frame
+
+
+def decode(frame: bytes) -> Message:
+    """Return the message in `frame`.
+
+    Raises:
+        WireError: the bytes are not exactly one known message with fields of the declared types.
+    """
+    if len(frame) > FRAME_BYTES_MAX:
+        raise WireError(f"frame is {len(frame):,} bytes; the limit is {FRAME_BYTES_MAX:,}")
+    try:
+        row = msgpack.unpackb(frame, strict_map_key=False)
+    except Exception as error:  # msgpack raises ValueError and its kin by many names
+        raise WireError(f"not msgpack: {error}") from error
+    if not isinstance(row, dict):
+        raise WireError("not a map")
+    kind = row.pop("kind", None)
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise WireError(f"unknown kind {kind!r}; this side speaks version {PROTOCOL_VERSION}")
+    message: Message = _READERS[_KINDS[kind]](row, kind)
+    return message
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} has no place in a message")
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+FieldReader = Callable[[Any, str], Any]  # (value, where) -> checked value; raises WireError
+
+
+def _reader(hint: Any) -> FieldReader:
+    """Return the function that checks, and where needed rebuilds, a value declared as `hint`."""
+    if hint is Any:
+        return lambda value, where: value
+    if dataclasses.is_dataclass(hint):
+        return _dataclass_reader(hint)
+    if get_origin(hint) is UnionType:  # only `X | None` is declared above
+        (inner,) = (_reader(arm) for arm in get_args(hint) if arm is not NoneType)
+        return lambda value, where: None if value is None else inner(value, where)
+    if get_origin(hint) is list:
+        item = _reader(get_args(hint)[0])
+        return lambda value, where: [item(x, where) for x in _typed(value, list, where)]
+    if get_origin(hint) is dict:
+        item = _reader(get_args(hint)[1])
+        return lambda value, where: {
+            _typed(k, str, where): item(x, where) for k, x in _typed(value, dict, where).items()
+        }
+    if hint is float:
+        return lambda value, where: (
+            float(value) if type(value) is int else _typed(value, float, where)
+        )
+    return lambda value, where: _typed(value, hint, where)
+
+
+def _dataclass_reader(kind: Any) -> FieldReader:
+    readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
+
+    def read(value: Any, where: str) -> Any:
+        row = _typed(value, dict, where)
+        if row.keys() != readers.keys():
+            odd = sorted(map(repr, row.keys() ^ readers.keys()))
+            raise WireError(f"{where} lacks, or has beyond its fields: {', '.join(odd)}")
+        return kind(**{name: readers[name](x, f"{where}.{name}") for name, x in row.items()})
+
+    return read
+
+
+def _typed(value: Any, kind: type[Any], where: str) -> Any:
+    if type(value) is not kind:
+        raise WireError(f"{where} is {type(value).__name__}, declared {kind.__name__}")
+    return value
+
+
+_READERS: Final[dict[type[Any], FieldReader]] = {
+    kind: _dataclass_reader(kind) for kind in _KINDS.values()
+}

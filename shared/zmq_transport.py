@@ -1,0 +1,357 @@
+"""The sockets between proxy and worker: the only module that imports zmq.
+
+A worker binds one ROUTER; each proxy connects one DEALER. `ROUTER_MANDATORY` makes a send to a
+peer that is gone, or whose queue is full, an error instead of a silent loss. A line over ipc:// is
+kept private by its directory, one over tcp:// by CURVE keys, without which there is none.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import stat
+import sys
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import zmq
+import zmq.asyncio
+from zmq.auth import load_certificate
+from zmq.auth.thread import ThreadAuthenticator
+
+from hearth.shared.errors import StartError, WireError
+from hearth.shared.private_directory import make_private
+from hearth.shared.wire_messages import FRAME_BYTES_MAX, Failed, Message, decode, encode
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0  # a worker tells everyone it knows that it is there
+SILENCE_S_MAX = 15.0  # a worker silent for this long is taken for hung
+LEASE_RENEW_S = 1.0
+LEASE_S = 5.0  # a request not renewed for this long is cancelled
+QUEUE_FRAMES_MAX = 20_000  # frames held for one peer before it counts as gone
+IPC_PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107  # sun_path less its NUL
+
+WORKER_NAME: Final = "worker"  # of the key files: worker.key, worker.key_secret
+PROXY_NAME: Final = "proxy"
+_Z85_KEY_CHARS: Final = 40
+_MAKE_KEYS: Final = "Make keys with hearth keys and set CURVE_KEYS_DIR."
+
+
+def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:
+    """Make `path` a directory that only this user can enter, and return it.
+
+    Raises:
+        StartError: it belongs to someone else, is not a directory, or cannot be made; the text
+            names the `setting` that it comes from.
+    """
+    try:
+        make_private(path)
+    except OSError as error:
+        raise StartError(
+            f"{setting}: {path} cannot be made ({error.strerror}). Set {setting}."
+        ) from None
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise StartError(f"{setting}: {path} is not a directory. Remove it or set {setting}.")
+    if status.st_uid != os.getuid():
+        raise StartError(f"{setting}: {path} belongs to user {status.st_uid}. Set {setting}.")
+    if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO):  # else a disk may be read-only
+        path.chmod(0o700)
+    return path
+
+
+def ipc_endpoint(path: Path) -> str:
+    """Return the endpoint of a Unix socket at `path`.
+
+    Raises:
+        StartError: the path is longer than the platform's socket addresses.
+    """
+    length = len(os.fsencode(path))
+    if length > IPC_PATH_BYTES_MAX:
+        raise StartError(
+            f"RUN_DIR: the socket path {path} is {length} bytes and this platform takes "
+            f"{IPC_PATH_BYTES_MAX}. Set RUN_DIR to a shorter directory."
+        )
+    return f"ipc://{path}"
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """What one end of a tcp:// line proves itself with, and whom it believes. Keys in Z85."""
+
+    public: bytes
+    secret: bytes
+    trusted: bytes  # the other end's public key
+
+    def __repr__(self) -> str:
+        return f"CurveKeys(public={self.public!r})"
+
+
+def curve_keys(directory: Path, own: str, other: str) -> CurveKeys:
+    """Return the keys of `own`, WORKER_NAME or PROXY_NAME, who speaks with `other`.
+
+    Raises:
+        StartError: a file is missing, is no key, or holds a secret that others can read.
+    """
+    secret_file, trusted_file = directory / f"{own}.key_secret", directory / f"{other}.key"
+    try:
+        mode = secret_file.stat().st_mode
+        public, secret = load_certificate(secret_file)
+        trusted, _ = load_certificate(trusted_file)
+    except (OSError, ValueError) as error:
+        raise StartError(f"tcp:// needs CURVE keys: {error}. {_MAKE_KEYS}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise StartError(
+            f"{secret_file} has mode {stat.S_IMODE(mode):04o}: others may have read it. "
+            "Make new keys, or run: chmod 600 " + str(secret_file)
+        )
+    if secret is None or {len(public), len(secret), len(trusted)} != {_Z85_KEY_CHARS}:
+        raise StartError(f"{secret_file} or {trusted_file} holds no CURVE key. {_MAKE_KEYS}")
+    return CurveKeys(public, secret, trusted)
+
+
+class RouterPort:
+    """A worker's end. Owner: the I/O thread; only `post` may be called from other threads.
+
+    Frames that cannot be sent at once wait in order, per peer, up to QUEUE_FRAMES_MAX.
+    """
+
+    def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
+        """Bind. `keys` are for tcp:// only, where one proxy's key is let in and no other's.
+
+        Raises:
+            StartError: the endpoint cannot be bound, or is on the network and there are no keys.
+        """
+        _check_endpoint(endpoint, keys)
+        self._endpoint = endpoint
+        self._context = zmq.Context()
+        self._guard = _guard(self._context, keys) if keys is not None else None
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.LINGER, 500)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        if keys is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._shut()
+            raise StartError(f"{endpoint} cannot be bound: {error.strerror}.") from None
+        if endpoint.startswith("ipc://"):
+            os.chmod(endpoint.removeprefix("ipc://"), 0o600)
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake_read.fileno(), zmq.POLLIN)
+        self._is_woken = False  # a wake is on its way: another one would tell nothing new
+        self._outbox: deque[tuple[bytes, Message]] = deque()
+        self._held: dict[bytes, deque[bytes]] = {}  # peer -> frames its queue had no room for
+        self.gone: set[bytes] = set()  # peers that a send found missing, for the owner to collect
+        self.bad_frame_count = 0
+
+    def post(self, peer: bytes, message: Message) -> None:
+        """Queue `message` for `peer` and wake the owner. Any thread; never blocks."""
+        self._outbox.append((peer, message))
+        if not self._is_woken:
+            self.wake()
+
+    @property
+    def waiting_frames(self) -> int:
+        """Return how many messages wait to be sent. Any thread."""
+        return len(self._outbox) + sum(len(held) for held in list(self._held.values()))
+
+    def wake(self) -> None:
+        """End the owner's wait. Any thread, and signal handlers."""
+        self._is_woken = True
+        with contextlib.suppress(OSError):  # full: that wakes just as well; closed: nobody waits
+            self._wake_write.send(b"\0")
+
+    def turn(self, wait_s: float) -> list[tuple[bytes, Message]]:
+        """Send what was posted, wait up to `wait_s` for something to happen, return what came."""
+        self._flush()
+        retry_soon = 0.02 if self._held else wait_s
+        ready = {where for where, _ in self._poller.poll(int(min(wait_s, retry_soon) * 1000))}
+        if self._wake_read.fileno() in ready:
+            self._wake_read.recv(65536)
+        self._is_woken = False  # before the flush: what is posted from here on wakes again
+        self._flush()
+        return self._receive() if self._socket in ready else []
+
+    def _receive(self) -> list[tuple[bytes, Message]]:
+        received = []
+        for _ in range(256):
+            try:
+                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                if len(frames) != 1:
+                    raise WireError(f"{len(frames)} frames where one is spoken")
+                received.append((peer, decode(frames[0])))
+            except WireError as error:
+                self.bad_frame_count += 1
+                log.warning("bad frame dropped count=%d: %s", self.bad_frame_count, error)
+        return received
+
+    def _flush(self) -> None:
+        for peer, frames in list(self._held.items()):
+            while frames and self._send(peer, frames[0]):
+                frames.popleft()
+            if not frames:
+                self._held.pop(peer, None)
+        while self._outbox:
+            peer, message = self._outbox.popleft()
+            if peer in self.gone:
+                continue
+            frame = _frame(message)
+            if peer in self._held or not self._send(peer, frame):
+                self._hold(peer, frame)
+
+    def _hold(self, peer: bytes, frame: bytes) -> None:
+        if peer in self.gone:
+            return
+        held = self._held.setdefault(peer, deque())
+        held.append(frame)
+        if len(held) > QUEUE_FRAMES_MAX:
+            log.warning("peer does not read: %d frames wait; it counts as gone", len(held))
+            self._drop(peer)
+
+    def _send(self, peer: bytes, frame: bytes) -> bool:
+        """Send now. False: no room yet. A peer that is gone takes everything, into nothing."""
+        try:
+            self._socket.send_multipart([peer, frame], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._drop(peer)
+        return True
+
+    def _drop(self, peer: bytes) -> None:
+        self.gone.add(peer)
+        self._held.pop(peer, None)
+
+    def close(self) -> None:
+        self._flush()
+        self._shut()
+        if self._endpoint.startswith("ipc://"):
+            Path(self._endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def _shut(self) -> None:
+        self._socket.close()
+        if self._guard is not None:
+            self._guard.stop()
+        self._context.term()
+
+
+def _check_endpoint(endpoint: str, keys: CurveKeys | None) -> None:
+    is_private = endpoint.startswith("ipc://")
+    if not is_private and not endpoint.startswith("tcp://"):
+        raise StartError(f"The endpoint is {endpoint!r}; allowed are ipc://PATH, tcp://HOST:PORT.")
+    if not is_private and keys is None:
+        raise StartError(f"{endpoint} is on the network and has no CURVE keys. {_MAKE_KEYS}")
+
+
+def _guard(context: "zmq.Context[zmq.Socket[bytes]]", keys: CurveKeys) -> ThreadAuthenticator:
+    """Return what lets the one trusted key in; libzmq by itself lets any client in."""
+    guard = ThreadAuthenticator(context)
+    guard.certs["*"] = {keys.trusted: True}
+    guard.start()
+    return guard
+
+
+def _frame(message: Message) -> bytes:
+    """Return the frame of an answer; of one that cannot be carried, that of a Failed.
+
+    Raises:
+        WireError: it is nobody's answer.
+    """
+    try:
+        return encode(message)
+    except WireError as error:
+        request_id = getattr(message, "request_id", None)
+        if request_id is None:
+            raise
+        log.error("an answer cannot be carried request=%s: %s", request_id, error)
+        return encode(Failed(request_id, 500, "internal_error", "The answer cannot be carried."))
+
+
+class QueueFull(WireError):
+    """The worker stopped reading long ago."""
+
+
+class DealerLink:
+    """A proxy's end of the line to one start of one worker. Owner: the event loop."""
+
+    def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
+        """Connect. Raises: StartError: over the network, and there are no `keys`."""
+        _check_endpoint(endpoint, keys)
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
+        self._socket.setsockopt(zmq.RCVHWM, QUEUE_FRAMES_MAX)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        if keys is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.trusted)
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        self._socket.connect(endpoint)
+
+    def send(self, message: Message) -> None:
+        """Queue `message` without waiting.
+
+        Raises:
+            WireError: it cannot be encoded.
+            QueueFull: the worker stopped reading long ago.
+        """
+        frame = encode(message)
+        future = self._socket.send(frame, zmq.NOBLOCK)
+        assert isinstance(future, asyncio.Future), type(future)
+        if future.done() and future.exception() is not None:
+            raise QueueFull(f"the worker's queue is full ({QUEUE_FRAMES_MAX} frames)")
+
+    async def receive(self) -> Message:
+        """Wait for the next message.
+
+        Raises:
+            WireError: a frame that is not a message; the next call may succeed.
+        """
+        return decode(await self._socket.recv())
+
+    async def broken(self) -> None:
+        """Return once the connection broke off. Once.
+
+        zmq makes another by itself, over which the worker knows nobody: whatever it had for this
+        end is lost.
+        """
+        monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            await monitor.recv_multipart()
+        finally:
+            self._end_monitor()
+            monitor.close()
+
+    def close(self) -> None:
+        self._end_monitor()
+        self._socket.close()
+
+    def _end_monitor(self) -> None:
+        """Stop reporting, before the reader goes.
+
+        zmq's I/O thread, which serves all sockets of the process, waits without end for room to
+        report in where nobody reads.
+        """
+        if not self._socket.closed:
+            self._socket.disable_monitor()

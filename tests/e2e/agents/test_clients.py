@@ -1,0 +1,184 @@
+"""The real agent clients, installed from npm, work against the real server on loopback.
+
+The model's words are scripted at token level (tests/helpers/scripted_worker.py); all else is real.
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from scripts.harness.agent_worker import ideals
+from scripts.harness.model_families import family
+from tests.helpers.npm_clients import NotInstallableError, node_modules
+from tests.helpers.recording_wire import Wire
+from tests.helpers.run_clients import AGENTS, MODEL, Agent, Place
+from tests.helpers.scripted_server import Asked, ScriptedServer
+from tests.helpers.scripted_worker import AGAIN, FILES, MISSION, SMALL_TALK, THOUGHTS
+
+WORDS = ("amber", "basil", "cedar")
+SLACK = 16  # tokens that a step may prefill beyond what is new
+CHUNK = 256  # tokens of a prefill on a CPU
+SHARED_MIN = 0.80  # of the prompt of a fresh Claude Code session in a known directory
+SILENCE_S_MAX = 11.0
+LONG_PREFILL_S = 60.0
+SLOW_CHUNK_S = 3.5  # two of them without an event would be longer than a client should wait
+
+ASKS_MORE = "HEARTH_EXAMPLES" in os.environ
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_5", "glm4"] if ASKS_MORE else ["qwen3"])
+def scripted(request: pytest.FixtureRequest) -> Iterator[ScriptedServer]:
+    """Writes thinking and calls in one family's manner."""
+    with ScriptedServer(request.param) as running:
+        yield running
+
+
+@pytest.fixture(params=AGENTS.values(), ids=list(AGENTS))
+def agent(request: pytest.FixtureRequest) -> Agent:
+    return installed(request.param)
+
+
+def installed(agent: Agent) -> Agent:
+    """Return `agent` once its files are here; skip the test where they cannot be."""
+    try:
+        node_modules(agent.package)
+    except NotInstallableError as error:
+        pytest.skip(str(error))
+    return agent
+
+
+def made_place(directory: Path, agent: Agent, url: str) -> Place:
+    """Return a new HOME for `agent`, set up for the server, and a project with the secret words."""
+    place = Place(directory / "home", directory / "project", url)
+    place.home.mkdir()
+    place.project.mkdir()
+    for (name, text), word in zip(FILES.items(), WORDS, strict=True):
+        (place.project / name).write_text(text.format(word) + "\n")
+    agent.configure(place)
+    return place
+
+
+def mission(place: Place) -> str:
+    return f"{MISSION}{place.project}/start.txt"
+
+
+def in_order(text: str) -> str:
+    """Return how the model tells the words, once the client has read all three files."""
+    return f"{text}: {', '.join(WORDS)}."
+
+
+def held_to_the_ideal(rows: list[Asked]) -> None:
+    """No step of a session reads again what was read or written before."""
+    steps = [(row, ideal) for row, ideal in zip(rows, ideals(rows), strict=True) if row.states]
+    assert steps
+    for row, ideal in steps:
+        assert set(row.states) <= {"kept"}, row.states
+        assert row.prefilled <= ideal + SLACK, (row.prefilled, ideal, len(row.ids))
+
+
+def test_a_client_reads_files_as_the_model_asks_and_goes_on_later(
+    agent: Agent, scripted: ScriptedServer, tmp_path: Path
+) -> None:
+    """One tool call, then two at once, the answer; then the same session in a new process."""
+    before = len(scripted.asked())
+    place = made_place(tmp_path, agent, scripted.url)
+    first = agent.run(place, mission(place))
+    assert first.code == 0, (first.out, first.err)
+    assert agent.said(first) == in_order("The words")
+    second = agent.run(place, AGAIN, first)
+    assert second.code == 0, (second.out, second.err)
+    assert agent.said(second) == in_order("Once more")
+    rows = [row for row in scripted.asked()[before:] if row.tools]
+    assert len(rows) == 4
+    held_to_the_ideal(rows)
+    read = family(scripted.family_name).tokenizer.decode(rows[-1].ids)
+    assert [thought for thought in THOUGHTS if thought in read] == list(THOUGHTS)
+    assert not agent.warnings(place, first, second)
+
+
+def test_two_fresh_sessions_of_claude_code_share_most_of_their_prompts(
+    scripted: ScriptedServer, tmp_path: Path
+) -> None:
+    agent = installed(AGENTS["Claude Code"])
+    place = made_place(tmp_path, agent, scripted.url)
+    before = len(scripted.asked())
+    runs = [agent.run(place, f"Hello from number {number}.") for number in range(2)]
+    assert [agent.said(run) for run in runs] == [SMALL_TALK] * 2
+    openings = [row for row in scripted.asked()[before:] if row.tools]
+    assert len({row.session for row in openings}) == len(openings) == 2
+    shared = openings[1].cached / len(openings[1].ids)
+    print(f"a fresh session shares {shared:.3f} of its {len(openings[1].ids):,} tokens")
+    assert shared >= SHARED_MIN, shared
+
+
+def chat(url: str, question: str) -> str:
+    messages: list[Any] = [{"role": "user", "content": question}]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="local", max_retries=0) as client:
+        stream = client.chat.completions.create(model=MODEL, messages=messages, stream=True)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+
+def messages(url: str, question: str) -> str:
+    asked: list[Any] = [{"role": "user", "content": question}]
+    with (
+        anthropic.Anthropic(base_url=url, api_key="local", max_retries=0) as client,
+        client.messages.stream(model=MODEL, max_tokens=99, messages=asked) as stream,
+    ):
+        return stream.get_final_text()
+
+
+def responses(url: str, question: str) -> str:
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="local", max_retries=0) as client,
+        client.responses.stream(model=MODEL, input=question) as stream,
+    ):
+        return stream.get_final_response().output_text
+
+
+def test_no_stream_is_silent_while_prompts_are_prefilled(scripted: ScriptedServer) -> None:
+    """Three dialects wait for two slow chunks each, and for one another's."""
+    dialects = (chat, messages, responses)
+    scripted.pause(SLOW_CHUNK_S)
+    try:
+        with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+            wires = [stack.enter_context(Wire(scripted.port)) for _ in dialects]
+            said = [
+                pool.submit(ask, wire.url, f"This is {ask.__name__}. " + "What are words? " * 50)
+                for ask, wire in zip(dialects, wires, strict=True)
+            ]
+            assert [each.result() for each in said] == [SMALL_TALK] * len(dialects)
+    finally:
+        scripted.pause(0)
+    silences = [wire.silence_s for wire in wires]
+    assert max(silences) < 2 * SLOW_CHUNK_S, silences
+
+
+@pytest.mark.skipif(not ASKS_MORE, reason="minutes: HEARTH_EXAMPLES asks for it")
+def test_a_client_lives_through_a_prefill_of_a_minute(
+    agent: Agent, scripted: ScriptedServer, tmp_path: Path
+) -> None:
+    with Wire(scripted.port) as wire:
+        place = made_place(tmp_path, agent, wire.url)
+        scripted.forget()
+        before = len(scripted.asked())
+        assert agent.run(place, mission(place)).code == 0
+        length = next(len(row.ids) for row in scripted.asked()[before:] if row.tools)
+        scripted.forget()
+        scripted.pause(LONG_PREFILL_S / math.ceil(length / CHUNK))
+        try:
+            run = agent.run(place, mission(place))
+        finally:
+            scripted.pause(0)
+    assert run.code == 0, (run.out, run.err)
+    assert run.seconds > LONG_PREFILL_S
+    assert agent.said(run) == in_order("The words")
+    print(f"{agent.name}: {run.seconds:.0f} s, longest silence {wire.silence_s:.1f} s")
+    assert wire.silence_s < SILENCE_S_MAX

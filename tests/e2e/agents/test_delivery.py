@@ -1,0 +1,126 @@
+"""What a client is given while the model writes: channels, calls with ids, how it ended."""
+
+from pathlib import Path
+
+import pytest
+
+from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, Sampling, Submit, Up
+from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.sessions.turn_store import plain_id
+from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from scripts.harness.agent_worker import Desk
+from scripts.harness.model_families import family
+
+FAMILIES = ("qwen3", "qwen3_5", "glm4", "harmony", "llama3", "gemma3", "mistral")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "read",
+            "description": "Reads a file.",
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+        },
+    }
+]
+QUESTION = [{"role": "user", "content": "What is in it?"}]
+
+
+def desk(name: str, tmp_path: Path) -> Desk:
+    return Desk("qwen3", family(name), tmp_path)
+
+
+def events_of(desk: Desk, parts: AnswerParts, **more: object) -> tuple[Request, list[Up]]:
+    """Have one question answered `parts`; return all that the proxy is sent."""
+    prompt = desk.named(Prompt(QUESTION, TOOLS))
+    ticket = ClientLease("q", b"peer")
+    ticket.lease_until = float("inf")
+    sampling = Sampling(max_tokens=more.pop("max_tokens", 10_000))  # type: ignore[arg-type]
+    stop = more.pop("stop", [])
+    sampling.stop.extend(stop)  # type: ignore[arg-type]
+    constraints = Constraints(**more)  # type: ignore[arg-type]
+    request = desk.prompter.request(ticket, Submit("q", prompt, sampling, constraints))
+    script = desk.script(request, parts)
+    end = desk.family.tokenizer.encode(desk.family.end_of(parts), add_special_tokens=False)
+    desk.machine.scripts["q"] = [*script, *end]
+    desk.machine.enter(request)
+    events: list[Up] = []
+    while not desk.machine.scheduler.is_idle:
+        events += desk.machine.step()
+    return request, events
+
+
+def collected(events: list[Up]) -> tuple[str, str, list[tuple[str, str, str]]]:
+    """Return the reasoning, the content and the calls (id, name, arguments) of the deltas."""
+    texts = {"reasoning": "", "content": ""}
+    calls: list[tuple[str, str, str]] = []
+    for delta in (event for event in events if isinstance(event, Delta)):
+        if delta.channel != "tool_call":
+            assert delta.call is None
+            texts[delta.channel] += delta.text
+            continue
+        if delta.call is not None:
+            calls.append((delta.call.id, delta.call.name, ""))
+        call_id, name, arguments = calls[-1]
+        calls[-1] = (call_id, name, arguments + delta.text)
+    return texts["reasoning"], texts["content"], calls
+
+
+def ending(events: list[Up]) -> Finished:
+    (finished,) = (event for event in events if isinstance(event, Finished))
+    assert events[-1] is finished
+    return finished
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_answer_comes_in_its_channels_and_its_calls_by_the_ids_that_are_recorded(
+    name: str, tmp_path: Path
+) -> None:
+    worker = desk(name, tmp_path)
+    thought = "It must be read." if worker.family.thinks else ""
+    call = ToolCall("read", {"path": "/a/b"})
+    request, events = events_of(worker, AnswerParts(thought, "", (call,)))
+    reasoning, content, calls = collected(events)
+    assert (reasoning, content) == (thought, "")
+    ((call_id, called, arguments),) = calls
+    assert (called, arguments.replace(" ", "")) == ("read", '{"path":"/a/b"}')
+    assert ending(events).reason == "tool_calls"
+    visit = request.visit
+    assert visit is not None and visit.turn is not None
+    assert visit.turn.call_ids == (call_id,) and plain_id(call_id) == call_id
+    assert visit.turn.signature == (request.signature if thought else "")
+    used = ending(events).usage
+    assert (used.reasoning_tokens > 0) == bool(thought)
+    assert used.reasoning_tokens < used.completion_tokens
+
+
+def test_an_answer_without_a_call_ends_with_stop(tmp_path: Path) -> None:
+    _, events = events_of(desk("qwen3", tmp_path), AnswerParts("Hm.", "Nothing."))
+    assert collected(events) == ("Hm.", "Nothing.", [])
+    assert ending(events).reason == "stop"
+
+
+def test_a_call_that_the_limit_cut_off_stays_cut_and_says_length(tmp_path: Path) -> None:
+    parts = AnswerParts("", "", (ToolCall("read", {"path": "/a/" + "b" * 60}),))
+    _, events = events_of(desk("qwen3", tmp_path), parts, max_tokens=25)
+    assert ending(events).reason == "length"
+    for _, name, arguments in collected(events)[2]:
+        assert name == "read" and not arguments.endswith("}")
+
+
+def test_under_the_choice_none_a_call_is_what_the_model_wrote(tmp_path: Path) -> None:
+    worker = desk("qwen3", tmp_path)
+    parts = AnswerParts("", "", (ToolCall("read", {"path": "/a"}),))
+    request, events = events_of(worker, parts, tool_choice="none")
+    reasoning, content, calls = collected(events)
+    assert (reasoning, calls) == ("", [])
+    assert content.strip() == worker.family.written(parts).strip()
+    assert ending(events).reason == "stop" and not request.call_ids
+
+
+def test_a_stop_string_ends_the_text_before_it(tmp_path: Path) -> None:
+    _, events = events_of(
+        desk("qwen3", tmp_path), AnswerParts("Hm.", "One, two, three."), stop=["two"]
+    )
+    assert collected(events) == ("Hm.", "One, ", [])
+    finished = ending(events)
+    assert (finished.reason, finished.stop_sequence) == ("stop", "two")

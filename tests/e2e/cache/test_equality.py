@@ -1,0 +1,100 @@
+"""Greedy output through the whole chain against mlx_lm.stream_generate, token for token."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+from mlx_lm.tokenizer_utils import load as load_tokenizer
+
+from hearth.shared.load_settings import PROJECT_DIR
+from hearth.worker.stream.detokenise import Vocabulary
+from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir, mlx_environment
+from tests.helpers.server import Server
+
+TOKENS_MAX = 48
+# One of each kind of cache; all ten where somebody asks for more (HEARTH_EXAMPLES, any number).
+EACH_KIND = ("qwen3", "qwen3_5", "gpt_oss", "deepseek_v32", "falcon_h1")
+NAMES = TEXT_NAMES if os.environ.get("HEARTH_EXAMPLES") else EACH_KIND
+TEXTS = [f"{n} tell me about caches {'and long tails ' * n}" for n in (1, 40, 150, 400)]
+
+
+def reference(name: str) -> list[list[int]]:
+    lines = "".join(json.dumps([TOKENS_MAX, text]) + "\n" for text in TEXTS)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "tests/helpers/reference_answers.py",
+        str(fixture_dir(name)),
+    ]
+    done = subprocess.run(
+        command,
+        input=lines,
+        capture_output=True,
+        text=True,
+        cwd=PROJECT_DIR,
+        env={**mlx_environment(), "PYTHONPATH": str(PROJECT_DIR)},
+        timeout=120,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Chain:
+    """A fixture behind a server, asked for token ids by way of their log probabilities' bytes."""
+
+    def __init__(self, name: str, client: openai.OpenAI) -> None:
+        self._name = name
+        self._client = client
+        tokenizer = load_tokenizer(fixture_dir(name))
+        vocabulary = Vocabulary(tokenizer)
+        self._ids = {vocabulary.token_bytes(n): n for n in range(len(tokenizer))}
+        assert len(self._ids) == len(tokenizer), "two tokens share their bytes"
+
+    def tokens(self, text: str) -> tuple[list[int], str | None]:
+        answer = self._client.chat.completions.create(
+            model=self._name,
+            messages=[{"role": "user", "content": text}],
+            max_tokens=TOKENS_MAX,
+            temperature=0,
+            logprobs=True,
+            extra_body={"repetition_penalty": 1.0},
+        )
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        ids = [self._ids[bytes(entry.bytes or [])] for entry in logprobs.content or []]
+        return ids, answer.choices[0].finish_reason
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One server for all of them: who is asked gets the worker."""
+    first, *others = NAMES
+    with Server(
+        MODEL_PATH=str(fixture_dir(first)),
+        PROXY_MODEL_ID=first,
+        MODELS=",".join(f"{name}={fixture_dir(name)}" for name in others),
+    ) as running:
+        yield running
+
+
+def same(expected: list[int], got: tuple[list[int], str | None]) -> bool:
+    """The end-of-turn token is part of what mlx-lm yields and no part of our text."""
+    ids, reason = got
+    return ids == (expected[:-1] if reason == "stop" else expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_chain_answers_what_mlx_lm_answers(server: Server, name: str) -> None:
+    expected = reference(name)
+    with server.openai() as client, ThreadPoolExecutor(len(TEXTS)) as pool:
+        chain = Chain(name, client)
+        one_by_one = [chain.tokens(text) for text in TEXTS]
+        together = list(pool.map(chain.tokens, TEXTS))
+    assert [same(e, g) for e, g in zip(expected, one_by_one, strict=True)] == [True] * len(TEXTS)
+    assert [same(e, g) for e, g in zip(expected, together, strict=True)] == [True] * len(TEXTS)

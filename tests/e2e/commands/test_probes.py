@@ -1,0 +1,105 @@
+"""The probes as commands against a real server, on a dense, a hybrid and a window model."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hearth.commands import diff_turns
+from hearth.commands.server_client import SLACK_TOKENS, log_lines
+from hearth.shared.load_settings import PROJECT_DIR
+from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.server import Server
+
+PROBE_S_MAX = 180.0
+# A dense and a window model too where somebody asks for more (HEARTH_EXAMPLES, any number).
+FIXTURES = ["qwen3", "qwen3_5", "gpt_oss"] if os.environ.get("HEARTH_EXAMPLES") else ["qwen3_5"]
+
+
+@pytest.fixture(scope="module", params=FIXTURES)
+def probed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    with Server(
+        MODEL_PATH=str(fixture_dir(request.param)),
+        PROXY_MODEL_ID="local",
+        LOG_ROOT=str(tmp_path_factory.mktemp("logs")),
+    ) as running:
+        yield running
+
+
+def ran(server: Server, script: str, *arguments: str) -> tuple[int, str]:
+    """Return the exit status of a script, and what it said."""
+    command = [sys.executable, f"scripts/{script}.py", *arguments, "--base-url", server.url]
+    done = subprocess.run(
+        command, cwd=PROJECT_DIR, capture_output=True, text=True, timeout=PROBE_S_MAX
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def logs(server: Server) -> list[Path]:
+    return sorted(Path(server.environment["LOG_ROOT"]).glob("*/cache-session-probe-*.log"))
+
+
+def test_all_four_scenarios_are_good(probed: Server) -> None:
+    status, said = ran(probed, "probe_session")
+    assert status == 0, said
+    assert "verdict: good: normal, drift, semantic, insertion as expected" in said
+
+
+@pytest.mark.parametrize("echo", ["verbatim", "stripped", "trimmed"])
+def test_an_agents_session_prefills_only_what_is_new(probed: Server, echo: str) -> None:
+    status, said = ran(probed, "agent_probe", "--echo", echo)
+    assert status == 0, said
+    assert "verdict: good: 12 requests" in said
+
+
+def test_the_cache_is_within_its_bounds(probed: Server) -> None:
+    status, said = ran(probed, "inspect_cache")
+    assert status == 0, said
+    assert "verdict: good: 1 workers" in said
+
+
+def test_every_loss_of_every_session_is_explained_in_its_log(probed: Server) -> None:
+    assert ran(probed, "agent_probe", "--turns", "2")[0] == 0
+    assert logs(probed)
+    for path in logs(probed):
+        assert diff_turns.judge(log_lines(path), SLACK_TOKENS) == 0, path.read_text()
+
+
+def test_a_session_is_told_alike_by_the_server_and_by_its_log(probed: Server) -> None:
+    assert ran(probed, "agent_probe", "--turns", "2")[0] == 0
+    path = max(logs(probed), key=lambda path: path.stat().st_mtime)
+    session = path.name.removeprefix("cache-session-").removesuffix(".log")
+    figures = []
+    for script, arguments in (
+        ("diff_turns", [str(path)]),
+        ("diff_turns", ["--session", session]),
+        ("why", [str(path)]),
+        ("why", [session]),
+    ):
+        status, said = ran(probed, script, *arguments)
+        assert status == 0, said
+        figures.append(sorted(line for line in said.splitlines() if not line.startswith("session")))
+    assert figures[0] == figures[1]
+    assert figures[2] == figures[3]
+
+
+def test_a_session_that_nobody_knows_has_no_verdict(probed: Server) -> None:
+    status, said = ran(probed, "why", "no-such-session")
+    assert (status, "404" in said) == (2, True)
+
+
+def test_the_log_is_the_owners_alone_and_holds_no_text_of_prompts(probed: Server) -> None:
+    assert ran(probed, "agent_probe", "--turns", "2")[0] == 0
+    for path in logs(probed):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert "Working directory" not in path.read_text()
+        for row in map(json.loads, path.read_text().splitlines()):
+            assert not {"was", "now"} & (row["divergence"] or {}).keys()

@@ -1,0 +1,132 @@
+"""The guide's commands, each as it stands there, on a session that lost something."""
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import pytest
+
+from hearth.shared.load_settings import PROJECT_DIR
+from tests.helpers.server import Server
+
+WAIT_S = 60.0
+GUIDE = (PROJECT_DIR / "docs" / "why-slow.md").read_text()
+COMMANDS = [
+    line
+    for block in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
+    for line in block.splitlines()
+]
+# What a command is known by -> what it shows.
+SHOWS = {
+    "top.py --once": ("hit rate", "my-session"),
+    "why.py my-session": ("tool added", "List tools in a stable order", "all explained"),
+    "/v1/sessions/my-session": ('"cause":"tool added"',),
+    "inspect_cache.py": ("evictions", "within their bounds"),
+    "/health": ('"running":', '"waiting":', '"wait_s":', '"queue":', '"prefills":'),
+}
+TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
+HEAD = {"role": "system", "content": "You are careful. " + "Read what you are given twice. " * 60}
+QUESTION = {"role": "user", "content": "What is the code of the gate?"}
+
+
+def ask(server: Server, session: str, *messages: Any, **more: Any) -> dict[str, Any]:
+    """Return the answer's message and what its usage tells of the cache."""
+    body = {"model": "local", "messages": messages, "max_tokens": 8, "temperature": 0, **more}
+    answer = httpx.post(
+        f"{server.url}/v1/chat/completions",
+        json=body,
+        headers={"x-session-id": session},
+        timeout=WAIT_S,
+    )
+    row = answer.raise_for_status().json()
+    return {"said": row["choices"][0]["message"], **row["usage"]["kv_cache"]}
+
+
+@pytest.fixture(scope="module")
+def lossy(server: Server) -> Server:
+    """A server whose `my-session` grew, and then had a tool added."""
+    server.forget()
+    first = ask(server, "my-session", HEAD, QUESTION)
+    talk = [HEAD, QUESTION, first["said"], {"role": "user", "content": "And then?"}]
+    assert ask(server, "my-session", *talk)["divergence"] is None
+    lost = ask(server, "my-session", *talk, tools=[TOOL])["divergence"]
+    assert lost["cause"] == "tool added", lost
+    return server
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_guide_shows_what_it_says(lossy: Server, command: str) -> None:
+    (shown,) = [texts for known, texts in SHOWS.items() if known in command]
+    run = command.replace(".venv/bin/python", sys.executable)
+    if "curl" in run:
+        run = run.replace("http://127.0.0.1:4000", lossy.url)
+    else:
+        run = run.replace("  #", f" --base-url {lossy.url}  #")
+    done = subprocess.run(
+        ["bash", "-c", run], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [text for text in shown if text not in done.stdout] == [], done.stdout
+
+
+def test_the_guide_has_a_command_for_each_thing_that_it_shows() -> None:
+    assert [known for known in SHOWS if not any(known in command for command in COMMANDS)] == []
+
+
+def test_another_session_with_the_same_head_goes_on_behind_it(lossy: Server) -> None:
+    told = ask(lossy, "another", HEAD, {"role": "user", "content": "Something else."})
+    assert told["prefix_length"] > 0 and told["divergence"] is None
+    assert told["ttft_ms"] > 0
+
+
+def requests_counted(server: Server) -> int:
+    counted: int = server.get("/v1/cache")["totals"]["requests"]
+    return counted
+
+
+def test_what_is_not_to_be_kept_finds_nothing_and_is_in_no_session(lossy: Server) -> None:
+    before = requests_counted(lossy)
+    told = ask(lossy, "not-kept", HEAD, QUESTION, use_kv_cache=False)
+    assert (told["prefix_length"], told["source"]) == (0, "none")
+    listing = lossy.get("/v1/sessions")
+    names = [row["session"] for row in listing["sessions"]]
+    assert "my-session" in names and "not-kept" not in names
+    assert requests_counted(lossy) == before + 1, "its tokens are in the sums all the same"
+    assert listing["recent"][0]["session"] == "not-kept", "and it is among the last ones"
+
+
+def test_a_raw_prompt_is_in_the_sums_and_among_the_last_requests(lossy: Server) -> None:
+    before = requests_counted(lossy)
+    body = {"model": "local", "prompt": "The code of the gate is", "max_tokens": 4}
+    httpx.post(f"{lossy.url}/v1/completions", json=body, timeout=WAIT_S).raise_for_status()
+    assert requests_counted(lossy) == before + 1
+    assert lossy.get("/v1/sessions")["recent"][0]["dialect"] == "completions"
+
+
+def test_a_start_tells_the_seconds_of_its_steps(lossy: Server) -> None:
+    (ready,) = re.findall(r"ready model=local .*", lossy.log.read_text())
+    for step in ("start", "files", "weights", "images", "cache", "sessions", "prompts"):
+        assert re.search(rf" {step}_s=\d+\.\d\b", ready), ready
+
+
+def test_sessions_without_a_name_are_told_together(lossy: Server) -> None:
+    ask(lossy, "", HEAD, QUESTION)
+    assert lossy.get("/v1/sessions/anonymous")["lines"]
+
+
+def test_what_the_terminal_and_the_guide_read_is_told_in_the_routes(lossy: Server) -> None:
+    (worker,) = lossy.get("/v1/cache")["workers"]
+    assert {"bytes", "budget_bytes", "evictions", "reuses"} <= worker.keys()
+    sums = lossy.get("/v1/cache")["totals"]
+    rows = [row for row in lossy.get("/v1/sessions")["recent"] if row["session"] == "my-session"]
+    assert [bool(row["divergence"]) for row in rows] == [True, False, False], "the newest first"
+    assert all(row["finish_ms"] >= row["ttft_ms"] >= row["queue_ms"] >= 0 for row in rows)
+    assert not any(row["ended"] == "client_closed" for row in rows)
+    lines = lossy.get("/v1/sessions/my-session")["lines"]
+    matches = sorted(row["match"] for line in lines for row in line["requests"])
+    assert matches == ["lcp", "miss", "prefix"]
+    for name in ("prompt", "cached", "prefilled"):
+        assert sums[f"{name}_tokens"] >= sum(row[name] for row in rows)
+    assert sums["prompt_tokens"] == sums["cached_tokens"] + sums["prefilled_tokens"]

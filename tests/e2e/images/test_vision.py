@@ -1,0 +1,328 @@
+"""Images through the whole server, with the official SDKs: the seed's checklist, line by line.
+
+Weights are random, so that an image is understood is shown by answers that depend on it and that
+mlx-vlm's own (tests/property/warm/test_vision_warm.py) equals; here it is what clients see.
+"""
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from PIL import Image
+
+from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.harness.image_files import painted
+from tests.helpers.scraped_metrics import families_of
+from tests.helpers.server import Server
+
+MODEL = "local"
+SYSTEM = "You look at pictures and say what they show. " * 30
+SIZE = (224, 160)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A hybrid that sees: all four kinds are in the property tests."""
+    with Server(
+        MODEL_PATH=str(fixture_dir("qwen3_5_vl")),
+        PROXY_MODEL_ID=MODEL,
+        DEFAULT_TEMPERATURE="0",
+        DEFAULT_REPETITION_PENALTY="1",
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def gpt(server: Server) -> Iterator[openai.OpenAI]:
+    server.forget()
+    with server.openai() as client:
+        yield client
+
+
+def encoded(number: int, kind: str = "PNG", size: tuple[int, int] = SIZE) -> str:
+    """Return an image file in base64."""
+    file = io.BytesIO()
+    more = {"lossless": True} if kind == "WEBP" else {}
+    painted(number, size).save(file, kind, **more)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def url(number: int, kind: str = "PNG", size: tuple[int, int] = SIZE) -> str:
+    return f"data:image/{kind.lower()};base64,{encoded(number, kind, size)}"
+
+
+def shown(*parts: int | str) -> dict[str, Any]:
+    """Return a user's message of images, by number, and words."""
+    content = [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image_url", "image_url": {"url": url(part)}}
+        for part in parts
+    ]
+    return {"role": "user", "content": content}
+
+
+class Talk:
+    """One chat conversation."""
+
+    def __init__(self, gpt: openai.OpenAI, server: Server) -> None:
+        self._gpt = gpt
+        self._server = server
+        self.messages: list[Any] = [{"role": "system", "content": SYSTEM}]
+        self.usage: Any = None
+
+    def ask(self, message: dict[str, Any], keep: bool = True) -> str:
+        answer = self._gpt.chat.completions.create(
+            model=MODEL,
+            messages=[*self.messages, message],
+            max_tokens=12,
+            extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+        )
+        said = answer.choices[0].message
+        self.usage = answer.usage
+        if keep:
+            self.messages += [message, said.model_dump(exclude_none=True)]
+        return said.content or said.model_dump().get("reasoning_content") or ""
+
+    @property
+    def cached(self) -> int:
+        return int(self.usage.prompt_tokens_details.cached_tokens)
+
+    @property
+    def image_tokens(self) -> int:
+        return int(self.usage.prompt_tokens_details.image_tokens)
+
+    @property
+    def divergence(self) -> Any:
+        return self.usage.kv_cache["divergence"]
+
+
+@pytest.fixture
+def talk(gpt: openai.OpenAI, server: Server) -> Talk:
+    return Talk(gpt, server)
+
+
+def vision(server: Server) -> dict[str, Any]:
+    (worker,) = server.get("/v1/cache")["workers"]
+    return dict(worker["vision"])
+
+
+def calls(server: Server) -> int:
+    return int(vision(server)["encoder_calls"])
+
+
+def test_an_image_and_words_both_contribute_to_the_answer(talk: Talk, server: Server) -> None:
+    before = calls(server)
+    first = talk.ask(shown(1, "What is this?"), keep=False)
+    assert first and talk.image_tokens > 0
+    assert calls(server) == before + 1
+    assert talk.ask(shown(2, "What is this?"), keep=False) != first
+    assert talk.ask(shown(1, "Where was it made?"), keep=False) != first
+    assert talk.ask(shown("What is this?"), keep=False) != first
+    assert talk.ask(shown(1, "What is this?"), keep=False) == first
+
+
+def test_an_image_that_comes_again_is_known_and_metrics_tell_it(talk: Talk, server: Server) -> None:
+    def read() -> dict[str, float]:
+        family = families_of(httpx.get(f"{server.url}/metrics").text)["hearth_images"]
+        return {sample.labels["outcome"]: sample.value for sample in family.samples}
+
+    talk.ask(shown(1, "What is this?"), keep=False)
+    before = read()
+    assert before["decoded"] >= 1
+    talk.ask(shown(1, "What else is this?"), keep=False)
+    assert read() == before | {"known": before["known"] + 1}
+
+
+def test_all_images_of_a_message_are_read_in_their_order(talk: Talk) -> None:
+    both = talk.ask(shown(1, "and", 2, "compare"), keep=False)
+    one_image = talk.image_tokens
+    assert talk.ask(shown(2, "and", 1, "compare"), keep=False) != both
+    assert talk.image_tokens == one_image
+    talk.ask(shown(1, "compare"), keep=False)
+    assert talk.image_tokens * 2 == one_image
+
+
+def test_turns_behind_an_image_call_no_encoder_and_read_only_what_is_new(
+    talk: Talk, server: Server
+) -> None:
+    talk.ask(shown(1, "What is this?"))
+    made, prompt = calls(server), talk.usage.prompt_tokens
+    for words in ("And this?", "Say more.", "Thanks."):
+        answered = talk.usage.completion_tokens
+        talk.ask({"role": "user", "content": words})
+        assert calls(server) == made
+        assert talk.cached >= prompt - 1, "the image and all before it"
+        assert talk.cached >= 0.94 * (prompt + answered)
+        prompt = talk.usage.prompt_tokens
+
+
+def test_nothing_past_an_image_that_was_swapped_is_reused_and_the_report_names_it(
+    talk: Talk,
+) -> None:
+    talk.ask(shown("Look:", 1, "What is this?"))
+    talk.ask({"role": "user", "content": "Say more."})
+    whole = talk.usage.prompt_tokens
+    talk.messages[1] = shown("Look:", 2, "What is this?")
+    talk.ask({"role": "user", "content": "Say more."})
+    before_image = whole - talk.image_tokens
+    assert 0 < talk.cached < before_image
+    assert talk.divergence["cause"] == "image changed"
+    assert (talk.divergence["message"], talk.divergence["rule"]) == (1, "image 1")
+
+
+def test_an_image_in_a_tools_result_is_read(talk: Talk, server: Server) -> None:
+    before = calls(server)
+    call = {"id": "call12345", "type": "function", "function": {"name": "shot", "arguments": "{}"}}
+    talk.messages += [
+        {"role": "user", "content": "Take a screenshot."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    result = shown("the screen:", 3) | {"role": "tool", "tool_call_id": "call12345"}
+    assert talk.ask(result) and talk.image_tokens > 0
+    assert calls(server) == before + 1
+    talk.ask({"role": "user", "content": "Click the button."})
+    assert calls(server) == before + 1 and talk.divergence is None
+
+
+def test_a_conversation_of_text_calls_no_encoder(talk: Talk, server: Server) -> None:
+    before = calls(server)
+    for words in ("Hello.", "Who are you?"):
+        assert talk.ask({"role": "user", "content": words})
+        assert "image_tokens" not in (talk.usage.prompt_tokens_details.model_extra or {})
+    assert calls(server) == before and talk.cached > 0
+
+
+def test_an_image_of_4000_by_4000_is_resized_as_the_processor_says(talk: Talk) -> None:
+    large = {"type": "image_url", "image_url": {"url": url(5, "JPEG", (4000, 4000))}}
+    words = {"type": "text", "text": "What is this?"}
+    assert talk.ask({"role": "user", "content": [large, words]})
+    assert 0 < talk.image_tokens <= 300
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "JPEG"])
+def test_every_kind_of_file_is_read(talk: Talk, kind: str) -> None:
+    first = talk.ask(shown(1, "What is this?"), keep=False)
+    part = {"type": "image_url", "image_url": {"url": url(1, kind)}}
+    message = shown("What is this?")
+    message["content"].insert(0, part)
+    again = talk.ask(message, keep=False)
+    if kind in ("PNG", "WEBP"):  # the same pixels, so the same image
+        assert again == first and talk.usage.kv_cache["prefilled"] <= 16
+    else:
+        assert talk.image_tokens > 0
+
+
+def test_images_of_one_line_come_back_in_another_without_the_encoder(
+    talk: Talk, gpt: openai.OpenAI, server: Server
+) -> None:
+    talk.ask(shown(4, "What is this?"))
+    made = calls(server)
+    other = Talk(gpt, server)
+    other.messages = [{"role": "system", "content": "Be brief."}]
+    other.ask(shown("Describe:", 4))
+    assert calls(server) == made
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"\x89PNG\r\n\x1a\n" + b"0" * 40, "image_broken"),
+        (b"BM" + b"0" * 60, "image_type"),
+    ],
+)
+def test_what_is_no_image_is_refused_in_both_dialects(
+    gpt: openai.OpenAI, server: Server, data: bytes, code: str
+) -> None:
+    text = base64.b64encode(data).decode()
+    message = shown("What?")
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}
+    message["content"].append(part)
+    messages: Any = [message]
+    with pytest.raises(openai.BadRequestError) as refused:
+        gpt.chat.completions.create(model=MODEL, messages=messages)
+    assert refused.value.code == code
+    source = {"type": "base64", "media_type": "image/png", "data": text}
+    content: Any = [{"type": "image", "source": source}]
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude,
+        pytest.raises(anthropic.BadRequestError, match="image"),
+    ):
+        claude.messages.create(
+            model=MODEL, max_tokens=5, messages=[{"role": "user", "content": content}]
+        )
+
+
+def test_a_bomb_is_refused_before_it_goes_off(gpt: openai.OpenAI) -> None:
+    file = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(file, "PNG")
+    text = base64.b64encode(file.getvalue()).decode()
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}
+    messages: Any = [{"role": "user", "content": [part]}]
+    with pytest.raises(openai.BadRequestError, match=r"400,000,000 pixels.*40,000,000") as refused:
+        gpt.chat.completions.create(model=MODEL, messages=messages)
+    assert refused.value.code == "image_too_many_pixels"
+
+
+def test_messages_and_responses_show_images_too(gpt: openai.OpenAI, server: Server) -> None:
+    before = calls(server)
+    source = {"type": "base64", "media_type": "image/png", "data": encoded(6)}
+    content: Any = [{"type": "image", "source": source}, {"type": "text", "text": "What is this?"}]
+    asked: Any = [{"role": "user", "content": content}]
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+        said = claude.messages.create(model=MODEL, max_tokens=8, system=SYSTEM, messages=asked)
+        echoed: Any = {"role": "assistant", "content": said.content}
+        more: Any = [*asked, echoed, {"role": "user", "content": "Say more."}]
+        second = claude.messages.create(model=MODEL, max_tokens=8, system=SYSTEM, messages=more)
+        count = claude.messages.count_tokens(model=MODEL, system=SYSTEM, messages=asked)
+    total = said.usage.input_tokens + (said.usage.cache_creation_input_tokens or 0)
+    assert count.input_tokens == total + (said.usage.cache_read_input_tokens or 0)
+    assert (second.usage.cache_read_input_tokens or 0) >= 0.94 * count.input_tokens
+    parts: Any = [
+        {"type": "input_image", "image_url": url(6)},
+        {"type": "input_text", "text": "What is this?"},
+    ]
+    first = gpt.responses.create(
+        model=MODEL,
+        instructions=SYSTEM,
+        input=[{"role": "user", "content": parts}],
+        max_output_tokens=8,
+    )
+    assert first.usage is not None and first.usage.input_tokens == count.input_tokens
+    later = gpt.responses.create(
+        model=MODEL,
+        instructions=SYSTEM,
+        input="Say more.",
+        previous_response_id=first.id,
+        max_output_tokens=8,
+    )
+    assert later.usage is not None
+    assert later.usage.input_tokens_details.cached_tokens >= 0.94 * first.usage.input_tokens
+    assert calls(server) == before + 1, "one image, read once"
+
+
+def test_no_plan_ever_cut_an_image(server: Server) -> None:
+    (worker,) = server.get("/v1/cache")["workers"]
+    assert worker["counts"]["vlm_retreat"] == 0
+
+
+def test_after_a_restart_the_disk_has_the_image_too(talk: Talk, server: Server) -> None:
+    talk.ask(shown(1, "What is this?"))
+    prompt = talk.usage.prompt_tokens
+    server.wait_until_idle()
+    server.stop()
+    server.start()
+    server.wait_until_ready()
+    talk.ask({"role": "user", "content": "Say more."})
+    assert talk.cached >= 0.94 * prompt and talk.usage.kv_cache["source"] == "ssd"
+    assert calls(server) == 0
+    *before, question, expected = talk.messages
+    server.forget()
+    talk.messages = before
+    talk.ask(question)
+    assert talk.messages[-1] == expected and calls(server) == 1

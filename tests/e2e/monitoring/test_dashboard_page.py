@@ -1,0 +1,273 @@
+"""The dashboard's page in Chromium before a server that tells it what is hard to make happen."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from tests.helpers.browser import NEEDS_CHROMIUM, Page, chromium, page
+
+pytestmark = NEEDS_CHROMIUM
+Row = dict[str, Any]
+PAGES = Path(__file__).parents[3] / "proxy" / "monitoring" / "pages"
+CHECKS = (Path(__file__).parents[2] / "helpers" / "page_checks.js").read_text()
+CHECKED = "({text: checks.text(), overflow: checks.overflow()})"
+LONG = "a-session-with-a-name-" * 9
+NAMES = [
+    LONG,
+    "\u202eright to left \u05e9\u05dc\u05d5\u05dd",
+    "<img src=x onerror='window.hurt = 1'>",
+    "</script><script>window.hurt = 1</script>",
+]
+WORKER: Row = {
+    "id": 0,
+    "state": "ready",
+    "model": "m",
+    "running": 1,
+    "waiting": 1,
+    "restarts": 0,
+    "active_bytes": 900,
+    "problem": None,
+    "cache": {
+        **{"bytes": 95, "budget_bytes": 100, "memory_limit_bytes": 1000, "busy_slots": 1},
+        **{"slots_max": 2, "slots_bytes": 5, "extents": 3, "snapshots": 4},
+    },
+}
+PREFILL: Row = {
+    **{"request_id": "f7ab611a805640fb", "worker": 0, "prompt_tokens": 41_200},
+    **{"cached_tokens": 1_024, "done_tokens": 10_300, "age_s": 42.25},
+}
+WAITING: Row = {"request_id": "0123456789abcdef", "worker": 0, "position": 1, "age_s": 3.5}
+STATE: Row = {
+    "workers": [WORKER, {"id": 1, "state": "dead", "problem": "It was killed.", "cache": None}],
+    "prefills": [PREFILL],
+    "queue": [WAITING] * 20,
+    "entries": [],
+    "held": 345,
+    "sessions": 42,
+}
+
+
+def request(number: int, session: str, ttft_ms: int) -> Row:
+    return {
+        **{"number": number, "session": session, "prompt": 100, "cached": 40, "prefilled": 60},
+        **{"source": "slot", "ttft_ms": ttft_ms, "speed": 1000, "ended": "stop"},
+        "divergence": None,
+    }
+
+
+def line(worker: int, turns: int, number: int = 1) -> Row:
+    """Return a line of the session; the workers know the same turns."""
+    told = [
+        {
+            **{"request_id": f"r{number}-{turn}", "turn": turn, "prompt": 100, "cached": 40},
+            **{"prefilled": 60, "source": "slot", "ttft_ms": 80, "divergence": None},
+        }
+        for turn in range(1, turns + 1)
+    ]
+    return {
+        **{"line": number, "parent": None, "kind": "main", "agent": "", "branch_message": 0},
+        **{"turns": turns, "tokens": 100, "worker": worker, "requests": told},
+    }
+
+
+SESSIONS = [
+    {"session": LONG, "lines": [line(0, 1), line(1, 2)]},  # worker 0 knows the first turn only
+    {"session": "both", "lines": [line(0, 1, number=2), line(1, 1, number=3)]},
+    {"session": "new", "lines": []},
+    *({"session": name, "lines": [line(0, 1, number=9)]} for name in NAMES[1:]),
+]
+SNAPSHOT = {
+    "requests": [
+        request(number, name, 75_000) for number, name in enumerate(NAMES * 75, start=1)
+    ],  # 300, more than a page keeps
+    "totals": {
+        **{"requests": 300, "cached_tokens": 12_000, "prefilled_tokens": 18_000, "hit_rate": 0.4},
+        **{"completion_tokens": 7, "speed": 1000, "saved_s": 12},
+    },
+    "state": STATE,
+    "sessions": SESSIONS,
+}
+
+
+CHANGED = {
+    "order": ["new", LONG],
+    "sessions": [{"session": "new", "lines": [line(0, 1, number=4)]}],
+}
+
+
+@dataclass
+class Seen:
+    now: list[str] = field(default_factory=list)
+    progress: list[Any] = field(default_factory=list)
+    lines: dict[str, list[str]] = field(default_factory=dict)
+    rest: str = ""
+    cells: list[list[str]] = field(default_factory=list)
+    beyond: int = -1  # pixels of the table that only scrolling shows, on a desktop
+    warnings: list[str] = field(default_factory=list)
+    hurt: Any = None
+    looks: list[Any] = field(default_factory=list)
+    changed: dict[str, list[str]] = field(default_factory=dict)
+    after_end: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+class Told:
+    """A server of the page: a snapshot, what `changed` of sessions, until it `ended` for good."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def events(self, asked: web.Request) -> web.StreamResponse:
+        if self.ended.is_set():
+            return web.json_response({}, status=401)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(asked)
+        data = json.dumps(SNAPSHOT)
+        await response.write(f"retry: 50\nevent: snapshot\ndata: {data}\n\n".encode())
+        await self.changed.wait()
+        data = json.dumps(CHANGED)
+        await response.write(f"event: sessions\ndata: {data}\n\n".encode())
+        await self.ended.wait()
+        return response
+
+    def app(self) -> web.Application:
+        async def index(_: web.Request) -> web.FileResponse:
+            return web.FileResponse(PAGES / "index.html")
+
+        app = web.Application()
+        app.router.add_get("/dashboard", index)
+        app.router.add_get("/dashboard/events", self.events)
+        app.router.add_static("/dashboard", PAGES)
+        return app
+
+
+async def lines_shown(tab: Page) -> dict[str, list[str]]:
+    return dict(
+        await tab.value(
+            "[...document.querySelectorAll('.tree')].map((t) => [t.querySelector('h3').textContent,"
+            " [...t.querySelectorAll('.line-head')].map((p) => p.textContent)])"
+        )
+    )
+
+
+async def read(tab: Page, seen: Seen) -> None:
+    """Take what the page makes of the snapshot."""
+    seen.now = await tab.value(
+        "[document.getElementById('now'), ...document.querySelectorAll('#now-rows li')]"
+        ".map((each) => each.textContent)"
+    )
+    seen.progress = await tab.value(
+        "(() => { const p = document.querySelector('progress'); return [p.value, p.max]; })()"
+    )
+    seen.lines = await lines_shown(tab)
+    seen.rest = await tab.value("document.getElementById('trees-note').textContent")
+    await tab.value("document.getElementById('requests').open = true")
+    seen.cells = await tab.value(
+        "[...document.querySelectorAll('#request-rows tr')].map("
+        "(r) => [...r.cells].map((c) => c.textContent))"
+    )
+    seen.beyond = await tab.value(
+        "(() => { const box = document.querySelector('#requests .scroll');"
+        " return box.scrollWidth - box.clientWidth; })()"
+    )
+    seen.warnings = await tab.value(
+        "[...document.querySelectorAll('.warning')].map((each) => each.textContent)"
+    )
+    seen.hurt = await tab.value("window.hurt ?? null")
+
+
+async def watched(artefacts: Path, devtools: str) -> Seen:
+    seen, told = Seen(), Told()
+    async with TestServer(told.app()) as server, page(devtools) as tab:
+        await tab.look(1180, 900, "light")
+        await tab.open(str(server.make_url("/dashboard")))
+        await tab.until("document.getElementById('status').textContent.startsWith('Live')")
+        await tab.until("document.querySelectorAll('.u-legend').length >= 3")
+        await tab.value(CHECKS)
+        await read(tab, seen)
+        for width, scheme in ((1180, "light"), (768, "dark"), (590, "light"), (360, "dark")):
+            await tab.look(width, 900, scheme)
+            await tab.until(f"innerWidth === {width}")
+            await tab.shoot(artefacts / f"page-{width}-{scheme}.png")
+            seen.looks.append(await tab.value(CHECKED))
+        told.changed.set()
+        await tab.until("document.querySelectorAll('.tree').length === 2")
+        seen.changed = await lines_shown(tab)
+        seen.errors = list(tab.errors)
+        told.ended.set()
+        again = "document.querySelector('#status.bad a')"
+        await tab.until(f"{again} !== null")
+        seen.after_end = await tab.value(f"[{again}.textContent, {again}.pathname]")
+    return seen
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    artefacts = Path(os.environ.get("HEARTH_ARTEFACTS") or tmp_path_factory.mktemp("page"))
+    artefacts.mkdir(parents=True, exist_ok=True)
+    with chromium() as devtools:
+        yield asyncio.run(watched(artefacts, devtools))
+
+
+def test_who_waits_sees_whose_prompt_is_read_how_far_and_who_is_before_them(seen: Seen) -> None:
+    summed, prefill, first, *others = seen.now
+    assert summed == "1 running, 1 waiting for a slot."
+    assert prefill == (
+        "Reading its prompt: 10,300 of 41,200 tokens, 1,024 cached · "
+        "request f7ab611a8056 on worker 0, asked 42.3 s ago"
+    )
+    assert seen.progress == [10_300, 41_200]
+    assert first.startswith("Waits for a slot, place 1 · request 0123456789ab")
+    assert len(others) == 7 and others[-1] == "and 13 more"
+
+
+def test_a_turn_that_two_workers_know_is_shown_once(seen: Seen) -> None:
+    assert seen.lines[LONG] == ["Line 1 · main · 2 turns · 100 tokens"]
+    assert seen.lines["both"] == [
+        "Line 2 of worker 0 · main · 1 turn · 100 tokens",
+        "Line 3 of worker 1 · main · 1 turn · 100 tokens",
+    ]
+    assert seen.lines["new"] == ["Its first turn has not ended yet."]
+    assert seen.rest.startswith("and 36 sessions used before these")
+
+
+def test_sessions_that_did_not_change_are_kept_and_all_are_put_in_order(seen: Seen) -> None:
+    assert list(seen.changed.items()) == [
+        ("new", ["Line 4 · main · 1 turn · 100 tokens"]),
+        (LONG, seen.lines[LONG]),
+    ]
+
+
+def test_names_are_text_and_leave_the_other_columns_their_place(seen: Seen) -> None:
+    assert seen.hurt is None
+    assert [row[1] for row in reversed(seen.cells)] == NAMES * 50
+    assert set(NAMES) < set(seen.lines)
+    assert seen.beyond == 0
+
+
+def test_what_is_nearly_full_says_which_setting_gives_it_room(seen: Seen) -> None:
+    cache, memory, dead = seen.warnings
+    assert cache.startswith("95.0 % of the budget") and "CACHE_RAM_BUDGET_MB" in cache
+    assert "MEMORY_LIMIT_MB" in memory
+    assert dead == "It was killed."
+
+
+def test_it_is_readable_and_fits_whatever_is_told(seen: Seen) -> None:
+    for look in seen.looks:
+        assert look["text"]["count"] > 100
+        assert look["text"]["short"] == []
+        assert look["overflow"] == 0
+    assert seen.errors == []
+
+
+def test_a_page_whose_stream_has_ended_offers_to_be_loaded_again(seen: Seen) -> None:
+    assert seen.after_end == ["Load this page again", "/dashboard"]

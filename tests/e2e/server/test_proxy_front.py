@@ -1,0 +1,457 @@
+"""The proxy through real LiteLLM, before a scripted worker: what clients see, and what they cause.
+
+The contract with the pinned LiteLLM is held here: usage, cancellation, pings, errors, keys, no
+outbound connection. A new version of LiteLLM must pass this file first.
+"""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.helpers.fake_server import FakeServer
+
+KEY = "a-secret-key"
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeServer]:
+    settings = {
+        "PROXY_API_KEY": KEY,
+        "PROXY_MODEL_ID": "org/some-model",
+        "MODEL_ALIASES": "mine",
+        "CORS_ORIGINS": "http://app.example",
+        "OPENAI_API_KEY": "must-not-matter",
+        "DATABASE_URL": "postgresql://db.invalid/x",
+        "REDIS_HOST": "redis.invalid",
+        "LITELLM_MASTER_KEY": "sk-other",
+    }
+    with FakeServer(**settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gpt(fake: FakeServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{fake.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def claude(fake: FakeServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=fake.url, api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def user(script: str) -> list[Any]:
+    return [{"role": "user", "content": script}]
+
+
+def chat_body(script: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "gpt-x", "messages": user(script), **fields}
+
+
+BODIES: dict[str, Callable[..., dict[str, Any]]] = {
+    "/v1/chat/completions": chat_body,
+    "/v1/messages": lambda script, **rest: chat_body(script, max_tokens=5_000, **rest),
+    "/v1/responses": lambda script, **rest: {"model": "gpt-x", "input": script, **rest},
+}
+PATHS = list(BODIES)
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
+def post(fake: FakeServer, path: str, body: Any, **headers: str) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return httpx.post(fake.url + path, content=content, headers=HEADERS | headers, timeout=30)
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_a_chat_completion(gpt: openai.OpenAI) -> None:
+    answer = gpt.chat.completions.create(**chat_body("n=3 reason=2"), logprobs=True, top_logprobs=2)
+    choice = answer.choices[0]
+    assert choice.message.content == "tok0 tok1 tok2 "
+    assert choice.message.reasoning_content == "think0 think1 "  # type: ignore[attr-defined]
+    assert choice.finish_reason == "stop"
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert [len(row.top_logprobs) for row in choice.logprobs.content] == [2, 2, 2]
+    assert answer.model == "org/some-model"
+    usage = answer.usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.completion_tokens_details is not None
+    assert usage.completion_tokens == 5
+    assert usage.completion_tokens_details.reasoning_tokens == 2
+    assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens // 2
+    assert usage.kv_cache["source"] == "ram"  # type: ignore[attr-defined]
+
+
+def test_a_streamed_chat_completion(gpt: openai.OpenAI) -> None:
+    chunks = list(
+        gpt.chat.completions.create(
+            **chat_body("n=3 reason=2 delay=0.01"),
+            stream=True,
+            stream_options={"include_usage": True},
+            logprobs=True,
+        )
+    )
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert deltas[0].role == "assistant"
+    assert "".join(row.content or "" for row in deltas) == "tok0 tok1 tok2 "
+    thoughts = [getattr(row, "reasoning_content", None) or "" for row in deltas]
+    assert "".join(thoughts) == "think0 think1 "
+    reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
+    assert [reason for reason in reasons if reason] == ["stop"]
+    rows = [c.choices[0].logprobs for c in chunks if c.choices and c.choices[0].logprobs]
+    assert sum(len(row.content or ()) for row in rows) == 3
+    usages = [chunk.usage for chunk in chunks if chunk.usage]
+    assert len(usages) == 1
+    assert usages[0].completion_tokens == 5
+    assert usages[0].prompt_tokens_details is not None
+    assert usages[0].prompt_tokens_details.cached_tokens == usages[0].prompt_tokens // 2
+    fields = [getattr(row, "provider_specific_fields", None) for row in deltas]
+    assert [row["kv_cache"]["source"] for row in fields if row] == ["ram"]
+
+
+def test_a_stream_without_include_usage_has_none(gpt: openai.OpenAI) -> None:
+    chunks = list(gpt.chat.completions.create(**chat_body("n=2"), stream=True))
+    assert not any(chunk.usage for chunk in chunks)
+
+
+def test_a_length_limit_is_a_finish_reason(gpt: openai.OpenAI) -> None:
+    answer = gpt.chat.completions.create(**chat_body("n=9"), max_completion_tokens=2)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].message.content == "tok0 tok1 "
+
+
+def test_a_message(claude: anthropic.Anthropic) -> None:
+    answer = claude.messages.create(model="claude-x", max_tokens=9, messages=user("n=2 reason=1"))
+    assert [block.type for block in answer.content] == ["thinking", "text"]
+    assert answer.content[1].text == "tok0 tok1 "  # type: ignore[union-attr]
+    assert answer.stop_reason == "end_turn"
+    usage = answer.usage
+    assert usage.output_tokens == 3
+    assert usage.cache_read_input_tokens is not None
+    assert usage.input_tokens - usage.cache_read_input_tokens in (0, 1)  # half of it was kept
+
+
+def test_a_streamed_message(claude: anthropic.Anthropic) -> None:
+    with claude.messages.stream(
+        model="claude-x", max_tokens=9, messages=user("n=3 reason=2 delay=0.01 stopped=1")
+    ) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert kinds[0] == "message_start"
+    assert kinds[-1] == "message_stop"
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 2
+    assert [block.type for block in final.content] == ["thinking", "text"]
+    assert (final.stop_reason, final.stop_sequence) == ("stop_sequence", "STOP")
+    assert final.usage.output_tokens == 5
+
+
+def test_a_count_is_the_workers(claude: anthropic.Anthropic) -> None:
+    count = claude.messages.count_tokens(model="claude-x", messages=user("a b c"))
+    assert count.input_tokens == 6
+
+
+def test_a_count_of_responses_is_the_workers_too(gpt: openai.OpenAI) -> None:
+    count = gpt.responses.input_tokens.count(model="mine", input="a b c")
+    assert (count.object, count.input_tokens) == ("response.input_tokens", 6)
+
+
+def test_a_response(gpt: openai.OpenAI) -> None:
+    answer = gpt.responses.create(model="mine", input="n=2 reason=1")
+    assert answer.status == "completed"
+    assert answer.output_text == "tok0 tok1 "
+    assert answer.usage is not None
+    assert answer.usage.output_tokens_details.reasoning_tokens == 1
+
+
+def test_a_streamed_response(gpt: openai.OpenAI) -> None:
+    events = list(gpt.responses.create(model="mine", input="n=3 delay=0.01", stream=True))
+    assert events[0].type == "response.created"
+    assert events[-1].type == "response.completed"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == "tok0 tok1 tok2 "
+    assert events[-1].response.output_text == text
+
+
+def test_the_list_of_models_names_the_context(
+    gpt: openai.OpenAI, claude: anthropic.Anthropic
+) -> None:
+    assert [row.display_name for row in claude.models.list()] == ["org/some-model", "mine"]
+    rows = list(gpt.models.list())
+    assert [row.id for row in rows] == ["org/some-model", "mine"]
+    assert rows[0].context_length == 32_768  # type: ignore[attr-defined]
+    assert gpt.models.retrieve("org/some-model").id == "org/some-model"
+
+
+# ---------------------------------------------------------------- what the worker gets
+
+
+def test_the_worker_gets_what_the_client_sent(fake: FakeServer, gpt: openai.OpenAI) -> None:
+    before = time.time()
+    history = [
+        {"role": "system", "content": "é \U0001f600"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "functions.Bash:0",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": '{"x": 1}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "functions.Bash:0", "content": ""},
+        {"role": "user", "content": "n=1"},
+    ]
+    gpt.chat.completions.create(
+        model="gpt-x", messages=history, temperature=0, seed=7, stop=["x"], extra_body={"top_k": 3}
+    )
+    (row,) = fake.events("Submit", before)
+    assert row["prompt"]["messages"][0] == history[0]
+    assert row["prompt"]["messages"][1]["content"] == "a\nb"
+    call = row["prompt"]["messages"][2]["tool_calls"][0]
+    assert (call["id"], call["function"]["arguments"]) == ("functions.Bash:0", {"x": 1})
+    sampling = row["sampling"]
+    assert [sampling[k] for k in ("temperature", "seed", "stop", "top_k")] == [0.0, 7, ["x"], 3]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_litellm_acts_on_nothing_that_the_client_sent(
+    fake: FakeServer, path: str, stream: bool
+) -> None:
+    body = BODIES[path](
+        "n=2",
+        stream=stream,
+        mock_response="mocked",
+        api_base="http://elsewhere.invalid",
+        api_key="x",
+        custom_llm_provider="openai",
+        fallbacks=["gpt-y"],
+        timeout=0.0001,
+        num_retries=5,
+        metadata={"tags": ["a"]},
+        tags=["b"],
+        cache={"no-cache": True},
+        guardrails=["g"],
+        litellm_metadata={"x": 1},
+        user_config={"model_list": []},
+    )
+    answer = post(fake, path, body, **{"x-litellm-timeout": "0.001", "x-litellm-tags": "t"})
+    assert answer.status_code == 200
+    assert "tok1" in answer.text
+    assert "mocked" not in answer.text
+    assert not any(name.startswith(("x-litellm", "access-control")) for name in answer.headers)
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("key", ["", "wrong"])
+def test_a_missing_or_wrong_key_is_401_in_every_dialect(fake: FakeServer, key: str) -> None:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    for path in PATHS:
+        answer = httpx.post(fake.url + path, json=BODIES[path]("n=1"), headers=headers)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_has_its_real_status_in_every_dialect(fake: FakeServer, stream: bool) -> None:
+    for path in PATHS:
+        body = BODIES[path]("refuse=400:context_length_exceeded", stream=stream)
+        answer = post(fake, path, body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        if path == "/v1/messages":
+            assert error["type"] == "invalid_request_error"
+            assert error["message"].startswith("prompt is too long")
+        else:
+            assert error["code"] == "context_length_exceeded"
+        busy = post(fake, path, BODIES[path]("refuse=503:overloaded", stream=stream))
+        assert (busy.status_code, busy.headers["retry-after"]) == (503, "5")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("died", ["die=1", "die=3"])
+def test_a_worker_that_dies_mid_stream_ends_the_stream_with_an_error_and_no_replay(
+    fake: FakeServer, path: str, died: str
+) -> None:
+    answer = post(fake, path, BODIES[path](f"n=9 delay=0.05 {died}", stream=True))
+    assert answer.status_code == 200
+    assert answer.text.count("tok0 ") <= (3 if path == "/v1/responses" else 1)
+    assert "tok5" not in answer.text
+    assert "worker that held this request died (SIGKILL)" in answer.text
+    last = answer.text.strip().split("\n\n")[-1]
+    marks = {"/v1/messages": "event: error", "/v1/responses": "event: response.failed"}
+    assert last.startswith(marks.get(path, 'data: {"error"'))
+    if path == "/v1/chat/completions":  # in our words, not in LiteLLM's
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert error["code"] == "worker_unavailable"
+        assert error["message"].startswith("The worker that held")
+    fake.wait_until_ready()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_worker_that_dies_is_a_503_where_nothing_was_streamed(
+    fake: FakeServer, path: str
+) -> None:
+    answer = post(fake, path, BODIES[path]("n=9 die=2"))
+    assert answer.status_code == 503
+    assert "SIGKILL" in answer.json()["error"]["message"]
+    fake.wait_until_ready()
+    assert fake.worker()["restarts"] > 0
+
+
+def test_the_sdks_raise_their_own_errors(gpt: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        gpt.chat.completions.create(model="nothing", messages=user("x"))
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.create(model="mine", input="x", previous_response_id="resp_1")
+    with (
+        pytest.raises(openai.APIError),
+        contextlib.closing(
+            gpt.chat.completions.create(**chat_body("n=3 fail=2 delay=0.02"), stream=True)
+        ) as chunks,
+    ):
+        list(chunks)
+    with pytest.raises(anthropic.BadRequestError):
+        claude.messages.create(model="claude-x", max_tokens=0, messages=user("x"))
+    with (
+        pytest.raises(anthropic.APIStatusError),
+        claude.messages.stream(
+            model="claude-x", max_tokens=9, messages=user("n=3 fail=2 delay=0.02")
+        ) as stream,
+    ):
+        list(stream)
+
+
+# ---------------------------------------------------------------- clients that leave
+
+
+class Leaving:
+    """A client that hangs up."""
+
+    def __init__(self, fake: FakeServer, path: str, body: dict[str, Any]) -> None:
+        content = json.dumps(body).encode()
+        self._socket = socket.create_connection(("127.0.0.1", fake.port))
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {KEY}\r\n"
+        head += f"content-length: {len(content)}\r\n\r\n"
+        self._socket.sendall(head.encode() + content)
+
+    def read_some(self) -> bytes:
+        self._socket.settimeout(5)
+        return self._socket.recv(65_536)
+
+    def leave(self) -> float:
+        self._socket.close()
+        return time.time()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("script", "stream"),
+    [("n=1000 delay=0.02", True), ("n=5 prefill=9", True), ("n=5 prefill=9", False)],
+    ids=["mid-stream", "in prefill", "not streamed"],
+)
+def test_a_client_that_leaves_is_cancelled_at_once(
+    fake: FakeServer, path: str, script: str, stream: bool
+) -> None:
+    before = time.time()
+    client = Leaving(fake, path, BODIES[path](script, stream=stream))
+    (row,) = fake.until(lambda: fake.events("Submit", before))
+    if stream:
+        client.read_some()
+    else:
+        time.sleep(0.1)
+    left_at = client.leave()
+    (cancel,) = fake.until(lambda: fake.events("Cancel", before))
+    assert cancel["request_id"] == row["request_id"]
+    assert cancel["at"] - left_at < 1.0, "its lease alone would run out after 5 s"
+
+
+def test_streams_stay_alive_through_a_long_prefill(fake: FakeServer) -> None:
+    """Each says something that its client's parser counts, at once and then every 5 s."""
+    texts: dict[str, str] = {}
+    silences: dict[str, float] = {}
+
+    def ask(path: str) -> None:
+        body, told_at, parts = BODIES[path]("n=1 prefill=11", stream=True), time.monotonic(), []
+        url, gaps = fake.url + path, []
+        with httpx.stream("POST", url, json=body, headers=HEADERS, timeout=30) as answer:
+            for part in answer.iter_text():
+                gaps.append(time.monotonic() - told_at)
+                told_at += gaps[-1]
+                parts.append(part)
+        texts[path], silences[path] = "".join(parts), max(gaps)
+        assert gaps[0] < 1.0
+
+    threads = [threading.Thread(target=ask, args=(path,)) for path in PATHS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(texts) == set(PATHS)
+    assert all(silence < 6.0 for silence in silences.values()), silences
+    assert texts["/v1/chat/completions"].count('"prefill":{"done_tokens"') == 2
+    assert "event: ping" in texts["/v1/messages"].split("content_block_start")[0]
+    assert texts["/v1/responses"].count("event: response.in_progress") == 3
+    assert all("tok0" in text for text in texts.values())
+    assert not any(line.startswith(":") for text in texts.values() for line in text.split("\n"))
+
+
+# ---------------------------------------------------------------- browsers and the network
+
+
+def test_a_page_from_elsewhere_is_refused_and_a_listed_one_is_let_in(fake: FakeServer) -> None:
+    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+        answer = post(fake, "/v1/chat/completions", chat_body("n=1"), **headers)
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers
+    listed = post(fake, "/v1/messages", chat_body("n=1"), Origin="http://app.example")
+    assert listed.headers.get_list("access-control-allow-origin") == ["http://app.example"]
+
+
+def test_nothing_outside_this_machine_was_contacted(fake: FakeServer) -> None:
+    assert not fake.audit_log.exists(), fake.audit_log.read_text()
+
+
+def test_the_log_holds_no_prompt_and_no_key_and_litellm_is_quiet(fake: FakeServer) -> None:
+    post(fake, "/v1/chat/completions", chat_body("n=1 a-secret-prompt"))
+    text = fake.log.read_text()
+    assert "ready: http://127.0.0.1" in text
+    assert "a-secret-prompt" not in text
+    assert KEY not in text
+    assert "LiteLLM" not in text
+    assert "Traceback" not in text
+
+
+# ---------------------------------------------------------------- start and end
+
+
+def test_a_busy_port_is_one_line_and_harms_nobody(fake: FakeServer) -> None:
+    second = FakeServer()
+    second.environment |= {"PROXY_PORT": str(fake.port), "RUN_DIR": fake.environment["RUN_DIR"]}
+    second.start()
+    assert second.process is not None
+    assert second.process.wait(10) == 78
+    (line,) = second.log.read_text().splitlines()
+    assert str(fake.port) in line
+    assert fake.health()["status"] == "ok"
+    assert post(fake, "/v1/messages", BODIES["/v1/messages"]("n=1")).status_code == 200

@@ -1,0 +1,366 @@
+"""The whole server under attack: what it listens to, opens, writes and logs, and for whom.
+
+One server for all: umask 000, LOG_LEVEL=debug, two keys, and an audit of every file that the proxy
+or the worker opens.
+"""
+
+import http.client
+import json
+import os
+import re
+import signal
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+import pytest
+
+from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.server import Server
+
+MINE, THEIRS = "sk-canary-mine", "sk-canary-theirs"
+CANARY = "cAnArY-7731"
+KEPT = {"kv", "responses"}  # directories in which the text of answers is, for their owner alone
+AUDIT = """
+import os, sys
+fd = os.open(os.environ["AUDIT_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+def audit(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir", "os.mkdir", "os.remove", "os.rename"):
+        os.write(fd, (repr(arguments[0]) + "\\n").encode("utf-8", "replace"))
+sys.addaudithook(audit)
+"""
+WORKER = (
+    AUDIT + "from hearth.worker.main import main\ncode = main()\nsys.stderr.flush()\nos._exit(code)"
+)
+PROXY = (
+    AUDIT + "os.umask(0)\nfrom hearth.proxy.main import end, main\n"
+    f"end(main([sys.executable, '-c', {WORKER!r}]))"
+)
+GENERATE = {
+    "/v1/chat/completions": "messages",
+    "/v1/completions": "prompt",
+    "/v1/messages": "messages",
+    "/v1/responses": "input",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    server = Server(
+        MODEL_PATH=str(fixture_dir("qwen3")),
+        PROXY_MODEL_ID="local",
+        PROXY_API_KEYS=f"{MINE}, {THEIRS}",
+        LOG_LEVEL="debug",
+    )
+    audit_log = server.run_dir.with_name(server.run_dir.name + ".audit")
+    server.environment["AUDIT_LOG"] = str(audit_log)
+    server.start("-c", PROXY)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.__exit__()
+        audit_log.unlink(missing_ok=True)
+
+
+def ask(
+    server: Server, method: str, path: str, body: Any = None, key: str | None = MINE, **more: str
+) -> tuple[int, bytes]:
+    """Send one request; `more` are headers, whose underscores stand for dashes."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    headers = {name.replace("_", "-"): value for name, value in more.items()}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
+    payload = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    try:
+        connection.request(method, path, payload, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def body_of(path: str, text: str, **more: Any) -> dict[str, Any]:
+    field = GENERATE[path]
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    said: Any = text if field != "messages" else [{"role": "user", "content": text}]
+    return {"model": "local", field: said, limit: 16} | more
+
+
+# ---------------------------------------------------------------- who reaches it
+
+
+def test_nothing_but_loopback_listens_by_default(server: Server) -> None:
+    assert server.process is not None
+    proxy = psutil.Process(server.process.pid)
+    everyone = [proxy, *proxy.children(recursive=True)]
+    listening = {
+        row.laddr
+        for process in everyone
+        for row in process.net_connections("inet")
+        if row.status == psutil.CONN_LISTEN
+    }
+    assert listening == {("127.0.0.1", server.port)}
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/cache", "/v1/messages"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.nip.io", "localhost.evil.example", "[::2]", "0.0.0.0", ""]
+)
+def test_dns_rebinding_a_page_under_another_name_is_refused(
+    server: Server, path: str, host: str
+) -> None:
+    status, answer = ask(server, "GET", path, Host=host)
+    assert status == 403 and b"The Host header is" in answer
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", "file://"])
+@pytest.mark.parametrize("path", sorted(GENERATE))
+@pytest.mark.parametrize("goes_to", ["", "/v1/cache/prefill"])
+def test_a_foreign_page_cannot_make_the_model_compute(
+    server: Server, path: str, origin: str, goes_to: str
+) -> None:
+    body, path = body_of(path, "from a page"), goes_to or path
+    status, answer = ask(server, "POST", path, body, Origin=origin, Content_Type="text/plain")
+    assert status == 403 and b"CORS_ORIGINS" in answer
+    status, answer = ask(server, "POST", path, body, Sec_Fetch_Site="cross-site")
+    assert status == 403 and b"CORS_ORIGINS" in answer
+
+
+@pytest.mark.parametrize("key", [None, "", "sk-canary-min", "sk-canary-mine ,", "x" * 10_000])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/sessions", "/v1/cache", "/"])
+def test_a_wrong_key_reads_nothing(server: Server, path: str, key: str | None) -> None:
+    assert ask(server, "GET", path, key=key)[0] == 401
+
+
+# ---------------------------------------------------------------- what another key sees
+
+
+def test_another_keys_stored_response_is_not_there_whatever_header_comes_with_it(
+    server: Server,
+) -> None:
+    status, answer = ask(server, "POST", "/v1/responses", body_of("/v1/responses", "a secret"))
+    assert status == 200
+    path = f"/v1/responses/{json.loads(answer)['id']}"
+    assert ask(server, "GET", path)[0] == 200
+    assert ask(server, "GET", path, x_api_key="none")[0] == 200, "the accepted key is what counts"
+    for more in ({}, {"x_api_key": "none"}, {"x_api_key": MINE + "x"}):
+        assert ask(server, "GET", path, key=THEIRS, **more)[0] == 404
+        assert ask(server, "DELETE", path, key=THEIRS, **more)[0] == 404
+        body = body_of("/v1/responses", "go on", previous_response_id=json.loads(answer)["id"])
+        assert ask(server, "POST", "/v1/responses", body, key=THEIRS, **more)[0] == 404
+
+
+# ---------------------------------------------------------------- what it opens and leaves
+
+PLANTED = "pLaNtEd"
+PLACES = (
+    *("{path}", "file://{path}", "file:{path}", "../../../../../..{path}", "..\\..{path}"),
+    *("{path}\x00.png", "%2e%2e/%2e%2e{path}", "~/../../{path}", "http://127.0.0.1:1/{path}"),
+)
+
+
+def requests_that_name(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (path, body) with `place` wherever a request could name a file."""
+    image = {"type": "image_url", "image_url": {"url": place}}
+    source = {"type": "image", "source": {"type": "url", "url": place}}
+    chat, messages, responses = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+    for path in GENERATE:
+        yield path, body_of(path, "hi", model=place)
+        yield path, body_of(path, place)
+        yield path, body_of(path, "hi", metadata={"user_id": place, "session_id": place})
+    for name in ("chat_template", "template", "tool_parser", "adapter", "adapter_path", "lora"):
+        yield chat, body_of(chat, "hi", **{name: place, "chat_template_kwargs": {name: place}})
+    yield chat, body_of(chat, "hi", response_format={"type": "json_schema", "json_schema": place})
+    schema = {"$ref": place, "$schema": place, "$id": place}
+    named = {"name": "x", "schema": schema}
+    yield chat, body_of(chat, "hi", response_format={"type": "json_schema", "json_schema": named})
+    yield chat, body_of(chat, "hi", messages=[{"role": "user", "content": [image]}])
+    yield messages, body_of(messages, "hi", messages=[{"role": "user", "content": [source]}])
+    source["source"] = {"type": "file", "file_id": place}
+    yield messages, body_of(messages, "hi", messages=[{"role": "user", "content": [source]}])
+    for part in (
+        {"type": "input_image", "image_url": place},
+        {"type": "input_file", "file_url": place, "file_id": place, "filename": place},
+    ):
+        yield responses, body_of(responses, "hi", input=[{"role": "user", "content": [part]}])
+    for dialect in GENERATE:
+        yield "/v1/cache/prefill", body_of(dialect, place, pin=True)
+        yield "/v1/cache/prefill", body_of(dialect, "hi", model=place, pin=place)
+        yield f"/v1/cache/prefill?dialect={quote(place)}", body_of(dialect, "hi")
+    yield responses, body_of(responses, "hi", previous_response_id=place)
+    yield responses, body_of(responses, "hi", prompt={"id": place})
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_path_from_a_request_is_ever_opened(server: Server, place: str, tmp_path: Path) -> None:
+    secret = tmp_path / PLANTED / "secret.png"
+    secret.parent.mkdir()
+    secret.write_text(f"{PLANTED} content")
+    named = place.format(path=secret)
+    for path, body in requests_that_name(named):
+        status, answer = ask(server, "POST", path, body)
+        assert status < 500, (path, body, answer)
+        assert b"pLaNtEd content" not in answer
+    quoted = named.replace("\x00", "%00").replace("\\", "%5C").replace("%2e", "%252e")
+    for path in ("/v1/responses/", "/v1/models/", "/v1/sessions/", "/v1/cache/prompts/", "/"):
+        status, answer = ask(server, "GET", path + quoted)
+        is_session = path == "/v1/sessions/" and status == 200  # one may be called so
+        assert is_session or status in (400, 403, 404, 405), (path, status)
+        assert b"pLaNtEd content" not in answer
+    opened = Path(server.environment["AUDIT_LOG"]).read_text()
+    assert "safetensors" in opened or "config.json" in opened, "the audit sees nothing"
+    assert PLANTED not in opened
+
+
+def test_sessions_with_strange_names_write_no_file_anywhere_else(server: Server) -> None:
+    name = f"../../../../tmp/{uuid.uuid4().hex}"
+    body = body_of("/v1/chat/completions", "hi", session_id=name)
+    assert ask(server, "POST", "/v1/chat/completions", body)[0] == 200
+    server.wait_until_idle()
+    opened = Path(server.environment["AUDIT_LOG"]).read_text()
+    assert name not in opened
+    rows = [path for path in server.run_dir.rglob("cache-session-*")]
+    assert rows and all(re.fullmatch(r"[A-Za-z0-9._-]+", path.name) for path in rows)
+
+
+def test_sockets_pid_file_and_traces_are_for_this_user_only_under_umask_000(server: Server) -> None:
+    ask(server, "POST", "/v1/messages", body_of("/v1/messages", "hi"))
+    server.wait_until_idle()
+    modes = {
+        path.relative_to(server.run_dir).as_posix(): (path.lstat().st_mode, path)
+        for path in server.run_dir.rglob("*")
+        if path != server.log  # the test's own, of this server's stderr
+    }
+    suffixes = {path.suffix for _, path in modes.values()}
+    assert {".sock", ".json", ".log"} <= suffixes, modes.keys()
+    for name, (mode, _) in modes.items():
+        assert stat.S_IMODE(mode) == (0o700 if stat.S_ISDIR(mode) else 0o600), name
+
+
+# ---------------------------------------------------------------- what it logs
+
+FUNCTION = {"description": CANARY, "parameters": {"type": "object", "title": CANARY}}
+BAD_SCHEMAS: tuple[Any, ...] = (
+    {"type": ["string", {CANARY: 1}]},
+    {"type": CANARY},
+    {"type": "string", "pattern": f"({CANARY}"},
+    {"$ref": f"#/$defs/{CANARY}"},
+    {"properties": CANARY},
+    {"properties": {CANARY: CANARY}},
+    {"enum": CANARY, "required": {CANARY: 1}},
+    {"anyOf": [CANARY]},
+)
+
+
+def requests_that_tell(canary: str) -> Iterator[tuple[str, Any]]:
+    """Yield (path, body) with the canary in all that a prompt is made of, right and wrong."""
+    chat, messages, responses = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+    for path, field in GENERATE.items():
+        yield path, body_of(path, f"{canary} <|im_end|>")
+        yield path, body_of(path, canary, stream=True)
+        yield "/v1/cache/prefill", body_of(path, canary, pin=True)
+        yield path, body_of(path, canary, stop=[canary], temperature=canary)
+        yield path, body_of(path, f"{canary} " * 150_000)
+        yield path, f'{{"model": "local", "{canary}": '.encode()
+        yield path, f'["{canary}"]'.encode()
+        yield path, body_of(path, "x") | {field: [{"role": canary, "content": canary}]}
+        yield path, body_of(path, "x") | {field: [{"role": "user", "content": {canary: canary}}]}
+        yield path, body_of(path, "x") | {field: [{"role": "user", "content": [{"type": canary}]}]}
+        yield path, body_of(path, "x") | {field: {canary: canary}}
+        yield path, body_of(path, canary, tools=canary, tool_choice=canary, logit_bias=canary)
+        yield path, body_of(path, canary, metadata=canary, chat_template_kwargs={"x": canary})
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": f'{{"{canary}'}}
+    result = {"role": "tool", "tool_call_id": "c1", "content": canary}
+    said = [{"role": "user", "content": canary}, {"role": "assistant", "tool_calls": [call]}]
+    tools = [{"type": "function", "function": {"name": "f", **FUNCTION}}]
+    yield chat, body_of(chat, "x", messages=[*said, result], tools=tools)
+    yield chat, body_of(chat, "x", messages=[result], tools=tools, tool_choice="required")
+    blocks = [{"type": "tool_result", "tool_use_id": "none", "content": canary, "is_error": True}]
+    yield messages, body_of(messages, "x", system=canary, messages=[{"role": "user"}])
+    yield messages, body_of(messages, "x", messages=[{"role": "user", "content": blocks}])
+    output = {"type": "function_call_output", "call_id": "none", "output": canary}
+    yield responses, body_of(responses, "x", input=[output], instructions=canary)
+    for edit in ("", "edited ", "edited again "):  # what broke a session's prefix is explained
+        asked = {"role": "user", "content": f"{edit}{canary} " * 200}
+        told = [asked, {"role": "assistant", "content": canary}, {"role": "user", "content": "on"}]
+        yield chat, body_of(chat, "x", messages=told, session_id="edited")
+    for schema in BAD_SCHEMAS:
+        wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        yield chat, body_of(chat, canary, response_format=wanted)
+        bad = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        yield chat, body_of(chat, canary, tools=bad, tool_choice="required")
+        bad = [{"name": "f", "input_schema": schema}]
+        yield messages, body_of(messages, canary, tools=bad, tool_choice={"type": "any"})
+
+
+def test_no_prompt_tool_output_or_key_is_in_any_log_whatever_goes_wrong(server: Server) -> None:
+    statuses = set()
+    for path, body in requests_that_tell(CANARY):
+        status, answer = ask(server, "POST", path, body)
+        assert status < 500, (path, body, answer)
+        statuses.add(status)
+    assert statuses >= {200, 400}
+    ask(server, "POST", "/v1/messages", body_of("/v1/messages", "x"), key=f"sk-{CANARY}")
+    ask(server, "POST", "/v1/messages?key=" + CANARY, b"{", x_api_key=CANARY, Cookie=CANARY)
+    kill_the_worker_amid(CANARY, server)
+    server.wait_until_idle()
+    written = {
+        path: path.read_text(errors="replace")
+        for path in server.run_dir.rglob("*")
+        if path.is_file()
+    }
+    assert "refused" in written[server.log] and len(written) > 2
+    assert "lost request=" in written[server.log], "no broken prefix was told of"
+    for path, text in written.items():
+        is_kept = KEPT & set(path.parts)  # turns and responses are, on purpose; keys are not
+        for secret in (MINE, THEIRS) if is_kept else (CANARY, MINE, THEIRS):
+            found = [line for line in text.splitlines() if secret in line]
+            assert not found, (path, found[:3])
+
+
+def kill_the_worker_amid(text: str, server: Server) -> None:
+    pid = server.worker()["pid"]
+    even = {"temperature": 2, "top_p": 1, "top_k": 0, "min_p": 0}  # it hardly ends by itself
+    body = body_of("/v1/chat/completions", text, stream=True, max_tokens=4000, **even)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    headers = {"Authorization": f"Bearer {MINE}"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+    answer = connection.getresponse()
+    answer.readline()
+    os.kill(pid, signal.SIGKILL)
+    assert b"worker" in answer.read()
+    connection.close()
+    deadline = time.monotonic() + 60
+    while server.health().get("status") != "ok" and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def test_another_key_sees_no_session_and_is_served_nothing_that_this_one_computed(
+    server: Server,
+) -> None:
+    """By the wire: `cached_tokens` and /v1/sessions tell one key nothing of the other's words."""
+    path = "/v1/chat/completions"
+    words = " ".join(f"word{number}" for number in range(400))
+    body = body_of(path, words, session_id="shared-name")
+
+    def cached(key: str) -> int:
+        status, answer = ask(server, "POST", path, body, key=key)
+        assert status == 200, answer
+        usage = json.loads(answer)["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    def turns(key: str) -> list[int]:
+        rows = json.loads(ask(server, "GET", "/v1/sessions", key=key)[1])["sessions"]
+        return [row["turns"] for row in rows if row["session"] == "shared-name"]
+
+    assert cached(MINE) == 0 and cached(MINE) > 300
+    assert turns(THEIRS) == [] and turns(MINE) == [2]
+    assert ask(server, "GET", "/v1/sessions/shared-name", key=THEIRS)[0] == 404
+    assert cached(THEIRS) == 0 and cached(THEIRS) > 300
+    assert turns(THEIRS) == [2] and turns(MINE) == [2]

@@ -1,0 +1,183 @@
+"""One worker process over its real socket, without a proxy."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.wire_messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Count,
+    Counted,
+    Delta,
+    Failed,
+    Finished,
+    Heartbeat,
+    Hello,
+    Message,
+    Prompt,
+    Renew,
+    Sampling,
+    Submit,
+)
+from hearth.shared.zmq_transport import LEASE_RENEW_S, LEASE_S, DealerLink, ipc_endpoint
+from scripts.fixtures.fixture_cache import fixture_dir, mlx_environment
+
+Kind = TypeVar("Kind", bound=Message)
+PROMPT = Prompt([{"role": "user", "content": "hello there"}])
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A worker on the qwen3 fixture that may run two requests and keep two waiting."""
+    endpoint = ipc_endpoint(Path(tmp_path_factory.mktemp("w")) / "w.sock")
+    settings = {"LIVE_SLOTS_MAX": "2", "QUEUE_MAX": "2", "MAX_KV_SIZE": "4096"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hearth.worker.main", "--worker-id", "3", "--endpoint", endpoint],
+        cwd=PROJECT_DIR,
+        env={**mlx_environment(), **settings, "MODEL_PATH": str(fixture_dir("qwen3"))},
+        stdin=subprocess.PIPE,
+    )
+    yield endpoint
+    assert process.stdin is not None
+    process.stdin.close()  # as if the supervisor had died
+    assert process.wait(5) == 0
+
+
+class Talk:
+    """A proxy's side of the conversation."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._link = DealerLink(endpoint)
+        self.send = self._link.send
+
+    async def __aenter__(self) -> "Talk":
+        self.send(Hello(PROTOCOL_VERSION))
+        while (await self.next(Heartbeat)).state != "ready":
+            pass
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._link.close()
+
+    @contextlib.asynccontextmanager
+    async def renewing(self, name: str) -> AsyncIterator[None]:
+        """Keep up the lease of a request, however long the machine takes for it."""
+
+        async def renew() -> None:
+            while True:
+                self.send(Renew([name]))
+                await asyncio.sleep(LEASE_RENEW_S)
+
+        task = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def next(self, *kinds: type[Kind], about: str = "") -> Kind:
+        """Return the next message of these kinds, about this request if one is named."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                message = await self._link.receive()
+                mine = not about or getattr(message, "request_id", "") == about
+                if isinstance(message, kinds) and mine:
+                    return message
+
+
+def submit(name: str, tokens_max: int = 5000, prompt: Prompt = PROMPT) -> Submit:
+    sampling = Sampling(max_tokens=tokens_max, temperature=0.0, repetition_penalty=1.0)
+    return Submit(name, prompt, sampling)
+
+
+def test_a_request_whose_lease_is_not_renewed_ends_and_a_renewed_one_goes_on(
+    endpoint: str,
+) -> None:
+    async def talk() -> None:
+        async with Talk(endpoint) as proxy:
+            began = time.monotonic()
+            proxy.send(submit("forgotten"))
+            proxy.send(submit("kept", tokens_max=3000))
+            while time.monotonic() < began + LEASE_S + 2:
+                proxy.send(Renew(["kept"]))
+                await asyncio.sleep(0.5)
+            forgotten = await proxy.next(Finished, about="forgotten")
+            assert forgotten.reason in ("cancelled", "stop")
+            assert forgotten.usage.finish_ms < (LEASE_S + 10) * 1000
+            proxy.send(Cancel("kept"))
+
+    asyncio.run(talk())
+
+
+def test_a_cancel_is_answered_and_frees_the_slot(endpoint: str) -> None:
+    async def talk() -> None:
+        async with Talk(endpoint) as proxy:
+            proxy.send(submit("gone"))
+            await proxy.next(Delta, about="gone")
+            proxy.send(Cancel("gone"))
+            answer = await proxy.next(Finished, about="gone")
+            assert answer.reason == "cancelled"
+            assert answer.usage.completion_tokens < 1000, "of 5,000"
+
+    asyncio.run(talk())
+
+
+def test_past_the_queue_a_request_is_refused_at_once(endpoint: str) -> None:
+    async def talk() -> None:
+        async with Talk(endpoint) as proxy:
+            names = [f"q{n}" for n in range(5)]
+            for name in names:
+                proxy.send(submit(name))
+            refused = await proxy.next(Failed)
+            assert (refused.request_id, refused.status) == ("q4", 503)
+            for name in names[:4]:
+                proxy.send(Cancel(name))
+            ended = {(await proxy.next(Finished, Failed)).request_id for _ in range(4)}
+            assert ended == set(names[:4])
+
+    asyncio.run(talk())
+
+
+def test_the_count_is_the_prompt_that_a_request_pays(endpoint: str) -> None:
+    async def talk() -> None:
+        async with Talk(endpoint) as proxy:
+            proxy.send(Count("n", PROMPT))
+            counted = await proxy.next(Counted)
+            proxy.send(submit("r", tokens_max=1))
+            assert (await proxy.next(Finished)).usage.prompt_tokens == counted.tokens
+
+    asyncio.run(talk())
+
+
+def test_completion_stops_at_the_context(endpoint: str) -> None:
+    async def talk() -> None:
+        long = Prompt([{"role": "user", "content": "word " * 2000}])
+        async with Talk(endpoint) as proxy:
+            proxy.send(submit("full", prompt=long))
+            async with proxy.renewing("full"):
+                answer = await proxy.next(Finished, Failed, about="full")
+            assert isinstance(answer, Finished)
+            usage = answer.usage
+            assert answer.reason == "stop" or usage.prompt_tokens + usage.completion_tokens == 4096
+
+    asyncio.run(talk())
+
+
+def test_what_does_not_fit_is_refused_and_named(endpoint: str) -> None:
+    async def talk() -> None:
+        async with Talk(endpoint) as proxy:
+            proxy.send(submit("big", prompt=Prompt([{"role": "user", "content": "word " * 9000}])))
+            failed = await proxy.next(Failed)
+            assert (failed.status, failed.code) == (400, "context_length_exceeded")
+            assert "4,095" in failed.text
+
+    asyncio.run(talk())

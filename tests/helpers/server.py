@@ -1,0 +1,135 @@
+"""A real Hearth for a test: the command that users start, on a free port, in its own directory."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from hearth.shared.load_settings import PROJECT_DIR, example_lines
+from hearth.shared.openblas import openblas_environment
+from hearth.shared.zmq_transport import HEARTBEAT_S
+
+READY_S_MAX = 120.0  # a loaded 2-core machine takes 20 s
+WAIT_S_MAX = 60.0  # for what takes tenths of a second on an idle machine
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """One `python -m hearth.proxy.main`; use as a context manager."""
+
+    def __init__(self, **settings: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.run_dir = Path(tempfile.mkdtemp(prefix="hearth-"))
+        self.log = self.run_dir / "log"
+        defaults = dict(line.split("=", 1) for line in example_lines()[1::2])
+        self.environment = {
+            **os.environ,
+            **openblas_environment(os.environ),
+            **defaults,  # whatever a developer's .env says
+            "PROXY_PORT": str(self.port),
+            "RUN_DIR": str(self.run_dir / "run"),
+            "LOG_ROOT": str(self.run_dir / "logs"),
+            "KV_CACHE_DIR": str(self.run_dir / "kv"),
+            **settings,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *command: str) -> None:
+        """Start without waiting; `command` is what runs instead of the server itself."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *(command or ("-m", "hearth.proxy.main"))],
+                cwd=PROJECT_DIR,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> "Server":
+        self.start()
+        self.wait_until_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def stop(self, with_signal: int = signal.SIGTERM) -> float:
+        """End it as a user would and return the seconds that took."""
+        assert self.process is not None
+        began = time.monotonic()
+        if self.process.poll() is None:
+            self.process.send_signal(with_signal)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        return time.monotonic() - began
+
+    def wait_until_ready(self, wait_s: float = READY_S_MAX) -> None:
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            assert self.process is not None
+            assert self.process.poll() is None, f"it ended:\n{self.log.read_text()}"
+            if self.health().get("status") == "ok":
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"not ready after {wait_s} s:\n{self.log.read_text()}")
+
+    def health(self) -> dict[str, Any]:
+        """GET /health; {} while nothing answers."""
+        try:
+            return dict(self.get("/health"))
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return {}
+
+    def openai(self, api_key: str = "none") -> openai.OpenAI:
+        """Return a client of this server; close it, or use it in a `with`."""
+        return openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=3 * WAIT_S_MAX
+        )
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=WAIT_S_MAX) as answer:
+            return json.load(answer)
+
+    def forget(self) -> None:
+        """Empty every worker's cache."""
+        request = urllib.request.Request(f"{self.url}/v1/cache", method="DELETE")
+        with urllib.request.urlopen(request, timeout=WAIT_S_MAX) as answer:
+            assert answer.status == 200
+
+    def worker(self, number: int = 0) -> dict[str, Any]:
+        return dict(self.health()["workers"][number])
+
+    def wait_until_idle(self, wait_s: float = WAIT_S_MAX) -> None:
+        """Until no request is left in any worker, as a heartbeat sent from now on says."""
+        time.sleep(HEARTBEAT_S * 1.2)
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            workers = self.health().get("workers", [])
+            if workers and all(w["running"] == w["waiting"] == 0 for w in workers):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"requests are left: {self.health()}")

@@ -1,0 +1,193 @@
+"""Any answer, streamed: what the official SDKs add it up to is what the whole answer says."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from hypothesis import given, settings, strategies as st
+
+from hearth.proxy.api.messages import messages_events, messages_request
+from hearth.proxy.api.responses import responses_events, responses_request
+from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
+from tests.helpers.api_events import SIGNATURE, Scripted
+from tests.helpers.sdk_readers import AnthropicReader, OpenAIReader
+
+TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = ("plain", "patch", "files__read", "tool_search", "made_up")
+PLAIN = {"type": "function", "name": "plain", "parameters": {"type": "object"}, "strict": False}
+FILES = {"type": "namespace", "name": "files", "description": "Of files."}
+TOOLS = [
+    PLAIN,
+    {"type": "custom", "name": "patch"},
+    FILES | {"tools": [{"type": "function", "name": "read"}]},
+    {"type": "tool_search", "execution": "client", "parameters": {"type": "object"}},
+]
+USAGE = Usage(10, 4, 6, 3, 1)
+
+
+@st.composite
+def deltas(draw: Any) -> list[Delta]:
+    """Return an answer in pieces: speech and calls in any order, the last call maybe cut off."""
+    rows: list[Delta] = []
+    for turn in range(draw(st.integers(0, 5))):
+        channel = draw(st.sampled_from(["reasoning", "content", "tool_call"]))
+        if channel != "tool_call":
+            rows += [Delta("r", 0, channel, piece) for piece in draw(st.lists(TEXT, max_size=4))]
+            continue
+        name = draw(st.sampled_from(NAMES))
+        arguments = draw(st.dictionaries(TEXT, VALUES, max_size=3))
+        written = {"input": draw(TEXT)} if name == "patch" else arguments
+        pieces = pieces_of(draw, json.dumps(written, ensure_ascii=draw(st.booleans())))
+        first = draw(st.booleans())
+        start = CallStart(f"call{turn}", name)
+        rows.append(Delta("r", 0, "tool_call", pieces.pop(0) if first else "", call=start))
+        rows += [Delta("r", 0, "tool_call", piece) for piece in pieces]
+    return rows
+
+
+def pieces_of(draw: Any, text: str) -> list[str]:
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def frames_of(
+    request: ParsedRequest,
+    events: Callable[[AdmittedRequest], AsyncGenerator[bytes, None]],
+    rows: list[Any],
+) -> list[bytes]:
+    async def collect() -> list[bytes]:
+        return [frame async for frame in events(AdmittedRequest(request, "m", Scripted(*rows)))]
+
+    return asyncio.run(collect())
+
+
+def with_silences(rows: list[Delta], reason: str) -> list[Any]:
+    return [*(x for row in rows for x in (row, None)), Finished("r", reason, None, USAGE)]
+
+
+anthropic_reader = AnthropicReader()
+openai_reader = OpenAIReader()
+
+
+@settings(max_examples=60)
+@given(deltas(), st.booleans())
+def test_a_streamed_message_is_the_whole_message(rows: list[Delta], hides: bool) -> None:
+    thinking = {"type": "adaptive", "display": "omitted"} if hides else {"type": "adaptive"}
+    body = {"messages": [{"role": "user", "content": "x"}], "thinking": thinking}
+    request = messages_request.parse(body)
+    reason = "tool_calls" if any(row.call for row in rows) else "stop"
+    frames = frames_of(request, messages_events.events, with_silences(rows, reason))
+    final = Finished("r", reason, None, USAGE)
+    whole = asyncio.run(
+        messages_events.whole(AdmittedRequest(request, "m", Scripted(*rows, final)))
+    )
+    told = anthropic_reader.message(frames)
+    for block in told["content"]:
+        block.pop("parsed_output", None)
+    assert told["content"] == whole["content"]
+    for name in ("id", "stop_reason", "stop_sequence", "role", "model"):
+        assert told[name] == whole[name]
+    for name in ("input_tokens", "output_tokens", "cache_read_input_tokens"):
+        assert told["usage"][name] == whole["usage"][name]
+    spoken = "".join(row.text for row in rows if row.channel == "content")
+    assert "".join(b["text"] for b in told["content"] if b["type"] == "text") == spoken
+    thoughts = [block for block in told["content"] if block["type"] == "thinking"]
+    assert all(block["signature"] == SIGNATURE for block in thoughts)
+    reasoned = "".join(row.text for row in rows if row.channel == "reasoning")
+    assert "".join(block["thinking"] for block in thoughts) == ("" if hides else reasoned)
+    calls = [
+        (block["id"], block["name"]) for block in told["content"] if block["type"] == "tool_use"
+    ]
+    assert calls == [(row.call.id, row.call.name) for row in rows if row.call]
+
+
+def without_times(response: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in response.items() if k not in ("created_at", "completed_at")}
+
+
+@settings(max_examples=60)
+@given(deltas(), st.booleans())
+def test_a_streamed_response_is_the_whole_response(rows: list[Delta], sums_up: bool) -> None:
+    reasoning = {"effort": "low", "summary": "auto" if sums_up else None}
+    request = responses_request.parse({"input": "x", "tools": TOOLS, "reasoning": reasoning})
+    reason = "tool_calls" if any(row.call for row in rows) else "stop"
+    frames = frames_of(request, responses_events.events, with_silences(rows, reason))
+    final = Finished("r", reason, None, USAGE)
+    whole = asyncio.run(
+        responses_events.whole(AdmittedRequest(request, "m", Scripted(*rows, final)))
+    )
+    read = openai_reader.response(frames)
+    assert read.kinds[:2] == ["response.created", "response.in_progress"]
+    assert read.kinds[-1] == "response.completed"
+    events = [json.loads(frame.split(b"data: ")[1]) for frame in frames]
+    assert [row["sequence_number"] for row in events] == list(range(len(events)))
+    assert without_times(events[-1]["response"]) == without_times(whole)
+    check_items(events, whole["output"], read.snapshots)
+    spoken = "".join(row.text for row in rows if row.channel == "content")
+    told = [item["content"][0]["text"] for item in whole["output"] if item["type"] == "message"]
+    assert "".join(told) == spoken
+    calls = [item["call_id"] for item in whole["output"] if "call_id" in item]
+    assert calls == [row.call.id for row in rows if row.call]
+
+
+def check_items(
+    events: list[dict[str, Any]], output: list[dict[str, Any]], snapshots: dict[int, str]
+) -> None:
+    """Check that each item's own events add up to it, are in order, and tell of it alone."""
+    for index, item in enumerate(output):
+        own = [row for row in events if row.get("output_index") == index]
+        assert own[0]["type"] == "response.output_item.added"
+        assert own[0]["item"]["status"] == "in_progress"
+        assert own[-1] == own[-1] | {"type": "response.output_item.done", "item": item}
+        assert {row["item_id"] for row in own[1:-1]} <= {item["id"]}
+        text = "".join(row["delta"] for row in own if row["type"].endswith(".delta"))
+        assert text == text_of(item)
+        if item["type"] in ("message", "function_call") and text:
+            assert snapshots[index] == text
+
+
+def text_of(item: dict[str, Any]) -> str:
+    """Return what the deltas of an item add up to."""
+    kind = item["type"]
+    if kind == "message":
+        found = item["content"][0]["text"]
+    elif kind == "reasoning":
+        found = (item["summary"] or item["content"])[0]["text"]
+    elif kind == "tool_search_call":
+        found = ""
+    else:
+        found = item["input" if kind == "custom_tool_call" else "arguments"]
+    assert isinstance(found, str)
+    return found
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(TEXT, VALUES, max_size=4), st.data())
+def test_of_a_call_that_is_cut_off_only_whole_pairs_are_told(
+    arguments: dict[str, Any], data: st.DataObject
+) -> None:
+    text = json.dumps(arguments)
+    cut = text[: data.draw(st.integers(0, len(text) - 1))]
+    rows = [Delta("r", 0, "tool_call", cut, call=CallStart("c", "plain"))]
+    final = Finished("r", "length", None, USAGE)
+    asked = messages_request.parse({"messages": [{"role": "user", "content": "x"}]})
+    whole = asyncio.run(messages_events.whole(AdmittedRequest(asked, "m", Scripted(*rows, final))))
+    (block,) = whole["content"]
+    assert whole["stop_reason"] == "max_tokens"
+    assert [arguments[key] for key in block["input"]] == list(block["input"].values())
+    frames = frames_of(asked, messages_events.events, [*rows, final])
+    assert anthropic_reader.message(frames)["stop_reason"] == "max_tokens"
+    request = responses_request.parse({"input": "x", "tools": TOOLS})
+    frames = frames_of(request, responses_events.events, [*rows, final])
+    read = openai_reader.response(frames)
+    assert read.kinds[-1] == "response.incomplete"
+    assert "response.output_item.done" not in read.kinds  # who sees that runs the call
+    assert read.final["output"][0]["status"] == "incomplete"
+    assert read.final["output"][0]["arguments"] == cut

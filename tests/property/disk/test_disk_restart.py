@@ -1,0 +1,142 @@
+"""What a worker has computed is there for the next one: warm from disk equals cold."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hearth.worker.cache.block_hash import PrefixHash
+from hearth.worker.disk.disk_thread import DiskThread
+from hearth.worker.disk.file_store import FileStore
+from hearth.worker.kv.quantise_kv import QuantFormat
+from scripts.harness.socketless_worker import ROOT, Answer, Machine, loaded, machine
+
+GB = 1 << 30
+TEXT = "The harbor lies in the north. Boats come at seven and leave at nine. " * 8
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator["Workers"]:
+    made = Workers(tmp_path)
+    yield made
+    made.kill()
+
+
+class Workers:
+    """One worker after another on one directory."""
+
+    def __init__(self, directory: Path, kind: type[FileStore] = FileStore) -> None:
+        self._directory = directory
+        self._kind = kind
+        self._courier: DiskThread | None = None
+
+    @property
+    def shelf(self) -> FileStore:
+        assert self._courier is not None
+        return self._courier.shelf
+
+    def start(
+        self,
+        name: str,
+        root: PrefixHash = ROOT,
+        make: Callable[..., Machine] = machine,
+        **rules: Any,
+    ) -> Machine:
+        self.kill()
+        self._courier = DiskThread(self._kind(self._directory, root, GB, 0))
+        return make(name, courier=self._courier, root=root, **rules)
+
+    def flush(self) -> None:
+        assert self._courier is not None
+        assert self._courier.flush(20)
+
+    def kill(self) -> None:
+        if self._courier is not None:
+            self._courier.close()
+
+
+def prompt(name: str, *said: str) -> list[int]:
+    text = "".join(f"<|im_start|>user\n{part}<|im_end|>\n" for part in said)
+    ids: list[int] = loaded(name).tokenizer.encode(text + "<|im_start|>assistant\n")
+    return ids
+
+
+def assert_same(warm: Answer, cold: Answer, is_exact: bool) -> None:
+    assert warm.tokens == cold.tokens
+    for one, other in zip(warm.logits, cold.logits, strict=True):
+        assert np.array_equal(one, other) if is_exact else np.allclose(one, other, atol=1e-3)
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "gpt_oss", "falcon_h1", "gemma3_text"])
+def test_a_conversation_goes_on_in_another_worker(
+    workers: Workers, name: str, is_exact: bool
+) -> None:
+    asked = prompt(name, TEXT)
+    first = workers.start(name, is_exact=is_exact)
+    answer = first.ask(asked)
+    workers.flush()
+    end = loaded(name).tokenizer.encode("<|im_end|>\n<|im_start|>user\nAnd then?<|im_end|>\n")
+    following = [*asked, *answer.request.sampled, *end]
+    second = workers.start(name, is_exact=is_exact)
+    cold = machine(name, keeps=False, is_exact=is_exact)
+    warm = second.ask(following)
+    assert warm.usage is not None and warm.usage.source == "ssd"
+    kept = len(asked) - 2 if is_exact else len(asked) + len(answer.request.sampled) - 2
+    assert warm.cached >= kept - (64 if is_exact else 0), (warm.cached, kept)
+    assert_same(warm, cold.ask(following), is_exact)
+    second.check()
+
+
+def test_an_emptied_cache_is_empty_on_disk_too(workers: Workers) -> None:
+    asked = prompt("qwen3", TEXT)
+    first = workers.start("qwen3")
+    first.ask(asked)
+    workers.flush()
+    first.scheduler.forget()
+    again = first.ask(asked)
+    assert again.cached == 0 and again.usage is not None and again.usage.source == "none"
+    first.scheduler.forget()
+    assert workers.start("qwen3").ask(asked).cached == 0
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"store_format": QuantFormat(8, 64)},
+        {"running_format": QuantFormat(8, 64), "running_from": 64},
+    ],
+    ids=["stored", "running"],
+)
+def test_quantised_kv_comes_back_as_it_was(workers: Workers, rules: dict[str, Any]) -> None:
+    asked = prompt("qwen3", TEXT)
+    first = workers.start("qwen3", **rules)
+    first.ask(asked)
+    for number in range(4):  # its slot is given up, so that it is packed
+        first.ask(prompt("qwen3", f"{number} is another question. {TEXT}"))
+    workers.flush()
+    warm = workers.start("qwen3", **rules).ask(asked)
+    assert warm.usage is not None and warm.usage.source == "ssd"
+    assert warm.cached == warm.request.query.limit
+    again = machine("qwen3", **rules)
+    again.ask(asked)
+    assert warm.tokens == again.ask(asked).tokens
+
+
+def test_what_the_disk_was_too_slow_for_is_written_at_the_end(workers: Workers) -> None:
+    asked = prompt("qwen3", TEXT)
+    first = workers.start("qwen3")
+    courier = first.keeper._disk.courier
+    courier._queue_bytes_max = 0  # as if it were full
+    first.ask(asked)
+    for number in range(4):  # its slot is given up, and so in RAM only
+        first.ask(prompt("qwen3", f"{number} is another question. {TEXT}"))
+    workers.flush()
+    assert courier.report()["files"] == 0
+    courier._queue_bytes_max = GB
+    first.keeper.hand_over()
+    workers.flush()
+    warm = workers.start("qwen3").ask(asked)
+    assert warm.cached == warm.request.query.limit

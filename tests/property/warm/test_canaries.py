@@ -1,0 +1,96 @@
+"""Low precision and wrong rules: where KV of another cut shows, and that the tests would see it."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hearth.worker.prompt.prefill_cuts import CutRule
+from scripts.harness.socketless_worker import Machine, loaded, machine, marks, vocabulary
+
+TOKENS_MAX = 5
+BF16 = ["qwen3", "qwen3_5", "gemma3_text", "falcon_h1", "llama"]
+FOUR_BIT = [
+    *("qwen3", "llama", "qwen3_moe", "qwen3_5", "qwen3_next", "gpt_oss", "gemma3_text"),
+    *("glm4_moe_lite", "deepseek_v32", "falcon_h1"),
+]
+
+
+def words(seed: int, count: int) -> list[int]:
+    chance = random.Random(seed)
+    return [chance.randrange(300, 2900) for _ in range(count)]
+
+
+def turns(name: str, count: int, length: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield (what comes behind the last answer, the assistant's header) for each turn."""
+    tokenizer = loaded(name).tokenizer
+
+    def ids(text: str) -> list[int]:
+        encoded: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return encoded
+
+    for turn in range(count):
+        before = ids("<|im_end|>\n") if turn else []
+        said = before + ids("<|im_start|>user\n") + words(turn, length) + ids("<|im_end|>\n")
+        yield said, ids("<|im_start|>assistant\n")
+
+
+def difference(warm: Machine, cold: Machine, name: str, length: int = 60) -> float:
+    """Play three turns; return the largest difference of a log probability, inf for a token."""
+    history: list[int] = []
+    largest = 0.0
+    for said, header in turns(name, 3, length):
+        history += said + header
+        one, other = warm.ask(history, TOKENS_MAX), cold.ask(history, TOKENS_MAX)
+        if one.tokens != other.tokens:
+            return float("inf")
+        for mine, theirs in zip(one.logits, other.logits, strict=True):
+            largest = max(largest, float(np.abs(mine - theirs).max()))
+        history += one.tokens
+        warm.work_ahead()
+    return largest
+
+
+@pytest.mark.parametrize("name", BF16)
+def test_in_bf16_exact_mode_is_a_cold_run_to_the_bit(name: str) -> None:
+    rules: dict[str, Any] = {"dtype": "bfloat16", "is_exact": True}
+    assert difference(machine(name, **rules), machine(name, keeps=False, **rules), name) == 0
+
+
+@pytest.mark.parametrize("name", FOUR_BIT)
+def test_in_four_bits_exact_mode_is_a_cold_run_to_the_bit(name: str) -> None:
+    rules: dict[str, Any] = {"dtype": "bfloat16", "quant": 4, "is_exact": True}
+    warm, cold = machine(name, **rules), machine(name, keeps=False, **rules)
+    assert difference(warm, cold, name, length=25) == 0
+
+
+class EveryEight(CutRule):
+    """Cuts that depend on where the last one was, not on the tokens: what the rule forbids."""
+
+    def cuts(self, ids: Any) -> list[int]:
+        return [*range(8 + len(ids) % 7, len(ids) - 1, 40), len(ids) - 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "quant"),
+    [
+        ("qwen3", "float32", None),
+        ("gemma3_text", "float32", None),
+        ("qwen3_5", "float32", None),
+        ("falcon_h1", "bfloat16", None),
+        ("glm4_moe_lite", "bfloat16", 4),
+    ],
+)
+def test_cuts_that_are_not_the_tokens_own_would_be_seen(
+    name: str, dtype: str, quant: int | None
+) -> None:
+    """The negative control: with fast KV counted as exact, or other cuts, bits differ."""
+    model = {"dtype": dtype, "quant": quant}
+    warm = machine(name, **model)  # default mode: continues what decoding wrote
+    cold = machine(name, keeps=False, is_exact=True, **model)
+    assert difference(warm, cold, name, 40 if quant else 60) > 0
+    odd = Machine(loaded(name, dtype, quant), marks(name), vocabulary(name), keeps=False)
+    odd.rule = EveryEight(64, marks(name))
+    assert difference(odd, cold, name, 40 if quant else 60) > 0

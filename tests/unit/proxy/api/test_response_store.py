@@ -1,0 +1,263 @@
+"""Responses are kept for a while, for who asked for them, within bounds."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from hearth.proxy.api.responses import response_store, responses_request
+from hearth.proxy.api.responses.response_store import AGE_S_MAX, COUNT_MAX, ResponseStore
+from hearth.shared.errors import RequestError
+from hearth.shared.journal import Journal
+from hearth.shared.journal_writer import JournalWriter
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def answer(number: int, *output: dict[str, Any]) -> dict[str, Any]:
+    return {"id": f"resp_{number}", "object": "response", "output": list(output)}
+
+
+def said(number: int, text: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text}
+    return {"id": f"msg_{number}_0", "type": "message", "role": "assistant", "content": [part]}
+
+
+def kept(store: ResponseStore, key: str = "k") -> ResponseStore:
+    """Keep one exchange: "hi" was answered "yo"."""
+    store.keep(key, {"input": "hi", "instructions": "old"}, answer(1, said(1, "yo")))
+    return store
+
+
+def refused(store: ResponseStore, key: str, body: dict[str, Any]) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        store.expanded(key, body)
+    return caught.value
+
+
+def test_a_conversation_goes_on_from_a_response_without_its_instructions() -> None:
+    store = kept(ResponseStore())
+    body = store.expanded("k", {"input": "more", "previous_response_id": "resp_1"})
+    rows = responses_request.parse(body).prompt.messages
+    assert [(row["role"], row["content"]) for row in rows] == [
+        ("user", "hi"),
+        ("assistant", "yo"),
+        ("user", "more"),
+    ]
+    store.keep("k", body, answer(2, said(2, "ok")))
+    store.delete("k", "resp_1")  # what came after does not need it
+    body = store.expanded("k", {"input": [], "previous_response_id": "resp_2"})
+    assert len(body["input"]) == 4
+    assert body["previous_response_id"] == "resp_2"
+
+
+def test_images_are_kept_as_they_were_sent_and_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "data:image/png;base64," + "iVBO" * 500
+    part = {"type": "input_image", "image_url": url}
+    store = ResponseStore()
+    store.keep("k", {"input": [{"role": "user", "content": [part]}]}, answer(1, said(1, "yo")))
+    assert store.nbytes > len(url)
+    body = store.expanded("k", {"input": "more", "previous_response_id": "resp_1"})
+    (shown,) = responses_request.parse(body).prompt.messages[0]["content"]
+    assert (shown["type"], shown["url"]) == ("image", url)
+    monkeypatch.setattr(response_store, "BYTES_MAX", 2_000)  # it alone is more
+    store.keep("k", body, answer(2, said(2, "ok")))
+    error = refused(store, "k", {"input": "x", "previous_response_id": "resp_2"})
+    assert error.status == 404 and "images included" in str(error)
+
+
+def test_a_body_that_refers_to_nothing_stays_as_it_is() -> None:
+    body = {"input": [{"role": "user", "content": "x"}], "previous_response_id": None}
+    assert ResponseStore().expanded("k", body) is body
+
+
+def test_a_reference_is_the_item_itself() -> None:
+    store = kept(ResponseStore())
+    reference = {"type": "item_reference", "id": "msg_1_0"}
+    body = store.expanded("k", {"input": ["x", reference]})
+    assert body["input"] == ["x", said(1, "yo")]
+    for wanted in ("msg_1_1", "msg_2_0", "what"):
+        error = refused(store, "k", {"input": [reference | {"id": wanted}]})
+        assert (error.status, error.param) == (404, "input[0].id")
+    assert refused(store, "other", {"input": [reference]}).status == 404
+
+
+def test_a_response_is_read_once_for_all_references_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ResponseStore()
+    store.keep("k", {"input": "hi"}, answer(1, said(1, "a"), said(1, "b") | {"id": "msg_1_1"}))
+    reads: list[str] = []
+    response = store.response
+
+    def counted(key: str, response_id: str) -> dict[str, Any]:
+        reads.append(response_id)
+        return response(key, response_id)
+
+    monkeypatch.setattr(store, "response", counted)
+    rows = [{"type": "item_reference", "id": f"msg_1_{number % 2}"} for number in range(100)]
+    body = store.expanded("k", {"input": rows})
+    assert [row["id"] for row in body["input"]] == [row["id"] for row in rows]
+    assert reads == ["resp_1"]
+
+
+def test_nobody_reads_what_another_key_asked() -> None:
+    store = kept(ResponseStore())
+    error = refused(store, "other", {"input": "x", "previous_response_id": "resp_1"})
+    assert (error.status, error.code) == (404, "previous_response_not_found")
+    assert "Send the whole conversation" in str(error)
+    for read in (store.response, store.delete):
+        with pytest.raises(RequestError) as caught:
+            read("other", "resp_1")
+        assert (caught.value.status, caught.value.code) == (404, "not_found")
+    assert store.response("k", "resp_1")["output"] == [said(1, "yo")]
+
+
+def test_who_does_not_want_it_kept_is_obeyed() -> None:
+    store = ResponseStore()
+    store.keep("k", {"input": "hi", "store": False}, answer(1))
+    assert len(store) == 0
+
+
+def test_a_response_is_forgotten_after_a_while() -> None:
+    clock = Clock()
+    store = kept(ResponseStore(clock))
+    clock.now_s = AGE_S_MAX
+    assert store.response("k", "resp_1")
+    clock.now_s = AGE_S_MAX + 1
+    assert refused(store, "k", {"previous_response_id": "resp_1"}).status == 404
+    assert (len(store), store.nbytes) == (0, 0)
+
+
+def test_a_deleted_response_is_gone() -> None:
+    store = kept(ResponseStore())
+    told = store.delete("k", "resp_1")
+    assert told == {"id": "resp_1", "object": "response", "deleted": True}
+    with pytest.raises(RequestError):
+        store.delete("k", "resp_1")
+    assert store.nbytes == 0
+
+
+def test_the_oldest_go_first_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ResponseStore()
+    for number in range(COUNT_MAX + 5):
+        store.keep("k", {"input": "hi"}, answer(number))
+    assert len(store) == COUNT_MAX
+    assert refused(store, "k", {"previous_response_id": "resp_4"}).status == 404
+    assert store.response("k", "resp_5")
+    monkeypatch.setattr(response_store, "BYTES_MAX", 2_000)
+    store.keep("k", {"input": "x" * 1_000}, answer(9_999))
+    assert store.nbytes <= 2_000
+    assert store.response("k", "resp_9999")
+    store.keep("k", {"input": "x" * 3_000}, answer(10_000))  # more than all may take
+    assert store.response("k", "resp_9999")
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans()), max_size=30))
+def test_the_bytes_are_counted(steps: list[tuple[int, int, bool]]) -> None:
+    store = ResponseStore()
+    for number, size, deletes in steps:
+        if deletes and ("k", f"resp_{number}") in store._entries:
+            store.delete("k", f"resp_{number}")
+        else:
+            store.keep("k", {"input": "x" * size}, answer(number))
+        assert store.nbytes == sum(entry.nbytes for entry in store._entries.values())
+
+
+def test_the_input_is_listed_in_pages() -> None:
+    store = ResponseStore()
+    items = [{"role": "user", "content": str(number)} for number in range(5)]
+    store.keep("k", {"input": [*items, {"id": "own", "type": "reasoning"}]}, answer(1))
+    page = store.items("k", "resp_1", {"limit": "2"})
+    assert [row["id"] for row in page["data"]] == ["own", "in_1_4"]
+    assert page["has_more"] and page["first_id"] == "own"
+    page = store.items("k", "resp_1", {"order": "asc", "after": "in_1_3"})
+    assert [row["id"] for row in page["data"]] == ["in_1_4", "own"]
+    assert not page["has_more"]
+    assert page["data"][0]["type"] == "message"
+    for query in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"after": "what"}):
+        with pytest.raises(RequestError) as caught:
+            store.items("k", "resp_1", query)
+        assert caught.value.status == 400
+    with pytest.raises(RequestError) as caught:
+        store.items("k", "resp_2", {})
+    assert caught.value.status == 404
+
+
+# ---------------------------------------------------------------- across restarts
+
+
+def test_a_response_is_there_after_a_restart_and_not_beyond_its_hour(tmp_path: Path) -> None:
+    clock, home = Clock(), tmp_path / "responses"
+    clock.now_s = 1_000.0
+    store = kept(ResponseStore(clock, home))
+    clock.now_s += 60.0
+    store.keep("k", {"input": "later"}, answer(2, said(2, "ok")))
+    before = store.response("k", "resp_1"), store.items("k", "resp_1", {})
+    nbytes = store.nbytes
+    store.close()
+    clock.now_s = 1_000.0 + AGE_S_MAX
+    again = ResponseStore(clock, home)
+    assert (len(again), again.nbytes) == (2, nbytes)
+    assert (again.response("k", "resp_1"), again.items("k", "resp_1", {})) == before
+    body = again.expanded("k", {"input": "more", "previous_response_id": "resp_1"})
+    assert [row.get("role") for row in body["input"]] == ["user", "assistant", "user"]
+    assert refused(again, "other", {"previous_response_id": "resp_1"}).status == 404
+    clock.now_s += 1.0
+    assert refused(again, "k", {"previous_response_id": "resp_1"}).status == 404
+    again.close()
+    last = ResponseStore(clock, home)
+    assert len(last) == 1 and last.response("k", "resp_2")
+    last.close()
+
+
+def test_a_deleted_response_is_gone_from_the_disk_too(tmp_path: Path) -> None:
+    home = tmp_path / "responses"
+    store = ResponseStore(directory=home)
+    store.keep("k", {"input": "my secret"}, answer(1))
+    assert isinstance(store._scribe, JournalWriter) and store._scribe.flush(10.0)
+    (path,) = home.glob("*.journal")
+    assert b"my secret" in path.read_bytes()
+    store.delete("k", "resp_1")
+    assert store._scribe.flush(10.0)
+    assert b"my secret" not in path.read_bytes()
+    store.close()
+    again = ResponseStore(directory=home)
+    assert len(again) == 0 and again.report()["odd"] == 0
+    again.close()
+
+
+def test_a_response_that_was_deleted_last_is_gone(tmp_path: Path) -> None:
+    store = kept(ResponseStore(directory=tmp_path / "responses"))
+    assert isinstance(store._scribe, JournalWriter) and store._scribe.flush(10.0)
+    store._scribe._rewritten_at = time.monotonic()  # too early for another file
+    store.delete("k", "resp_1")
+    store.close()
+    again = ResponseStore(directory=tmp_path / "responses")
+    assert (len(again), again.nbytes) == (0, 0)
+    again.close()
+
+
+def test_no_key_stands_on_the_disk_and_what_is_not_to_be_stored_neither(tmp_path: Path) -> None:
+    home = tmp_path / "responses"
+    store = kept(ResponseStore(directory=home), "0123456789abcdef")
+    store.keep("0123456789abcdef", {"input": "unstored", "store": False}, answer(2))
+    store.close()
+    octets = b"".join(each.read_bytes() for each in home.iterdir())
+    assert b"resp_1" in octets
+    assert b"0123456789abcdef" not in octets and b"unstored" not in octets
+
+
+def test_records_that_are_no_responses_are_counted(tmp_path: Path) -> None:
+    home = tmp_path / "responses"
+    journal = Journal(home, response_store.SCHEMA, {})
+    journal.append([journal.packed(row) for row in (7, [], ["a"], ["a", "b", 1.0])])
+    journal.close()
+    store = kept(ResponseStore(Clock(), home))
+    assert (len(store), store.report()["odd"]) == (1, 4)
+    store.close()

@@ -1,0 +1,112 @@
+"""What the proxy prints, lists and hands to LiteLLM."""
+
+import dataclasses
+from pathlib import Path
+
+import orjson
+import pytest
+
+from hearth.proxy.api import chat_completions
+from hearth.proxy.api.error_bodies import anthropic_error, error_headers, openai_error
+from hearth.proxy.gateway import litellm_app
+from hearth.proxy.gateway.litellm_relay import placeholder
+from hearth.proxy.gateway.litellm_warm_up import CannedAnswer
+from hearth.proxy.main import bind
+from hearth.proxy.request.model_names import ModelNames
+from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.proxy.startup_banner import base_url, ready_lines
+from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, StartError, WorkerLost
+from hearth.shared.load_settings import load_settings
+from hearth.shared.wire_messages import ModelFacts
+
+FACTS = ModelFacts("pocket", "p", "qwen3", 32_768, 10, 27_400_000, 5_480, "4 x KVCache", "cpu")
+
+
+def test_ready_says_what_is_served_and_how_to_ask_for_it() -> None:
+    text = "\n".join(ready_lines(load_settings({}, None), FACTS))
+    assert text.startswith("ready: http://127.0.0.1:4000\n")
+    assert "\n  see      http://127.0.0.1:4000/dashboard\n" in text
+    for part in ("pocket", "qwen3", "27.4 M parameters", "5.48 kB", "32,768", "4 x KVCache", "cpu"):
+        assert part in text
+    assert "Authorization" not in text
+    keyed = "\n".join(ready_lines(load_settings({"PROXY_API_KEY": "secret"}, None), FACTS))
+    assert "$PROXY_API_KEY" in keyed
+    assert "secret" not in keyed
+
+
+def test_a_quote_in_the_models_name_survives_the_shell() -> None:
+    facts = dataclasses.replace(FACTS, name="it's")
+    assert "it'\\''s" in ready_lines(load_settings({}, None), facts)[-1]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:4000"), ("::1", "http://[::1]:4000")],
+)
+def test_the_url_is_one_that_a_client_here_can_use(host: str, url: str) -> None:
+    settings = load_settings({"PROXY_HOST": host, "PROXY_API_KEY": "k"}, None)
+    assert base_url(settings) == url
+
+
+def test_a_name_that_no_header_can_carry_refuses_to_start() -> None:
+    with pytest.raises(StartError, match="PROXY_MODEL_ID"):
+        ModelNames.of(load_settings({"PROXY_MODEL_ID": "模型"}, None))
+
+
+def test_a_port_in_use_is_refused_and_named() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=str(port)):
+            bind("localhost", port)
+
+
+def test_litellm_sees_a_placeholder_only() -> None:
+    body = {
+        "model": "x",
+        "messages": [{"role": "user", "content": "the secret prompt"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "mock_response": "m",
+    }
+    shown = orjson.loads(
+        placeholder(AdmittedRequest(chat_completions.parse(body), "pocket", CannedAnswer()))
+    )
+    assert shown == {
+        "model": "pocket",
+        "messages": [{"role": "user", "content": "."}],
+        "max_tokens": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def test_litellms_environment_is_ours() -> None:
+    given = {"DATABASE_URL": "x", "LITELLM_MASTER_KEY": "x", "REDIS_HOST": "x", "PATH": "/bin"}
+    kept = litellm_app.environment(given)
+    assert not kept.keys() & {"DATABASE_URL", "LITELLM_MASTER_KEY", "REDIS_HOST"}
+    assert kept["PATH"] == "/bin"
+    assert kept["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
+
+
+def test_litellm_neither_retries_nor_falls_back(tmp_path: Path) -> None:
+    config = litellm_app.config(load_settings({"RUN_DIR": str(tmp_path)}, None), "token")
+    assert config["router_settings"]["num_retries"] == 0
+    assert "fallbacks" not in str(config)
+
+
+def test_errors_keep_their_code_and_say_when_to_come_back() -> None:
+    long = PromptTooLong(tokens=10, tokens_max=8)
+    assert openai_error(long)["code"] == "context_length_exceeded"
+    assert openai_error(long)["type"] == "invalid_request_error"
+    assert anthropic_error(long)["message"].startswith("prompt is too long")
+    assert anthropic_error(Overloaded("busy"))["type"] == "overloaded_error"
+    assert anthropic_error(WorkerLost("gone"))["type"] == "api_error"
+    assert anthropic_error(RequestError("big", status=413))["type"] == "request_too_large"
+    assert error_headers(Overloaded("busy")) == [(b"retry-after", b"5")]
+    assert error_headers(long) == []
+
+
+def test_a_start_says_where_the_model_takes_images() -> None:
+    settings = load_settings({}, None)
+    assert "images" not in "\n".join(ready_lines(settings, FACTS))
+    assert "  images   yes" in ready_lines(settings, dataclasses.replace(FACTS, takes_images=True))

@@ -1,0 +1,333 @@
+"""Who may come in, as whom, and what is refused before a worker or LiteLLM sees anything."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pytest
+
+from hearth.proxy.app import ProxyApp
+from hearth.proxy.http import http_exchange as exchange_module
+from hearth.proxy.http.api_keys import ApiKeyCheck
+from hearth.proxy.http.origin_rules import OriginRules
+from hearth.proxy.monitoring.admin_routes import AdminRoutes
+from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.request.model_names import ModelNames
+from hearth.proxy.workers.supervisor import Supervisor
+from hearth.shared.errors import RequestError, StartError
+from hearth.shared.load_settings import Settings, load_settings
+
+HOST = (b"host", b"127.0.0.1:4000")
+
+
+@dataclass
+class Reply:
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    content: bytes = b""
+
+    @property
+    def json(self) -> Any:
+        return orjson.loads(self.content)
+
+
+async def _front(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError(f"LiteLLM was asked: {scope['path']}")
+
+
+def edge_of(tmp_path: Any, **environ: str) -> ProxyApp:
+    settings: Settings = load_settings(
+        {"RUN_DIR": str(tmp_path), "MAX_KV_SIZE_GB": "0", **environ}, None
+    )
+    pool = WorkerPool()
+    supervisor = Supervisor(["true"], 1, tmp_path, pool, {})
+    routes = AdminRoutes(settings, "0", supervisor, pool)
+    return ProxyApp(settings, pool, routes, _front, "token")
+
+
+def ask(edge: ProxyApp, *request: Any, **more: Any) -> Reply:
+    """Send one request through `edge` and return the reply."""
+    return asyncio.run(asked(edge, *request, **more))
+
+
+async def asked(
+    edge: ProxyApp,
+    method: str = "GET",
+    path: str = "/v1/models",
+    *headers: tuple[bytes, bytes],
+    body: bytes = b"",
+    host: tuple[bytes, bytes] | None = HOST,
+    query: bytes = b"",
+) -> Reply:
+    reply = Reply()
+    incoming = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        if incoming:
+            return incoming.pop()
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            reply.status = message["status"]
+            reply.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+        else:
+            reply.content += message["body"]
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "query_string": query,
+        "scheme": "http",
+        "headers": [*([host] if host else []), *headers],
+    }
+    await edge(scope, receive, send)
+    return reply
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "localhost:4000", "127.0.0.1", "127.9.9.9:1", "[::1]:4000", "[::1]", "LOCALHOST"],
+)
+def test_loopback_hosts_pass(host: str) -> None:
+    OriginRules("127.0.0.1", ()).check_host([host])
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.nip.io",
+        "192.168.0.9",
+        "0.0.0.0",
+        "",
+        "localhost:4000:1",
+        "user@localhost",
+        "localhost/",
+        "2130706433",
+        "[::2]",
+    ],
+)
+def test_other_hosts_are_refused(host: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        OriginRules("127.0.0.1", ()).check_host([host])
+    assert caught.value.status == 403
+
+
+def test_a_missing_or_doubled_host_is_refused() -> None:
+    for hosts in ([], ["localhost", "localhost"]):
+        with pytest.raises(RequestError):
+            OriginRules("127.0.0.1", ()).check_host(hosts)
+
+
+def test_a_wildcard_bind_takes_addresses_but_no_names() -> None:
+    for bind in ("0.0.0.0", "::"):
+        rules = OriginRules(bind, ())
+        rules.check_host(["192.168.0.9:4000"])
+        rules.check_host(["[fe80::1]:4000"])
+        with pytest.raises(RequestError):
+            rules.check_host(["rebound.example"])
+    OriginRules("10.0.0.5", ()).check_host(["10.0.0.5"])
+    with pytest.raises(RequestError):
+        OriginRules("10.0.0.5", ()).check_host(["10.0.0.6"])
+
+
+def test_an_origin_is_refused_unless_listed_or_our_own() -> None:
+    rules = OriginRules("127.0.0.1", ("http://App.example:3000/",))
+
+    def origin(text: str) -> str | None:
+        headers = {"origin": text, "host": "127.0.0.1:4000"}
+        return rules.check_origin(headers, "http", "POST")
+
+    assert origin("http://app.example:3000") == "http://app.example:3000"
+    assert origin("http://127.0.0.1:4000") is None
+    for other in ("null", "http://evil.example", "http://127.0.0.1:4001", "https://127.0.0.1:4000"):
+        with pytest.raises(RequestError):
+            origin(other)
+
+
+def test_a_cross_site_fetch_without_an_origin_is_refused_but_a_link_is_not() -> None:
+    rules = OriginRules("127.0.0.1", ())
+    with pytest.raises(RequestError):
+        rules.check_origin({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, "", "GET")
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert rules.check_origin(link, "http", "GET") is None
+    with pytest.raises(RequestError):
+        rules.check_origin(link, "http", "POST")
+
+
+def test_something_that_is_no_origin_refuses_to_start() -> None:
+    for text in ("*", "app.example", "http://a/b"):
+        with pytest.raises(StartError):
+            OriginRules("127.0.0.1", (text,))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [(b"authorization", b"Bearer k"), (b"authorization", b"bearer  k "), (b"x-api-key", b"k")],
+)
+def test_a_key_comes_either_way(header: tuple[bytes, bytes]) -> None:
+    ApiKeyCheck("k").check([header])
+    ApiKeyCheck("").check([])
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[], [(b"authorization", b"k")], [(b"authorization", b"Basic k")], [(b"x-api-key", b"kk")]],
+)
+def test_a_missing_or_wrong_key_is_401(headers: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        ApiKeyCheck("k").check(headers)
+    assert caught.value.status == 401
+
+
+def test_names_aliases_and_patterns_are_served_and_others_listed_in_the_404() -> None:
+    names = ModelNames("pocket", ("mine",), ("claude-*",))
+    for name in ("pocket", "mine", "claude-3"):
+        assert names.check(name) == name
+    with pytest.raises(RequestError) as caught:
+        names.check("other")
+    assert caught.value.status == 404
+    assert "pocket, mine, claude-*" in str(caught.value)
+    for missing in (None, "", 5, ["pocket"]):
+        with pytest.raises(RequestError) as caught:
+            names.check(missing)
+        assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "local",
+        "hearth/local",  # opencode and others put their provider before it
+        "claude-sonnet-4-5-20250929",
+        "claude-opus-4-7[1m]",
+        "claude-3-5-haiku-latest",
+        "gpt-5",
+        "gpt-5.1-codex-max",
+        "gpt-oss-120b",
+    ],
+)
+def test_the_names_that_agents_send_are_served_by_default(name: str) -> None:
+    names = ModelNames.of(load_settings({"PROXY_MODEL_ID": "local"}, None))
+    assert names.check(name) == name
+
+
+def test_another_name_is_refused_with_the_remedy_which_helps() -> None:
+    settings = {"PROXY_MODEL_ID": "org/model"}
+    with pytest.raises(RequestError) as caught:
+        ModelNames.of(load_settings(settings, None)).check("o3")
+    assert "CATCH_ALL_MODELS=*" in str(caught.value)
+    assert ModelNames.of(load_settings(settings | {"CATCH_ALL_MODELS": "*"}, None)).check("o3")
+    aliased = ModelNames.of(load_settings(settings | {"MODEL_ALIASES": "o3, o4"}, None))
+    for name in ("o3", "o4", "org/model", "local/org/model", "x/o4"):
+        assert aliased.check(name) == name
+    for name in ("model", "xorg/model", "o3/x", ""):
+        with pytest.raises(RequestError):
+            aliased.check(name)
+
+
+def test_the_models_are_listed_in_the_shape_of_the_api_that_is_asked(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path, PROXY_MODEL_ID="org/model", MODEL_ALIASES="mine")
+    openai = ask(edge).json
+    assert set(openai) == {"object", "data"}
+    assert [row["id"] for row in openai["data"]] == ["org/model", "mine"]
+    assert set(openai["data"][0]) == {"id", "object", "created", "owned_by"}
+    version = (b"anthropic-version", b"2023-06-01")
+    anthropic = ask(edge, "GET", "/v1/models", version).json
+    assert set(anthropic) == {"data", "has_more", "first_id", "last_id"}
+    assert (anthropic["first_id"], anthropic["last_id"]) == ("org/model", "mine")
+    one = ask(edge, "GET", "/v1/models/org/model", version).json
+    assert one == anthropic["data"][0]
+    assert (one["type"], one["display_name"]) == ("model", "org/model")
+    assert ask(edge, "GET", "/v1/models/gpt-5").json["id"] == "gpt-5"
+    assert ask(edge, "GET", "/v1/models/none", version).json["type"] == "error"
+
+
+def test_health_needs_no_key_and_everything_else_does(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path, PROXY_API_KEY="k")
+    assert ask(edge, path="/health").status == 200
+    assert ask(edge, path="/health").json["status"] in ("starting", "degraded")
+    for path in ("/v1/models", "/", "/health/liveliness", "/nothing"):
+        reply = ask(edge, path=path)
+        assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
+    assert ask(edge, "GET", "/v1/models", (b"x-api-key", b"k")).status == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/ui",
+        "/openapi.json",
+        "/routes",
+        "/key/generate",
+        "/v1/embeddings",
+        "/anthropic/v1/messages",
+        "/v1//messages",
+        "/v1/messages/",
+        "/v1/models/../../ui",
+        "/health/readiness",
+        "/openai/v1/models",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_no_other_route_is_reachable(tmp_path: Any, path: str, method: str) -> None:
+    assert ask(edge_of(tmp_path), method, path, body=b"{}").status in (404, 405)
+
+
+def test_errors_come_in_the_callers_dialect(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path)
+    openai = ask(edge, "POST", "/v1/chat/completions", body=b"{").json
+    assert set(openai["error"]) == {"message", "type", "param", "code"}
+    anthropic = ask(edge, "POST", "/v1/messages", body=b'{"model": "other"}').json
+    assert anthropic["type"] == "error"
+    assert anthropic["error"]["type"] == "not_found_error"
+    assert anthropic["request_id"]
+    assert ask(edge, "GET", "/v1/responses").headers["allow"] == "POST"
+
+
+def test_a_request_before_a_worker_is_ready_is_told_to_come_back(tmp_path: Any) -> None:
+    body = b'{"model": "pocket", "messages": [{"role": "user", "content": "x"}]}'
+    reply = ask(edge_of(tmp_path), "POST", "/v1/chat/completions", body=body)
+    assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+    assert reply.json["error"]["code"] == "overloaded"
+
+
+def test_a_body_over_the_limit_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_module, "BODY_BYTES_MAX", 1_000)
+    reply = ask(edge_of(tmp_path), "POST", "/v1/messages", body=b" " * 1_500)
+    assert reply.status == 413
+    assert "1,500 bytes and this server accepts 1,000" in reply.json["error"]["message"]
+    packed = (b"content-encoding", b"gzip")
+    assert ask(edge_of(tmp_path), "POST", "/v1/messages", packed, body=b"x").status == 415
+
+
+def test_a_preflight_is_answered_for_listed_origins_only(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path, CORS_ORIGINS="http://app.example")
+    asked = (b"access-control-request-headers", b"x-api-key")
+    reply = ask(edge, "OPTIONS", "/v1/models", (b"origin", b"http://app.example"), asked)
+    assert reply.status == 204
+    assert reply.headers["access-control-allow-origin"] == "http://app.example"
+    assert reply.headers["access-control-allow-headers"] == "x-api-key"
+    assert reply.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
+    refused = ask(edge, "OPTIONS", "/v1/models", (b"origin", b"http://evil.example"))
+    assert refused.status == 403
+    assert not any(name.startswith("access-control") for name in refused.headers)
+    listed = ask(edge, "GET", "/v1/models", (b"origin", b"http://app.example"))
+    assert listed.headers["access-control-allow-origin"] == "http://app.example"
+
+
+def test_a_websocket_is_closed(tmp_path: Any) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        raise AssertionError("nothing is read")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(edge_of(tmp_path)({"type": "websocket"}, receive, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]

@@ -1,0 +1,257 @@
+"""Who is told to come back and when, and who is told who waits: scripted workers, no LiteLLM."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from hearth.proxy.app import ProxyApp
+from hearth.proxy.http import body_budget, http_exchange
+from tests.unit.proxy.http.test_app import edge_of
+from tests.unit.proxy.monitoring.test_admin_routes import KEY, Front, front
+from tests.unit.proxy.pool.test_worker_pool import run
+
+OTHER_KEY = (b"x-api-key", b"other")
+PATHS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "/v1/chat/completions": lambda text: {"messages": [{"role": "user", "content": text}]},
+    "/v1/completions": lambda text: {"prompt": text},
+    "/v1/responses": lambda text: {"input": text},
+    "/v1/messages": lambda text: {
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 9,
+    },
+}
+
+
+def body_of(path: str, text: str, **fields: Any) -> bytes:
+    return orjson.dumps({"model": "claude-x", **PATHS[path](text), **fields})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_full_worker_is_a_503_that_says_when_to_come_back(path: str, stream: bool) -> None:
+    async def body() -> None:
+        async with front(1) as made:
+            text = "refuse=503:overloaded retry=42"
+            reply = await made.ask("POST", path, body=body_of(path, text, stream=stream))
+            assert (reply.status, reply.headers["retry-after"]) == (503, "42")
+            error = reply.json["error"]
+            if path == "/v1/messages":
+                assert (reply.json["type"], error["type"]) == ("error", "overloaded_error")
+            else:
+                assert (error["type"], error["code"]) == ("server_error", "overloaded")
+            assert error["message"] == "Refused as asked with 503."
+
+    run(body)
+
+
+def test_other_workers_are_asked_where_one_is_full() -> None:
+    async def body() -> None:
+        async with front(3) as made:
+            text, _ = await made.generate("n=2 full=01")
+            assert text
+            asked = {row["pid"] for row in made.made.events("Submit")}
+            assert len(asked) == 3
+
+    run(body)
+
+
+def test_the_refusal_is_told_where_all_are_full_and_no_link_keeps_anything() -> None:
+    async def body() -> None:
+        async with front(3) as made:
+            content = body_of("/v1/responses", "n=2 full=012")
+            reply = await made.ask("POST", "/v1/responses", body=content)
+            assert (reply.status, reply.headers["retry-after"]) == (503, "7")
+            assert len(made.made.events("Submit")) == 3
+            assert not any(link.load for link in made.made.pool.links.values())
+
+    run(body)
+
+
+@contextlib.asynccontextmanager
+async def asking(made: Front, *keys: tuple[bytes, bytes]) -> AsyncIterator[list[str]]:
+    """Have an answer without end asked with each key, one by one; give the requests' ids."""
+    content = body_of("/v1/responses", "n=9999 delay=0.2 secret")
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for count, key in enumerate(keys, start=1):
+            one = made.open_ask("POST", "/v1/responses", key, body=content)
+            tasks.append(group.create_task(one))
+            await made.made.until(lambda count=count: len(made.made.events("Submit")) == count)
+        yield [row["request_id"] for row in made.made.events("Submit")]
+        for task in tasks:
+            task.cancel()
+
+
+async def waiting(made: Front, count: int, *key: tuple[bytes, bytes]) -> list[dict[str, Any]]:
+    """Return the queue as /health tells it to `key`, once `count` are in it."""
+    while True:
+        reply = await made.open_ask("GET", "/health", *key)
+        rows: list[dict[str, Any]] = reply.json.get("queue", [])
+        if len(rows) == count:
+            return rows
+        await asyncio.sleep(0.05)
+
+
+def test_health_tells_the_queue_and_its_wait_and_no_word_of_a_prompt() -> None:
+    async def body() -> None:
+        async with front(1) as made, asking(made, KEY, KEY, KEY) as ids:
+            first, second = await waiting(made, 2, KEY)
+            assert (first["position"], second["position"]) == (1, 2)
+            assert first["worker"] == second["worker"] == 0
+            assert first["age_s"] >= second["age_s"] >= 0
+            assert set(first) == {"request_id", "worker", "position", "age_s"}
+            health = await made.open_ask("GET", "/health")
+            assert "queue" not in health.json, "nobody is told whose request is where"
+            assert b"secret" not in health.content
+            (worker,) = health.json["workers"]
+            assert (worker["running"], worker["waiting"], worker["wait_s"]) == (1, 2, 3.0)
+            assert [first["request_id"], second["request_id"]] == ids[1:]
+
+    run(body)
+
+
+def test_with_several_keys_each_is_told_of_its_own_requests_only() -> None:
+    async def body() -> None:
+        keys = (KEY, KEY, OTHER_KEY, OTHER_KEY)
+        async with front(1, PROXY_API_KEYS="other") as made, asking(made, *keys) as ids:
+            theirs = await waiting(made, 2, OTHER_KEY)
+            mine = await waiting(made, 1, KEY)
+            places = [(row["position"], row["request_id"]) for row in [*mine, *theirs]]
+            assert places == list(enumerate(ids))[1:], "the others' are counted, not told"
+
+    run(body)
+
+
+# ---------------------------------------------------------------- what bodies may take
+
+
+PATH = "/v1/responses"
+TALK = 4_000  # characters: more than half of the room
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "BODIES_BYTES_MAX", 6_000)
+
+
+def long_body(words: str) -> bytes:
+    return body_of(PATH, f"{words} {'x' * TALK}")
+
+
+def test_a_body_that_finds_no_room_is_refused_unread_and_served_when_there_is(
+    little_room: None,
+) -> None:
+    async def body() -> None:
+        async with front(1) as made:
+            first = asyncio.create_task(made.ask("POST", PATH, body=long_body("n=2 prefill=1")))
+            await made.made.until(lambda: made.made.events("Submit"))
+            content = long_body("n=2")
+            length = (b"content-length", str(len(content)).encode())
+            for headers in ([length], []):  # told before it comes, or counted while it does
+                reply = await made.ask("POST", PATH, *headers, body=content)
+                assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+                error = reply.json["error"]
+                assert error["code"] == "overloaded"
+                assert "this server holds 6,000 at once" in error["message"]
+            assert (await made.ask("POST", PATH, body=body_of(PATH, "n=2"))).status == 200
+            assert (await first).status == 200
+            assert (await made.ask("POST", PATH, length, body=content)).status == 200
+            assert len(made.made.events("Submit")) == 3
+            assert made._edge._room.bytes_held == 0
+
+    run(body)
+
+
+async def replied(edge: ProxyApp, messages: list[Any], *headers: tuple[bytes, bytes]) -> list[Any]:
+    """Return what `edge` sends to a client that sends `messages`, and what of them it read."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        if not messages:
+            return {"type": "http.disconnect"}
+        message = messages.pop(0)
+        return message() if callable(message) else message
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": PATH,
+        "headers": [(b"host", b"127.0.0.1"), *headers],
+    }
+    await edge(scope, receive, send)
+    return sent
+
+
+def part(size: int, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.request", "body": b" " * size, "more_body": more}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [part(3_000), {"type": "http.disconnect"}],
+        [part(3_000), part(10, more=False)],
+        [part(3_000), part(9_000), part(10, more=False)],
+        [part(5_000), part(900), part(900), part(10, more=False)],
+    ],
+    ids=["left", "no json", "too much at once", "too much by and by"],
+)
+def test_whatever_becomes_of_a_body_its_room_is_free_again(
+    tmp_path: Any, little_room: None, messages: list[Any]
+) -> None:
+    edge = edge_of(tmp_path)
+    held = []
+
+    def watched(message: Any) -> Any:
+        def give() -> Any:
+            held.append(edge._room.bytes_held)
+            return message
+
+        return give
+
+    asyncio.run(replied(edge, [watched(message) for message in messages]))
+    assert max(held) <= 6_000
+    assert edge._room.bytes_held == 0
+
+
+def test_a_body_that_turns_out_too_long_takes_no_room_while_its_rest_arrives(
+    tmp_path: Any, little_room: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_exchange, "BODY_BYTES_MAX", 1_000)
+    edge = edge_of(tmp_path)
+    held = []
+
+    def rest() -> Any:
+        held.append(edge._room.bytes_held)
+        return part(900, more=False)
+
+    sent = asyncio.run(replied(edge, [part(900), part(900), rest]))
+    assert (held, sent[0]["status"]) == ([0], 413)
+
+
+def test_a_length_that_is_only_told_takes_nobodys_room(tmp_path: Any, little_room: None) -> None:
+    edge = edge_of(tmp_path)
+    held = []
+
+    def leave() -> Any:
+        held.append(edge._room.bytes_held)
+        return {"type": "http.disconnect"}
+
+    asyncio.run(replied(edge, [leave], (b"content-length", b"5900")))
+    assert held == [0]
+
+
+def test_a_body_past_its_own_limit_is_told_of_that_whatever_room_there_is(
+    tmp_path: Any, little_room: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_exchange, "BODY_BYTES_MAX", 1_000)
+    length = (b"content-length", b"8000")
+    sent = asyncio.run(replied(edge_of(tmp_path), [part(8_000, more=False)], length))
+    assert sent[0]["status"] == 413

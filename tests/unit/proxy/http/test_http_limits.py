@@ -1,0 +1,279 @@
+"""What arrives before a request is one: slow heads, endless heads, endless and packed bodies."""
+
+import asyncio
+import contextlib
+import gzip
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import orjson
+import pytest
+import uvicorn
+
+from hearth.proxy.app import HEADERS_MAX, ProxyApp
+from hearth.proxy.http import http_exchange as exchange_module, uvicorn_timeouts
+from hearth.proxy.http.strict_json import DEPTH_MAX, parse_object
+from hearth.proxy.http.uvicorn_timeouts import HeadTimeout
+from hearth.shared.errors import RequestError
+from tests.unit.proxy.http.test_app import ask, asked, edge_of
+
+HOST = b"Host: 127.0.0.1\r\n"
+HEAD = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
+
+
+@contextlib.asynccontextmanager
+async def serving(edge: ProxyApp, **options: Any) -> AsyncIterator[int]:
+    """Serve `edge` as hearth.proxy.main does, and give the port."""
+    config = uvicorn.Config(
+        edge,
+        http=HeadTimeout,
+        port=0,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        **options,
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+def talking(edge: ProxyApp, talk: Talk, **options: Any) -> None:
+    async def run() -> None:
+        async with serving(edge, **options) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                await talk(reader, writer)
+            finally:
+                writer.close()
+
+    asyncio.run(run())
+
+
+async def drip(writer: asyncio.StreamWriter, data: bytes, wait_s: float) -> None:
+    with contextlib.suppress(ConnectionError):
+        for byte in data:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(wait_s)
+
+
+@pytest.mark.parametrize("sent", [b"", b"G", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: b\r\n"])
+def test_slowloris_a_head_that_never_ends_loses_its_connection(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(uvicorn_timeouts, "HEAD_WAIT_S_MAX", 0.5)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        began = time.monotonic()
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        assert 0.3 < time.monotonic() - began < 9
+
+    talking(edge_of(tmp_path), talk)
+
+
+@pytest.mark.parametrize("first", [b"", HEAD])
+def test_slowloris_a_byte_now_and_then_does_not_set_the_clock_back(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    """`first` is a whole request before it, on the same connection."""
+    monkeypatch.setattr(uvicorn_timeouts, "HEAD_WAIT_S_MAX", 0.5)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if first:
+            writer.write(first)
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            await reader.readuntil(b"]}")
+        began = time.monotonic()
+        dripping = asyncio.create_task(drip(writer, b"GET / HTTP/1.1\r\nX-A: " + b"a" * 500, 0.1))
+        await asyncio.wait_for(reader.read(), 60)
+        assert 0.3 < time.monotonic() - began < 9
+        dripping.cancel()
+
+    talking(edge_of(tmp_path), talk)
+
+
+def test_a_connection_that_waits_between_requests_is_kept(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent thinks for longer than a head may take."""
+    monkeypatch.setattr(uvicorn_timeouts, "HEAD_WAIT_S_MAX", 0.3)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(3):
+            writer.write(HEAD)
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            await asyncio.sleep(0.6)
+            await reader.read(65536)
+
+    talking(edge_of(tmp_path), talk, timeout_keep_alive=120)
+
+
+def test_a_slow_body_is_not_a_slow_head(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn_timeouts, "HEAD_WAIT_S_MAX", 0.3)
+    head = b"POST /v1/messages HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\n"
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head + b"{")
+        await asyncio.sleep(0.8)
+        writer.write(b"}")
+        assert b"HTTP/1.1 400" in await reader.readuntil(b"\r\n\r\n")
+
+    talking(edge_of(tmp_path), talk)
+
+
+def test_a_head_without_an_end_is_refused_before_it_fills_memory(tmp_path: Any) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"GET / HTTP/1.1\r\n" + HOST)
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 1_000_000 and not reader.at_eof():
+                writer.write(b"X-Many: " + b"a" * 1000 + b"\r\n")
+                await writer.drain()
+                sent += 1010
+                await asyncio.sleep(0)
+        with contextlib.suppress(ConnectionError):  # reset: it was still being sent to
+            assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 400")
+        assert sent < 1_000_000
+
+    talking(edge_of(tmp_path), talk)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
+        b"Content-Length: -1\r\n\r\n",
+        b"Content-Length: 9" + b"9" * 5000 + b"\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFFFFFFFFFFF\r\nx",
+        b"X : y\r\n\r\n",
+        b"X: a\r\n\x00: b\r\n\r\n",
+    ],
+)
+def test_smuggled_lengths_and_codings_are_refused(tmp_path: Any, lines: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST /v1/messages HTTP/1.1\r\n" + HOST + lines)
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
+        assert answer.split()[1] in (b"400", b"501"), answer
+
+    talking(edge_of(tmp_path), talk)
+
+
+# ---------------------------------------------------------------- at the edge
+
+
+def test_a_flood_of_headers_is_refused_before_anything_is_read(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path)
+    many = [(b"x-%d" % number, b"1") for number in range(HEADERS_MAX)]
+    reply = ask(edge, "POST", "/v1/messages", *many, body=b"{}")
+    assert (reply.status, reply.json["error"]["type"]) == (431, "invalid_request_error")
+    assert f"accepts {HEADERS_MAX}" in reply.json["error"]["message"]
+    assert ask(edge, "GET", "/health", *many[: HEADERS_MAX - 1]).status == 200
+
+
+PACKED = {
+    "gzip": gzip.compress(b" " * 10_000_000),
+    "deflate": zlib.compress(b" " * 10_000_000),
+    "br": b"\x8b",
+    "zstd": b"(\xb5/\xfd",
+    "gzip, identity": b"x",
+    "GZIP": b"x",
+}
+
+
+@pytest.mark.parametrize("coding", sorted(PACKED))
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+def test_a_packed_bomb_is_refused_and_not_unpacked(tmp_path: Any, coding: str, path: str) -> None:
+    header = (b"content-encoding", coding.encode())
+    assert ask(edge_of(tmp_path), "POST", path, header, body=PACKED[coding]).status == 415
+
+
+def test_a_chunked_body_without_an_end_is_refused_in_time(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_module, "BODY_WAIT_S_MAX", 0.5)
+    monkeypatch.setattr(exchange_module, "DRAIN_WAIT_S_MAX", 0.2)
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"POST /v1/messages HTTP/1.1\r\n" + HOST)
+        writer.write(b"Transfer-Encoding: chunked\r\n\r\n")
+        dripping = asyncio.create_task(drip(writer, b"1\r\n \r\n" * 200, 0.01))
+        began = time.monotonic()
+        answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
+        assert b"408" in answer and time.monotonic() - began < 9
+        dripping.cancel()
+
+    talking(edge_of(tmp_path), talk)
+
+
+def test_a_body_without_a_key_is_not_read_as_json(tmp_path: Any) -> None:
+    """Who has no key cannot make this server parse anything."""
+    edge = edge_of(tmp_path, PROXY_API_KEY="k")
+    for path in ("/v1/messages", "/v1/chat/completions", "/v1/responses"):
+        assert ask(edge, "POST", path, body=b"[" * 1_000_000).status == 401
+
+
+# ---------------------------------------------------------------- JSON that costs
+
+
+def refused_after(body: bytes) -> float:
+    """Return the CPU seconds that it takes to refuse `body`."""
+    began = time.thread_time()
+    with pytest.raises(RequestError) as caught:
+        parse_object(body)
+    assert caught.value.code == "invalid_json"
+    assert len(str(caught.value)) < 400
+    return time.thread_time() - began
+
+
+@pytest.mark.parametrize(
+    "number",
+    [b"9" * 1_000_000, b"-" + b"1" * 1_000_000, b"2" * 20, b"-9223372036854775809"],
+)
+def test_a_number_of_a_million_digits_costs_nothing_and_is_refused(number: bytes) -> None:
+    assert refused_after(b'{"seed": ' + number + b"}") < 2
+
+
+@pytest.mark.parametrize("number", [b"0." + b"1" * 1_000_000, b"1e999999999", b"1" * 400 + b".5"])
+def test_a_fraction_of_a_million_digits_costs_nothing(number: bytes) -> None:
+    began = time.thread_time()
+    with contextlib.suppress(RequestError):
+        value = parse_object(b'{"temperature": ' + number + b"}")["temperature"]
+        assert isinstance(value, float)
+        assert orjson.dumps(value)
+    assert time.thread_time() - began < 2
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"b":['])
+@pytest.mark.parametrize("depth", [DEPTH_MAX + 1, 2_000, 1_000_000])
+def test_json_of_any_depth_is_refused_without_a_crash(opening: bytes, depth: int) -> None:
+    assert refused_after(b'{"x":' + opening * depth) < 5
+    closing = {b"[": b"]", b'{"a":': b"}", b'[{"b":[': b"]}]"}[opening]
+    assert refused_after(b'{"x":' + opening * depth + b"1" + closing * depth + b"}") < 5
+
+
+def test_millions_of_empty_values_are_refused() -> None:
+    assert refused_after(b'{"x":[' + b"[]," * 3_000_000 + b"[]]}") < 10
+
+
+def test_a_chunked_upload_over_the_limit_is_measured_not_kept(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange_module, "BODY_BYTES_MAX", 1_000)
+    reply = asyncio.run(
+        asked(edge_of(tmp_path), "POST", "/v1/messages", body=b'{"a": "' + b"x" * 5_000 + b'"}')
+    )
+    assert reply.status == 413 and "accepts 1,000" in reply.json["error"]["message"]

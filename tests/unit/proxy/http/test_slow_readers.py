@@ -1,0 +1,191 @@
+"""Clients that read slowly, late or never: what is held for them, and for how long."""
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from hearth.proxy.http import uvicorn_timeouts
+from hearth.proxy.pool import answer_stream as answer_module
+from hearth.proxy.pool.answer_stream import LOOSE_MAX, MERGED_CHARS_MAX, AnswerStream
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Admitted, CallStart, Delta, Finished, TokenLogprob, Usage
+from tests.unit.proxy.http.test_http_limits import serving
+
+CHANNELS = ("reasoning", "content")
+USAGE = Usage(5, 2, 3, 5)
+BIG = 8 * 1024 * 1024
+
+
+def opened() -> tuple[AnswerStream, list[bool]]:
+    released: list[bool] = []
+    answer = AnswerStream("r", released.append)
+    answer.take(Admitted("r", 5))
+    return answer, released
+
+
+def logprob(alternatives: int) -> TokenLogprob:
+    return TokenLogprob(7, "x", b"x", -1.0, [[1, "x", b"x", -1.0]] * alternatives)
+
+
+def by_run(deltas: list[Delta]) -> list[tuple[str, str, int, CallStart | None]]:
+    """Return channel, text, log probabilities and call of each run, as a client reads them."""
+    runs: list[tuple[str, str, int, CallStart | None]] = []
+    for each in deltas:
+        if runs and runs[-1][0] == each.channel and each.call is None:
+            channel, text, rows, call = runs[-1]
+            runs[-1] = (channel, text + each.text, rows + len(each.logprobs), call)
+        else:
+            runs.append((each.channel, each.text, len(each.logprobs), each.call))
+    return runs
+
+
+PIECES = st.tuples(
+    st.sampled_from(CHANNELS), st.text("aé😀", max_size=3), st.integers(0, 2), st.booleans()
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unhurried() -> Any:
+    """No pace, and few loose deltas, so that small examples reach what large answers do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answer_module, "PACE_S", 0.0)
+        patch.setattr(answer_module, "LOOSE_MAX", 4)
+        yield
+
+
+# A piece that the worker sends, or None: the client takes what is there.
+@given(st.lists(st.none() | PIECES, max_size=40))
+def test_whoever_reads_late_reads_the_same(pieces: list[Any]) -> None:
+    async def body() -> None:
+        answer, released = opened()
+        sent: list[Delta] = []
+        given: list[Delta] = []
+        for piece in pieces:
+            if piece is None:
+                if isinstance(row := await answer.next_event(0), Delta):
+                    given.append(row)
+                continue
+            channel, text, rows, is_call = piece
+            call = CallStart(f"c{len(sent)}", "f") if is_call else None
+            sent.append(Delta("r", len(sent), channel, text, [logprob(1)] * rows, call))
+            answer.take(sent[-1])
+        answer.take(Finished("r", "stop", None, USAGE))
+        while isinstance(row := await answer.next_event(), Delta):
+            given.append(row)
+        assert isinstance(row, Finished)
+        assert by_run(given) == by_run(sent)
+        assert answer._unread_bytes == 0
+        assert released == [False]
+
+    asyncio.run(body())
+
+
+def test_a_client_that_reads_nothing_holds_little_more_than_the_text() -> None:
+    answer, _ = opened()
+    for number in range(10_000):
+        answer.take(Delta("r", number, "content", "word "))
+    assert len(answer._inbox) <= 10_000 // 4 + 4
+    assert sum(len(row.text) for row in answer._inbox if isinstance(row, Delta)) == 50_000
+    assert LOOSE_MAX > 100, "where no test makes it small, a million tokens are some thousand rows"
+
+
+def test_who_catches_up_is_given_no_event_of_any_length() -> None:
+    async def body() -> None:
+        answer, _ = opened()
+        for number in range(100):
+            answer.take(Delta("r", number, "content", "x" * 1_000))
+        answer.take(Finished("r", "stop", None, USAGE))
+        lengths = []
+        while isinstance(row := await answer.next_event(), Delta):
+            lengths.append(len(row.text))
+        assert sum(lengths) == 100_000
+        assert max(lengths) <= MERGED_CHARS_MAX + 4_000, "the last part may begin below it"
+        assert len(lengths) <= 100_000 // MERGED_CHARS_MAX + 1
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("alternatives", [0, 20])
+def test_an_answer_that_nobody_reads_is_given_up_at_its_bound(
+    alternatives: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_module, "UNREAD_BYTES_MAX", 100_000)
+
+    async def body() -> None:
+        answer, released = opened()
+        rows = [logprob(alternatives)] if alternatives else []
+        number = 0
+        while not released:
+            answer.take(Delta("r", number, "content", "x" * 100, rows))
+            number += 1
+        assert released == [True], "the worker is told to stop"
+        assert number == 100_000 // (100 + len(rows) * 256 * 21) + 1
+        with pytest.raises(RequestError, match="100,000 bytes") as caught:
+            await answer.next_event()
+        assert (caught.value.status, caught.value.code) == (503, "slow_reader")
+        assert len(answer._inbox) == 1
+
+    asyncio.run(body())
+
+
+async def lavish(scope: Any, receive: Any, send: Any) -> None:
+    """Reply with BIG bytes at once."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"x" * BIG, "more_body": False})
+
+
+async def connected(port: int) -> socket.socket:
+    """Return a connection that has asked, and takes no more than a small buffer holds."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", port))
+    await loop.sock_sendall(
+        client, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    )
+    return client
+
+
+async def read_all(client: socket.socket, at_once: int, pause_s: float = 0.0) -> int:
+    """Return how many bytes came before the end; -1 where the connection was cut off."""
+    loop, size = asyncio.get_running_loop(), 0
+    try:
+        while data := await loop.sock_recv(client, at_once):
+            size += len(data)
+            await asyncio.sleep(pause_s)
+    except ConnectionError:
+        return -1
+    finally:
+        client.close()
+    return size
+
+
+def test_a_client_that_never_reads_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn_timeouts, "WRITE_WAIT_S_MAX", 0.2)
+
+    async def body() -> None:
+        async with serving(lavish) as port:  # type: ignore[arg-type]
+            client = await connected(port)
+            await asyncio.sleep(1.0)
+            assert await read_all(client, 65_536) < BIG
+
+    asyncio.run(body())
+
+
+def test_a_client_that_reads_slowly_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it takes longer than the limit, and never stands still."""
+    monkeypatch.setattr(uvicorn_timeouts, "WRITE_WAIT_S_MAX", 1.0)
+
+    async def body() -> None:
+        async with serving(lavish) as port:  # type: ignore[arg-type]
+            client = await connected(port)
+            began = time.monotonic()
+            assert await read_all(client, 65_536, pause_s=0.025) > BIG
+            assert time.monotonic() - began > 2.0
+
+    asyncio.run(body())

@@ -1,0 +1,244 @@
+"""What the cache routes answer, over scripted workers: real processes, real ZeroMQ, no LiteLLM."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from hearth.proxy.app import ProxyApp
+from hearth.proxy.monitoring.admin_routes import AdminRoutes
+from hearth.proxy.pool import worker_pool as pool_module
+from hearth.shared.load_settings import load_settings
+from tests.unit.proxy.http.test_app import HOST, Reply, _front, ask, asked, edge_of
+from tests.unit.proxy.pool.test_worker_pool import Bench, bench, request, run
+
+KEY = (b"x-api-key", b"k")
+DEBUG = {"CACHE_DEBUG": "true", "PROXY_API_KEY": "k"}
+
+
+class Front:
+    """The edge over running workers, asked by a client that has the key."""
+
+    def __init__(self, made: Bench, run_dir: str, environ: dict[str, str]) -> None:
+        self.made = made
+        settings = load_settings({"RUN_DIR": run_dir, "MAX_KV_SIZE_GB": "0", **environ}, None)
+        routes = AdminRoutes(settings, "0", made.supervisor, made.pool)
+        self._stopped: list[int] = []
+        self._edge = ProxyApp(settings, made.pool, routes, _front, "token")
+
+    async def ask(
+        self, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b""
+    ) -> Reply:
+        return await self.open_ask(method, path, KEY, *headers, body=body)
+
+    async def open_ask(
+        self, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b""
+    ) -> Reply:
+        """Ask without the key, unless it is in `headers`."""
+        return await asked(self._edge, method, path, *headers, body=body)
+
+    async def workers(self, method: str = "GET") -> list[dict[str, Any]]:
+        reply = await self.ask(method, "/v1/cache")
+        assert reply.status == 200
+        assert reply.json["object"] == "cache"
+        rows: list[dict[str, Any]] = reply.json["workers"]
+        return rows
+
+    async def generate(self, script: str) -> tuple[str, int]:
+        """Have a worker answer; return the request id as the client was told it, and its size."""
+        body = orjson.dumps({"model": "claude-x", "input": script})
+        reply = await self.ask("POST", "/v1/responses", body=body)
+        assert reply.status == 200, reply.content
+        return reply.headers["x-request-id"], reply.json["usage"]["input_tokens"]
+
+    async def prompt(self, request_id: str) -> Reply:
+        return await self.ask("GET", f"/v1/cache/prompts/{request_id}")
+
+    def stop(self, number: int) -> None:
+        """Have a worker hang, as one does in a long forward."""
+        pid = self.made.supervisor.pids[number]
+        os.kill(pid, signal.SIGSTOP)
+        self._stopped.append(pid)
+
+    def resume(self) -> None:
+        for pid in self._stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.asynccontextmanager
+async def front(count: int = 2, **environ: str) -> AsyncIterator[Front]:
+    with tempfile.TemporaryDirectory(prefix="hearth-") as name:
+        async with bench(Path(name), count) as made:
+            opened = Front(made, name, DEBUG | environ)
+            try:
+                yield opened
+            finally:
+                opened.resume()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "STATUS_WAIT_S_MAX", 0.4)
+
+
+def test_each_worker_tells_about_its_cache_and_empties_it() -> None:
+    async def body() -> None:
+        async with front() as made:
+            _, size = await made.generate("n=1 a b c")
+            assert await made.workers() == [
+                {"worker": 0, "bytes": size, "entries": [{"tokens": size, "bytes": size}]},
+                {"worker": 1, "bytes": 0, "entries": []},
+            ]
+            empty = [{"worker": number, "bytes": 0, "entries": []} for number in (0, 1)]
+            assert await made.workers("DELETE") == empty
+            assert await made.workers() == empty
+            whats = [row["what"] for row in made.made.events("Status")]
+            assert sorted(whats) == ["cache"] * 4 + ["clear_cache"] * 2
+
+    run(body)
+
+
+def test_the_log_tells_what_was_used_of_the_cache(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hearth.proxy.app")
+
+    async def body() -> None:
+        async with front(1) as made:
+            _, size = await made.generate("n=1 kept=1 a b c d")
+            assert f"prompt={size} cached={size // 2} ended=stop" in caplog.text
+
+    run(body)
+
+
+def test_a_worker_that_hangs_is_an_error_in_its_row_and_two_are_waited_for_at_once(
+    impatient: None,
+) -> None:
+    async def body() -> None:
+        async with front(3) as made:
+            made.stop(0)
+            made.stop(2)
+            links = made.made.pool.links.values()
+            asking = asyncio.create_task(made.workers())
+            await made.made.until(lambda: [link.load for link in links] == [1, 0, 1])
+            rows = await asking
+            assert [set(row) for row in rows[::2]] == [{"worker", "error"}] * 2
+            assert "within 0.4 s" in rows[0]["error"]
+            assert rows[1] == {"worker": 1, "bytes": 0, "entries": []}
+            assert not any(link.load for link in links)
+
+    run(body)
+
+
+def test_a_worker_that_dies_while_it_is_asked_is_an_error_at_once() -> None:
+    async def body() -> None:
+        async with front() as made:
+            made.stop(1)
+            asking = asyncio.create_task(made.workers("DELETE"))
+            await asyncio.sleep(0.1)
+            os.kill(made.made.supervisor.pids[1], signal.SIGKILL)
+            rows = await asyncio.wait_for(asking, 60)
+            assert "error" not in rows[0]
+            assert "SIGKILL" in rows[1]["error"]
+
+    run(body)
+
+
+def test_a_worker_that_is_not_ready_is_an_error_in_its_row(tmp_path: Path) -> None:
+    edge = edge_of(tmp_path)
+    reply = ask(edge, "GET", "/v1/cache")
+    (row,) = reply.json["workers"]
+    assert (reply.status, row["worker"], row["state"]) == (200, 0, "dead")
+    assert "not ready, it is dead" in row["error"]
+
+
+def test_a_cache_that_no_worker_can_empty_is_not_said_to_be_empty(tmp_path: Path) -> None:
+    reply = ask(edge_of(tmp_path), "DELETE", "/v1/cache")
+    assert (reply.status, reply.json["error"]["code"]) == (503, "overloaded")
+    assert "Nothing was emptied: no worker is ready." in reply.json["error"]["message"]
+
+
+def test_a_prompt_is_found_by_the_id_that_the_client_was_told() -> None:
+    async def body() -> None:
+        async with front() as made:
+            held = await made.made.pool.open(request("n=1000 delay=0.02"), "held")
+            request_id, size = await made.generate("n=1 a b c d e")  # by the worker that is free
+            held.close()
+            submits = made.made.events("Submit")
+            assert [row["request_id"] for row in submits] == ["held", request_id]
+            assert submits[0]["pid"] != submits[1]["pid"]
+            reply = await made.prompt(request_id)
+            assert reply.status == 200
+            assert reply.json == {"request_id": request_id, "ids": list(range(size))}
+
+    run(body)
+
+
+def test_a_prompt_keeps_its_id_where_another_worker_takes_it_over() -> None:
+    async def body() -> None:
+        async with front() as made:
+            made.stop(0)
+            asking = asyncio.create_task(made.generate("n=1"))
+            await asyncio.sleep(0.1)
+            os.kill(made.made.supervisor.pids[0], signal.SIGKILL)
+            request_id, size = await asking
+            reply = await made.prompt(request_id)
+            assert len(reply.json["ids"]) == size
+
+    run(body)
+
+
+def test_a_prompt_that_nobody_remembers_is_a_404(impatient: None) -> None:
+    async def body() -> None:
+        async with front() as made:
+            reply = await made.prompt("nobody's")
+            assert (reply.status, reply.json["error"]["code"]) == (404, "not_found")
+            made.stop(1)  # which may know
+            reply = await made.prompt("nobody's")
+            assert (reply.status, reply.json["error"]["code"]) == (503, "overloaded")
+            assert "retry-after" in reply.headers
+
+    run(body)
+
+
+def test_prompts_are_served_only_where_that_is_switched_on(tmp_path: Path) -> None:
+    shut, opened = edge_of(tmp_path, PROXY_API_KEY="k"), edge_of(tmp_path, **DEBUG)
+    path = "/v1/cache/prompts/abc"
+    for method in ("GET", "POST", "DELETE"):
+        reply = ask(shut, method, path, KEY)
+        assert reply.status == 404
+        assert "not served here" in reply.json["error"]["message"]
+    assert "not served here" not in ask(opened, "GET", path, KEY).json["error"]["message"]
+    assert ask(opened, "GET", "/v1/cache/prompts/", KEY).status == 404
+    assert ask(opened, "GET", "/v1/cache/other", KEY).status == 404
+    assert ask(opened, "DELETE", path, KEY).headers["allow"] == "GET, HEAD"
+
+
+def test_the_cache_takes_get_and_delete_from_whoever_has_the_key(tmp_path: Path) -> None:
+    edge = edge_of(tmp_path, **DEBUG)
+    for method, path in (
+        ("GET", "/v1/cache"),
+        ("DELETE", "/v1/cache"),
+        ("GET", "/v1/cache/prompts/abc"),
+    ):
+        assert ask(edge, method, path).status == 401
+    for method in ("POST", "PUT", "PATCH", "OPTIONS"):
+        reply = ask(edge, method, "/v1/cache", KEY)
+        assert (reply.status, reply.headers["allow"]) == (405, "GET, HEAD, DELETE")
+    assert ask(edge, "DELETE", "/v1/models", KEY).headers["allow"] == "GET, HEAD"
+    head = ask(edge, "HEAD", "/v1/cache", KEY)
+    assert (head.status, head.content) == (200, b"")
+
+
+def test_no_page_of_another_site_can_empty_the_cache(tmp_path: Path) -> None:
+    edge = edge_of(tmp_path)
+    foreign = (b"origin", b"http://evil.example")
+    assert ask(edge, "DELETE", "/v1/cache", foreign).status == 403
+    assert ask(edge, "DELETE", "/v1/cache", host=(HOST[0], b"evil.example")).status == 403

@@ -1,0 +1,318 @@
+"""The dashboard's door: who gets the page, the cookie and the stream, and who does not."""
+
+import asyncio
+import re
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from hearth.proxy.app import ProxyApp
+from hearth.proxy.monitoring import dashboard_routes as dashboard_module
+from hearth.proxy.monitoring.dashboard_routes import FORM_BYTES_MAX, PASSES_MAX, SignIns
+from hearth.proxy.request.session_id import key_digest
+from tests.unit.proxy.http.test_app import HOST, Reply, ask, edge_of
+from tests.unit.proxy.http.test_http_limits import serving
+from tests.unit.proxy.monitoring.test_dashboard_feed import ended, request_of
+
+KEYED = {"PROXY_API_KEY": "secret"}
+APART = {"PROXY_API_KEYS": "one,two"}
+LOGIN = "/dashboard/login"
+EVENTS = "/dashboard/events"
+
+
+def log_in(edge: ProxyApp, key: str, *headers: tuple[bytes, bytes]) -> Reply:
+    body = urlencode({"key": key}).encode()
+    length = (b"content-length", str(len(body)).encode())
+    return ask(edge, "POST", LOGIN, length, *headers, body=body)
+
+
+def cookie_of(reply: Reply) -> tuple[bytes, bytes]:
+    """Return the header that a browser sends back, under the dashboard's path."""
+    return (b"cookie", reply.headers["set-cookie"].partition(";")[0].encode())
+
+
+async def first_event(edge: ProxyApp, *headers: tuple[bytes, bytes]) -> str:
+    """Return the first event of a stream, whose page goes away then; the stream must end too."""
+    gone, frames = asyncio.Event(), list[bytes]()
+    asked = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> Any:
+        if asked:
+            return asked.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body" and message["body"]:
+            frames.append(message["body"])
+            gone.set()
+
+    scope = {"type": "http", "method": "GET", "path": EVENTS, "scheme": "http"}
+    async with asyncio.timeout(60):
+        await edge(scope | {"headers": [HOST, *headers]}, receive, send)
+    return frames[0].decode()
+
+
+def note(edge: ProxyApp, key: str) -> None:
+    digest = key_digest({"x-api-key": key})
+    edge._routes.watch.note(request_of(key=digest), [ended(key=digest)], time.monotonic())
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_without_keys_the_page_is_there_and_with_one_only_its_sign_in(tmp_path: Any) -> None:
+    assert b'id="charts"' in ask(edge_of(tmp_path), "GET", "/dashboard").content
+    closed = ask(edge_of(tmp_path, **KEYED), "GET", "/dashboard")
+    assert (closed.status, b'id="charts"' in closed.content) == (200, False)
+    assert b'type="password"' in closed.content
+    with_key = ask(edge_of(tmp_path, **KEYED), "GET", "/dashboard/", (b"x-api-key", b"secret"))
+    assert b'id="charts"' in with_key.content
+
+
+@pytest.mark.parametrize("page", ["index.html", "login.html"])
+def test_all_that_a_page_names_is_served_from_here_and_none_of_it_is_inline(
+    tmp_path: Any, page: str
+) -> None:
+    edge = edge_of(tmp_path)
+    text = (Path(dashboard_module.__file__).parent / "pages" / page).read_text()
+    named = re.findall(r'(?:src|href|action)="([^"#]+)"', text)
+    assert named
+    assert all(name.startswith("/dashboard/") for name in named)
+    for name in named:
+        if name != LOGIN:
+            assert ask(edge, "GET", name).status == 200
+    assert not re.search(r"<script(?![^>]*src)|<style|\sstyle=|\son\w+=", text)
+
+
+def test_nothing_that_is_served_names_another_host(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path)
+    for path, (_, content) in edge._dashboard._files.items():
+        hosts = set(re.findall(rb"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", content))
+        assert not hosts - {b"http://www.w3.org", b"https://github.com"}, path
+
+
+def test_every_reply_says_what_a_browser_may_do_with_it(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path, **KEYED)
+    for path in ("/dashboard", "/dashboard/charts.js", "/dashboard/none", EVENTS):
+        headers = ask(edge, "GET", path).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'self';")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("HEAD", "/dashboard", 200),
+        ("POST", "/dashboard", 405),
+        ("GET", LOGIN, 405),
+        ("DELETE", LOGIN, 405),
+        ("HEAD", EVENTS, 405),
+        ("POST", EVENTS, 405),
+        ("GET", "/dashboard/none.js", 404),
+        ("GET", "/dashboard/index.html", 404),
+        ("GET", "/dashboard/../edge.py", 404),
+        ("GET", "/dashboard/vendor/../../edge.py", 404),
+        ("GET", "/dashboard//etc/passwd", 404),
+        ("GET", "/dashboards", 404),
+    ],
+)
+def test_what_is_not_there_is_refused(tmp_path: Any, method: str, path: str, status: int) -> None:
+    assert ask(edge_of(tmp_path), method, path).status == status
+
+
+# ---------------------------------------------------------------- the sign-in
+
+
+def test_a_key_gives_a_cookie_that_no_script_and_no_other_site_can_use(tmp_path: Any) -> None:
+    reply = log_in(edge_of(tmp_path, **KEYED), "secret")
+    assert (reply.status, reply.headers["location"]) == (303, "/dashboard")
+    value, *attributes = reply.headers["set-cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=Strict", "Path=/dashboard"} <= set(attributes)
+    assert any(re.fullmatch(r"Max-Age=\d+", each) for each in attributes)
+    name, _, token = value.partition("=")
+    assert name.endswith("4000"), "a browser gives a cookie to all ports of a host"
+    assert len(token) >= 40
+    assert "secret" not in value
+
+
+@pytest.mark.parametrize("key", ["voilà", "Å", "a b", "x+y&z=%", "名前"])
+def test_any_key_that_the_api_takes_signs_in(tmp_path: Any, key: str) -> None:
+    edge = edge_of(tmp_path, PROXY_API_KEY=key)
+    assert ask(edge, "GET", "/v1/models", (b"x-api-key", key.encode())).status == 200
+    assert log_in(edge, f" {key}\r\n").status == 303
+
+
+def test_the_cookie_opens_the_page_and_the_stream_and_nothing_else(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path, **KEYED)
+    cookie = cookie_of(log_in(edge, "secret"))
+    assert b'id="charts"' in ask(edge, "GET", "/dashboard", cookie).content
+    assert "event: snapshot" in asyncio.run(first_event(edge, cookie))
+    for path in ("/v1/models", "/v1/cache", "/v1/sessions", "/", "/metrics"):
+        assert ask(edge, "GET", path, cookie).status == 401
+    assert ask(edge, "POST", "/v1/chat/completions", cookie, body=b"{}").status == 401
+
+
+@pytest.mark.parametrize("key", ["", "wrong", "secre", "secret2", "ä", "\u2028"])
+def test_a_wrong_key_gives_no_cookie_and_says_so(tmp_path: Any, key: str) -> None:
+    reply = log_in(edge_of(tmp_path, **KEYED), key)
+    assert reply.status == 401
+    assert "set-cookie" not in reply.headers
+    assert b'role="alert"' in reply.content
+
+
+@pytest.mark.parametrize("cookie", ["", "x", "hearth-4000=", "hearth-4000=guess", '="; ;;=\\'])
+def test_a_made_up_cookie_opens_nothing(tmp_path: Any, cookie: str) -> None:
+    edge = edge_of(tmp_path, **KEYED)
+    log_in(edge, "secret")
+    refused = ask(edge, "GET", EVENTS, (b"cookie", cookie.encode()))
+    assert (refused.status, refused.json["error"]["code"]) == (401, "invalid_api_key")
+    assert (
+        b'id="charts"' not in ask(edge, "GET", "/dashboard", (b"cookie", cookie.encode())).content
+    )
+
+
+@pytest.mark.parametrize("other", ['a={"b": "c"}', "x", "a b=c d", '="', "ä=ö", 'q="un;closed'])
+def test_another_servers_cookies_on_this_host_do_not_hide_ours(tmp_path: Any, other: str) -> None:
+    edge = edge_of(tmp_path, **KEYED)
+    _, ours = cookie_of(log_in(edge, "secret"))
+    for both in (other.encode() + b"; " + ours, ours + b"; " + other.encode()):
+        assert b'id="charts"' in ask(edge, "GET", "/dashboard", (b"cookie", both)).content
+
+
+def test_a_form_that_is_no_sign_in_is_refused_before_it_is_read(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path, **KEYED)
+    long = (b"content-length", str(FORM_BYTES_MAX + 1).encode())
+    for header in (long, (b"transfer-encoding", b"chunked"), (b"content-length", b"9" * 400)):
+        reply = ask(edge, "POST", LOGIN, header, body=b"key=secret")
+        assert reply.status == 413
+        assert f"{FORM_BYTES_MAX:,}" in reply.json["error"]["message"]
+
+
+def test_a_form_without_a_key_is_a_wrong_key(tmp_path: Any) -> None:
+    for body in (b"", b"kez=secret", b"%%%", b"\xff\xfe", b"&" * 900, b'{"key": "secret"}'):
+        length = (b"content-length", str(len(body)).encode())
+        assert ask(edge_of(tmp_path, **KEYED), "POST", LOGIN, length, body=body).status == 401
+
+
+def test_another_sites_page_can_neither_sign_in_nor_listen(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path, **KEYED)
+    origin = (b"origin", b"http://evil.example")
+    assert log_in(edge, "secret", origin).status == 403
+    cookie = cookie_of(log_in(edge, "secret", (b"origin", b"http://127.0.0.1:4000")))
+    site = (b"sec-fetch-site", b"cross-site")
+    assert ask(edge, "GET", EVENTS, cookie, site).status == 403
+    assert ask(edge, "GET", EVENTS, cookie, host=(b"host", b"evil.example")).status == 403
+
+
+def test_sign_ins_are_bounded_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = SignIns()
+    tokens = [passes.issue(str(number)) for number in range(PASSES_MAX + 1)]
+    assert len(set(tokens)) == PASSES_MAX + 1
+    assert passes.key_of(tokens[0]) is None
+    assert passes.key_of(tokens[1]) == "1"
+    assert passes.key_of(tokens[-1]) == str(PASSES_MAX)
+    monkeypatch.setattr(dashboard_module, "PASS_S", 0.0)
+    assert passes.key_of(passes.issue("late")) is None
+    assert not any(token in repr(vars(passes)) for token in tokens)
+
+
+# ---------------------------------------------------------------- keys
+
+
+@pytest.mark.parametrize("key", ["one", "two"])
+def test_with_several_keys_a_sign_in_shows_its_own_keys_requests(tmp_path: Any, key: str) -> None:
+    edge = edge_of(tmp_path, **APART)
+    note(edge, "one")
+    note(edge, "two")
+    note(edge, "two")
+    count = {"one": 1, "two": 2}[key]
+    cookie = cookie_of(log_in(edge, key))
+    for header in (cookie, (b"x-api-key", key.encode())):
+        told = asyncio.run(first_event(edge, header))
+        assert told.count('"number":') == count
+        assert f'"totals":{{"requests":{count}' in told
+
+
+def test_with_one_key_its_sign_in_shows_all(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path, **KEYED)
+    note(edge, "secret")
+    cookie = cookie_of(log_in(edge, "secret"))
+    assert asyncio.run(first_event(edge, cookie)).count('"number":') == 1
+
+
+# ---------------------------------------------------------------- the stream
+
+
+def test_a_stream_ends_with_its_page(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path)
+    asyncio.run(first_event(edge))
+    assert (edge._routes.watch.listeners, edge._routes.watch.is_looking) == (0, False)
+
+
+def test_a_page_that_does_not_read_is_dropped_and_counted(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard_module, "SEND_WAIT_S_MAX", 0.01)
+    edge = edge_of(tmp_path)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()  # as with a full buffer
+
+    async def body() -> None:
+        scope = {"type": "http", "method": "GET", "path": EVENTS, "scheme": "http"}
+        async with asyncio.timeout(60):
+            await edge(scope | {"headers": [HOST]}, receive, send)
+
+    asyncio.run(body())
+    assert (edge._routes.watch.dropped, edge._routes.watch.listeners) == (1, 0)
+
+
+def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_on(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard_module, "SEND_WAIT_S_MAX", 0.2)
+    edge = edge_of(tmp_path)
+    watch = edge._routes.watch
+    request = f"GET {EVENTS} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+
+    async def body() -> None:
+        async with asyncio.timeout(60), serving(edge) as port:
+            silent, silent_writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for each in (silent_writer, writer):
+                each.write(request)
+            reading = asyncio.create_task(read_all(reader))
+            while not watch.dropped:
+                for _ in range(50):
+                    note(edge, "")
+                await asyncio.sleep(0.001)
+            assert watch.listeners == 1
+            note(edge, "")
+            last = watch._ledger("").requests
+            while f'"number":{last}' not in b"".join(reading_tail).decode(errors="ignore"):
+                await asyncio.sleep(0.01)
+            await silent.read()  # what was on its way, and the end
+            silent_writer.close()
+            writer.close()
+            reading.cancel()
+
+    reading_tail: deque[bytes] = deque(maxlen=8)
+
+    async def read_all(reader: asyncio.StreamReader) -> None:
+        while piece := await reader.read(1 << 20):
+            reading_tail.append(piece)
+
+    asyncio.run(body())
+    assert (watch.dropped, watch.listeners) == (1, 0)

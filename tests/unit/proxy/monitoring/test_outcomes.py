@@ -1,0 +1,273 @@
+"""What a request counts as where its answer and its reply end differently, or nobody waits."""
+
+import asyncio
+import dataclasses
+import time
+from typing import Any
+
+import orjson
+import pytest
+
+from hearth.proxy.api import legacy_completions
+from hearth.proxy.api.responses import responses_events
+from hearth.proxy.app import ProxyApp
+from hearth.proxy.pool import answer_stream as answer_module
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_pool import WorkerLink
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Admitted, Cancel, Failed, Finished, Speaker, Usage
+from tests.helpers.scraped_metrics import total
+from tests.unit.proxy.http.test_app import HOST, edge_of
+from tests.unit.proxy.monitoring.test_admin_routes import KEY, Front, front
+from tests.unit.proxy.monitoring.test_dashboard_feed import read, read_until
+from tests.unit.proxy.monitoring.test_request_metrics import (
+    ASKED,
+    USAGE,
+    answered,
+    failed,
+    made,
+    value,
+    values,
+)
+from tests.unit.proxy.pool.test_worker_pool import run
+
+EVENTS = "/dashboard/events"
+RESPONSES = "/v1/responses"
+
+
+async def left(
+    edge: ProxyApp, method: str, path: str, gone: asyncio.Event, body: bytes = b""
+) -> None:
+    """Ask as a client that leaves when `gone` is set, or once the reply's first part has come."""
+    asked = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        if asked:
+            return asked.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            gone.set()
+
+    scope = {"type": "http", "method": method, "path": path, "scheme": "http"}
+    async with asyncio.timeout(60):
+        await edge(scope | {"headers": [HOST, KEY]}, receive, send)
+
+
+def outcomes(edge: ProxyApp, dialect: str) -> dict[str, float]:
+    told = values(edge._metrics)
+    return {
+        dict(labels)["outcome"]: count
+        for (name, labels), count in told.items()
+        if name == "hearth_requests_total" and dict(labels)["dialect"] == dialect and count
+    }
+
+
+def last_row(edge: ProxyApp) -> dict[str, Any]:
+    row: dict[str, Any] = edge._routes.watch._ledger("").rows[-1]
+    return row
+
+
+async def post(made: Front, script: str, **fields: Any) -> int:
+    content = orjson.dumps({"model": "pocket", "input": script, **fields})
+    return (await made.ask("POST", RESPONSES, body=content)).status
+
+
+# ---------------------------------------------------------------- the reply breaks, not the answer
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), RequestError("No.", status=500)])
+def test_a_reply_that_fails_after_its_answers_end_has_failed(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    whole = responses_events.whole
+
+    async def breaks(ticket: Any) -> Any:
+        await whole(ticket)
+        raise error
+
+    async def body() -> None:
+        async with front(1) as made:
+            monkeypatch.setattr(responses_events, "whole", breaks)
+            assert await post(made, "n=1") == 500
+            assert outcomes(made._edge, "responses") == {"failed": 1}
+            assert last_row(made._edge)["ended"] == "internal_error"
+            assert value(made._edge._metrics, "client_disconnects_total") == 0
+
+    run(body)
+
+
+def test_a_client_that_leaves_between_the_answers_end_and_its_reply_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = responses_events.whole
+
+    async def body() -> None:
+        async with front(1) as made:
+            gone = asyncio.Event()
+
+            async def leaves(ticket: Any) -> Any:
+                told = await whole(ticket)
+                gone.set()
+                await asyncio.sleep(0.01)
+                return told
+
+            monkeypatch.setattr(responses_events, "whole", leaves)
+            content = orjson.dumps({"model": "pocket", "input": "n=1"})
+            await left(made._edge, "POST", RESPONSES, gone, content)
+            assert outcomes(made._edge, "responses") == {"cancelled": 1}
+            assert last_row(made._edge)["ended"] == "client_closed"
+            assert value(made._edge._metrics, "client_disconnects_total") == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("answers", "outcome"),
+    [
+        ([answered(), failed(400, "context_length_exceeded")], "refused_4xx"),
+        ([failed(400, "context_length_exceeded"), answered()], "refused_4xx"),
+        ([failed(400, "context_length_exceeded"), answered(None)], "cancelled"),
+    ],
+)
+def test_the_worst_end_of_its_choices_is_what_a_request_came_to(
+    answers: list[AnswerStream], outcome: str
+) -> None:
+    metrics = made()
+    metrics.ended(dataclasses.replace(ASKED, choices=2), answers)
+    assert value(metrics, "requests_total", dialect="chat", outcome=outcome) == 1
+
+
+# ---------------------------------------------------------------- a page is no client that left
+
+
+def test_a_dashboard_that_is_closed_is_no_client_that_left_its_answer(tmp_path: Any) -> None:
+    edge = edge_of(tmp_path)
+    asyncio.run(left(edge, "GET", EVENTS, asyncio.Event()))
+    assert edge._routes.watch.listeners == 0
+    assert value(edge._metrics, "client_disconnects_total") == 0
+
+
+# ---------------------------------------------------------------- what a client left behind
+
+
+class Line:
+    """Stands for the socket to a worker: remembers what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    async def receive(self) -> Any:
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        pass
+
+
+def linked(edge: ProxyApp) -> tuple[WorkerLink, Line]:
+    """Return a link whose worker is this test, as the edge's pool connects it."""
+    link = edge._pool.connect(0, "ipc:///tmp/hearth-nobody")
+    link._line.close()
+    line: Any = Line()
+    link._line = line
+    return link, line
+
+
+def usage_of(prompt: int, cached: int, completion: int) -> Usage:
+    return Usage(prompt, cached, prompt - cached, completion, source="slot" if cached else "none")
+
+
+@pytest.mark.parametrize("ended_first", [False, True])
+def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_client_left(
+    tmp_path: Any, ended_first: bool
+) -> None:
+    asked_for = {"model": "m", "prompt": ["a", "b"], "n": 3}
+    request = legacy_completions.parse(asked_for)
+
+    async def body() -> None:
+        edge = edge_of(tmp_path)
+        link, line = linked(edge)
+        answers = [
+            link.submit(each, f"r-{index}") for index, each in enumerate(request.submissions())
+        ]
+        for answer in answers:
+            link._take(Admitted(answer.request_id, 100))
+        if ended_first:
+            link._take(Finished("r-0", "stop", None, usage_of(100, 60, 5)))
+        for answer in answers:
+            answer.close()
+        edge._metrics.ended(request, answers)
+        edge._routes.watch.note(request, answers, time.monotonic())
+        left_ids = [message.request_id for message in line.sent if isinstance(message, Cancel)]
+        assert len(left_ids) == 6 - ended_first
+        with edge._routes.watch.listening("") as events:
+            await read(events)
+            for name in left_ids:
+                link._take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
+                link._take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
+            told = await read_until(events, "requests")
+            await events.aclose()
+        assert told["requests"] == []
+        counted = values(edge._metrics)
+        for name, sum_ in (("prompt", 200), ("cached", 120), ("prefilled", 80), ("completion", 30)):
+            assert total(counted, f"hearth_{name}_tokens_total") == sum_
+            assert told["totals"][f"{name}_tokens"] == sum_, "the dashboard says the same"
+        assert total(counted, "hearth_matches_total") == 2
+        edge._pool.close()
+
+    run(body)
+
+
+def test_what_a_refused_request_would_have_cost_is_nobodys(tmp_path: Any) -> None:
+    async def body() -> None:
+        edge = edge_of(tmp_path)
+        link, _ = linked(edge)
+        before = values(edge._metrics)
+        answer = link.submit(ASKED, "r")
+        answer.close()
+        link._take(Failed("r", 503, "overloaded", "Full."))
+        link._take(Finished("r", "cancelled", None, USAGE))
+        link._take(Finished("never", "stop", None, USAGE))
+        assert values(edge._metrics) == before
+        assert not link._left
+        edge._pool.close()
+
+    run(body)
+
+
+def test_with_several_keys_what_a_client_left_behind_is_told_to_its_own_key(tmp_path: Any) -> None:
+    async def body() -> None:
+        edge = edge_of(tmp_path, PROXY_API_KEYS="one,two")
+        link, _ = linked(edge)
+        request: ParsedRequest = dataclasses.replace(
+            ASKED, prompt=dataclasses.replace(ASKED.prompt, speaker=Speaker("theirs"))
+        )
+        link.submit(request, "r").close()
+        link._take(Finished("r", "cancelled", None, USAGE))
+        watch = edge._routes.watch
+        assert watch._ledger("theirs").totals()["prompt_tokens"] == USAGE.prompt_tokens
+        assert watch._ledger("mine").totals()["prompt_tokens"] == 0
+        edge._pool.close()
+
+    run(body)
+
+
+def test_a_request_that_no_worker_admits_in_time_is_called_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answer_module, "ADMIT_WAIT_S_MAX", 0.2)
+
+    async def body() -> None:
+        async with front(1) as made:
+            made.stop(0)
+            link = made.made.pool.links[0]
+            assert await post(made, "n=1") == 503
+            assert not link.answers, "its lease would be renewed, and nobody read its answer"
+
+    run(body)

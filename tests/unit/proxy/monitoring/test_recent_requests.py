@@ -1,0 +1,168 @@
+"""What is told of requests to whoever asks: the last ones, their sums, prompts being read."""
+
+import asyncio
+import time
+from typing import Any
+
+from hearth.proxy.monitoring.dashboard_feed import RECENT_MAX, DashboardFeed
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.shared.wire_messages import Admitted, Delta, Progress, Usage
+from hearth.worker.sessions.session_manager import TREE_LINE_ROWS_MAX, TREE_LINES_MAX, TREE_ROWS_MAX
+from tests.unit.proxy.http.test_busy_answers import OTHER_KEY, body_of
+from tests.unit.proxy.monitoring.test_admin_routes import KEY, Front, front
+from tests.unit.proxy.monitoring.test_dashboard_feed import USAGE, ended, request_of, watch_of
+from tests.unit.proxy.pool.test_worker_pool import run
+from tests.unit.worker.sessions.test_session_manager import QUESTION, WORDS, Desk, echo
+
+# ---------------------------------------------------------------- the last requests
+
+
+def asked(watch: DashboardFeed, session: str, key: str = "", usage: Usage | None = USAGE) -> None:
+    watch.note(request_of(session, key), [ended(usage, key)], time.monotonic())
+
+
+def test_the_last_requests_are_told_newest_first_without_a_word_of_them() -> None:
+    watch = watch_of()
+    for session in ("a", "b", "c"):
+        asked(watch, session)
+    recent = watch.recent("")
+    assert [row["session"] for row in recent] == ["c", "b", "a"]
+    told = [recent[0][name] for name in ("queue_ms", "ttft_ms", "finish_ms", "ended")]
+    assert told == [50, 250, 400, "stop"]
+    assert "the words" not in str(recent)
+
+
+def test_only_so_many_are_told() -> None:
+    watch = watch_of()
+    for number in range(RECENT_MAX + 5):
+        asked(watch, str(number))
+    sessions = [row["session"] for row in watch.recent("")]
+    assert sessions == [str(number) for number in range(RECENT_MAX + 4, 4, -1)]
+
+
+def test_each_key_is_told_of_its_own_requests_and_their_sums() -> None:
+    watch = watch_of(is_apart=True)
+    asked(watch, "mine", "k")
+    asked(watch, "theirs", "other")
+    for key, session in (("k", "mine"), ("other", "theirs")):
+        assert [row["session"] for row in watch.recent(key)] == [session]
+        assert watch.totals(key)["requests"] == 1
+    assert watch.recent("nobody") == [] and watch.totals("nobody")["requests"] == 0
+
+
+def test_a_request_whose_client_left_is_among_them_and_says_so() -> None:
+    watch = watch_of()
+    asked(watch, "s", usage=None)
+    asked(watch, "s")
+    assert [row["ended"] for row in watch.recent("")] == ["stop", "client_closed"]
+
+
+def test_the_routes_tell_them_and_their_sums_over_all_workers_to_their_key() -> None:
+    async def body() -> None:
+        async with front(2, PROXY_API_KEYS="other") as made:
+            content = body_of("/v1/responses", "n=2 three words")
+            for key in (KEY, KEY, OTHER_KEY):
+                await made.open_ask("POST", "/v1/responses", key, body=content)
+            for key, count in ((KEY, 2), (OTHER_KEY, 1)):
+                recent = (await made.open_ask("GET", "/v1/sessions", key)).json["recent"]
+                totals = (await made.open_ask("GET", "/v1/cache", key)).json["totals"]
+                assert len(recent) == totals["requests"] == count
+                assert totals["prompt_tokens"] == sum(row["prompt"] for row in recent) > 0
+                assert totals["completion_tokens"] == 2 * count
+
+    run(body)
+
+
+# ---------------------------------------------------------------- a session in brief
+
+
+def test_in_brief_a_session_is_its_newest_lines_with_their_last_rows_and_no_more_than_fit() -> None:
+    desk = Desk()
+    for number in range(TREE_LINES_MAX + 2):
+        for _ in range(TREE_LINE_ROWS_MAX + 1):
+            desk.ask([{"role": "user", "content": f"conversation {number}"}], WORDS)
+    whole, brief = desk.sessions.told("s1"), desk.sessions.tree("s1")
+    assert whole is not None and brief is not None
+    rows = {line["line"]: line["requests"] for line in whole["lines"]}
+    told = {line["line"]: line["requests"] for line in brief["lines"]}
+    assert len(rows) > TREE_LINES_MAX, "each conversation is a line, or more"
+    assert list(told) == sorted(rows, reverse=True)[:TREE_LINES_MAX], "the last used first"
+    assert sum(map(len, told.values())) <= TREE_ROWS_MAX
+    for line, each in told.items():
+        assert len(each) <= TREE_LINE_ROWS_MAX
+        assert each == rows[line][len(rows[line]) - len(each) :]
+    names = [{**line, "requests": None} for line in whole["lines"]]
+    assert all({**line, "requests": None} in names for line in brief["lines"])
+
+
+def test_a_line_that_is_old_and_still_used_is_told_in_brief() -> None:
+    desk = Desk()
+    main = [{"role": "user", "content": "the main one"}]
+    desk.ask(main, WORDS)
+    for number in range(TREE_LINES_MAX + 5):
+        desk.ask([{"role": "user", "content": f"helper {number}"}], WORDS)
+    desk.ask([*main, echo(WORDS), *QUESTION], WORDS)
+    brief = desk.sessions.tree("s1")
+    assert brief is not None
+    assert brief["lines"][0]["line"] == 1
+    assert desk.sessions.tree("s1", "another key") is None
+    assert desk.sessions.tree("none") is None
+
+
+# ---------------------------------------------------------------- prompts that are being read
+
+
+def test_a_prompt_is_being_read_from_its_first_chunk_to_the_first_word() -> None:
+    answer = AnswerStream("r", lambda cancel: None)
+    seen = [answer.is_prefilling]
+    for message in (
+        Admitted("r", 1000),
+        Progress("r", 256, 1000),  # what is kept: it may wait for a slot yet
+        Progress("r", 512, 1000),
+        Progress("r", 999, 1000),
+        Delta("r", 0, "content", "Hi"),
+    ):
+        answer.take(message)
+        seen.append(answer.is_prefilling)
+    assert seen == [False, False, False, True, True, False]
+    told = answer.progress()
+    assert told.pop("age_s") >= 0
+    assert told == {
+        "request_id": "r",
+        "prompt_tokens": 1000,
+        "cached_tokens": 256,
+        "done_tokens": 999,
+    }
+
+
+async def reading(made: Front, count: int, *key: tuple[bytes, bytes]) -> list[dict[str, Any]]:
+    """Return the prefills as /health tells them to `key`, once there are `count`."""
+    while True:
+        reply = await made.open_ask("GET", "/health", *key)
+        rows: list[dict[str, Any]] = reply.json["prefills"]
+        if len(rows) == count:
+            return rows
+        await asyncio.sleep(0.05)
+
+
+def test_health_tells_each_key_how_far_its_own_prompts_are_and_others_nothing() -> None:
+    async def body() -> None:
+        async with front(1, PROXY_API_KEYS="other") as made:
+            content = body_of("/v1/responses", "kept=0 n=1 delay=60 secret")
+            asking = [
+                asyncio.create_task(made.open_ask("POST", "/v1/responses", key, body=content))
+                for key in (KEY, OTHER_KEY, OTHER_KEY)
+            ]
+            async with asyncio.timeout(60):
+                (mine,) = await reading(made, 1, KEY)
+                theirs = await reading(made, 2, OTHER_KEY)
+            assert mine["request_id"] not in [row["request_id"] for row in theirs]
+            assert (mine["worker"], mine["done_tokens"]) == (0, 2)
+            assert 0 < mine["done_tokens"] < mine["prompt_tokens"]
+            health = await made.open_ask("GET", "/health")
+            assert "prefills" not in health.json and b"secret" not in health.content
+            for each in asking:
+                each.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    run(body)

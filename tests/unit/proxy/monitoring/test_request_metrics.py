@@ -1,0 +1,302 @@
+"""What each request is counted as, and that nothing a client sends becomes a label."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import get_args
+
+import orjson
+import pytest
+from hypothesis import given, strategies as st
+from prometheus_client import Metric
+
+from hearth.proxy.api import chat_completions, legacy_completions
+from hearth.proxy.monitoring.request_metrics import (
+    DECODE_TOKENS_MIN,
+    PREFILL_TOKENS_MIN,
+    RequestMetrics,
+)
+from hearth.proxy.pool.answer_stream import AnswerStream, ClientGone
+from hearth.proxy.request.parsed_request import Dialect
+from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, WorkerLost
+from hearth.shared.wire_messages import Admitted, Failed, Finished, Usage
+from tests.helpers.scraped_metrics import Series, families_of, series_of, total
+from tests.unit.proxy.api.test_prefill_endpoint import BODIES, post
+from tests.unit.proxy.monitoring.test_admin_routes import Front, front
+from tests.unit.proxy.pool.test_worker_pool import run
+
+KINDS = ("main", "agent", "side", "none")
+SOURCES = ("slot", "ram", "ssd", "none")
+TOKENS = ("prompt", "cached", "prefilled", "completion", "reasoning", "image")
+ASKED = chat_completions.parse({"model": "m", "messages": [{"role": "user", "content": "x"}]})
+USAGE = Usage(250, 150, 100, 21, 5, "slot", 500, 1_500, None, 7, 100, "prefix", "agent")
+
+
+def values(metrics: RequestMetrics) -> dict[Series, float]:
+    """Return every series but those that time alone moves."""
+    families = metrics.registry.collect()
+    return series_of(each for each in families if each.name != "hearth_uptime_seconds")
+
+
+def value(metrics: RequestMetrics, name: str, **labels: str) -> float:
+    return values(metrics)[f"hearth_{name}", tuple(sorted(labels.items()))]
+
+
+def made() -> RequestMetrics:
+    return RequestMetrics("1.2", "model")
+
+
+def answered(usage: Usage | None = USAGE, reason: str = "stop") -> AnswerStream:
+    """Return an answer that has ended; without a usage its client has left."""
+    answer = AnswerStream("r", lambda _: None)
+    answer.take(Admitted("r", 100))
+    if usage is not None:
+        answer.take(Finished("r", reason, None, usage))
+    answer.close()
+    return answer
+
+
+def failed(status: int, code: str) -> AnswerStream:
+    answer = AnswerStream("r", lambda _: None)
+    answer.take(Failed("r", status, code, "It broke."))
+    return answer
+
+
+# ---------------------------------------------------------------- outcomes
+
+
+@pytest.mark.parametrize(
+    ("answers", "outcome"),
+    [
+        ([answered(reason="stop")], "stop"),
+        ([answered(reason="length")], "length"),
+        ([answered(reason="tool_calls")], "tool_calls"),
+        ([answered(None)], "cancelled"),
+        ([answered(reason="cancelled")], "failed"),  # its lease ran out though its client was there
+        ([failed(500, "constraint_failed")], "failed"),
+        ([failed(503, "worker_unavailable")], "failed"),
+        ([failed(400, "context_length_exceeded")], "refused_4xx"),
+        ([answered(), answered(None)], "cancelled"),
+        ([answered(None), failed(500, "internal_error")], "failed"),
+    ],
+)
+def test_a_request_that_a_worker_took_counts_once_as_it_ended(
+    answers: list[AnswerStream], outcome: str
+) -> None:
+    metrics = made()
+    before = values(metrics)
+    metrics.ended(replace(ASKED, choices=len(answers)), answers)
+    assert value(metrics, "requests_total", dialect="chat", outcome=outcome) == 1
+    counted = [key for key in before if key[0] == "hearth_requests_total"]
+    assert sum(values(metrics)[key] for key in counted) == 1
+    assert value(metrics, "client_disconnects_total") == (outcome == "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (PromptTooLong(tokens=2, tokens_max=1), "refused_4xx"),
+        (RequestError("No such key.", status=401), "refused_4xx"),
+        (Overloaded("Full."), "refused_5xx"),
+        (WorkerLost("Nobody is there."), "refused_5xx"),
+        (RequestError("A bug.", status=500, code="internal_error"), "failed"),
+        (ClientGone(), "cancelled"),
+    ],
+)
+@pytest.mark.parametrize("dialect", [*get_args(Dialect), "prefill"])
+def test_a_request_that_no_worker_took_counts_by_the_class_of_its_status(
+    dialect: str, error: RequestError, outcome: str
+) -> None:
+    metrics = made()
+    metrics.refused(dialect, error)
+    assert value(metrics, "requests_total", dialect=dialect, outcome=outcome) == 1
+    assert value(metrics, "client_disconnects_total") == (outcome == "cancelled")
+
+
+def test_what_asks_for_no_text_is_no_request_but_its_client_may_leave() -> None:
+    metrics, before = made(), values(made())
+    metrics.refused(None, RequestError("No such route.", status=404))
+    assert values(metrics) == before
+    metrics.refused(None, ClientGone())
+    assert values(metrics) == before | {("hearth_client_disconnects_total", ()): 1.0}
+
+
+# ---------------------------------------------------------------- what it cost
+
+
+def test_an_answer_counts_its_tokens_where_they_came_from_and_its_times() -> None:
+    metrics = made()
+    metrics.ended(ASKED, [answered()])
+    mine = {"session_kind": "agent", "source": "slot"}
+    told = [value(metrics, f"{name}_tokens_total", **mine) for name in TOKENS]
+    assert told == [250, 150, 100, 21, 5, 7]
+    assert value(metrics, "matches_total", match="prefix", session_kind="agent") == 1
+    assert value(metrics, "match_ratio_sum", session_kind="agent") == 0.6
+    assert value(metrics, "time_to_first_token_seconds_sum", model="model", source="slot") == 0.5
+    assert value(metrics, "queue_wait_seconds_sum", model="model") == 0.1
+    assert value(metrics, "prefill_tokens_per_second_sum", model="model") == 100 / 0.4
+    assert value(metrics, "decode_tokens_per_second_sum", model="model") == 20 / 1.0
+
+
+def test_a_few_tokens_tell_no_speed() -> None:
+    metrics = made()
+    few = replace(
+        USAGE, prefilled_tokens=PREFILL_TOKENS_MIN - 1, completion_tokens=DECODE_TOKENS_MIN
+    )
+    metrics.ended(ASKED, [answered(few), answered(replace(USAGE, finish_ms=500, queue_ms=500))])
+    for name in ("prefill", "decode"):
+        assert value(metrics, f"{name}_tokens_per_second_count", model="model") == 0
+    least = replace(USAGE, prefilled_tokens=PREFILL_TOKENS_MIN)
+    metrics.ended(ASKED, [answered(least)])
+    assert value(metrics, "prefill_tokens_per_second_count", model="model") == 1
+
+
+def test_a_prompt_that_was_read_and_not_answered_has_no_first_token() -> None:
+    metrics = made()
+    read_only = replace(USAGE, completion_tokens=0, reasoning_tokens=0)
+    metrics.ended(replace(ASKED, prefill_only=True), [answered(read_only, "prefilled")])
+    assert value(metrics, "requests_total", dialect="prefill", outcome="prefilled") == 1
+    assert not any("first_token_seconds_count" in name for name, _ in values(metrics))
+    assert value(metrics, "prefill_tokens_per_second_count", model="model") == 1
+
+
+def test_a_request_that_left_before_it_had_a_slot_has_no_share() -> None:
+    metrics = made()
+    metrics.spent(Usage(900, 0, 0, 0, queue_ms=70, ttft_ms=70, finish_ms=70), "")
+    assert value(metrics, "match_ratio_count", session_kind="none") == 0
+    assert value(metrics, "matches_total", match="none", session_kind="none") == 1
+    assert value(metrics, "queue_wait_seconds_count", model="model") == 1
+
+
+def test_a_prompt_counts_once_for_its_choices_and_each_choices_answer_does() -> None:
+    metrics = made()
+    body = {"model": "m", "prompt": ["a", "b"], "n": 2}
+    metrics.ended(legacy_completions.parse(body), [answered() for _ in range(4)])
+    mine = {"session_kind": "agent", "source": "slot"}
+    told = [value(metrics, f"{name}_tokens_total", **mine) for name in TOKENS]
+    assert told == [500, 300, 200, 84, 20, 14]
+    assert value(metrics, "match_ratio_count", session_kind="agent") == 2
+    assert value(metrics, "requests_total", dialect="completions", outcome="stop") == 1
+
+
+WORDS = st.sampled_from((*KINDS, "slot", "ram", "ssd", "exact", "prefix", "lcp", "", "s-1", '"}\n'))
+USAGES = st.builds(
+    Usage,
+    *(st.integers(0, 10**6) for _ in range(5)),
+    *(WORDS, st.integers(0, 10**5), st.integers(0, 10**5), st.none(), st.integers(0, 99)),
+    *(st.integers(0, 10**5), WORDS, WORDS),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(get_args(Dialect)), USAGES), max_size=30))
+def test_whatever_is_told_the_sums_are_what_was_spent_and_no_label_is_new(
+    asked: list[tuple[Dialect, Usage]],
+) -> None:
+    metrics = made()
+    before = values(metrics).keys()
+    for dialect, usage in asked:
+        metrics.ended(replace(ASKED, dialect=dialect), [answered(usage)])
+    told = values(metrics)
+    for name in TOKENS:
+        spent = sum(getattr(usage, f"{name}_tokens") for _, usage in asked)
+        assert total(told, f"hearth_{name}_tokens_total") == spent
+    for dialect, count in Counter(dialect for dialect, _ in asked).items():
+        assert value(metrics, "requests_total", dialect=dialect, outcome="stop") == count
+    assert total(told, "hearth_matches_total") == len(asked)
+    for _, labels in told.keys() - before:  # histograms begin with the first of a model
+        news = dict(labels)
+        assert (news["model"], news.get("source", "none")) in {("model", name) for name in SOURCES}
+
+
+# ---------------------------------------------------------------- over HTTP
+
+
+async def scraped(made: Front) -> dict[str, Metric]:
+    reply = await made.ask("GET", "/metrics")
+    assert (reply.status, reply.headers["content-type"]) == (
+        200,
+        "text/plain; version=0.0.4; charset=utf-8",
+    )
+    return families_of(reply.content.decode())
+
+
+def counted(families: dict[str, Metric], dialect: str) -> dict[str, float]:
+    """Return how often each outcome of a dialect's requests was counted, where it was."""
+    return {
+        sample.labels["outcome"]: sample.value
+        for sample in families["hearth_requests"].samples
+        if sample.labels["dialect"] == dialect and sample.value
+    }
+
+
+def test_each_request_counts_once_whatever_came_of_it() -> None:
+    async def body() -> None:
+        async with front(1) as made:
+            for script in ("n=2", "n=2 fail=1", "refuse=400:odd", "refuse=503:overloaded"):
+                await post(made, {"model": "pocket", "input": script}, "/v1/responses")
+            await made.ask("POST", "/v1/responses", body=b"{")
+            await made.open_ask("POST", "/v1/responses", body=b"{}")
+            await made.ask("GET", "/v1/responses")
+            told = counted(await scraped(made), "responses")
+            assert told == {"stop": 1, "failed": 1, "refused_4xx": 4, "refused_5xx": 1}
+            for asked in (BODIES["chat"], {}, {"model": "pocket", "messages": 5}):
+                await post(made, asked)
+            families = await scraped(made)
+            assert counted(families, "prefill") == {"prefilled": 1, "refused_4xx": 2}
+            assert counted(families, "responses") == told and not counted(families, "chat")
+
+    run(body)
+
+
+def test_a_thousand_sessions_add_no_series() -> None:
+    async def body() -> None:
+        async with front(1) as made:
+
+            async def ask(number: int) -> None:
+                headers = [(b"x-session-id", b"s%d" % number), (b"x-agent-id", b"a%d" % number)]
+                asked = {"model": "pocket", "input": "n=1", "metadata": {"user_id": f"u{number}"}}
+                body = orjson.dumps(asked)
+                reply = await made.ask("POST", "/v1/responses", *headers, body=body)
+                assert reply.status == 200
+
+            await ask(1_000)  # the histograms of a model begin with its first request
+            before = series_of((await scraped(made)).values()).keys()
+            for start in range(0, 1_000, 10):
+                await asyncio.gather(*(ask(number) for number in range(start, start + 10)))
+            families = await scraped(made)
+            assert counted(families, "responses") == {"stop": 1_001}
+            assert series_of(families.values()).keys() == before
+
+    run(body)
+
+
+def test_metrics_need_the_key_and_are_only_read() -> None:
+    async def body() -> None:
+        async with front(1) as made:
+            for headers in ((), ((b"x-api-key", b"no"),), ((b"authorization", b"Bearer no"),)):
+                reply = await made.open_ask("GET", "/metrics", *headers)
+                assert reply.status == 401 and b"hearth_" not in reply.content
+            assert (await made.ask("POST", "/metrics")).headers["allow"] == "GET, HEAD"
+            head = await made.ask("HEAD", "/metrics")
+            assert (head.status, head.content) == (200, b"")
+
+    run(body)
+
+
+def test_a_whole_answer_has_a_header_that_tells_what_the_cache_did() -> None:
+    async def body() -> None:
+        async with front(1) as made:
+            for fields in ({}, {"input": "n=2 fail=1"}, {"stream": True}):
+                asked = {"model": "pocket", "input": "n=2"} | fields
+                reply = await post(made, asked, "/v1/responses")
+                told = reply.headers.get("x-hearth-cache")
+                if fields:
+                    assert told is None, "an answer that broke off, or a stream's, was not known"
+                else:
+                    kept = reply.json["usage"]["kv_cache"]
+                    assert told == (
+                        f"hit={kept['prefix_length']} prefilled={kept['prefilled']} "
+                        f"source=ram ttft_ms={kept['ttft_ms']}"
+                    )
+
+    run(body)

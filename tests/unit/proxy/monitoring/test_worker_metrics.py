@@ -1,0 +1,182 @@
+"""What /metrics tells of the workers: what they told, and that one which did not is down."""
+
+import logging
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import Metric
+
+from hearth.proxy.monitoring.request_metrics import RequestMetrics
+from hearth.proxy.pool import worker_pool as pool_module
+from hearth.shared.errors import Overloaded
+from hearth.shared.load_settings import PROJECT_DIR
+from hearth.worker.cache_report import DEPTHS, cache_report
+from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.main import sweep_of
+from hearth.worker.schedule.memory_guard import GB, MemoryGuard, Watermark
+from scripts.harness.socketless_worker import machine
+from tests.helpers.scraped_metrics import families_of
+from tests.unit.proxy.monitoring.test_admin_routes import front
+from tests.unit.proxy.monitoring.test_request_metrics import scraped
+from tests.unit.proxy.pool.test_worker_pool import run
+
+HEALTH: dict[str, Any] = {
+    "id": 0,
+    "state": "ready",
+    "restarts": 2,
+    "running": 1,
+    "waiting": 3,
+    "wait_s": 1.5,
+    "in_flight": 4,
+    "steps": 77,
+    "heartbeat_age_s": 0.5,
+    "model": "big",
+}
+CACHE: dict[str, Any] = {
+    "bytes": 81,
+    "budget_bytes": 100,
+    "slots": [{"slot": 0}, {"slot": 1}],
+    "memory_bytes": 80,
+    "memory_limit_bytes": 100,
+    "counts": {"vlm_retreat": 0, "hybrid_trim_miss": 5},
+    "sessions": {"canonical_drift": 1, "exact_key_rejected_by_model_lcp": 2},
+    "disk": {"bytes_used": 9, "counts": {"writes": 1}},
+    "vision": None,
+    "evicted": {"count": {"copy": 3}, "bytes": {"copy": 4_096}},
+    "depths": {"0-1023": 1, "65536-": 2},
+}
+
+
+def told(health: list[dict[str, Any]], cache: dict[int, Any]) -> dict[str, Metric]:
+    return families_of(RequestMetrics("1", "big").text(health, cache).decode())
+
+
+def rows(family: Metric) -> dict[str, float]:
+    """Return the values of a family by its labels: "0", or "0 ready"."""
+    return {
+        " ".join([s.labels["worker"], *(v for k, v in s.labels.items() if k != "worker")]): s.value
+        for s in family.samples
+    }
+
+
+def test_each_figure_is_told_of_the_worker_that_has_it() -> None:
+    families = told([HEALTH, HEALTH | {"id": 1, "waiting": 0}], {0: CACHE, 1: CACHE | {"bytes": 7}})
+    found = {name: rows(families[f"hearth_{name}"]) for name in ("requests_waiting", "cache_bytes")}
+    assert found == {"requests_waiting": {"0": 3, "1": 0}, "cache_bytes": {"0": 81, "1": 7}}
+    assert rows(families["hearth_live_slots"]) == {"0": 2, "1": 2}, "a list counts by its rows"
+    assert rows(families["hearth_hybrid_trim_miss"])["0"] == 5
+    assert rows(families["hearth_exact_key_rejected_by_model_lcp"])["0"] == 2
+    assert rows(families["hearth_disk_evictions"])["0"] == 0, "a count that has not begun"
+    assert rows(families["hearth_worker_model_info"]) == {"0 big": 1, "1 big": 1}
+    assert rows(families["hearth_evictions"])["0 copy"] == 3
+    assert rows(families["hearth_evicted_bytes"])["0 copy"] == 4_096
+    assert rows(families["hearth_evictions"])["0 extent"] == 0
+    assert rows(families["hearth_cache_entries"])["1 65536-"] == 2
+
+
+def test_images_are_told_by_what_came_of_their_files() -> None:
+    read = {"decoded": 3, "again": 1, "known": 8, "refused": 2}
+    families = told([HEALTH], {0: CACHE | {"vision": {"read": read}}})
+    assert rows(families["hearth_images"]) == {f"0 {name}": each for name, each in read.items()}
+    assert told([HEALTH], {0: CACHE})["hearth_images"].samples == []
+
+
+def test_the_readme_names_every_family() -> None:
+    readme = (PROJECT_DIR / "README.md").read_text()
+    section = readme.partition("## Metrics\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"[`{]([a-z_]+)", section))
+    for name, family in told([HEALTH], {0: CACHE}).items():
+        shown = name.removeprefix("hearth_") + ("_total" if family.type == "counter" else "")
+        assert shown in named, name
+
+
+def test_what_a_worker_does_not_have_is_left_out() -> None:
+    families = told([HEALTH | {"wait_s": None, "model": None}], {0: {"reuses": False}})
+    absent = ("cache_bytes", "disk_bytes", "vision_encoder_calls", "queue_wait_estimate_seconds")
+    for name in (*absent, "worker_model_info", "budget_tight", "evictions", "cache_entries"):
+        assert families[f"hearth_{name}"].samples == []
+
+
+@pytest.mark.parametrize("answer", [{}, {0: Overloaded("It is in a long forward.")}])
+def test_a_worker_that_does_not_tell_is_down_and_its_state_is_told(answer: Any) -> None:
+    families = told([HEALTH | {"state": "restarting"}], answer)
+    assert rows(families["hearth_worker_up"]) == {"0": 0}
+    assert rows(families["hearth_worker_restarts"]) == {"0": 2}
+    states = rows(families["hearth_worker_state"])
+    assert [name for name, is_in in states.items() if is_in] == ["0 restarting"]
+    assert len(states) == 7 and families["hearth_cache_bytes"].samples == []
+
+
+def test_a_budget_is_tight_over_80_percent_of_it_and_not_at_them() -> None:
+    families = told([HEALTH], {0: CACHE})
+    assert rows(families["hearth_budget_tight"]) == {"0 cache": 1, "0 memory": 0}
+
+
+def test_a_budget_over_80_percent_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    used = [8 * GB]
+    mark = Watermark("Kept KV", "CACHE_RAM_BUDGET_MB", used.pop, 10 * GB)
+    mark.look()
+    assert not caplog.records
+    used.append(8 * GB + 1)
+    mark.look()
+    assert "8.00 of 10.00 GB are used, over 80 %" in caplog.text
+    assert "CACHE_RAM_BUDGET_MB" in caplog.text and caplog.records[0].levelno == logging.WARNING
+    used.append(9 * GB)
+    mark.look()
+    assert len(caplog.records) == 1
+
+
+def test_a_worker_looks_at_its_memory_and_its_kept_kv_when_it_sweeps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    full = machine("qwen3", tiny=True, budget_mb=0.5, slots_max=1)
+    sweep = sweep_of(full.keeper, MemoryGuard(10, lambda: 9))
+    assert not sweep() and caplog.text.count("Memory: ") == 1 and "Kept KV" not in caplog.text
+    for first in range(8):
+        full.ask([*range(first, first + 150)], 2)
+    assert full.keeper.evictions > 0 and not sweep() and not sweep()
+    assert (caplog.text.count("Memory: "), caplog.text.count("Kept KV: ")) == (1, 1)
+    full.keeper.slots[0].used_at -= 10**6
+    full.keeper.rules = replace(full.keeper.rules, session_idle_s=1.0)
+    assert sweep(), "old slots go all the same"
+    assert sweep_of(NullKVManager(list), MemoryGuard(10, lambda: 1))() is False
+
+
+def test_a_report_counts_every_entry_by_its_depth_and_what_was_evicted() -> None:
+    small = machine("qwen3", tiny=True, budget_mb=0.5, slots_max=1)
+    for first in range(8):
+        small.ask([*range(first, first + 1_100 if first == 7 else first + 150)], 2)
+    report = cache_report(small.keeper, 0)
+    assert len(report["depths"]) == len(DEPTHS) + 1
+    assert sum(report["depths"].values()) == len(report["entries"])
+    assert report["depths"]["1024-4095"] == 1
+    evicted = report["evicted"]
+    assert sum(evicted["count"].values()) == report["evictions"] > 0
+    assert sum(evicted["bytes"].values()) > 0
+
+
+def test_a_worker_that_hangs_is_down_while_the_others_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "STATUS_WAIT_S_MAX", 0.4)
+
+    async def body() -> None:
+        async with front(2) as made:
+            made.stop(1)
+            families = await scraped(made)
+            assert rows(families["hearth_worker_up"]) == {"0": 1, "1": 0}
+            assert rows(families["hearth_cache_bytes"]) == {"0": 0}
+            assert rows(families["hearth_requests_running"]) == {"0": 0, "1": 0}
+
+    run(body)
+
+
+def test_a_worker_that_is_away_has_not_begun_to_count_anew() -> None:
+    away = HEALTH | {"id": 1, "heartbeat_age_s": None, "steps": 0, "running": 0, "waiting": 0}
+    families = told([HEALTH, away], {})
+    for name in ("hearth_worker_steps", "hearth_requests_running", "hearth_requests_waiting"):
+        assert list(rows(families[name])) == ["0"], name
+    assert rows(families["hearth_worker_restarts"]) == {"0": 2, "1": 2}
+    assert rows(families["hearth_worker_up"]) == {"0": 0, "1": 0}

@@ -1,0 +1,477 @@
+"""The pool and the supervisor against scripted workers: real processes, real ZeroMQ, no LiteLLM."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.proxy.api import chat_completions
+from hearth.proxy.pool import answer_stream as answer_module, worker_pool as pool_module
+from hearth.proxy.pool.answer_stream import AnswerStream, ClientGone
+from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.proxy.workers import supervisor as supervisor_module
+from hearth.proxy.workers.pid_file import PidFile
+from hearth.proxy.workers.supervisor import Supervisor
+from hearth.shared.errors import RequestError, WorkerLost
+from hearth.shared.wire_messages import Admitted, Delta, Finished, Progress, Usage
+from hearth.shared.zmq_transport import LEASE_S, SILENCE_S_MAX
+
+COMMAND = (sys.executable, "-m", "tests.helpers.fake_worker")
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A short path: a Unix socket's may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="hearth-") as name:
+        yield Path(name)
+
+
+class Bench:
+    """A pool, its supervisor, and what the workers wrote down."""
+
+    def __init__(self, directory: Path, count: int, **environ: str) -> None:
+        self.log = directory / "log"
+        self.pool = WorkerPool()
+        environment = {**os.environ, "FAKE_WORKER_LOG": str(self.log), "PYTHONPATH": str(ROOT)}
+        self.supervisor = Supervisor(COMMAND, count, directory, self.pool, environment | environ)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        rows = self.log.read_text().splitlines() if self.log.exists() else []
+        return [row for row in map(json.loads, rows) if row["event"] == kind]
+
+    async def until(self, condition: Callable[[], Any], wait_s: float = 60.0) -> None:
+        deadline = time.monotonic() + wait_s
+        while not condition():
+            assert time.monotonic() < deadline, "waited too long"
+            await asyncio.sleep(0.01)
+
+    def ready_count(self) -> int:
+        return sum(link.is_ready for link in self.pool.links.values())
+
+
+@contextlib.asynccontextmanager
+async def bench(directory: Path, count: int = 1, **environ: str) -> AsyncIterator[Bench]:
+    made = Bench(directory, count, **environ)
+    await made.supervisor.start()
+    try:
+        if "FAKE_WORKER_REFUSES" not in environ:
+            await made.until(lambda: made.ready_count() == count)
+        yield made
+    finally:
+        made.pool.close()
+        await stop(made.supervisor)
+
+
+async def stop(supervisor: Supervisor) -> None:
+    """Stop the workers; a busy machine may take longer to bury one than the supervisor waits."""
+    await supervisor.stop()
+    for worker in supervisor.workers:
+        if worker.process is not None:
+            await worker.process.wait()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 180))  # type: ignore[arg-type]
+
+
+def request(script: str, **fields: Any) -> ParsedRequest:
+    return chat_completions.parse(
+        {"model": "m", "messages": [{"role": "user", "content": script}], **fields}
+    )
+
+
+async def read(answer: AnswerStream) -> tuple[str, Finished]:
+    texts = []
+    while not isinstance(row := await answer.next_event(), Finished):
+        assert row is not None
+        texts.append(row.text)
+    return "".join(texts), row
+
+
+async def start(made: Bench, script: str, name: str = "r") -> AnswerStream:
+    return await made.pool.open(request(script), name)
+
+
+def test_an_answer_arrives_whole(directory: Path) -> None:
+    async def body() -> None:
+        async with bench(directory) as made:
+            answer = await start(made, "n=3")
+            assert answer.prompt_tokens > 0
+            text, finished = await read(answer)
+            assert text == "tok0 tok1 tok2 "
+            assert finished.usage.completion_tokens == 3
+            assert await made.pool.count(request("a b c")) == 6
+            assert made.pool.facts is not None
+
+    run(body)
+
+
+def test_an_answer_tells_what_was_kept_at_first_and_what_was_used_at_its_end(
+    directory: Path,
+) -> None:
+    async def body() -> None:
+        async with bench(directory) as made:
+            answer = await start(made, "n=1 kept=1 a b c d")
+            _, finished = await read(answer)
+            assert answer.cached_tokens == 1
+            assert answer.usage == finished.usage
+            assert finished.usage.cached_tokens == answer.prompt_tokens // 2 > 1
+
+    run(body)
+
+
+def test_a_refusal_keeps_its_status_and_code(directory: Path) -> None:
+    async def body() -> None:
+        async with bench(directory) as made:
+            with pytest.raises(RequestError) as caught:
+                await start(made, "refuse=400:context_length_exceeded")
+            assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+            link = made.pool.links[0]
+            assert link.load == 0
+
+    run(body)
+
+
+def test_a_closed_answer_is_cancelled_at_once(directory: Path) -> None:
+    async def body() -> None:
+        async with bench(directory) as made:
+            answer = await start(made, "n=1000 delay=0.05")
+            await answer.next_event()
+            closed_at = time.time()
+            answer.close()
+            with pytest.raises(ClientGone):
+                await answer.next_event()
+            await made.until(lambda: made.events("Cancel"))
+            assert made.events("Cancel")[0]["at"] - closed_at < LEASE_S, "not when its lease ends"
+
+    run(body)
+
+
+def test_a_request_given_up_before_it_is_admitted_is_cancelled(directory: Path) -> None:
+    async def body() -> None:
+        async with bench(directory) as made:
+            os.kill(made.supervisor.pids[0], signal.SIGSTOP)
+            opening = asyncio.create_task(start(made, "n=3"))
+            await asyncio.sleep(0.1)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            os.kill(made.supervisor.pids[0], signal.SIGCONT)
+            await made.until(lambda: made.events("Cancel"))
+
+    run(body)
+
+
+def test_a_lease_is_renewed_while_the_client_is_there_and_not_after(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "LEASE_RENEW_S", 0.1)
+
+    async def body() -> None:
+        async with bench(directory) as made:
+            kept = await start(made, "n=1 prefill=1", "kept")
+            left = await start(made, "n=1 prefill=1", "left")
+            left.close()
+            await read(kept)
+            await asyncio.sleep(0.3)
+            renewed = [row["request_ids"] for row in made.events("Renew")]
+            assert len(renewed) >= 4
+            assert all(ids == ["kept"] for ids in renewed)
+
+    run(body)
+
+
+def test_what_waits_for_one_reply_keeps_its_lease_too(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "LEASE_RENEW_S", 0.1)
+
+    async def body() -> None:
+        async with bench(directory) as made:
+            os.kill(made.supervisor.pids[0], signal.SIGSTOP)
+            asking = [
+                asyncio.create_task(made.pool.count(request("a b c"))),
+                asyncio.create_task(made.pool.ask("cache")),
+            ]
+            await asyncio.sleep(0.3)
+            os.kill(made.supervisor.pids[0], signal.SIGCONT)
+            assert await asyncio.gather(*asking) == [6, {0: {"bytes": 0, "entries": []}}]
+            ids = [made.events(kind)[0]["request_id"] for kind in ("Count", "Status")]
+            await made.until(lambda: made.events("Renew"))
+            assert made.events("Renew")[-1]["request_ids"] == ids
+            assert made.pool.links[0].load == 0
+
+    run(body)
+
+
+def test_a_death_mid_answer_is_told_at_once_and_the_worker_comes_back(directory: Path) -> None:
+    async def body() -> None:
+        async with bench(directory) as made:
+            answer = await start(made, "n=1000 delay=0.02")
+            await answer.next_event()
+            os.kill(made.supervisor.pids[0], signal.SIGKILL)
+            killed_at = time.monotonic()
+            with pytest.raises(WorkerLost) as caught:
+                await read(answer)
+            assert time.monotonic() - killed_at < SILENCE_S_MAX / 2, "not when it is missed"
+            assert "SIGKILL" in str(caught.value)
+            await made.until(lambda: made.ready_count() == 1)
+            assert made.supervisor.workers[0].restarts == 1
+            assert (await read(await start(made, "n=1")))[0] == "tok0 "
+
+    run(body)
+
+
+def test_a_death_before_admission_asks_another_worker_once(directory: Path) -> None:
+    async def body() -> None:
+        async with bench(directory, 2) as made:
+            os.kill(made.supervisor.pids[0], signal.SIGSTOP)
+            opening = asyncio.create_task(start(made, "n=2"))
+            await asyncio.sleep(0.1)
+            os.kill(made.supervisor.pids[0], signal.SIGKILL)
+            assert (await read(await opening))[0] == "tok0 tok1 "
+
+    run(body)
+
+
+def test_a_request_that_kills_does_not_kill_them_all(directory: Path) -> None:
+    async def body() -> None:
+        async with bench(directory, 3) as made:
+            with pytest.raises(WorkerLost):
+                await start(made, "die=0")
+            await asyncio.sleep(0.1)  # for the deaths to be noticed
+            await made.until(lambda: made.ready_count() == 3)
+            assert sum(worker.restarts for worker in made.supervisor.workers) == 2
+
+    run(body)
+
+
+def test_requests_go_where_least_is_going_on(directory: Path) -> None:
+    async def body() -> None:
+        async with bench(directory, 2) as made:
+            answers = [await start(made, "n=50 delay=0.02", str(i)) for i in range(4)]
+            assert [len(link.answers) for link in made.pool.links.values()] == [2, 2]
+            for answer in answers:
+                answer.close()
+
+    run(body)
+
+
+def test_a_lost_frame_ends_the_answer(directory: Path) -> None:
+    async def body() -> None:
+        async with bench(directory) as made:
+            with pytest.raises(WorkerLost) as caught:
+                await read(await start(made, "n=5 lose=3"))
+            assert "Part 2" in str(caught.value)
+
+    run(body)
+
+
+def test_a_silent_worker_is_killed_and_replaced(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "SILENCE_S_MAX", 1.5)
+    monkeypatch.setattr(supervisor_module, "WATCH_S", 0.2)
+
+    async def body() -> None:
+        async with bench(directory) as made:
+            os.kill(made.supervisor.pids[0], signal.SIGSTOP)
+            await made.until(lambda: made.supervisor.workers[0].restarts == 1)
+            await made.until(lambda: made.ready_count() == 1)
+
+    run(body)
+
+
+def test_a_worker_that_cannot_start_says_so(directory: Path) -> None:
+    async def body() -> None:
+        async with bench(directory, FAKE_WORKER_REFUSES="no such model") as made:
+            await asyncio.wait_for(made.supervisor.cannot_start.wait(), 60)
+
+    run(body)
+
+
+def test_a_reload_that_fails_after_a_good_start_is_tried_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "BACKOFF_S_MAX", 0.1)
+    obstacle = directory / "obstacle"
+
+    async def body() -> None:
+        async with bench(directory, FAKE_WORKER_REFUSES_WHILE=str(obstacle)) as made:
+            await made.until(lambda: made.ready_count() == 1)
+            obstacle.touch()
+            os.kill(made.supervisor.pids[0], signal.SIGKILL)
+            await made.until(lambda: made.supervisor.workers[0].early_deaths > 1)
+            assert not made.supervisor.cannot_start.is_set()
+            assert "died" in made.pool.why_nobody
+            obstacle.unlink()
+            await made.until(lambda: made.ready_count() == 1)
+
+    run(body)
+
+
+def test_only_deaths_before_ready_back_off() -> None:
+    assert [supervisor_module._backoff_s(count) for count in range(8)] == [
+        0,
+        1,
+        2,
+        4,
+        8,
+        16,
+        30,
+        30,
+    ]
+
+
+def test_stopping_leaves_no_process_and_no_socket(directory: Path) -> None:
+    async def body() -> None:
+        async with bench(directory, 2) as made:
+            pids = made.supervisor.pids
+            answer = await start(made, "n=1000 delay=0.05")
+            made.pool.close()
+            with pytest.raises(WorkerLost):
+                await read(answer)
+            await stop(made.supervisor)
+            assert not list(directory.glob("*.sock"))
+            for pid in pids:
+                with pytest.raises(ProcessLookupError):
+                    os.kill(pid, 0)
+
+    run(body)
+
+
+def test_a_worker_ends_when_its_supervisor_is_gone(directory: Path) -> None:
+    async def body() -> None:
+        async with bench(directory) as made:
+            process = made.supervisor.workers[0].process
+            assert process is not None
+            assert process.stdin is not None
+            process.stdin.close()
+            await made.until(lambda: made.supervisor.workers[0].restarts == 1)
+
+    run(body)
+
+
+def test_the_pid_file_names_processes_by_their_start(tmp_path: Path) -> None:
+    pid_file = PidFile(tmp_path, "127.0.0.1", 4000)
+    pid_file.write([os.getpid()])
+    row = json.loads(pid_file.path.read_text())
+    assert row["supervisor"] == {"pid": os.getpid(), "started": row["supervisor"]["started"]}
+    assert row["children"][0]["role"] == "worker"
+    assert row["supervisor"]["started"] is not None
+    assert pid_file.path.stat().st_mode & 0o777 == 0o600
+    pid_file.remove()
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- Answer alone
+
+
+def lone() -> tuple[AnswerStream, list[bool]]:
+    released: list[bool] = []
+    return AnswerStream("r", released.append), released
+
+
+def delta(seq: int, channel: str, text: str) -> Delta:
+    return Delta("r", seq, channel, text)
+
+
+def test_an_answer_begins_with_what_was_kept_of_it_but_not_a_busy_models_chunk_later() -> None:
+    async def body() -> None:
+        planned, _ = lone()
+        planned.take(Admitted("r", 5))
+        planned.take(Progress("r", 3, 5))
+        planned.take(Progress("r", 4, 5))
+        await planned.admitted()
+        await planned.planned()
+        assert (planned.cached_tokens, planned.done_tokens) == (3, 4)
+        busy, _ = lone()
+        busy.take(Admitted("r", 5))
+        async with asyncio.timeout(60):
+            await busy.admitted()
+            await busy.planned()
+        assert (busy.prompt_tokens, busy.cached_tokens) == (5, 0)
+        for answer in (planned, busy):
+            answer.close()
+
+    asyncio.run(body())
+
+
+def test_deltas_that_wait_together_come_as_one_for_each_channel() -> None:
+    async def body() -> None:
+        answer, released = lone()
+        answer.take(Admitted("r", 5))
+        for row in ("reasoning a", "reasoning b", "content c", "content d", "reasoning e"):
+            channel, text = row.split()
+            answer.take(delta(answer._next_seq, channel, text))
+        answer.take(Finished("r", "stop", None, Usage(5, 2, 3, 5)))
+        texts = []
+        while isinstance(row := await answer.next_event(), Delta):
+            texts.append((row.channel, row.text))
+        assert texts == [("reasoning", "ab"), ("content", "cd"), ("reasoning", "e")]
+        assert released == [False]
+        answer.close()
+        assert released == [False]
+
+    asyncio.run(body())
+
+
+def test_silence_is_none_and_an_error_is_told_to_whoever_asks_again() -> None:
+    async def body() -> None:
+        answer, released = lone()
+        assert await answer.next_event(0.01) is None
+        answer.fail(WorkerLost("gone"))
+        for _ in range(2):
+            with pytest.raises(WorkerLost):
+                await answer.next_event()
+        assert released == [False]
+
+    asyncio.run(body())
+
+
+def test_an_answer_the_worker_gave_up_is_an_error() -> None:
+    async def body() -> None:
+        answer, _ = lone()
+        answer.take(Finished("r", "cancelled", None, Usage(1, 0, 1, 0)))
+        with pytest.raises(WorkerLost):
+            await answer.next_event()
+
+    asyncio.run(body())
+
+
+def test_deltas_gather_between_two_but_the_first_and_the_end_do_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pace_s = 1.0  # longer than any pause of the machine
+    monkeypatch.setattr(answer_module, "PACE_S", pace_s)
+
+    async def body() -> None:
+        answer, _ = lone()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        answer.take(delta(0, "content", "a"))
+        assert await answer.next_event() == delta(0, "content", "a")
+        assert loop.time() - began < pace_s
+        answer.take(delta(1, "content", "b"))
+        loop.call_later(pace_s / 3, answer.take, delta(2, "content", "c"))
+        assert await answer.next_event() == delta(1, "content", "bc")
+        assert loop.time() - began >= pace_s
+        answer.take(delta(3, "content", "d"))
+        answer.take(Finished("r", "stop", None, Usage(1, 0, 1, 4)))
+        began = loop.time()
+        assert await answer.next_event() == delta(3, "content", "d")
+        assert isinstance(await answer.next_event(), Finished)
+        assert loop.time() - began < pace_s
+
+    asyncio.run(body())

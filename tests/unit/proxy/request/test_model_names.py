@@ -1,0 +1,100 @@
+"""Which model a name asks for, and what MODELS may say."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from hearth.proxy.request.model_names import ModelNames, ServedModel, models_of
+from hearth.proxy.startup_banner import ready_lines
+from hearth.shared.errors import RequestError, StartError
+from hearth.shared.load_settings import load_settings
+from tests.helpers.fake_worker import FACTS
+
+
+def names(**environ: str) -> ModelNames:
+    return ModelNames.of(load_settings(environ, None))
+
+
+def test_models_are_known_by_their_name_their_path_and_its_last_part() -> None:
+    known = names(MODELS="big=owner/Big-4bit, other/Small, ~/models/mine")
+    assert known.listed == ["pocket", "big", "other/Small", "~/models/mine"]
+    for name in ("big", "owner/Big-4bit", "Big-4bit", "anthropic/big"):
+        assert known.target(known.check(name)) == "big"
+    for name in ("other/Small", "Small", "openai/other/Small"):
+        assert known.target(known.check(name)) == "other/Small"
+    assert known.target("mine") == "~/models/mine"
+    assert known.target("pocket") == "pocket"
+
+
+def test_patterns_and_aliases_stand_for_the_default_model_and_names_go_first() -> None:
+    known = names(MODELS="gpt-oss=owner/gpt-oss-20b, x=y/alias", MODEL_ALIASES="mine, alias")
+    assert known.target("gpt-oss") == known.target("gpt-oss-20b") == "gpt-oss"
+    assert known.target("gpt-5") == known.target("claude-sonnet") == "pocket"
+    assert known.target("mine") == known.target("alias") == "pocket"
+    assert known.target("y/alias") == "x"
+
+
+def test_without_models_there_is_no_choice() -> None:
+    assert names().target("pocket") == names().target("claude-x") == ""
+
+
+@pytest.mark.parametrize("name", ["none", "../owner/Big/..", "Big/", "/owner/Big-4bit/x"])
+def test_other_names_are_not_found(name: str) -> None:
+    with pytest.raises(RequestError, match="is not served here") as caught:
+        names(MODELS="big=owner/Big").check(name)
+    assert caught.value.status == 404
+
+
+def test_a_given_name_goes_before_the_last_part_of_another() -> None:
+    known = names(MODELS="a/x, x=b/y")
+    assert (known.target("x"), known.target("a/x"), known.target("y")) == ("x", "a/x", "x")
+
+
+def test_what_stands_behind_a_provider_is_taken_as_long_as_it_is() -> None:
+    known = names(MODELS="one=z/m, two=a/m")
+    assert (known.target("m"), known.target("provider/a/m")) == ("one", "two")
+
+
+def test_a_worker_is_told_its_model_and_its_name(tmp_path: Path) -> None:
+    directory = tmp_path / "a=b"
+    directory.mkdir()
+    default, other = models_of(load_settings({"MODELS": str(directory)}, None))
+    assert default.environ == {}
+    assert other == ServedModel("a=b", str(directory))
+    assert other.environ == {"MODEL_PATH": str(directory), "PROXY_MODEL_ID": "a=b"}
+
+
+def test_a_model_that_takes_images_is_told_as_one() -> None:
+    seeing = dataclasses.replace(FACTS, takes_images=True)
+    for facts, wanted in ((FACTS, ["text"]), (seeing, ["text", "image"])):
+        row = names().row("pocket", facts, is_anthropic=False)
+        assert row["architecture"]["input_modalities"] == wanted
+    assert "architecture" not in names().row("pocket", None, is_anthropic=False), "not known yet"
+
+
+def test_the_default_model_may_be_listed_again() -> None:
+    settings = load_settings({"MODELS": "builtin:pocket, b=owner/b"}, None)
+    assert [model.name for model in models_of(settings)] == ["pocket", "b"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ("=owner/x", "allowed is a directory or hub id, or name="),
+        ("x=", "allowed is a directory or hub id, or name="),
+        ("pocket=owner/x", "'pocket' is the name of 'builtin:pocket' already"),
+        ("a=owner/x, a=owner/y", "'a' is the name of 'owner/x' already"),
+        ("模型=owner/x", "not plain ASCII"),
+    ],
+)
+def test_an_entry_that_cannot_be_served_refuses_to_start(entries: str, said: str) -> None:
+    with pytest.raises(StartError, match=said):
+        names(MODELS=entries)
+
+
+def test_a_start_says_what_else_can_be_asked_for() -> None:
+    settings = load_settings({"MODELS": "big=owner/big, other/small"}, None)
+    text = "\n".join(ready_lines(settings, FACTS))
+    assert "big, other/small (loaded when they are asked for)" in text
+    assert "others" not in "\n".join(ready_lines(load_settings({}, None), FACTS))

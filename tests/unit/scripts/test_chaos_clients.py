@@ -1,0 +1,141 @@
+"""Chaos' clients: what they send is whole, and each request they begin is entered with one end."""
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from hearth.proxy.api import chat_completions, legacy_completions
+from hearth.proxy.api.messages import messages_request
+from hearth.proxy.api.responses import responses_request
+from scripts.chaos.clients import CALM, CALM_ENDS, GOOD, Client, Known, Ledger, Manner, known
+from scripts.chaos.judge_replies import End, Said
+from scripts.chaos.request_bodies import TALKING, bulky, fresh, garbage, malformed, odd, pages
+
+PARSERS = {
+    "chat": chat_completions.parse,
+    "completions": legacy_completions.parse,
+    "messages": messages_request.parse,
+    "responses": responses_request.parse,
+}
+BODY = b'{"error": {"message": "busy", "type": "server_error"}}'
+BUSY = b"HTTP/1.1 503 X\r\nretry-after: 5\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def test_every_page_is_a_request_of_its_dialect_and_goes_on_from_the_one_before() -> None:
+    book = pages(random.Random(3), 6)
+    assert {page.dialect for page in book} == set(TALKING)
+    assert any("tools" in page.body for page in book)
+    for page in book:
+        parsed = PARSERS[page.dialect](json.loads(json.dumps(page.body)))
+        assert parsed.prompt.messages[-1]["role"] in ("user", "tool")
+    for dialect in PARSERS:
+        PARSERS[dialect](fresh(random.Random(1), dialect))
+    chat_completions.parse(bulky(random.Random(1)))
+
+
+def test_bodies_that_are_wrong_are_so_in_every_dialect() -> None:
+    rows = [*malformed(), *odd()]
+    assert len({(name, dialect) for name, dialect, _ in rows}) == len(rows) > 80
+    assert {dialect for _, dialect, _ in rows} == set(PARSERS)
+    assert len({name for name, _ in garbage(1)}) > 15
+
+
+def entered(stage: str, kind: str, later: str = "", allowed: frozenset[str] = CALM_ENDS) -> Ledger:
+    """Enter one end of a request that began in `stage` and ends in `later`."""
+    ledger = Ledger()
+    ledger.stage = later or stage
+    ledger.note(stage, "chat", End(kind), 0.0, allowed)  # type: ignore[arg-type]
+    return ledger
+
+
+def test_in_calm_an_answer_is_the_only_good_end() -> None:
+    assert not entered(CALM, "answered").misses
+    for kind in ("busy", "failed", "refused", "cut", "hung", "bug", "malformed", "wrong"):
+        assert entered(CALM, kind).misses, kind
+
+
+def test_amid_a_fault_an_error_is_a_good_end_and_a_wrong_answer_never() -> None:
+    for kind in GOOD:
+        assert not entered("flood", kind).misses
+        assert not entered(CALM, kind, later="flood").misses
+    for kind in ("refused", "cut", "hung", "bug", "malformed", "wrong"):
+        assert entered(CALM, kind, later="flood").misses, kind
+        assert entered("flood", kind, allowed=GOOD).misses, kind
+
+
+def test_a_request_counts_for_the_fault_that_it_met() -> None:
+    assert entered(CALM, "busy", later="flood").tallies["flood"].ends == {"busy": 1}
+    assert entered("flood", "busy", later=CALM).tallies["flood"].ends == {"busy": 1}
+
+
+def test_a_connection_is_cut_rightly_only_while_there_is_no_proxy() -> None:
+    ledger = Ledger()
+    with ledger.proxy_down():
+        ledger.note(CALM, "chat", End("cut"), 0.0, CALM_ENDS)
+    assert not ledger.misses
+    ledger.note(CALM, "chat", End("malformed"), 0.0, CALM_ENDS)
+    ledger.note(CALM, "chat", End("cut"), float("inf"), CALM_ENDS)  # begun after it was back
+    assert len(ledger.misses) == 2
+
+
+def with_server(serve: Serve, ask: Callable[[Client], Awaitable[End]]) -> tuple[End, Ledger]:
+    async def run() -> tuple[End, Ledger]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            ledger = Ledger()
+            end = await ask(Client(server.sockets[0].getsockname()[1], ledger))
+            return end, ledger
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"), [(BUSY, "busy"), (BUSY[:-1], "cut"), (BUSY * 2, "malformed"), (b"", "cut")]
+)
+def test_what_comes_on_the_wire_is_judged(answer: bytes, kind: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    end, ledger = with_server(serve, lambda client: client.ask("chat", b"", allowed=GOOD))
+    assert end.kind == kind
+    assert (ledger.begun, ledger.ended) == (1, 1)
+    assert bool(ledger.misses) == (kind != "busy")
+
+
+def test_a_client_that_leaves_has_left_whatever_came() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(BUSY[:10])
+        await reader.read()
+        writer.close()
+
+    manner = Manner(leaves_s=0.05, resets=True)
+    end, ledger = with_server(serve, lambda client: client.ask("chat", b"{}", manner))
+    assert (end.kind, ledger.begun, ledger.ended) == ("left", 1, 1)
+
+
+def test_pages_whose_answer_depends_on_what_was_asked_before_are_left_out() -> None:
+    book = pages(random.Random(1), 1)
+
+    class Forgetful(Client):
+        """Answers the last page otherwise when the first was asked before it."""
+
+        asked: list[object]
+
+        async def ask(self, dialect: str, body: object, *_: object, **__: object) -> End:  # type: ignore[override]
+            self.asked.append(body)
+            depends = body == book[-1].body and book[0].body in self.asked
+            return End("answered", said=Said("2" if depends else "1"))
+
+    async def forget() -> None:
+        pass
+
+    client = Forgetful(1, Ledger())
+    client.asked = []
+    found = asyncio.run(known(client, book, forget))
+    assert found == [Known(page, Said("1")) for page in book[:-1]]

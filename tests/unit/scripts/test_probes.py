@@ -1,0 +1,469 @@
+"""The probes' verdicts: good on a server that keeps what it should, missed on one that does not."""
+
+import argparse
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from hypothesis import given, strategies as st
+
+from hearth.commands import diff_turns, inspect_cache, probe_agent, probe_cache, why
+from hearth.commands.server_client import COUNTERS, Answer, Calls, run, table
+from hearth.proxy.api.messages import messages_request
+from hearth.proxy.request.volatile_fields import Canonicaliser
+from scripts.replay.stream_client import Tokens
+
+Row = dict[str, Any]
+Probe = Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
+
+DRIFTING = re.compile(
+    "|".join(
+        re.escape(text).replace(r"\{v\}", r"\d").replace("\\\n", r"\s")
+        for text in probe_cache.VOLATILE.values()
+    )
+)
+HEADER = re.compile(r"x-anthropic-billing-header: [^\n]*\n")
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\S+", text)
+
+
+# ---------------------------------------------------------------- a server in miniature
+
+
+@dataclass(frozen=True)
+class Flaws:
+    """What a server may get wrong."""
+
+    forgets: bool = False  # finds nothing
+    hides: bool = False  # answers from KV of other tokens
+    forgets_answers: bool = False  # what it generated is prefilled again
+    reads_telemetry: bool = False
+    rejects: bool = False  # counts drift as what no rule explains
+    drifts_counted: int = 1  # for each that there was
+    splits_lines: bool = False  # drift opens a line
+    breaks_off: bool = False
+
+
+@dataclass
+class FakeServer:
+    """Speaks two dialects; a token is a word. Keeps every prompt with its answer."""
+
+    flaws: Flaws = field(default_factory=Flaws)
+    calls_tools: bool = False
+    kept: list[list[str]] = field(default_factory=list)
+    lines: dict[str, list[Row]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    asked: list[tuple[Row, dict[str, str]]] = field(default_factory=list)
+    workers: list[Row] = field(default_factory=list)
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_post("/v1/messages", self.messages)
+        app.router.add_post("/v1/messages/count_tokens", self.count)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/v1/cache", self.cache)
+        app.router.add_get("/v1/sessions/{session}", self.session)
+        return app
+
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "tiny"}]})
+
+    async def cache(self, _: web.Request) -> web.Response:
+        halves = [{name: self.counts[name] // 2} for name in COUNTERS]
+        rest = {name: self.counts[name] - self.counts[name] // 2 for name in COUNTERS}
+        told = {name: value for half in halves for name, value in half.items()}
+        workers = [{"worker": 0, "counts": told}, {"worker": 1, "sessions": rest}]
+        return web.json_response({"workers": self.workers or workers})
+
+    async def session(self, request: web.Request) -> web.Response:
+        lines = self.lines.get(request.match_info["session"])
+        if lines is None:
+            return web.Response(status=404, text="no such session")
+        return web.json_response({"lines": lines})
+
+    async def count(self, request: web.Request) -> web.Response:
+        return web.json_response({"input_tokens": len(self.rendered(await request.json()))})
+
+    def rendered(self, body: Row) -> list[str]:
+        system = "\n".join(block["text"] for block in body.get("system") or [])
+        if not self.flaws.reads_telemetry:
+            system = HEADER.sub("", system)
+        tokens = words(system)
+        for message in body["messages"]:
+            content = message["content"]
+            text = content if isinstance(content, str) else json.dumps(content)
+            calls = message.get("tool_calls") or ()
+            text += "".join(f" {call['function']['arguments']}" for call in calls)
+            tokens += [f"<{message['role']}>", *words(text), "<end>"]
+        return [*tokens, "<assistant>"]
+
+    def cost(self, body: Row, headers: dict[str, str]) -> tuple[Row, list[str]]:
+        """Return the usage of a request, and the words of its answer."""
+        self.asked.append((body, headers))
+        prompt = self.rendered(body)
+        cached = max((common(prompt, each) for each in self.kept), default=0)
+        if self.flaws.hides and self.kept:
+            cached = len(prompt) - 1
+        cached = 0 if self.flaws.forgets else min(cached, len(prompt) - 1)
+        self.note(headers.get("x-session-id", ""), body, prompt)
+        answer = [f"word{len(self.asked)}", "and", "so", "on"] * 12
+        self.kept.append(prompt if self.flaws.forgets_answers else [*prompt, *answer, "<end>"])
+        usage = {"prompt": len(prompt), "cached": cached, "completion": len(answer) + 1}
+        return usage, answer
+
+    def note(self, session: str, body: Row, prompt: list[str]) -> None:
+        """Group the request into its line, and count what drifted."""
+        lines = self.lines.setdefault(session, [])
+        name = words(DRIFTING.sub("", HEADER.sub("", " ".join(prompt[:-1]))))
+        for line in lines:
+            if name[: len(line["name"])] == line["name"] and not self.flaws.splits_lines:
+                has_drifted = prompt[: len(line["prompt"])] != line["prompt"]
+                counter = COUNTERS[0] if self.flaws.rejects else COUNTERS[1]
+                self.counts[counter] += has_drifted * self.flaws.drifts_counted
+                line |= {"name": name, "prompt": prompt[:-1]}
+                return
+        lines.append({"line": len(lines), "name": name, "prompt": prompt[:-1], "requests": []})
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        usage, answer = self.cost(await request.json(), dict(request.headers))
+        fresh = usage["prompt"] - usage["cached"]
+        told = {"input_tokens": fresh, "cache_read_input_tokens": usage["cached"]}
+        end = {"output_tokens": usage["completion"], "kv_cache": {"prefilled": fresh}}
+        delta = {"type": "text_delta", "text": " ".join(answer)}
+        events: list[Row] = [
+            {"type": "message_start", "message": {"usage": told}},
+            {"type": "content_block_delta", "delta": delta},
+            {"type": "message_delta", "usage": end},
+            {"type": "message_stop"},
+        ]
+        return self.stream(events)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        usage, answer = self.cost(await request.json(), dict(request.headers))
+        deltas: list[Row] = [{"content": " ".join(answer)}]
+        if self.calls_tools:
+            deltas += call_deltas("c1", '{"path": "a", ', '"limit": 5000.0}')
+        told = {
+            "prompt_tokens": usage["prompt"],
+            "completion_tokens": usage["completion"],
+            "prompt_tokens_details": {"cached_tokens": usage["cached"]},
+        }
+        events: list[Row] = [{"choices": [{"delta": delta}]} for delta in deltas]
+        events.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+        events.append({"choices": [], "usage": told})
+        return self.stream(events)
+
+    def stream(self, events: list[Row]) -> web.StreamResponse:
+        if self.flaws.breaks_off:
+            events = events[:1]
+        raw = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+        return web.Response(body=raw + b"data: [DONE]\n\n", content_type="text/event-stream")
+
+
+def call_deltas(call_id: str, *arguments: str) -> list[Row]:
+    first = {"index": 0, "id": call_id, "function": {"name": "read", "arguments": arguments[0]}}
+    rest = [{"index": 0, "function": {"arguments": each}} for each in arguments[1:]]
+    return [{"tool_calls": [each]} for each in (first, *rest)]
+
+
+def common(one: list[str], other: list[str]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def played(
+    probe: Probe,
+    options_of: Callable[[list[str]], argparse.Namespace],
+    fake: FakeServer,
+    *arguments: str,
+) -> int:
+    """Return the exit status of a probe of `fake`."""
+
+    async def play() -> int:
+        async with TestServer(fake.app()) as server:
+            options = options_of([*arguments, "--base-url", str(server.make_url(""))])
+            return await probe(options)
+
+    return run(play())
+
+
+def probed(fake: FakeServer, *arguments: str) -> int:
+    arguments = ("--tokens", "1500", *arguments)
+    return played(probe_cache.probe_session, probe_cache.options_of, fake, *arguments)
+
+
+# ---------------------------------------------------------------- probe_session
+
+
+def test_four_scenarios_are_good_on_a_server_that_keeps_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake = FakeServer()
+    assert probed(fake) == 0
+    out = capsys.readouterr().out
+    assert "verdict: good: normal, drift, semantic, insertion as expected" in out
+    assert re.search(r"canonical_drift +5 +5\n", out)
+    sessions = {headers["x-session-id"] for _, headers in fake.asked}
+    assert len(sessions) == 4, "a session for each scenario"
+    assert 1400 < len(fake.rendered(fake.asked[0][0])) < 1700
+
+
+@pytest.mark.parametrize(
+    ("flaws", "missed"),
+    [
+        (Flaws(forgets=True), "normal: turn 3 hit 0.0000"),
+        (Flaws(reads_telemetry=True), "billing header changed: hit"),
+        (Flaws(rejects=True), "exact_key_rejected_by_model_lcp rose by 1"),
+        (Flaws(drifts_counted=0), "message id changed: canonical_drift did not rise"),
+        (Flaws(drifts_counted=2), "canonical_drift rose by 10, expected 5"),
+        (Flaws(splits_lines=True), "the session has 2 lines, expected 1"),
+    ],
+)
+def test_each_flaw_is_missed_by_name(
+    flaws: Flaws, missed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeServer(flaws)
+    assert probed(fake, "--only", "normal", "--only", "drift") == 1
+    out = capsys.readouterr().out
+    assert "verdict: MISSED" in out and missed in out
+
+
+@pytest.mark.parametrize("name", ["semantic", "insertion"])
+def test_a_changed_history_is_missed_where_it_is_hidden_and_where_nothing_is_reused(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert probed(FakeServer(Flaws(hides=True)), "--only", name) == 1
+    assert "it was hidden" in capsys.readouterr().out
+    assert probed(FakeServer(Flaws(forgets=True)), "--only", name) == 1
+    assert "0 tokens cached of at least" in capsys.readouterr().out
+
+
+def test_what_drift_changes_is_volatile_by_the_servers_own_rules() -> None:
+    fake = FakeServer()
+    assert probed(fake, "--only", "drift") == 0
+    prompts = [messages_request.parse(body).prompt for body, _ in fake.asked]
+    named = [Canonicaliser(is_on=True, checks_size=False).names(each.messages) for each in prompts]
+    heads = [(system, user) for (system, user, *_), _ in named]
+    assert len({(system.canonical, user.canonical) for system, user in heads}) == 1
+    assert len({system.exact for system, _ in heads}) == 1, "the billing header is no content"
+    assert len({user.exact for _, user in heads}) == len(probe_cache.DRIFTS)
+
+
+# ---------------------------------------------------------------- agent_probe
+
+
+def agent(fake: FakeServer, *arguments: str) -> int:
+    return played(probe_agent.agent_probe, probe_agent.options_of, fake, *arguments)
+
+
+@pytest.mark.parametrize("echo", ["verbatim", "stripped", "trimmed"])
+def test_an_agents_line_is_good_where_answers_are_kept(
+    echo: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeServer()
+    assert agent(fake, "--echo", echo) == 0
+    assert "12 requests" in capsys.readouterr().out
+
+
+def test_an_agents_line_is_missed_where_answers_are_prefilled_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert agent(FakeServer(Flaws(forgets_answers=True))) == 1
+    assert "main turn 2 prefilled" in capsys.readouterr().out
+
+
+def test_sub_agents_speak_within_the_session_under_names_of_their_own() -> None:
+    fake = FakeServer()
+    assert agent(fake, "--turns", "4") == 0
+    headers = [sent for _, sent in fake.asked]
+    assert len({each["X-Claude-Code-Session-Id".lower()] for each in map(lowered, headers)}) == 1
+    agents = [lowered(each).get("x-claude-code-agent-id", "") for each in headers]
+    assert agents[:2] == agents[-2:] == ["", ""], "the orchestrator begins and ends"
+    assert Counter(agents[2:-2]) == dict.fromkeys(probe_agent.SUB_AGENTS, probe_agent.SUB_TURNS)
+
+
+def lowered(headers: dict[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def test_a_tool_call_is_answered_with_a_result_under_its_id() -> None:
+    fake = FakeServer(calls_tools=True)
+    assert agent(fake, "--turns", "2") == 0
+    (last,) = (body for body, _ in fake.asked[-1:])
+    *_, said, result = last["messages"]
+    call = said["tool_calls"][0]
+    assert (call["id"], call["function"]["name"]) == ("c1", "read")
+    assert json.loads(call["function"]["arguments"]) == {"path": "a", "limit": 5000.0}
+    assert result == {"role": "tool", "tool_call_id": "c1", "content": probe_agent.RESULT}
+    assert len(last["tools"]) == 12
+
+
+def answer_of(text: str, reasoning: str, arguments: str) -> Answer:
+    calls = Calls()
+    calls.read({"choices": [{"delta": delta} for delta in call_deltas("c1", arguments)]})
+    return Answer(Tokens(1, 0, 1, 1, ""), text, reasoning, calls.rows())
+
+
+def test_each_way_of_echoing_changes_what_its_clients_change() -> None:
+    answer = answer_of(" Hi \n", "hm\n", '{"b": 5000.0, "a": "\\u00e9"}')
+    verbatim = probe_agent.echoed(answer, "verbatim")
+    assert (verbatim["content"], verbatim["reasoning_content"]) == (" Hi \n", "hm\n")
+    assert verbatim["tool_calls"] == answer.calls
+    assert "reasoning_content" not in probe_agent.echoed(answer, "stripped")
+    trimmed = probe_agent.echoed(answer, "trimmed")
+    assert (trimmed["content"], trimmed["reasoning_content"]) == ("Hi", "hm")
+    assert trimmed["tool_calls"][0]["function"]["arguments"] == '{"b":5000,"a":"é"}'
+
+
+@given(st.recursive(st.integers() | st.text() | st.booleans() | st.none(), st.lists))
+def test_rewritten_arguments_mean_the_same(value: Any) -> None:
+    (call,) = answer_of("", "", json.dumps(value)).calls
+    assert json.loads(probe_agent.rewritten(call)["function"]["arguments"]) == value
+
+
+@given(st.text())
+def test_arguments_that_are_no_json_stay(text: str) -> None:
+    (call,) = answer_of("", "", "{" + text).calls
+    rewritten = probe_agent.rewritten(call)["function"]["arguments"]
+    assert rewritten == "{" + text or json.loads(rewritten) == json.loads("{" + text)
+
+
+# ---------------------------------------------------------------- a session
+
+
+def test_a_session_is_asked_of_the_server_under_its_quoted_id(capsys: Any) -> None:
+    rows = [{"prompt": 5000, "completion": 10}, {"prompt": 5100, "cached": 4000}]
+    lines: list[Row] = [{"line": 3, "kind": "main", "requests": rows}]
+    fake = FakeServer(lines={"a/b c": lines})
+    assert played(why.why, why.options_of, fake, "a/b c") == 1
+    assert played(diff_turns.diff_turns, diff_turns.options_of, fake, "--session", "a/b c") == 1
+    assert "session a/b c, line 3 main" in capsys.readouterr().out
+    assert played(why.why, why.options_of, fake, "nobody") == 2
+
+
+# ---------------------------------------------------------------- inspect_cache
+
+WORKER: Row = {
+    "worker": 0,
+    "reuses": True,
+    "exact": False,
+    "budget_bytes": 512 * 2**20,
+    "bytes": 32 * 2**20,
+    "budget_buffers": 1000,
+    "buffers": 568,
+    "slots": [{"slot": 0, "tokens": 2150, "bytes": 2**20, "busy": False, "line": 1}],
+    "slots_bytes": 2**20,
+    "slots_max": 4,
+    "extents": 106,
+    "snapshots": 0,
+    "evictions": 0,
+    "entries": [{"line": 1, "tokens": 2150, "hits": 3, "bytes": 2**19}],
+    "pins": [{"id": "warm-1", "tokens": 44, "bytes": 2**19}],
+    "pinned_bytes": 2**19,
+    "pinned_bytes_max": 2**20,
+    "disk": {
+        "files": 7,
+        "bytes_used": 3 * 2**20,
+        "directory_bytes_used": 5 * 2**20,
+        "bytes_max": 10 * 2**20,
+        "bytes_written_today": 6 * 2**20,
+        "write_bytes_per_day": 200 * 2**20,
+        "queue_bytes": 0,
+        "counts": {"reads": 8},
+    },
+    "counts": {"match_lcp": 14},
+    "sessions": {"archive": {"written": 9}},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        ({}, 0, "1 workers within their bounds"),
+        ({"counts": {"exact_key_rejected_by_model_lcp": 0}}, 0, "good"),
+        ({"counts": {"exact_key_rejected_by_model_lcp": 2}}, 1, "by_model_lcp is 2"),
+        ({"bytes": 512 * 2**20 + 1}, 1, "bytes are 536,870,913 of 536,870,912"),
+        ({"buffers": 1001}, 1, "buffers are 1,001 of 1,000"),
+        ({"slots": WORKER["slots"] * 5}, 1, "5 slots of 4"),
+        ({"error": "not ready"}, 1, "worker 0 cannot tell: not ready"),
+        ({"error": "not ready", "state": "loading"}, 1, "worker 0 cannot tell: not ready"),
+        ({"pinned_bytes": 2**20 + 1}, 1, "pinned_bytes are 1,048,577 of 1,048,576"),
+        (
+            {"disk": {"directory_bytes_used": 9, "bytes_max": 8}},
+            *(1, "directory_bytes_used are 9 of 8"),
+        ),
+    ],
+)
+def test_a_workers_cache_is_shown_and_held_to_its_bounds(
+    change: Row, status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeServer(workers=[WORKER | change])
+    assert played(inspect_cache.inspect_cache, inspect_cache.options_of, fake) == status
+    assert said in capsys.readouterr().out
+
+
+def test_a_worker_that_keeps_nothing_has_no_bounds_to_miss() -> None:
+    fake = FakeServer(workers=[{"worker": 0, "reuses": False, "counts": {}, "idle_tokens": 0}])
+    assert played(inspect_cache.inspect_cache, inspect_cache.options_of, fake) == 0
+
+
+def test_slots_lines_and_counters_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    fake = FakeServer(workers=[WORKER])
+    assert played(inspect_cache.inspect_cache, inspect_cache.options_of, fake) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"0 +32.0 +512.0 +568 +1,000 +1/4 +1.0 +106 +0 +0 +fast\n", out)
+    assert re.search(r"0 +2,150 +1.0 +idle +1\n", out)
+    assert re.search(r"1 +2,150 +- +3 +- +- +- +0.5\n", out)
+    assert re.search(r"match_lcp +14\n", out)
+    assert re.search(r"archive_written +9\n", out)
+    assert re.search(r"disk_reads +8\n", out)
+    assert re.search(r"7 +3.0 +5.0 +10.0 +6.0 +200.0 +0.0\n", out)
+    assert re.search(r"warm-1 +44 +0.5\n", out)
+
+
+def test_a_worker_that_is_unloaded_is_no_miss(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"worker": 0, "state": "unloaded", "error": "It is on disk."}
+    fake = FakeServer(workers=[row, WORKER])
+    assert played(inspect_cache.inspect_cache, inspect_cache.options_of, fake) == 0
+    assert "It is on disk." in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- without a verdict
+
+
+@pytest.mark.parametrize(
+    ("probe", "options"),
+    [
+        (probe_cache.probe_session, probe_cache.options_of([])),
+        (probe_agent.agent_probe, probe_agent.options_of([])),
+        (inspect_cache.inspect_cache, inspect_cache.options_of([])),
+        (why.why, why.options_of(["abc"])),
+        (diff_turns.diff_turns, diff_turns.options_of(["--session", "abc"])),
+    ],
+)
+def test_without_a_server_there_is_no_verdict(
+    probe: Probe, options: argparse.Namespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options.base_url = "http://127.0.0.1:9"
+    assert run(probe(options)) == 2
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_a_stream_that_breaks_off_gives_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert probed(FakeServer(Flaws(breaks_off=True))) == 2
+    assert "broke off" in capsys.readouterr().err
+
+
+def test_columns_are_as_wide_as_what_is_in_them() -> None:
+    shown = table(("name", "n"), [("a", 1), ("long", 22_000)])
+    assert shown.splitlines() == ["name       n", "a          1", "long  22,000"]
+    assert table(("a", "b"), []) == "a  b"

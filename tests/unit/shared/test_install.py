@@ -1,0 +1,487 @@
+"""The install command: which Python, which .venv, what pip is asked for. No network."""
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+
+import install_and_run
+from hearth.shared.errors import StartError
+from hearth.shared.pip_runner import PipStep, condensed, only_one
+from hearth.shared.processes import process_started
+from install_and_run import PROJECT, VERSION, Stop
+
+BASE_PYTHON = Path(sys.base_prefix, "bin", f"python{VERSION}")
+OTHER = "3.12" if VERSION != "3.12" else "3.13"
+
+
+def old_python(version: str) -> Path:
+    found = sorted(Path("/root/.pyenv/versions").glob(f"{version}.*/bin/python"))
+    if not found:
+        pytest.skip(f"no Python {version} in /root/.pyenv/versions")
+    return found[-1]
+
+
+def bare_environment(home: Path, *path: Path) -> dict[str, str]:
+    """An environment in which no Python is found but those on `path`."""
+    return {"HOME": str(home), "PYENV_ROOT": str(home), "PATH": os.pathsep.join(map(str, path))}
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    """A clean .venv of this Python, made by links in no time."""
+    made = tmp_path / ".venv"
+    (made / "bin").mkdir(parents=True)
+    (made / "lib" / f"python{VERSION}" / "site-packages").mkdir(parents=True)
+    (made / "bin" / "python").symlink_to(BASE_PYTHON)
+    (made / "bin" / f"python{VERSION}").symlink_to("python")
+    (made / "pyvenv.cfg").write_text(f"home = {BASE_PYTHON.parent}\nversion = {VERSION}.1\n")
+    executable(made / "bin" / "pip", f"#!{made}/bin/python\nimport pip\n")
+    return made
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project directory whose pyproject.toml asks for one tiny wheel."""
+    monkeypatch.setattr(install_and_run, "PROJECT", tmp_path)
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny.py", "VALUE = 1\n")
+        archive.writestr("tiny-1.0.dist-info/METADATA", "Name: tiny\nVersion: 1.0\n")
+        tags = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr("tiny-1.0.dist-info/WHEEL", tags)
+        archive.writestr("tiny-1.0.dist-info/RECORD", "")
+    (tmp_path / "backend.py").write_text(BACKEND)
+    declare(tmp_path, f"tiny @ {wheel.as_uri()}")
+    return tmp_path
+
+
+# Builds the project's own wheel without setuptools, which would have to be downloaded.
+BACKEND = """
+import zipfile
+
+def build_editable(directory, config_settings=None, metadata_directory=None):
+    name = "project-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(f"{directory}/{name}", "w") as archive:
+        facts = "Metadata-Version: 2.1\\nName: project\\nVersion: 1.0\\n"
+        archive.writestr("project-1.0.dist-info/METADATA", facts)
+        tags = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        archive.writestr("project-1.0.dist-info/WHEEL", tags)
+        archive.writestr("project-1.0.dist-info/RECORD", "")
+    return name
+
+build_wheel = build_editable
+"""
+
+
+def declare(project: Path, *dependencies: str) -> None:
+    (project / "pyproject.toml").write_text(
+        "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
+        f"[project]\nname = 'project'\nversion = '1.0'\ndependencies = {list(dependencies)}\n"
+        "[project.optional-dependencies]\ndev = ['pytest']\ncuda = []\n"
+    )
+
+
+def no_install(*arguments: object) -> NoReturn:
+    raise AssertionError("an install was begun")
+
+
+# ---- which Python ----
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.7", "3.8", "3.9"])
+def test_an_old_python_compiles_the_command_and_shows_its_help(version: str) -> None:
+    python = old_python(version)
+    command = [python, "-W", "error", PROJECT / "install_and_run.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--workers N" in done.stdout
+
+
+@pytest.mark.parametrize("version", ["3.6", "3.9"])
+def test_an_old_python_alone_is_told_what_to_install(version: str, tmp_path: Path) -> None:
+    if any(Path("/usr/local/bin", f"python{each}").exists() for each in install_and_run.SUPPORTED):
+        pytest.skip("a supported Python is in /usr/local/bin, which is always searched")
+    command = [old_python(version), PROJECT / "install_and_run.py"]
+    environ = bare_environment(tmp_path)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"this is Python {version}" in done.stderr
+    for remedy in ("brew install python@3.12", "apt install python3.12 python3.12-venv", "pyenv"):
+        assert remedy in done.stderr
+
+
+def test_an_old_python_goes_on_in_a_supported_one_with_the_same_arguments(tmp_path: Path) -> None:
+    link = tmp_path / "bin" / f"python{VERSION}"
+    link.parent.mkdir()
+    link.symlink_to(BASE_PYTHON)
+    shutil.copy(PROJECT / "install_and_run.py", tmp_path)
+    shutil.copytree(PROJECT / "shared", tmp_path / "shared")
+    shutil.copy(PROJECT / "pyproject.toml", tmp_path)
+    (tmp_path / ".venv" / "lib" / "python3.1").mkdir(parents=True)
+    command = [old_python("3.8"), tmp_path / "install_and_run.py", "--check"]
+    environ = {**bare_environment(tmp_path, link.parent), "PIP_NO_INDEX": "1"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "can't run Hearth; going on with" in done.stderr
+    assert "lib/python3.1 is not of Python " + VERSION in done.stderr
+
+
+def test_shims_that_fail_and_pythons_that_lie_about_their_version_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for version in install_and_run.SUPPORTED:
+        executable(tmp_path / "shims" / f"python{version}", "#!/bin/sh\necho no; exit 127\n")
+    executable(tmp_path / "lying" / f"python{OTHER}", f'#!/bin/sh\nexec {BASE_PYTHON} "$@"\n')
+    real = tmp_path / "versions" / f"{VERSION}.1" / "bin" / f"python{VERSION}"
+    executable(real, f'#!/bin/sh\nexec {BASE_PYTHON} "$@"\n')
+    environ = bare_environment(tmp_path, tmp_path / "shims", tmp_path / "lying")
+    found = install_and_run.find_interpreter(environ)
+    assert found and os.path.samefile(found, BASE_PYTHON)
+
+
+def test_3_12_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in install_and_run.SUPPORTED:
+        executable(tmp_path / f"python{version}", "")
+    monkeypatch.setattr(install_and_run.platform, "machine", lambda: "m1")
+    monkeypatch.setattr(
+        install_and_run, "output_of", lambda command: f"{command[0][-4:]} m1 {command[0]}"
+    )
+    found = install_and_run.find_interpreter(bare_environment(tmp_path, tmp_path))
+    assert found == str(tmp_path / "python3.12")
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "release", "said"),
+    [
+        ("Darwin", "x86_64", "15.1", "needs Apple silicon"),
+        ("Darwin", "arm64", "13.6", "macOS 13.6, and MLX needs 14"),
+        ("Windows", "AMD64", "", "WSL 2"),
+        ("Linux", "riscv64", "", "Linux on riscv64"),
+        ("", "", "", "an unknown system"),
+    ],
+)
+def test_a_platform_without_mlx_is_refused_with_the_reason(
+    system: str, machine: str, release: str, said: str
+) -> None:
+    assert said in (install_and_run.platform_problem(system, machine, release) or "")
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "release"),
+    [
+        ("Darwin", "arm64", "14.0"),
+        ("Darwin", "arm64", "26.1"),
+        ("Darwin", "arm64", "10.16"),  # what old Pythons take every newer macOS for
+        ("Linux", "x86_64", ""),
+        ("Linux", "aarch64", ""),
+    ],
+)
+def test_a_platform_that_mlx_supports_is_accepted(system: str, machine: str, release: str) -> None:
+    assert install_and_run.platform_problem(system, machine, release) is None
+
+
+# ---- which .venv ----
+
+
+def test_a_clean_venv_has_no_artefacts(venv: Path) -> None:
+    assert install_and_run.checked_version(venv) == VERSION
+
+
+def other_python(venv: Path) -> str:
+    (venv / "bin" / "python3.14").touch()
+    return "bin/python3.14 is not of Python"
+
+
+def other_lib(venv: Path) -> str:
+    (venv / "lib" / "python3.14").mkdir()
+    return "lib/python3.14 is not of Python"
+
+
+def other_pip(venv: Path) -> str:
+    executable(venv / "bin" / "pip3", "#!/opt/python/3.14/bin/python3.14 -s\n")
+    return "bin/pip3 runs /opt/python/3.14/bin/python3.14"
+
+
+def other_pip_with_a_space_in_its_path(venv: Path) -> str:
+    text = "#!/bin/sh\n'''exec' \"/my disk/bin/python3\" \"$0\" \"$@\"\n' '''\n"
+    executable(venv / "bin" / "pip3", text)
+    return "bin/pip3 runs /my disk/bin/python3"
+
+
+def other_configuration(venv: Path) -> str:
+    (venv / "pyvenv.cfg").write_text(f"home = {BASE_PYTHON.parent}\nversion = 3.14.0\n")
+    return "pyvenv.cfg says Python 3.14"
+
+
+def broken_link(venv: Path) -> str:
+    (venv / "bin" / "python").unlink()
+    (venv / "bin" / "python").symlink_to("/opt/gone/bin/python3.12")
+    return "bin/python, a link to /opt/gone/bin/python3.12, does not run"
+
+
+def finished_without_python(venv: Path) -> str:
+    (venv / "bin" / "python").unlink()
+    install_and_run.write_stamp(venv, {"requirements": ["mlx"]})
+    return "bin/python does not run"
+
+
+@pytest.mark.parametrize(
+    "contaminate",
+    [
+        other_python,
+        other_lib,
+        other_pip,
+        other_pip_with_a_space_in_its_path,
+        other_configuration,
+        broken_link,
+        finished_without_python,
+    ],
+)
+def test_a_contaminated_venv_is_refused_by_naming_what_is_wrong_and_how_to_mend_it(
+    venv: Path, contaminate: Callable[[Path], str]
+) -> None:
+    named = contaminate(venv)
+    with pytest.raises(Stop) as refusal:
+        install_and_run.checked_version(venv)
+    assert named in str(refusal.value)
+    assert f"rm -rf '{venv}'" in str(refusal.value)
+    assert refusal.value.code == 1
+
+
+def test_a_venv_of_an_unsupported_python_is_refused(venv: Path) -> None:
+    found = install_and_run.artefacts(venv, "3.14", is_finished=False)
+    assert found[0] == "bin/python is Python 3.14; supported are 3.12, 3.13, 3.11"
+
+
+def test_a_later_patch_release_of_the_same_python_is_no_artefact(venv: Path) -> None:
+    (venv / "pyvenv.cfg").write_text(f"home = {BASE_PYTHON.parent}\nversion = {VERSION}.99\n")
+    assert install_and_run.checked_version(venv) == VERSION
+
+
+def test_a_venv_reached_through_a_link_is_no_artefact(venv: Path, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to(tmp_path)
+    assert install_and_run.checked_version(tmp_path / "alias" / ".venv") == VERSION
+
+
+def test_a_half_made_venv_is_not_refused(venv: Path) -> None:
+    (venv / "bin" / "python").unlink()
+    assert install_and_run.checked_version(venv) is None
+
+
+def test_a_python_that_would_install_outside_of_venv_is_not_taken_for_its_own(venv: Path) -> None:
+    (venv / "pyvenv.cfg").unlink()
+    assert install_and_run.venv_version(venv) is None
+
+
+# ---- what is installed ----
+
+
+def test_cuda_replaces_the_cpu_build_because_both_bring_the_same_library() -> None:
+    pyproject = PROJECT / "pyproject.toml"
+    plain = install_and_run.requirements(pyproject, [])
+    cuda = install_and_run.requirements(pyproject, ["cuda"])
+    on_linux = [text for text in cuda if text.startswith("mlx[")]
+    assert any(text.startswith("mlx[cpu]") for text in plain)
+    assert len(on_linux) == 1 and on_linux[0].startswith("mlx[cuda")
+    assert any(text.startswith("mlx>=") and "darwin" in text for text in cuda)
+
+
+def test_dev_adds_to_the_dependencies_and_takes_nothing_away() -> None:
+    pyproject = PROJECT / "pyproject.toml"
+    plain, dev = (install_and_run.requirements(pyproject, extras) for extras in ([], ["dev"]))
+    assert dev[: len(plain)] == plain
+    assert any(text.startswith("pytest") for text in dev[len(plain) :])
+
+
+def finish(venv: Path, *extras: str) -> None:
+    install_and_run.write_stamp(venv, install_and_run.wanted_stamp(venv, list(extras), VERSION))
+
+
+def test_a_second_start_with_nothing_changed_installs_nothing(
+    venv: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(venv)
+    monkeypatch.setattr(install_and_run, "install", no_install)
+    assert install_and_run.prepare(venv, []) == VERSION
+
+
+def test_changed_requirements_another_extra_and_another_python_each_install_again(
+    venv: Path, project: Path
+) -> None:
+    finish(venv)
+    assert install_and_run.current_version(venv, ["dev"]) is None
+    declare(project, "other")
+    assert install_and_run.current_version(venv, []) is None
+    finish(venv)
+    assert install_and_run.current_version(venv, []) == VERSION
+    stamp = install_and_run.read_stamp(venv)
+    install_and_run.write_stamp(venv, {**stamp, "python": OTHER})
+    assert install_and_run.current_version(venv, []) is None
+
+
+def test_an_extra_once_installed_is_kept_and_needs_no_second_install(
+    venv: Path, project: Path
+) -> None:
+    finish(venv, "dev")
+    assert install_and_run.current_version(venv, []) == VERSION
+    finish(venv, "cuda")
+    assert install_and_run.read_stamp(venv)["extras"] == ["cuda", "dev"]
+
+
+def test_an_unfinished_or_unreadable_stamp_installs_again(venv: Path, project: Path) -> None:
+    finish(venv)
+    install_and_run.write_stamp(venv, {**install_and_run.read_stamp(venv), "requirements": []})
+    assert install_and_run.current_version(venv, []) is None
+    (venv / "installed.json").write_text("[")
+    assert install_and_run.current_version(venv, []) is None
+
+
+def test_a_disk_too_full_is_refused_with_what_is_there_and_what_is_needed(
+    venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1.5e9))
+    with pytest.raises(Stop, match=r"1\.5 GB are free at .* needs about 4\.0 GB\. Free 2\.5 GB"):
+        install_and_run.check_disk(venv, install_and_run.DISK_BYTES)
+
+
+def test_what_a_half_made_venv_holds_is_not_asked_of_the_disk_again(
+    venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1.5e9))
+    with (venv / "lib" / "big").open("wb") as file:
+        file.truncate(3_000_000_000)  # takes no room
+    install_and_run.check_disk(venv, install_and_run.DISK_BYTES)
+
+
+def test_a_package_whose_unpacking_was_cut_short_is_installed_again(venv: Path) -> None:
+    site = venv / "lib" / f"python{VERSION}" / "site-packages"
+    for name in ("whole", "cut"):
+        (site / f"{name}-1.dist-info").mkdir()
+    (site / "whole-1.dist-info" / "INSTALLER").write_text("pip\n")
+    install_and_run.forget_half_installed(venv)
+    assert [path.name for path in site.iterdir()] == ["whole-1.dist-info"]
+
+
+def test_a_venv_with_a_half_unpacked_pip_is_made_whole_and_filled(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    venv = project / ".venv"
+    half = venv / "lib" / f"python{VERSION}" / "site-packages" / "pip"
+    half.mkdir(parents=True)
+    (half / "__init__.py").write_text("raise SystemExit(1)\n")
+    assert install_and_run.prepare(venv, []) == VERSION
+    seen = subprocess.run([venv / "bin" / "python", "-c", "import tiny"], check=True)
+    assert seen.returncode == 0
+    assert install_and_run.current_version(venv, []) == VERSION
+    assert "Successfully installed tiny" in (venv / "install.log").read_text()
+    assert "Installed into" in capsys.readouterr().err
+
+
+def test_env_is_written_once_for_this_user_only(tmp_path: Path) -> None:
+    (tmp_path / ".env.example").write_text("WORKERS=1\n")
+    install_and_run.write_env(tmp_path)
+    assert (tmp_path / ".env").read_text() == "WORKERS=1\n"
+    assert stat.S_IMODE((tmp_path / ".env").stat().st_mode) == 0o600
+    (tmp_path / ".env").write_text("WORKERS=2\n")
+    install_and_run.write_env(tmp_path)
+    assert (tmp_path / ".env").read_text() == "WORKERS=2\n"
+
+
+# ---- running pip ----
+
+
+@pytest.mark.parametrize(
+    ("line", "phase", "detail"),
+    [
+        ("Collecting mlx-lm<0.33 (from hearth)\n", "Collecting", "Collecting mlx-lm<0.33"),
+        ("  Downloading mlx.whl (36.8 MB)\n", "Collecting", "Downloading mlx.whl (36.8 MB)"),
+        ("Requirement already satisfied: numpy in x\n", "Collecting", "Found numpy"),
+        ("Installing collected packages: a, b\n", "Installing packages (2)", "Installing"),
+        ("WARNING: something\n", "", ""),
+        ("\n", "", ""),
+    ],
+)
+def test_pip_is_shown_in_brief(line: str, phase: str, detail: str) -> None:
+    found = condensed(line)
+    assert (found is not None) == bool(phase)
+    if found:
+        assert found[0].startswith(phase) and found[1].startswith(detail)
+
+
+def test_a_failed_command_shows_its_last_20_lines_and_where_the_log_is(tmp_path: Path) -> None:
+    with (tmp_path / "install.log").open("w") as log, only_one(tmp_path) as lock:
+        step = PipStep(log, lock, tmp_path, os.environ)
+        with pytest.raises(StartError) as failure:
+            step.run(["/bin/sh", "-c", "for i in $(seq 50); do echo line $i; done; exit 3"])
+    text = str(failure.value)
+    assert "status 3" in text and str(tmp_path / "install.log") in text
+    assert "line 31\n" in text and "line 50\n" in text and "line 30\n" not in text
+    assert "line 1\n" in (tmp_path / "install.log").read_text()
+
+
+WAITING = """
+import os, sys
+from pathlib import Path
+import install_and_run
+from hearth.shared.pip_runner import only_one, PipStep
+directory = Path(sys.argv[1])
+def run(arguments):
+    for number in (2, 15):
+        install_and_run.signal.signal(number, install_and_run.on_signal)
+    with (directory / "log").open("w") as log, only_one(directory) as lock:
+        script = "echo $$ > pids; sleep 60 & echo $! >> pids; echo Collecting x; wait"
+        PipStep(log, lock, directory, os.environ).run(["/bin/sh", "-c", script])
+install_and_run.run = run
+sys.exit(install_and_run.main([]))
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_install_ends_all_that_pip_started(
+    number: int, status: int, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", WAITING, tmp_path]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=PROJECT, stderr=pipe, text=True) as install:
+        assert (
+            install.stderr and install.stderr.readline() == "Collecting and downloading packages\n"
+        )
+        pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+        install.send_signal(number)
+        assert install.wait(30) == status, "not after the 60 s that it would take"
+        assert "Interrupted. Run the same command again" in install.stderr.read()
+    assert len(pids) == 2 and [process_started(pid) for pid in pids] == [None, None]
+
+
+def test_a_second_install_in_the_same_directory_waits_for_the_first(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from hearth.shared.pip_runner import only_one\n"
+        "with only_one(Path(sys.argv[1])): print('mine', flush=True)"
+    )
+    command = [sys.executable, "-c", script, tmp_path]
+    pipe = subprocess.PIPE
+    with only_one(tmp_path):
+        second = subprocess.Popen(command, cwd=PROJECT, stdout=pipe, stderr=pipe, text=True)
+        assert second.stderr and "waiting for it" in second.stderr.readline()
+        assert second.poll() is None
+    with second:
+        assert second.stdout and second.stdout.read() == "mine\n"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,445 @@
+"""The install command: whose a process is, which port may be taken, what becomes of the command.
+
+The processes are real ones, a few milliseconds old.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+import install_and_run
+from hearth.shared import processes
+from hearth.shared.errors import StartError
+from hearth.shared.processes import (
+    Process,
+    end_processes,
+    process_started,
+    read_pid_file,
+    take_port,
+)
+from install_and_run import PROJECT, Stop
+
+HOST = "127.0.0.1"
+LISTENER = """
+import signal, socket, sys
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+signal.pause()
+"""
+
+
+@contextlib.contextmanager
+def listener(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    """A process that listens on a port until it is ended."""
+    command = [sys.executable, "-c", LISTENER, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def held() -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    with listener() as pair:
+        yield pair
+
+
+def identity(pid: int) -> Process:
+    started = process_started(pid)
+    assert started is not None
+    return Process(pid, started)
+
+
+def ended() -> Process:
+    """A process that is no more."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        was = identity(process.pid)
+    return was
+
+
+def write_pid_file(directory: Path, supervisor: Process, *children: Process) -> None:
+    def row(process: Process) -> dict[str, object]:
+        return {"pid": process.pid, "started": process.started}
+
+    record = {
+        "supervisor": row(supervisor),
+        "children": [{**row(child), "role": "worker 0"} for child in children],
+        "host": HOST,
+        "port": 1,
+    }
+    directory.mkdir(exist_ok=True)
+    (directory / "hearth.json").write_text(json.dumps(record))
+    (directory / "worker-0.sock").touch()
+
+
+def left_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+# ---- which process is which ----
+
+
+def test_a_process_keeps_its_start_time_and_another_has_a_later_one() -> None:
+    own = process_started(os.getpid())
+    assert own is not None and own == process_started(os.getpid())
+    with listener() as (process, _):
+        assert identity(process.pid).started > own
+
+
+def test_a_process_that_ended_has_no_start_time_even_while_its_parent_has_not_looked(
+    held: tuple["subprocess.Popen[str]", int],
+) -> None:
+    process, _ = held
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    assert process_started(process.pid) is None
+    assert processes._started_ps(process.pid) is None
+
+
+def test_the_start_time_that_ps_prints_is_read_as_utc() -> None:
+    assert processes._parse_ps("Ss+  Fri Nov 21 11:46:02 2025\n") == 1763725562.0
+    assert processes._parse_ps("S    Sat Feb  7 01:02:03 2026") == 1770426123.0
+    assert processes._parse_ps("Z    Fri Nov 21 11:46:02 2025") is None
+    assert processes._parse_ps("") is None
+
+
+def test_ps_gives_one_start_time_whatever_the_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for zone in ("UTC", "Asia/Tokyo"):
+        monkeypatch.setenv("TZ", zone)
+        found.add(processes._started_ps(os.getpid()))
+    assert len(found) == 1 and None not in found
+
+
+def test_a_ps_that_does_not_answer_is_not_read_as_no_such_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hang(*arguments: object, **options: object) -> NoReturn:
+        raise subprocess.TimeoutExpired("ps", 5)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    with pytest.raises(subprocess.TimeoutExpired):
+        processes._started_ps(os.getpid())
+
+
+@pytest.mark.parametrize("find", [processes._holder_linux, processes._holder_lsof])
+def test_the_holder_of_a_port_is_found_with_its_name(
+    find: object, held: tuple["subprocess.Popen[str]", int]
+) -> None:
+    process, port = held
+    if find is processes._holder_linux and sys.platform != "linux":
+        pytest.skip("reads /proc, which only Linux has")
+    assert callable(find)
+    pid, name = find(port)
+    assert pid == process.pid and "python" in name.lower()
+    process.kill()
+    process.wait()
+    assert find(port) is None
+
+
+def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "END_WAIT_S", 0.2)
+    with listener("stubborn") as (process, _):
+        end_processes([identity(process.pid)])
+        assert process.wait(1) == -9
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"pid": 0, "started": 1},
+        {"pid": -1, "started": 1},
+        {"pid": 1, "started": 1},
+        {"pid": True, "started": 1},
+        {"pid": "7", "started": 1},
+        {"pid": 7, "started": None},
+        {"pid": 7},
+        [],
+    ],
+)
+def test_a_damaged_pid_file_names_nobody(row: object, tmp_path: Path) -> None:
+    good = {"pid": 7, "started": 1}
+    path = tmp_path / "hearth.json"
+    path.write_text(json.dumps({"supervisor": row, "children": [good]}))
+    assert read_pid_file(path) == (None, [])
+    path.write_text('{"supervisor"')
+    assert read_pid_file(path) == (None, [])
+
+
+def test_a_child_that_ended_before_it_was_written_down_hides_nobody_else(tmp_path: Path) -> None:
+    gone, good = {"pid": 8, "started": None}, {"pid": 7, "started": 1}
+    path = tmp_path / "hearth.json"
+    path.write_text(json.dumps({"supervisor": good, "children": [gone, good]}))
+    assert read_pid_file(path) == (Process(7, 1.0), [Process(7, 1.0)])
+
+
+# ---- whose a port is ----
+
+
+def test_a_free_port_is_taken_and_what_a_dead_hearth_left_is_removed(
+    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
+) -> None:
+    process, port = held
+    process.kill()
+    process.wait()
+    write_pid_file(tmp_path, ended(), ended())
+    (tmp_path / "notes.txt").touch()
+    assert take_port(HOST, port, tmp_path) == f"{port} is free"
+    assert left_in(tmp_path) == ["notes.txt"]
+    assert take_port(HOST, port, tmp_path / "none-yet") == f"{port} is free"
+
+
+def test_a_port_held_by_a_child_of_a_dead_hearth_is_freed(
+    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
+) -> None:
+    process, port = held
+    write_pid_file(tmp_path, ended(), identity(process.pid))
+    assert take_port(HOST, port, tmp_path) == f"freed port {port} from a stale Hearth"
+    assert process.wait(1) == -15
+    assert left_in(tmp_path) == []
+
+
+def test_orphans_of_a_dead_hearth_are_ended_also_when_they_do_not_hold_the_port(
+    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
+) -> None:
+    process, port = held
+    with listener() as (orphan, _):
+        write_pid_file(tmp_path, ended(), identity(orphan.pid))
+        process.kill()
+        process.wait()
+        take_port(HOST, port, tmp_path)
+        assert orphan.wait(1) == -15
+
+
+def test_a_living_hearth_is_never_ended(
+    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
+) -> None:
+    process, port = held
+    with listener() as (child, _):
+        write_pid_file(tmp_path, identity(process.pid), identity(child.pid))
+        with pytest.raises(StartError) as refusal:
+            take_port(HOST, port, tmp_path)
+        assert child.poll() is None and process.poll() is None
+    assert str(refusal.value) == (
+        f"Hearth already runs on http://127.0.0.1:{port} (pid {process.pid}). "
+        f"Stop it with: kill {process.pid}"
+    )
+    assert left_in(tmp_path) == ["hearth.json", "worker-0.sock"]
+
+
+def test_a_hearth_that_is_still_starting_keeps_its_files(
+    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
+) -> None:
+    starting, _ = held
+    write_pid_file(tmp_path, identity(starting.pid))
+    with listener() as (process, free_port):
+        process.kill()
+        process.wait()
+    with pytest.raises(StartError, match="already runs"):
+        take_port(HOST, free_port, tmp_path)
+    assert left_in(tmp_path) == ["hearth.json", "worker-0.sock"]
+
+
+def test_a_process_that_got_the_pid_of_a_dead_child_is_left_alone(
+    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
+) -> None:
+    process, port = held
+    now = identity(process.pid)
+    before = Process(now.pid, now.started - 1)
+    write_pid_file(tmp_path, before, before)
+    with pytest.raises(StartError, match=rf"held by pid {process.pid} \("):
+        take_port(HOST, port, tmp_path)
+    assert process.poll() is None
+
+
+def test_a_strangers_port_is_reported_with_its_process_and_everything_left_alone(
+    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
+) -> None:
+    process, port = held
+    (tmp_path / "worker-0.sock").touch()
+    with pytest.raises(StartError) as refusal:
+        take_port(HOST, port, tmp_path)
+    name = processes.process_name(process.pid)
+    assert f"Port {port} is held by pid {process.pid} ({name})" in str(refusal.value)
+    assert f"--port {port + 1}" in str(refusal.value)
+    assert process.poll() is None
+    assert left_in(tmp_path) == ["worker-0.sock"]
+
+
+def test_a_holder_that_the_system_hides_is_called_another_users(
+    tmp_path: Path, held: tuple["subprocess.Popen[str]", int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "port_holder", lambda port: None)
+    with pytest.raises(StartError, match="held by another user's process"):
+        take_port(HOST, held[1], tmp_path)
+
+
+def test_a_check_says_what_a_start_would_do_and_does_nothing(
+    tmp_path: Path, held: tuple["subprocess.Popen[str]", int]
+) -> None:
+    process, port = held
+    write_pid_file(tmp_path, ended(), identity(process.pid))
+    assert "a start ends it" in take_port(HOST, port, tmp_path, is_check=True)
+    assert process.poll() is None
+    assert left_in(tmp_path) == ["hearth.json", "worker-0.sock"]
+    process.kill()
+    process.wait()
+    assert take_port(HOST, port, tmp_path, is_check=True) == f"{port} is free"
+    assert left_in(tmp_path) == ["hearth.json", "worker-0.sock"]
+
+
+def test_an_address_that_is_not_this_machines_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"Can't listen on 192\.0\.2\.1, port 4000"):
+        take_port("192.0.2.1", 4000, tmp_path)
+
+
+# ---- what becomes of the command ----
+
+
+def environment(**given: str) -> dict[str, str]:
+    names = ("PROXY_PORT", "PROXY_HOST", "PROXY_API_KEY", "RUN_DIR")
+    return {**{name: text for name, text in os.environ.items() if name not in names}, **given}
+
+
+def test_the_settings_are_those_that_the_server_reads(tmp_path: Path) -> None:
+    environ = environment(PROXY_PORT="4321", PROXY_HOST="127.0.0.1", RUN_DIR=str(tmp_path))
+    found = install_and_run.read_settings(sys.executable, environ)
+    assert (found["host"], found["port"]) == ("127.0.0.1", 4321)
+    assert found["instance_dir"] == str(tmp_path / "4321")
+
+
+def test_a_bad_setting_ends_the_command_with_the_servers_own_words_and_78() -> None:
+    with pytest.raises(Stop) as refusal:
+        install_and_run.read_settings(sys.executable, environment(PROXY_PORT="99999"))
+    assert str(refusal.value).startswith("PROXY_PORT is '99999'; allowed is a whole number")
+    assert "\n" not in str(refusal.value)
+    assert refusal.value.code == 78
+
+
+def test_a_python_without_the_packages_is_told_apart_from_a_bad_setting(tmp_path: Path) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho No module named dotenv >&2; exit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(Stop, match=r"No module named dotenv\n.*delete \.venv") as refusal:
+        install_and_run.read_settings(str(broken), environment())
+    assert refusal.value.code == 1
+
+
+class Became(Exception):
+    """Stands for the process that we were replaced by."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Installed, with `.venv` being this Python's; becoming another process raises `Became`."""
+
+    def execve(path: str, command: list[str], environ: dict[str, str]) -> NoReturn:
+        assert path == command[0]
+        raise Became(command[1:], environ, os.getcwd())
+
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr(install_and_run, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(install_and_run, "prepare", lambda venv, extras: "3.12")
+    monkeypatch.setattr(install_and_run, "write_env", lambda project: None)
+    monkeypatch.setattr(install_and_run.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(
+        install_and_run,
+        "read_settings",
+        lambda python, environ: {
+            "host": HOST,
+            "port": int(environ["PROXY_PORT"]),
+            "model": "builtin:pocket",
+            "workers": 1,
+            "instance_dir": str(tmp_path / "run"),
+        },
+    )
+    monkeypatch.setenv("PYTHONPATH", "/ros")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def free_port() -> int:
+    with listener() as (_, port):
+        return port
+
+
+def test_the_command_becomes_the_server_with_the_options_as_settings(
+    started: Path, free_port: int
+) -> None:
+    (started / "model").mkdir()
+    options = ["--model", "model", "--workers", "2", "--port", str(free_port)]
+    with pytest.raises(Became) as became:
+        install_and_run.main(options)
+    command, environ, directory = became.value.args
+    assert command == ["-m", "hearth.proxy.main"] and directory == str(PROJECT)
+    assert environ["MODEL_PATH"] == str(started / "model")
+    assert (environ["WORKERS"], environ["PROXY_PORT"]) == ("2", str(free_port))
+    assert "PYTHONPATH" not in environ and environ["HOME"] == os.environ["HOME"]
+
+
+def test_a_hub_id_is_passed_on_as_it_is(started: Path, free_port: int) -> None:
+    with pytest.raises(Became) as became:
+        install_and_run.main(["--model", "org/name", "--port", str(free_port)])
+    assert became.value.args[1]["MODEL_PATH"] == "org/name"
+
+
+def test_the_test_command_becomes_pytest_with_every_further_argument(
+    started: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = []
+    monkeypatch.setattr(install_and_run, "prepare", lambda venv, extras: installed.append(extras))
+    with pytest.raises(Became) as became:
+        install_and_run.main(["test", "-q", "--help", "tests/unit", "--port"])
+    assert became.value.args[0] == ["-m", "pytest", "-q", "--help", "tests/unit", "--port"]
+    assert installed == [["dev"]]
+
+
+def test_a_check_says_what_it_found_and_starts_nothing(
+    started: Path, free_port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert install_and_run.main(["--check", "--port", str(free_port)]) == 0
+    said = capsys.readouterr().err
+    assert "builtin:pocket" in said and f"{free_port} is free" in said
+
+
+def test_a_port_that_is_not_to_be_had_ends_the_command_with_1(
+    started: Path, held: tuple["subprocess.Popen[str]", int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options in ([], ["--check"]):
+        assert install_and_run.main([*options, "--port", str(held[1])]) == 1
+        assert f"held by pid {held[0].pid}" in capsys.readouterr().err
+
+
+def test_cuda_without_the_driver_is_refused_before_anything_is_installed(
+    started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> NoReturn:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(install_and_run.ctypes, "CDLL", missing)
+    assert install_and_run.main(["--cuda"]) == 1
+    assert "NVIDIA's driver" in capsys.readouterr().err
+
+
+def test_an_unknown_option_is_refused_by_the_usage(
+    started: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong in ("--modell", "--mod=x", "serve"):
+        with pytest.raises(SystemExit) as refusal:
+            install_and_run.main([wrong])
+        assert refusal.value.code == 2
+        assert wrong in capsys.readouterr().err

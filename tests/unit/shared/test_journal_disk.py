@@ -1,0 +1,213 @@
+"""What a failing disk, a full queue and a violent end cost of what a journal was told."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.shared import journal as journals, journal_writer as scribes
+from hearth.shared.journal_writer import NullJournalWriter, open_journal_writer
+from tests.helpers.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "kv" / "notes-0"
+
+
+@pytest.fixture
+def is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a file rewritten whenever it doubles."""
+    monkeypatch.setattr(journals, "REWRITE_BYTES_MIN", 64)
+    monkeypatch.setattr(scribes, "RETRY_S", 0.0)
+
+
+class Disk:
+    """`os.write` of a disk that can be made full."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error = 0
+        self._write = os.write
+        monkeypatch.setattr(journals.os, "write", self)
+
+    def __call__(self, handle: int, data: Any) -> int:
+        if self.error:
+            self._write(handle, bytes(data[: len(data) // 2]))
+            raise OSError(self.error, os.strerror(self.error))
+        return self._write(handle, data)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_fails_costs_records_until_it_is_well(
+    home: Path,
+    error: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_eager: None,
+) -> None:
+    notes = Notes()
+    scribe, _ = opened(home, notes)
+    disk = Disk(monkeypatch)
+    for number in range(6):
+        disk.error = error if number in (2, 3) else 0
+        notes.kept.append(number)
+        scribe.put(number, 1)
+        assert scribe.flush(WAIT_S)
+        if disk.error:
+            assert (
+                b"".join(path.read_bytes() for path in home.glob("*.journal")).count(
+                    scribe._journal._mark
+                )
+                == 2
+            ), "what was torn is taken back"
+    scribe.close()
+    assert scribe.counts["not_written"] == 2 and scribe.counts["not_rewritten"] == 2
+    assert notes.losses >= 2
+    assert len(caplog.records) == 2, "one warning a kind"
+    assert all(str(home) in record.message for record in caplog.records)
+    assert held(home) == [0, 1, 2, 3, 4, 5]
+    assert not list(home.glob(".writing-*"))
+
+
+def test_nothing_is_built_on_what_a_disk_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = Notes()
+    scribe, _ = opened(home, notes)
+    disk = Disk(monkeypatch)
+    losses = []
+    for error in (errno.EIO, 0, errno.EIO):
+        disk.error = error
+        scribe.put("x", 1)
+        assert scribe.flush(WAIT_S)
+        losses.append(notes.losses)
+    scribe.close()
+    assert scribe.counts["not_rewritten"] == 1, "the next attempt waits"
+    assert losses[0] < losses[2] == losses[1] + 1
+
+
+def test_a_directory_that_somebody_removed_comes_back_whole(home: Path, is_eager: None) -> None:
+    notes = Notes()
+    scribe, _ = opened(home, notes)
+    for number in range(3):
+        notes.kept.append(number)
+        scribe.put(number, 1)
+        assert scribe.flush(WAIT_S)
+        if number == 1:
+            for path in home.iterdir():
+                path.unlink()
+            home.rmdir()
+    scribe.close()
+    assert held(home) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("limit", ["QUEUE_BYTES_MAX", "QUEUE_ITEMS_MAX"])
+def test_a_queue_that_is_full_drops_and_counts_and_is_made_good(
+    home: Path, limit: str, monkeypatch: pytest.MonkeyPatch, is_eager: None
+) -> None:
+    monkeypatch.setattr(scribes, limit, 2)
+    notes = Notes()
+    scribe, _ = opened(home, notes)
+    with scribe._changed:  # as while the disk hangs
+        for number in range(5):
+            notes.kept.append(number)
+            scribe.put(number, 1)
+    assert scribe.flush(WAIT_S)
+    assert scribe.report()["dropped"] == 3
+    scribe.close()
+    assert held(home) == [0, 1, 2, 3, 4]
+
+
+def test_a_directory_that_cannot_be_used_costs_the_memory_and_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "kv").write_text("a file")
+    scribe = open_journal_writer(tmp_path / "kv" / "notes-0", Notes(), SCHEMA, {})
+    assert isinstance(scribe, NullJournalWriter)
+    scribe.put("a", 1)
+    scribe.close()
+    assert len(caplog.records) == 1 and list(scribe.read()) == []
+
+
+def test_a_file_of_the_largest_size_is_not_appended_to(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "FILE_BYTES_MAX", 100)
+    assert wrote(home, "a", "b" * 200)["not_written"] == 2
+    assert wrote(home, "c")["written"] == 1
+
+
+def test_a_bug_of_its_source_does_not_end_the_thread(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes = Notes()
+    scribe, _ = opened(home, notes)
+
+    def record(item: Any) -> Any:
+        if item == "bad":
+            raise RuntimeError(item)
+        return item
+
+    notes.record = record
+    notes.kept = ["good"]
+    for item in ("bad", "good"):
+        scribe.put(item, 1)
+        assert scribe.flush(WAIT_S)
+    scribe.close()
+    assert scribe.counts["failed"] == 1
+    assert set(held(home)) == {"good"}
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from hearth.shared import journal, journal_writer
+from tests.helpers.journal_records import Notes, opened
+journal.REWRITE_BYTES_MIN, journal_writer.RETRY_S = 20_000, 0.0
+notes = Notes()
+writer, notes.kept = opened(Path(sys.argv[1]), notes)
+number = max(notes.kept, default=[-1])[0]
+print("began", number, dict(writer.report()).get("damaged", 0), flush=True)
+while True:
+    number += 1
+    item = [number, "x" * (number * 37 % 3_000)]
+    notes.kept = [*notes.kept[-19:], item]
+    writer.put(item, 1)
+    if number % 3 == 0:
+        assert writer.flush(5.0)
+    print(number, flush=True)
+"""
+
+
+def test_of_a_writer_that_is_killed_nothing_that_was_written_is_lost(home: Path) -> None:
+    """Twenty times; what was told as flushed is there, in the midst of rewriting too."""
+    told, rewritten = -1, 0
+    for life in range(20):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(home)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        word, begun, damaged = child.stdout.readline().split()
+        assert word == "began" and int(damaged) <= 1
+        assert int(begun) >= told - 3, "at most what waited is lost"
+        for _ in range(30 + 17 * life):
+            told = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read().splitlines()
+        complete = [int(line) for line in rest if line.isdigit()]
+        told = max([told, *complete[:-1]])
+        child.wait()
+        child.stdout.close()
+        records = held(home)
+        numbers = [row[0] for row in records]
+        assert max(numbers) >= told - told % 3 - 3
+        kept = sorted(set(numbers))[-20:]  # some stand there twice: amid a rewrite they are put
+        assert kept == list(range(kept[0], kept[0] + len(kept)))
+        assert all(text == "x" * (number * 37 % 3_000) for number, text in records)
+        rewritten += len(numbers) < max(numbers)
+    assert rewritten > 10, rewritten

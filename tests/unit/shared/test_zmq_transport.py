@@ -1,0 +1,149 @@
+"""Both ends over real sockets, and the rules for where a socket may be."""
+
+import asyncio
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hearth.shared import zmq_transport
+from hearth.shared.errors import StartError
+from hearth.shared.wire_messages import PROTOCOL_VERSION, Cancel, Counted, Delta, Hello, Message
+from hearth.shared.zmq_transport import DealerLink, RouterPort, ipc_endpoint, private_directory
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return ipc_endpoint(tmp_path / "w.sock")
+
+
+@pytest.fixture
+def port(endpoint: str) -> Iterator[RouterPort]:
+    port = RouterPort(endpoint)
+    yield port
+    port.close()
+
+
+def until_received(port: RouterPort) -> list[tuple[bytes, Message]]:
+    for _ in range(1200):
+        if received := port.turn(0.05):
+            return received
+    raise AssertionError("nothing came")
+
+
+async def exchange(port: RouterPort, endpoint: str) -> None:
+    link = DealerLink(endpoint)
+    link.send(Hello(PROTOCOL_VERSION))
+    received = await asyncio.to_thread(until_received, port)
+    assert [message for _, message in received] == [Hello(PROTOCOL_VERSION)]
+    port.post(received[0][0], Counted("a", 3))
+    await asyncio.to_thread(port.turn, 0.1)
+    assert await asyncio.wait_for(link.receive(), 60) == Counted("a", 3)
+    link.close()
+
+
+def test_a_message_goes_there_and_back(port: RouterPort, endpoint: str) -> None:
+    asyncio.run(exchange(port, endpoint))
+
+
+def test_a_peer_that_never_came_is_reported_and_takes_everything(port: RouterPort) -> None:
+    port.post(b"nobody", Counted("a", 1))
+    port.turn(0)
+    assert port.gone == {b"nobody"}
+
+
+def test_a_peer_that_stops_reading_counts_as_gone_within_bounds(
+    port: RouterPort, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmq_transport, "QUEUE_FRAMES_MAX", 50)
+
+    async def flood() -> None:
+        link = DealerLink(endpoint)
+        link.send(Hello(PROTOCOL_VERSION))
+        ((peer, _),) = await asyncio.to_thread(until_received, port)
+        text = "x" * 100_000
+        for seq in range(20_000):
+            port.post(peer, Delta("a", seq, "content", text))
+            port.turn(0)
+            if peer in port.gone:
+                break
+        assert peer in port.gone
+        link.close()
+
+    asyncio.run(flood())
+
+
+def test_a_line_that_broke_twice_holds_up_no_other(
+    port: RouterPort, endpoint: str, tmp_path: Path
+) -> None:
+    """All links share zmq's one I/O thread: a link that nobody hears must not make it wait."""
+
+    def break_off(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.close()
+
+    async def talk() -> None:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.settimeout(60)
+            listener.bind(str(tmp_path / "breaks.sock"))
+            listener.listen()
+            link = DealerLink(ipc_endpoint(tmp_path / "breaks.sock"))
+            broken = asyncio.create_task(link.broken())
+            await asyncio.to_thread(break_off, listener)
+            await asyncio.wait_for(broken, 60)
+            for _ in range(3):  # zmq connects anew by itself
+                await asyncio.to_thread(break_off, listener)
+            await exchange(port, endpoint)
+            link.close()
+
+    asyncio.run(talk())
+
+
+def test_posting_wakes_the_owner_at_once(port: RouterPort) -> None:
+    woken = threading.Event()
+
+    def wait() -> None:
+        port.turn(30)
+        woken.set()
+
+    owner = threading.Thread(target=wait)
+    owner.start()
+    port.post(b"nobody", Counted("a", 1))
+    assert woken.wait(5)
+    owner.join()
+
+
+def test_bad_frames_are_dropped_and_counted(port: RouterPort, endpoint: str) -> None:
+    async def talk() -> None:
+        link = DealerLink(endpoint)
+        await link._socket.send(b"\xc1 not msgpack")
+        link.send(Cancel("a"))
+        received = await asyncio.to_thread(until_received, port)
+        assert [message for _, message in received] == [Cancel("a")]
+        link.close()
+
+    asyncio.run(talk())
+    assert port.bad_frame_count == 1
+
+
+def test_the_socket_and_its_directory_are_for_this_user_only(tmp_path: Path) -> None:
+    directory = private_directory(tmp_path / "run" / "4000")
+    port = RouterPort(ipc_endpoint(directory / "w.sock"))
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / "w.sock").stat().st_mode) == 0o600
+    port.close()
+    assert not (directory / "w.sock").exists()
+
+
+def test_a_path_too_long_for_a_socket_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="Set RUN_DIR to a shorter directory"):
+        ipc_endpoint(tmp_path / ("x" * 120))
+
+
+def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(StartError, match="Remove it or set RUN_DIR"):
+        private_directory(tmp_path / "run")

@@ -1,0 +1,457 @@
+"""What goes when room is needed, what stays, and how much room there is."""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import pytest
+
+from hearth.worker.cache.block_hash import pack
+from hearth.worker.cache.cache_budget import BUFFERS_MAX, MB, Budget, auto_bytes
+from hearth.worker.cache.eviction import SLACK, Evictor
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Layout
+from hearth.worker.cache.line_priority import LinePriorities, LinePriority
+from hearth.worker.cache.prefix_search import PrefixSearch
+from scripts.harness.store_builders import (
+    DENSE,
+    HYBRID,
+    MIXED,
+    ROW_BYTES,
+    STATES_ONLY,
+    WINDOWED,
+    WINDOWS_ONLY,
+    ask,
+    cut_out_worth,
+    keep,
+    name_of,
+    new_line,
+    new_store,
+    rows,
+    text,
+)
+
+CHUNK = 10
+ANY = math.inf  # what is worth so much may push out everything
+
+
+def evictor_of(store: ExtentStore, ttl_s: float = 0.0, chunk: int = CHUNK) -> Evictor:
+    """Return the evictor of a store that is exactly full now."""
+    store.budget.bytes_max = store.budget.bytes_used
+    return Evictor(store, chunk, ttl_s)
+
+
+def free(evictor: Evictor, nbytes: int, worth: float = ANY, now: float = 0.0) -> bool:
+    """Make so many bytes free, what goes beyond the need included: exact counts are clearer."""
+    slack = int(evictor.store.budget.bytes_max * SLACK)
+    has_room = evictor.make_room(max(1, nbytes - slack), 0, worth, now)
+    evictor.store.check()
+    return has_room
+
+
+def resumed(store: ExtentStore, tokens: list[int], cuts: Sequence[int]) -> int:
+    return PrefixSearch(store, ask(tokens, cuts), False).run().position
+
+
+def gone(extents: Iterable[Extent], store: ExtentStore) -> list[int]:
+    return [number for number, extent in enumerate(extents) if extent not in store]
+
+
+# ---------------------------------------------------------------- the budget
+
+
+def test_the_default_budget_is_a_share_of_the_device_within_bounds() -> None:
+    assert auto_bytes(None) == 512 * MB
+    assert auto_bytes(0) == auto_bytes(1024 * MB) == 256 * MB
+    assert auto_bytes(10_000 * MB) == 2000 * MB
+    assert auto_bytes(40_960 * MB) == auto_bytes(500_000 * MB) == 8192 * MB
+
+
+def test_a_budget_tells_what_is_missing_of_either_kind() -> None:
+    budget = Budget(100, 10)
+    assert budget.missing(100, 10) == (0, 0)
+    budget.add(60, 4)
+    assert budget.missing(50, 6) == (10, 0)
+    assert budget.missing(40, 8) == (0, 2)
+    with pytest.raises(AssertionError):
+        budget.add(-61, 0)
+
+
+def test_the_limit_on_buffers_leaves_metal_some() -> None:
+    assert Budget(1).buffers_max == BUFFERS_MAX < 499_000
+
+
+# ---------------------------------------------------------------- make_room
+
+
+def test_nothing_goes_while_there_is_room() -> None:
+    store = new_store(bytes_max=rows(40).nbytes)
+    keep(store, text(1, 30), [10, 20, 30], new_line(used_at=-1e6))
+    evictor = Evictor(store, CHUNK, ttl_s=1.0)
+    assert evictor.make_room(rows(10).nbytes, 2, worth=0.0, now=0.0)
+    assert len(store) == 3 and evictor.evictions == 0
+
+
+def test_what_can_never_fit_pushes_nothing_out() -> None:
+    store = new_store(bytes_max=rows(30).nbytes)
+    keep(store, text(1, 30), [10, 20, 30])
+    evictor = Evictor(store, CHUNK, 0.0)
+    assert not evictor.make_room(rows(30).nbytes + 1, 2, ANY, 0.0)
+    assert not evictor.make_room(1, BUFFERS_MAX + 1, ANY, 0.0)
+    assert len(store) == 3 and evictor.evictions == 0
+
+
+def test_nothing_worth_more_than_what_comes_goes() -> None:
+    store = new_store()
+    kept = keep(store, text(1, 30), [10, 20, 30])
+    evictor = evictor_of(store)
+    worth = evictor.leaf_worth(kept[2], kept[2].nbytes, 0.0)
+    assert not free(evictor, 10, worth * 0.99)
+    assert gone(kept, store) == [] and not evictor.evicted
+    held = store.budget.bytes_used
+    assert free(evictor, 10, worth)
+    assert gone(kept, store) == [2] and evictor.evicted == {"extent": 1}
+    assert evictor.evicted_bytes == {"extent": held - store.budget.bytes_used}
+
+
+def test_a_little_more_goes_than_was_asked_for() -> None:
+    store = new_store()
+    kept = keep(store, text(1, 1000), range(1, 1001))
+    evictor = evictor_of(store)
+    assert evictor.make_room(ROW_BYTES, 0, ANY, 0.0)
+    assert len(gone(kept, store)) == 1 + int(1000 * SLACK)
+    store.check()
+
+
+def test_buffers_are_made_room_for_as_bytes_are() -> None:
+    store = new_store()
+    kept = keep(store, text(1, 40), [10, 20, 30, 40])
+    store.budget.buffers_max = 8
+    evictor = Evictor(store, CHUNK, 0.0)
+    assert evictor.make_room(1, 3, ANY, 0.0)
+    assert gone(kept, store) == [2, 3]
+    assert not evictor.make_room(1, 6, worth=0.0, now=0.0)
+    assert gone(kept, store) == [2, 3]
+
+
+# ---------------------------------------------------------------- order
+
+
+def test_a_trunk_outlives_its_branches() -> None:
+    store = new_store()
+    old, young = new_line(1, used_at=0.0), new_line(2, used_at=500.0)
+    trunk = keep(store, text(1, 20), [10, 20], old)
+    twigs = [
+        keep(store, text(1, 20) + text(seed, 20), [10, 20, 30, 40], young)[2:] for seed in (2, 3)
+    ]
+    evictor = evictor_of(store)
+    for count in range(4):
+        assert gone(trunk, store) == []
+        assert free(evictor, rows(10 * (count + 1)).nbytes, now=500.0)
+    assert gone(twigs[0] + twigs[1], store) == [0, 1, 2, 3]
+    assert free(evictor, rows(50).nbytes, now=500.0)
+    assert gone(trunk, store) == [1], "its end first"
+
+
+def test_the_line_that_is_least_likely_needed_goes_first() -> None:
+    store = new_store()
+    lines = [new_line(n, used_at=used_at) for n, used_at in enumerate((900.0, 0.0, 600.0))]
+    kept = [keep(store, text(n, 10), [10], line)[0] for n, line in enumerate(lines)]
+    evictor = evictor_of(store)
+    assert free(evictor, rows(10).nbytes, now=1000.0)
+    assert gone(kept, store) == [1]
+    assert free(evictor, rows(20).nbytes, now=1000.0)
+    assert gone(kept, store) == [1, 2]
+
+
+def test_bytes_that_a_live_slot_holds_too_go_before_all_others() -> None:
+    store = new_store()
+    (old,) = keep(store, text(1, 10), [10], new_line(1, used_at=-1e4))
+    held = keep(store, text(2, 20), [10, 20], new_line(2))
+    for extent in held:
+        extent.holders.add(0)
+    evictor = evictor_of(store)
+    assert free(evictor, rows(20).nbytes, worth=0.0)
+    assert all(extent in store and extent.body is None for extent in held)
+    assert old.body is not None
+
+
+def test_what_a_slot_alone_holds_cannot_go() -> None:
+    store = new_store()
+    _, extent = store.commit(store.root, name_of([1]), pack([1]), True, new_line())
+    assert extent is not None
+    extent.holders.add(0)
+    keep(store, [2], [1])
+    evictor = evictor_of(store)
+    assert free(evictor, ROW_BYTES)
+    assert list(store.extents) == [extent]
+
+
+def test_what_a_slot_holds_stays_when_its_window_and_state_go() -> None:
+    store = new_store(MIXED)
+    kept = keep(store, text(1, 20), [10, 20])
+    store.set_window(kept[0], None, 10)
+    store.set_snapshot(kept[0].end, None)
+    for extent in kept:
+        extent.holders.add(0)
+    evictor = evictor_of(store)
+    assert evictor.make_room(store.budget.bytes_max, 0, ANY, 0.0)
+    assert gone(kept, store) == []
+
+
+def test_where_a_request_stands_stays_and_all_that_leads_there() -> None:
+    store = new_store()
+    kept = keep(store, text(1, 30), [10, 20, 30])
+    kept[1].end.pins = 1
+    evictor = evictor_of(store)
+    assert not evictor.make_room(rows(30).nbytes, 0, ANY, 0.0)
+    assert gone(kept, store) == [2]
+    kept[1].end.pins = 0
+    assert evictor.make_room(rows(30).nbytes, 0, ANY, 0.0)
+    assert len(store) == 0
+
+
+def test_an_expired_line_goes_first_but_only_when_room_is_needed() -> None:
+    store = new_store()
+    expired, old = new_line(1, used_at=0.0, turns=2), new_line(2, used_at=50.0)
+    kept = [
+        *keep(store, text(1, 10), [10], old),
+        *keep(store, text(2, 10), [10], expired),
+    ]
+    evictor = evictor_of(store, ttl_s=100.0)
+    store.budget.bytes_max += rows(5).nbytes
+    assert evictor.make_room(rows(5).nbytes, 0, ANY, now=110.0)
+    assert gone(kept, store) == []
+    assert evictor.make_room(rows(6).nbytes, 0, 0.0, now=110.0), "for whatever comes"
+    assert gone(kept, store) == [1]
+
+
+def test_a_generated_run_gives_its_bytes_back_when_the_prefilled_one_arrives() -> None:
+    store = new_store(HYBRID)
+    line = new_line()
+    (fast,) = keep(store, text(1, 10), [10], line, is_canonical=False)
+    before = store.budget.bytes_used
+    (canonical,) = keep(store, text(1, 10), [10], line)
+    assert fast not in store and canonical in store
+    assert store.budget.bytes_used == before
+
+
+def test_an_extent_is_worth_what_its_likeliest_line_makes_it() -> None:
+    store = new_store()
+    old, young = new_line(1, used_at=0.0), new_line(2, used_at=600.0)
+    (trunk,) = keep(store, text(1, 10), [10], old)
+    evictor = evictor_of(store)
+    alone = cut_out_worth(evictor, trunk, 100, now=600.0)
+    keep(store, text(1, 30), [10, 20, 30], young)
+    assert cut_out_worth(evictor, trunk, 100, now=600.0) == 2 * alone
+
+
+# ---------------------------------------------------------------- snapshots and windows
+
+
+def test_snapshots_thin_out_and_leave_spaced_ones() -> None:
+    store = new_store(HYBRID)
+    cuts = list(range(CHUNK, 65 * CHUNK, CHUNK))
+    kept = keep(store, text(1, 64 * CHUNK), cuts)
+    evictor = evictor_of(store)
+    for left in (32, 16, 8):
+        nbytes = (64 - left) * 100
+        assert free(evictor, nbytes)
+        places = [0, *(e.end.position for e in kept if e.end.snapshot)]
+        gaps = [b - a for a, b in pairwise(places)]
+        assert len(places) == 1 + left and max(gaps) <= 4 * CHUNK * 64 // left
+        assert places[-1] == cuts[-1], "where the line goes on stays"
+    assert gone(kept, store) == []
+
+
+def test_snapshots_where_lines_part_or_turns_ended_outlive_those_amid_a_message() -> None:
+    store = new_store(HYBRID)
+    kept = keep(store, text(1, 80), [10, 20, 25, 30, 40, 50, 60, 70, 80])
+    keep(store, text(1, 40) + text(2, 10), [10, 20, 25, 30, 40, 50])
+    branch, prompt_end, header, tip = kept[4].end, kept[6].end, kept[2].end, kept[8].end
+    prompt_end.is_prompt_end = True
+    evictor = evictor_of(store)
+    assert free(evictor, 500)
+    places = {joint for joint in store.joints if joint.snapshot}
+    assert places >= {branch, prompt_end, header, tip}
+    assert {j.position for j in places} == {25, 40, 50, 60, 80}
+    assert free(evictor, 600)
+    assert not header.snapshot and prompt_end.snapshot and branch.snapshot
+
+
+def test_rows_that_nobody_can_go_on_from_are_worth_nothing() -> None:
+    store = new_store(HYBRID)
+    kept = keep(store, text(1, 20), [10, 20])
+    store.set_snapshot(kept[1].end, None)
+    evictor = evictor_of(store)
+    assert evictor.leaf_worth(kept[1], 100, 0.0) == 0.0
+    assert free(evictor, 50, worth=0.0)
+    assert gone(kept, store) == [1]
+
+
+def test_a_short_last_run_is_worth_all_that_would_be_computed_without_it() -> None:
+    store = new_store(HYBRID)
+    kept = keep(store, text(1, 100), [50, 98, 100], new_line(1))
+    for extent in kept[:2]:
+        store.set_snapshot(extent.end, None)
+    others = keep(store, text(2, 60), [50, 60], new_line(2))
+    evictor = evictor_of(store)
+    assert free(evictor, 220)
+    assert others[1] not in store and kept[2] in store, "100 tokens hang on it"
+    assert resumed(store, text(1, 101), [50, 98, 100]) == 100
+
+
+def test_windows_far_from_where_a_line_goes_on_go_first() -> None:
+    store = new_store(WINDOWED)
+    tokens, cuts = text(1, 12), [2, 4, 6, 8, 10]
+    kept = keep(store, tokens, cuts)
+    evictor = evictor_of(store, chunk=2)
+    assert free(evictor, 3 * rows(2).nbytes)
+    assert [extent.window is None for extent in kept] == [True, True, True, False, False]
+    assert resumed(store, tokens, cuts) == 10
+
+
+def test_windows_that_a_tip_looks_back_to_stay_as_long_as_the_tips_own() -> None:
+    store = new_store(WINDOWED)
+    prompts = [text(1, 9), text(2, 9)]
+    cuts = [2, 4, 6, 8]
+    for number, tokens in enumerate(prompts):
+        keep(store, tokens, cuts, new_line(number))
+    evictor = evictor_of(store, chunk=2)
+    assert free(evictor, 4 * rows(2).nbytes), "two of each line are behind every tip's window"
+    assert [resumed(store, tokens, cuts) for tokens in prompts] == [8, 8]
+
+
+@pytest.mark.parametrize("layout", [DENSE, HYBRID, WINDOWED, STATES_ONLY, WINDOWS_ONLY])
+def test_what_has_no_bytes_left_does_not_stay(layout: Layout) -> None:
+    store = new_store(layout)
+    keep(store, text(1, 40), [10, 20, 30, 40])
+    keep(store, text(1, 20) + text(2, 20), [10, 20, 30, 40])
+    evictor = evictor_of(store)
+    assert evictor.make_room(store.budget.bytes_max, 0, ANY, 0.0)
+    assert list(store.extents) == [] and list(store.joints) == [store.root]
+
+
+# ---------------------------------------------------------------- storms
+
+
+class Agents:
+    """Plays requests as the byte layer does: search, commit in a slot, cut out at the end."""
+
+    def __init__(self, layout: Layout, tokens_max: int) -> None:
+        self.store = new_store(layout, rows(tokens_max).nbytes)
+        self.evictor = Evictor(self.store, CHUNK, 0.0)
+        self.lines = LinePriorities()
+
+    def turn(
+        self, line: LinePriority | None, tokens: list[int], now: float, took_s: float
+    ) -> LinePriority:
+        """Prefill `tokens`, whole chunks, for a line or a new one; return the line."""
+        cuts = list(range(CHUNK, len(tokens) + 1, CHUNK))
+        query = ask([*tokens, 10**9], cuts)
+        found = PrefixSearch(self.store, query, False).run()
+        turns = 1 + sum(extent.end.is_prompt_end for extent in found.path)
+        if line is None:
+            line = self.lines.open(now, turns)
+        else:
+            self.lines.proceed(line, now, max(turns, line.turns + 1))
+        for extent in found.path:
+            if extent.line.sponsor is not None or line.sponsor is None:
+                extent.line = line
+        self.prefill(line, tokens, cuts, found.path, now)
+        self.lines.rest(line, now + took_s)
+        return line
+
+    def prefill(
+        self,
+        line: LinePriority,
+        tokens: list[int],
+        cuts: list[int],
+        path: Sequence[Extent],
+        now: float,
+    ) -> None:
+        joint = path[-1].end if path else self.store.root
+        joint.pins += 1
+        joint.resumed += bool(path)
+        mine = []
+        for cut in [cut for cut in cuts if cut > joint.position]:
+            run = pack(tokens[joint.position : cut])
+            end, extent = self.store.commit(joint, name_of(tokens[:cut]), run, True, line)
+            extent = extent or end.arrival
+            extent.holders.add(0)
+            mine.append(extent)
+            joint.pins, end.pins, joint = joint.pins - 1, end.pins + 1, end
+            self.keep_state(extent, now)
+        joint.pins -= 1
+        joint.is_prompt_end = True
+        for extent in mine:
+            if extent in self.store and extent.body is None:
+                self.cut_out(extent, now)
+            self.store.let_go(extent, 0)
+        self.store.check()
+        assert self.store.budget.bytes_used <= self.store.budget.bytes_max
+
+    def cut_out(self, extent: Extent, now: float) -> None:
+        part = rows(len(extent.tokens))
+        worth = cut_out_worth(self.evictor, extent, part.nbytes, now)
+        if self.evictor.make_room(part.nbytes, part.buffers, worth, now):
+            self.store.set_body(extent, part)
+
+    def keep_state(self, extent: Extent, now: float) -> None:
+        """Keep the window's rows and the state, where there is room."""
+        layout, end, part = self.store.layout, extent.end, rows(CHUNK)
+        worth = self.evictor.resume_worth(end, part.nbytes, now)
+        wants_window = layout.window and extent.window is None
+        if wants_window and self.evictor.make_room(part.nbytes, part.buffers, worth, now):
+            self.store.set_window(extent, part, extent.start.position)
+        wants_state = layout.has_state and not end.snapshot
+        if wants_state and self.evictor.make_room(part.nbytes, part.buffers, worth, now):
+            self.store.set_snapshot(end, part)
+
+
+def storm(layout: Layout, turns: int, fork_at: int | None, turn_s: float) -> None:
+    """An orchestrator waits while 20 agents of 1 to 3 turns work, four at a time.
+
+    `fork_at`: they go on from so many tokens of its context; None: they have their own prompts.
+    """
+    share = 1 if layout is DENSE else 2
+    agents = Agents(layout, tokens_max=share * (400 + 3 * 150))
+    prompt = text(0, 400)
+    orchestrator = None
+    for turn in range(turns):
+        end = 400 * (turn + 1) // turns // CHUNK * CHUNK
+        orchestrator = agents.turn(orchestrator, prompt[:end], turn * 10.0, 10.0)
+    own = list(agents.store.extents)
+    assert len(own) == 40
+    now = turns * 10.0 + 1.0
+    for wave in range(5):
+        heads = [prompt[:fork_at] if fork_at else [] for _ in range(4)]
+        at_work: list[LinePriority | None] = [None] * 4
+        for turn in range(3):
+            for number in range(4):
+                if turn <= (wave + number) % 3:
+                    heads[number] = heads[number] + text(100 * wave + 10 * number + turn + 1, 50)
+                    at_work[number] = agents.turn(at_work[number], heads[number], now, turn_s)
+                    now += turn_s
+    assert agents.evictor.evictions > 100
+    assert gone(own, agents.store) == []
+    cuts = list(range(CHUNK, 401, CHUNK))
+    assert resumed(agents.store, [*prompt, 10**9], cuts) == 400
+
+
+@pytest.mark.parametrize("fork_at", [None, 200, 400])
+@pytest.mark.parametrize("turns", [1, 4])
+def test_a_storm_of_agents_does_not_push_out_its_orchestrator(
+    turns: int, fork_at: int | None
+) -> None:
+    storm(DENSE, turns, fork_at, turn_s=5.0)
+
+
+@pytest.mark.parametrize("fork_at", [None, 200])
+@pytest.mark.parametrize("layout", [HYBRID, WINDOWED])
+def test_nor_does_it_where_states_or_windows_are_kept(layout: Layout, fork_at: int | None) -> None:
+    storm(layout, 2, fork_at, turn_s=5.0)
+
+
+@pytest.mark.parametrize("turns", [1, 4])
+def test_nor_does_it_when_it_lasts_an_hour(turns: int) -> None:
+    storm(DENSE, turns, None, turn_s=90.0)

@@ -1,0 +1,209 @@
+"""What is kept: joints, the extents between them, snapshots, and the bytes that they count for."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hearth.worker.cache.block_hash import pack
+from hearth.worker.cache.extent_store import ExtentStore, Layout
+from scripts.harness.store_builders import (
+    DENSE,
+    HYBRID,
+    STATES_ONLY,
+    Part,
+    every,
+    keep,
+    name_of,
+    new_line,
+    new_store,
+    prefix_of,
+    rows,
+    text,
+)
+
+PROJECT_DIR = Path(__file__).parents[4]
+
+
+def test_the_core_imports_without_mlx() -> None:
+    modules = [
+        f"hearth.worker.cache.{path.stem}" for path in (PROJECT_DIR / "worker/cache").glob("*.py")
+    ]
+    assert "hearth.worker.cache.resume_planner" in modules
+    code = f"import sys, {', '.join(modules)}\nprint([m for m in sys.modules if 'mlx' in m])"
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_branches_share_the_run_before_they_part() -> None:
+    store = new_store()
+    one = keep(store, [1, 2, 3, 4], [2, 4])
+    other = keep(store, [1, 2, 5, 6], [2, 4])
+    assert one[0] is other[0] and one[1] is not other[1]
+    assert len(store) == 3 and store.budget.bytes_used == rows(6).nbytes
+    assert [prefix_of(e.end) for e in (one[1], other[1])] == [[1, 2, 3, 4], [1, 2, 5, 6]]
+    store.check()
+
+
+def test_a_run_that_is_there_is_not_kept_again() -> None:
+    store = new_store()
+    (first,) = keep(store, [1, 2], [2])
+    for is_canonical in (True, False):
+        joint, extent = store.commit(
+            store.root, name_of([1, 2]), pack([1, 2]), is_canonical, new_line()
+        )
+        assert joint is first.end and extent is None
+    assert len(store) == 1
+
+
+def test_a_canonical_run_takes_the_place_of_a_fast_one_and_fast_never_replaces() -> None:
+    store = new_store(HYBRID)
+    (fast,) = keep(store, [1, 2], [2], is_canonical=False)
+    (later,) = keep(store, [1, 2, 3], [3], is_canonical=False, start=fast.end)
+    state = fast.end.snapshot
+    (canonical,) = keep(store, [1, 2], [2])
+    assert canonical.is_canonical and canonical.end is fast.end
+    assert fast not in store and later in store, "what hangs from the joint stays"
+    assert canonical.end.snapshot is not None and canonical.end.snapshot is not state
+    (again,) = keep(store, [1, 2], [2], is_canonical=False)
+    assert again is canonical
+    store.check()
+
+
+def test_what_follows_a_fast_run_is_fast_whoever_computed_it() -> None:
+    store = new_store()
+    (fast,) = keep(store, [1, 2], [2], is_canonical=False)
+    (child,) = keep(store, [1, 2, 3], [3], is_canonical=True, start=fast.end)
+    assert not child.is_canonical
+    store.check()
+
+
+def test_a_run_made_fast_makes_fast_what_follows_it() -> None:
+    store = new_store(HYBRID)
+    trunk, middle, tip = keep(store, [1, 2, 3, 4, 5, 6], [2, 4, 6])
+    store.make_fast(middle)
+    assert [extent.is_canonical for extent in (trunk, middle, tip)] == [True, False, False]
+    assert tip.end.snapshot is not None, "it can be resumed, as fast as its rows"
+    store.check()
+
+
+def test_a_canonical_run_can_come_back_after_it_was_made_fast() -> None:
+    store = new_store(HYBRID)
+    ends = [2, 4]
+    first, _ = keep(store, [1, 2, 3, 4], ends)
+    store.make_fast(first)
+    again = keep(store, [1, 2, 3, 4], ends)
+    assert all(extent.is_canonical for extent in again) and len(store) == 2
+    store.check()
+
+
+def test_a_line_of_any_length_can_be_made_fast() -> None:
+    store = new_store()
+    kept = keep(store, text(1, 2000), every(1, 2000))
+    store.make_fast(kept[0])
+    assert not any(extent.is_canonical for extent in kept)
+    store.check()
+
+
+def test_what_is_removed_takes_along_what_hangs_from_it_and_no_more() -> None:
+    store = new_store(HYBRID)
+    trunk, stem, _ = keep(store, [1, 2, 3, 4], [2, 3, 4])
+    keep(store, [1, 2, 3, 5], [2, 3, 4])
+    (sibling,) = keep(store, [1, 2, 7], [3], start=trunk.end)
+    store.remove(stem)
+    assert set(store.extents) == {trunk, sibling}
+    assert {joint.position for joint in store.joints} == {0, 2, 3}
+    assert stem.end.is_dropped and not sibling.end.is_dropped
+    store.remove(stem)
+    assert len(store) == 2, "a second time changes nothing"
+    store.check()
+
+
+def test_a_run_that_only_a_slot_holds_goes_with_the_slot() -> None:
+    store = new_store()
+    joint, trunk = store.commit(store.root, name_of([1, 2]), pack([1, 2]), True, new_line())
+    assert trunk is not None
+    trunk.holders |= {0, 1}
+    (child,) = keep(store, [1, 2, 3], [3], start=joint)
+    store.let_go(trunk, 0)
+    assert trunk in store and child in store
+    store.let_go(trunk, 1)
+    assert len(store) == 0 and joint.is_dropped and store.budget.bytes_used == 0
+    store.check()
+
+
+def test_a_run_with_bytes_of_its_own_outlives_its_slot() -> None:
+    store = new_store()
+    (extent,) = keep(store, [1, 2], [2])
+    extent.holders.add(0)
+    store.let_go(extent, 0)
+    assert extent in store
+    store.let_go(extent, 0)
+    assert extent in store, "a slot that does not hold it may let go too"
+
+
+def test_layers_without_rows_need_no_holder() -> None:
+    store = new_store(STATES_ONLY)
+    joint, extent = store.commit(store.root, name_of([1]), pack([1]), True, new_line())
+    assert extent is not None
+    extent.holders.add(0)
+    store.set_snapshot(joint, Part(5))
+    store.let_go(extent, 0)
+    assert extent in store
+    store.check()
+
+
+def test_bytes_and_buffers_are_counted_through_every_change() -> None:
+    store = new_store(Layout(has_state=True, window=4))
+    (extent,) = keep(store, [1, 2], [2])
+    store.set_body(extent, Part(7, 3))
+    store.set_window(extent, Part(5, 1), 1)
+    store.set_snapshot(extent.end, Part(3, 4))
+    assert (store.budget.bytes_used, store.budget.buffers_used) == (15, 8)
+    store.set_body(extent, None)
+    extent.holders.add(0)
+    store.set_window(extent, None, 2)
+    store.set_snapshot(extent.end, None)
+    assert (store.budget.bytes_used, store.budget.buffers_used) == (0, 0)
+    store.check()
+
+
+def test_a_joint_that_is_gone_cannot_be_gone_on_from() -> None:
+    store = new_store()
+    (extent,) = keep(store, [1, 2], [2])
+    store.remove(extent)
+    with pytest.raises(AssertionError):
+        store.commit(extent.end, name_of([1, 2, 3]), pack([3]), True, new_line())
+
+
+def test_clear_leaves_nothing_and_the_store_usable() -> None:
+    store = new_store(HYBRID)
+    keep(store, [1, 2, 3, 4], [2, 4])
+    keep(store, [5, 6], [1, 2], is_canonical=False)
+    store.clear()
+    assert len(store) == 0 and list(store.joints) == [store.root]
+    assert (store.budget.bytes_used, store.budget.buffers_used) == (0, 0)
+    assert not store.root.leaving and not store.root.snapshot
+    keep(store, [1, 2], [2])
+    store.check()
+
+
+def broken_stores() -> list[ExtentStore]:
+    """Return stores each of which breaks one invariant."""
+    stores = [new_store(DENSE) for _ in range(6)]
+    kept = [keep(store, [1, 2, 3, 4], [2, 4]) for store in stores]
+    kept[0][0].body = None
+    stores[1].budget.bytes_used += 1
+    stores[2].budget.buffers_used -= 1
+    kept[3][0].end.arrival = None
+    kept[4][0].end.is_dropped = True
+    kept[5][0].is_canonical = False
+    return stores
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_the_check_sees_what_is_broken(number: int) -> None:
+    with pytest.raises(AssertionError):
+        broken_stores()[number].check()

@@ -1,0 +1,92 @@
+"""Schemas that are none, or that are small and mean something huge: a refusal, and soon."""
+
+import itertools
+import time
+from typing import Any
+
+import pytest
+from mlx_lm.tool_parsers import gemma4
+
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Constraints
+from hearth.worker.constraint.json_schemas import is_text
+from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
+from scripts.harness.constrained_answers import constrainer_for, tool, with_parser
+from scripts.harness.model_families import FAMILIES, family
+
+CALL = Constraints("required")
+SECONDS_MAX = 10.0  # far from what they take, near to what they took
+
+
+def guide(name: str, schema: dict[str, Any]) -> None:
+    maker = constrainer_for(family(name), tool_form=family(name).tool_form)
+    maker.guide(CALL, [tool("f", schema)], "", 4)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        {"type": ["string", {}]},
+        {"type": [1]},
+        {"anyOf": True},
+        {"oneOf": 1.5},
+        {"enum": 5},
+        {"enum": {}},
+        {"const": []},
+        {"properties": 3, "type": "object"},
+        {"type": {}},
+        {"$ref": 7},
+    ],
+    ids=str,
+)
+def test_a_schema_that_is_none_is_refused_or_taken_but_breaks_nothing(
+    name: str, parameter: dict[str, Any]
+) -> None:
+    schema = {"type": "object", "properties": {"a": parameter}, "required": ["a"]}
+    try:
+        guide(name, schema)
+    except RequestError as error:
+        assert error.status == 400
+
+
+def test_choices_of_choices_are_not_followed_for_ever() -> None:
+    names = [f"d{n}" for n in range(40)]
+    defs: dict[str, Any] = {
+        name: {"anyOf": [{"$ref": f"#/$defs/{other}"}] * 2}
+        for name, other in itertools.pairwise(names)
+    }
+    defs[names[-1]] = {"type": "string"}
+    root = {"$defs": defs}
+    started = time.process_time()
+    assert not is_text({"$ref": "#/$defs/d0"}, root)
+    tools = ArgumentTypes([tool("f", {"properties": {"a": {"$ref": "#/$defs/d0"}}, **root})])
+    assert not tools.is_text("f", "a")
+    assert time.process_time() - started < SECONDS_MAX
+
+
+@pytest.mark.parametrize("marks", [("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")])
+def test_marks_that_only_the_reader_knows_are_the_grammars_too(marks: tuple[str, str]) -> None:
+    base = family("qwen3")
+
+    class Reader:
+        think_marks = marks
+
+        def is_thinking_open(self, opening: str) -> bool:
+            return opening.endswith(marks[0])
+
+    maker = constrainer_for(base, reader=Reader())
+    assert maker._thinking is not None
+    assert (maker._thinking.start, maker._thinking.end) == marks
+
+
+@pytest.mark.parametrize("fan", [3, 8])
+def test_a_schema_that_holds_itself_many_times_is_refused_and_soon(fan: int) -> None:
+    node = {"type": "object", "properties": {f"p{n}": {"$ref": "#/$defs/n"} for n in range(fan)}}
+    schema = {"$defs": {"n": node}, "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}}
+    base = family("qwen3")
+    maker = constrainer_for(base, with_parser(base, gemma4))
+    started = time.process_time()
+    with pytest.raises(RequestError, match="rules"):
+        maker.guide(CALL, [tool("f", schema)], "", 4)
+    assert time.process_time() - started < SECONDS_MAX

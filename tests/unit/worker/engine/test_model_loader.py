@@ -1,0 +1,51 @@
+"""What a MODEL_PATH may be, and what is said of one that cannot be loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hearth.shared.errors import StartError
+from hearth.shared.load_settings import load_settings
+from hearth.worker.engine.model_loader import load_model
+from scripts.fixtures.fixture_cache import fixture_dir
+
+
+def refusal(model_path: str) -> str:
+    with pytest.raises(StartError) as caught:
+        load_model(load_settings({"MODEL_PATH": model_path}, None))
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", "./nowhere", "~/nowhere-at-all", "justaname"])
+def test_a_path_that_is_not_there_is_told_apart_from_a_hub_id(path: str) -> None:
+    assert "neither a directory nor a hub id" in refusal(path)
+
+
+def test_a_directory_without_a_model_says_so(tmp_path: Path) -> None:
+    assert "without a config.json" in refusal(str(tmp_path))
+
+
+def test_an_unknown_builtin_names_the_one_there_is() -> None:
+    assert "builtin:pocket" in refusal("builtin:rocket")
+
+
+def test_a_checkpoint_that_wants_to_run_its_own_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", "model_file": "m.py"}))
+    (tmp_path / "m.py").write_text("raise SystemExit('ran')")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert "cannot be loaded" in refusal(str(tmp_path))
+
+
+def test_the_facts_are_those_of_the_checkpoint() -> None:
+    directory = fixture_dir("qwen3_5")
+    loaded = load_model(load_settings({"MODEL_PATH": str(directory)}, None))
+    facts = loaded.facts
+    assert facts.architecture == "qwen3_5" and facts.vocab_size == 3072
+    assert facts.cache_layout == "2 x ArraysCache, 2 x KVCache"
+    assert facts.context_tokens == 131072 and facts.backend in ("cpu", "metal", "cuda")
+    assert facts.weight_bytes == pytest.approx(facts.parameter_count * 4, rel=0.01)
+    small = load_settings({"MODEL_PATH": str(directory), "MAX_KV_SIZE": "4096"}, None)
+    assert load_model(small).facts.context_tokens == 4096

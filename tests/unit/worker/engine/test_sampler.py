@@ -1,0 +1,101 @@
+"""How tokens are chosen: seeds, filters, penalties, bias."""
+
+import mlx.core as mx
+import pytest
+
+from hearth.shared.errors import RequestError
+from hearth.shared.load_settings import load_settings
+from hearth.shared.wire_messages import Sampling
+from hearth.worker.engine.sampler import check, make_token_choice
+
+VOCABULARY = 50
+SETTINGS = load_settings({}, None)
+OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def draws(sampling: Sampling, logits: mx.array, count: int = 200) -> list[int]:
+    choice = make_token_choice(sampling, SETTINGS, VOCABULARY, prompt_length=2)
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    return [int(choice.sampler(logprobs).item()) for _ in range(count)]
+
+
+def ramp() -> mx.array:
+    return (mx.arange(VOCABULARY) * 0.1)[None]
+
+
+def test_a_seed_repeats_its_draws_and_another_one_does_not() -> None:
+    first = draws(Sampling(temperature=1.0, seed=7, **OFF), ramp())
+    mx.random.seed(99)  # nothing outside a request may change what it draws
+    assert draws(Sampling(temperature=1.0, seed=7, **OFF), ramp()) == first
+    assert draws(Sampling(temperature=1.0, seed=8, **OFF), ramp()) != first
+    assert draws(Sampling(temperature=1.0, **OFF), ramp()) != draws(
+        Sampling(temperature=1.0, **OFF), ramp()
+    )
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63, -(2**63)])
+def test_any_64_bit_seed_is_accepted(seed: int) -> None:
+    assert len(draws(Sampling(temperature=1.0, seed=seed, **OFF), ramp(), 3)) == 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-40, 1e-5])
+def test_a_temperature_of_nothing_takes_the_likeliest(temperature: float) -> None:
+    assert set(draws(Sampling(temperature=temperature), ramp())) == {VOCABULARY - 1}
+
+
+@pytest.mark.parametrize(
+    ("limits", "allowed"),
+    [({"top_k": 3}, {47, 48, 49}), ({"top_p": 0.0}, {49}), ({"min_p": 0.95}, {49})],
+    ids=["top_k", "top_p", "min_p"],
+)
+def test_filters_keep_only_the_likeliest(limits: dict[str, float], allowed: set[int]) -> None:
+    sampling = Sampling(temperature=2.0, seed=1, **{**OFF, **limits})
+    assert set(draws(sampling, ramp())) == allowed
+
+
+def test_the_draws_follow_the_probabilities() -> None:
+    logits = mx.log(mx.array([[0.7, 0.2, 0.1]]))
+    choice = make_token_choice(
+        Sampling(temperature=1.0, seed=3, **OFF), SETTINGS, 3, prompt_length=2
+    )
+    counts = [0, 0, 0]
+    for _ in range(2000):
+        counts[int(choice.sampler(logits).item())] += 1
+    assert counts[0] == pytest.approx(1400, abs=100)
+    assert counts[1] == pytest.approx(400, abs=80)
+
+
+def processed(sampling: Sampling, tokens: list[int]) -> list[float]:
+    choice = make_token_choice(sampling, SETTINGS, VOCABULARY, prompt_length=2)
+    logits = mx.ones((1, VOCABULARY))
+    for process in choice.processors:
+        logits = process(mx.array(tokens), logits)
+    values: list[float] = logits[0].tolist()
+    return values
+
+
+def test_presence_and_frequency_count_only_what_was_generated() -> None:
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=1.0)
+    values = processed(sampling, [4, 5, 6, 6])  # the prompt is 4, 5
+    assert values[4] == values[5] == 1.0
+    assert values[6] == pytest.approx(1 - 0.5 - 2 * 0.25)
+    assert processed(sampling, [4, 5]) == [1.0] * VOCABULARY
+
+
+def test_the_repetition_penalty_counts_the_prompt_too() -> None:
+    values = processed(Sampling(repetition_penalty=2.0), [4, 5, 6])
+    assert [values[i] for i in (4, 5, 6, 7)] == [0.5, 0.5, 0.5, 1.0]
+
+
+def test_a_penalty_of_one_costs_nothing() -> None:
+    choice = make_token_choice(Sampling(repetition_penalty=1.0), SETTINGS, VOCABULARY, 2)
+    assert choice.processors == ()
+
+
+def test_a_bias_is_added_and_an_unknown_token_is_refused() -> None:
+    sampling = Sampling(repetition_penalty=1.0, logit_bias={"3": -100.0})
+    check(sampling, VOCABULARY)
+    assert processed(sampling, [1, 2])[3] == -99.0
+    for name in ("50", "x", "-1", "\u0663"):
+        with pytest.raises(RequestError, match="this model has tokens 0 to 49"):
+            check(Sampling(logit_bias={name: 1.0}), VOCABULARY)

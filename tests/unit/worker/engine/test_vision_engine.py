@@ -1,0 +1,240 @@
+"""Prompts with images through the engine: whatever is cut, kept or interleaved, as if cold."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from hearth.shared.errors import RequestError
+from hearth.worker.engine.engine import Engine
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.quantise_kv import QuantFormat
+from scripts.fixtures.fixture_cache import VISION_NAMES
+from scripts.harness.processed_images import prompt
+from scripts.harness.socketless_worker import loaded
+from tests.helpers.vision_engine import (
+    answer,
+    as_mlx_vlm,
+    cuts_of,
+    feed,
+    held,
+    new_engine,
+    picture,
+    restored,
+    same,
+    text,
+)
+
+CHUNK = 16
+CLOSE = 5e-3  # of logits up to 30, in fp32, where the same prompt is cut differently
+
+
+@pytest.fixture(params=VISION_NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def engine(name: str) -> Engine:
+    return new_engine(name)
+
+
+@settings(max_examples=6)
+@given(
+    turns=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3)), min_size=1, max_size=4),
+    chunk=st.integers(5, 50),
+)
+@pytest.mark.parametrize("name", VISION_NAMES)
+def test_a_prompt_in_chunks_is_what_mlx_vlm_reads_at_once(
+    name: str, turns: list[tuple[int, int]], chunk: int
+) -> None:
+    """Each turn is some text, and one of two images, both (one behind the other), or none."""
+    one, two = picture(name, 1), picture(name, 2, 200, 60)
+    shown = [[], [one], [two], [two, one]]
+    parts = [p for n, (count, which) in enumerate(turns) for p in (text(n, count), *shown[which])]
+    ids, runs = prompt(text(90, 5), one, *parts, text(91, 7))
+    engine = new_engine(name)
+    cache = feed(engine, engine.new_cache(), ids, cuts_of(len(ids), chunk), runs)
+    tokens, logprobs = answer(engine, cache, ids, runs, count=4)
+    whole = mx.array(as_mlx_vlm(name, [*ids, *tokens], runs))
+    expected = np.array(whole - mx.logsumexp(whole, axis=-1, keepdims=True))
+    for number, row in enumerate(logprobs):
+        assert np.abs(row - expected[len(ids) - 1 + number]).max() < CLOSE
+
+
+@pytest.mark.parametrize("behind", [1, 2, 3])
+def test_a_cache_restored_behind_an_image_goes_on_as_a_cold_one(
+    name: str, engine: Engine, behind: int
+) -> None:
+    ids, runs = prompt(
+        text(1, 20), picture(name, 1), text(2, 30), picture(name, 2), text(3, 9), text(4, 30)
+    )
+    cuts = cuts_of(len(ids), CHUNK)
+    cold = feed(engine, engine.new_cache(), ids, cuts, runs)
+    expected = answer(engine, cold, ids, runs)
+    donor = feed(engine, engine.new_cache(), ids, cuts[: -behind or None], runs)
+    position = cuts[-behind - 1]
+    warm = restored(engine, donor, position)
+    calls = engine.vision.encoder_calls if engine.vision else 0
+    feed(engine, warm, ids, cuts[-behind - 1 :], runs)
+    tokens, logprobs = answer(engine, warm, ids, runs)
+    assert tokens == expected[0] and same(logprobs, expected[1])
+    assert engine.vision is not None and engine.vision.encoder_calls == calls == 2
+
+
+def test_a_text_turn_behind_an_image_does_not_encode_it(name: str, engine: Engine) -> None:
+    ids, runs = prompt(text(1, 5), picture(name, 1), text(2, 40))
+    cuts = [0, runs[0].end, len(ids) - 1]
+    cold = feed(engine, engine.new_cache(), ids, cuts, runs)
+    other = new_engine(name)
+    warm = restored(engine, feed(engine, engine.new_cache(), ids, cuts[:2], runs), cuts[1])
+    feed(other, warm, ids, cuts[1:], runs)
+    assert same(held(warm), held(cold))
+    assert other.vision is not None and other.vision.encoder_calls == 0
+
+
+def test_wherever_an_image_is_split_and_forgotten_it_goes_on_as_cold(name: str) -> None:
+    engine, other = new_engine(name), picture(name, 5)
+    ids, runs = prompt(text(1, 9), picture(name, 1), text(2, 12))
+    forgetful = new_engine(name, bytes_max=0)
+    assert forgetful.vision is not None
+    for split in range(runs[0].start + 1, runs[0].end):
+        cuts = [0, split, len(ids) - 1]
+        cold = feed(engine, engine.new_cache(), ids, cuts, runs)
+        warm = feed(forgetful, forgetful.new_cache(), ids, cuts[:2], runs)
+        warm = restored(forgetful, warm, split)
+        forgetful.vision.encode(other)
+        feed(forgetful, warm, ids, cuts[1:], runs)
+        assert same(held(warm), held(cold)), split
+    assert engine.vision is not None and engine.vision.encoder_calls == 1
+
+
+def test_prompts_that_take_turns_are_each_as_alone(name: str, engine: Engine) -> None:
+    """One with an image, one without, one with two others; and they decode side by side."""
+    prompts = [
+        prompt(text(1, 20), picture(name, 1), text(2, 60)),
+        prompt(text(3, 90)),
+        prompt(text(1, 20), picture(name, 2), text(2, 25), picture(name, 3, 60, 60), text(5, 9)),
+    ]
+    cuts = [cuts_of(len(ids), CHUNK) for ids, _ in prompts]
+    alone = []
+    for (ids, runs), at in zip(prompts, cuts, strict=True):
+        lone = new_engine(name)
+        alone.append(answer(lone, feed(lone, lone.new_cache(), ids, at, runs), ids, runs))
+    caches = [engine.new_cache() for _ in prompts]
+    for step in range(max(map(len, cuts))):
+        for (ids, runs), at, cache in zip(prompts, cuts, caches, strict=True):
+            feed(engine, cache, ids, at[step : step + 2], runs)
+    for (ids, runs), cache, (tokens, logprobs) in zip(prompts, caches, alone, strict=True):
+        got = answer(engine, cache, ids, runs)
+        assert got[0] == tokens and same(got[1], logprobs)
+
+
+def test_another_image_gives_another_answer(name: str, engine: Engine) -> None:
+    """Or the tests above would show little."""
+    logprobs = []
+    for seed in (1, 2):
+        ids, runs = prompt(text(1, 5), picture(name, seed), text(2, 5))
+        cache = feed(engine, engine.new_cache(), ids, cuts_of(len(ids), CHUNK), runs)
+        logprobs.append(answer(engine, cache, ids, runs, count=1)[1][0])
+    assert np.abs(logprobs[0] - logprobs[1]).max() > 100 * CLOSE
+
+
+def test_text_alone_is_forwarded_as_the_language_model_would(name: str, engine: Engine) -> None:
+    """Also right after an image, which mlx-vlm's own state would remember."""
+    vision = loaded(name).vision
+    assert vision is not None
+    ids, cuts = text(7, 70), cuts_of(70, CHUNK)
+    seen, runs = prompt(picture(name, 1), text(2, 9))
+    feed(engine, engine.new_cache(), seen, [0, len(seen)], runs)
+    ours = feed(engine, engine.new_cache(), ids, cuts, ())
+    direct = vision.language.make_cache()
+    vision.language.model._rope_deltas = vision.language.model._position_ids = None
+    with engine.stream():
+        for start, end in pairwise(cuts):
+            vision.language.model(mx.array([ids[start:end]]), cache=direct)
+            mx.eval([layer.state for layer in direct])
+    assert same(held(ours), held(direct))
+
+
+def test_nothing_of_a_request_stays_on_the_model(name: str, engine: Engine) -> None:
+    vision = loaded(name).vision
+    assert vision is not None
+    vision.language.model._rope_deltas = vision.language.model._position_ids = None
+    ids, runs = prompt(text(1, 20), picture(name, 1), text(2, 30))
+    cache = feed(engine, engine.new_cache(), ids, cuts_of(len(ids), CHUNK), runs)
+    answer(engine, cache, ids, runs)
+    assert vision.language.model._rope_deltas is None
+    assert vision.language.model._position_ids is None
+
+
+def test_vision_models_do_not_batch(engine: Engine) -> None:
+    assert not engine.decoder._is_mergeable
+
+
+@pytest.mark.parametrize("name", VISION_NAMES)
+def test_quantised_kv_is_taken_or_refused_with_a_reason(name: str) -> None:
+    reason = new_engine(name).why_not_quantised(8, 64)
+    assert (reason is None) == (name != "gemma3")
+    assert reason is None or "RotatingKVCache" in reason
+
+
+def test_room_made_beforehand_changes_nothing(name: str, engine: Engine) -> None:
+    """The keeper gives layers room for a prompt before it is prefilled."""
+    ids, runs = prompt(text(1, 20), picture(name, 1), text(2, 30))
+    cuts = cuts_of(len(ids), CHUNK)
+    plain = feed(engine, engine.new_cache(), ids, cuts, runs)
+    layers, roomy = LayerMap(engine.probe()), engine.new_cache()
+    with engine.stream():
+        layers.reserve(roomy, 700)
+    feed(engine, roomy, ids, cuts[:3], runs)
+    with engine.stream():
+        layers.reserve(roomy, 2000)
+    feed(engine, roomy, ids, cuts[2:], runs)
+    assert layers.depth(roomy) == len(ids) - 1 and same(held(roomy), held(plain))
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_5_vl"])
+def test_rows_that_are_packed_while_it_runs_go_on_as_upstream_packs_them(
+    name: str, engine: Engine
+) -> None:
+    form = QuantFormat(8, 64)
+    ids, runs = prompt(text(1, 20), picture(name, 1), text(2, 30))
+    cuts = [0, runs[0].start + 5, len(ids) - 1]
+    layers, ours = LayerMap(engine.probe()), engine.new_cache()
+    theirs = feed(engine, engine.new_cache(), ids, cuts[:2], runs)
+    feed(engine, ours, ids, cuts[:2], runs)
+    with engine.stream():
+        layers.quantise(ours, form)
+        for number, layer in enumerate(theirs):
+            if hasattr(layer, "to_quantized"):
+                theirs[number] = layer.to_quantized(group_size=64, bits=8)
+    for cache in (ours, theirs):
+        feed(engine, cache, ids, cuts[1:], runs)
+    assert answer(engine, ours, ids, runs)[0] == answer(engine, theirs, ids, runs)[0]
+    kept = layers.rows(ours, 0, 30)
+    assert all(rows.format == form for rows in kept)
+    again = engine.new_cache()
+    with engine.stream():
+        layers.quantise(again, form)
+        layers.put_rows(again, [kept], 30, 100)
+        assert all(
+            mx.array_equal(one, other)
+            for was, now in zip(kept, layers.rows(again, 0, 30), strict=True)
+            for one, other in zip(was.arrays, now.arrays, strict=True)
+        )
+
+
+def test_an_image_that_the_encoder_does_not_take_ends_its_request_alone() -> None:
+    name = "qwen3_vl"
+    good = picture(name, 1)
+    odd = {key: array[:-4] for key, array in good.inputs().items() if key == "pixel_values"}
+    bad = replace(good, identity=b"too few patches!", inputs=lambda: {**good.inputs(), **odd})
+    engine = new_engine(name)
+    with pytest.raises(RequestError, match="cannot encode the image of 14 tokens") as refused:
+        engine.encode(bad)
+    assert (refused.value.status, refused.value.code) == (400, "image_refused")
+    assert engine.encode(good) and not engine.encode(good)

@@ -1,0 +1,253 @@
+"""What a worker gets back from its disk when memory is short: nothing on disk is computed twice."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hearth.shared.wire_messages import Failed, Finished
+from hearth.worker.cache.cache_budget import MB
+from hearth.worker.disk.file_store import FileStore
+from hearth.worker.schedule.memory_guard import MemoryGuard
+from scripts.harness.socketless_worker import Machine, machine
+from tests.property.disk.test_disk_restart import Workers
+from tests.unit.worker.kv.test_kv_manager import KINDS, follow, prompt
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(tmp_path)
+    yield made
+    made.kill()
+
+
+class Watched:
+    """A worker that may hold `limit` bytes of KV, slots and kept ones together."""
+
+    def __init__(self, limit: int, name: str = "qwen3", **rules: Any) -> None:
+        self.machine: Machine = machine(name, memory=MemoryGuard(limit, self.held), **rules)
+
+    def held(self) -> int:
+        keeper = self.machine.keeper
+        return int(keeper.store.budget.bytes_used + sum(map(keeper.slot_bytes, keeper.slots)))
+
+
+def slot_bytes(tokens: int) -> int:
+    size: int = machine("qwen3").layers.slot_bytes(tokens, None)
+    return size
+
+
+def give_up_parts(warm: Machine) -> None:
+    """Have all windows and snapshots go, as they do when room is short; rows stay."""
+    store = warm.keeper.store
+    for slot in list(warm.keeper.slots):
+        warm.keeper._vacate(slot)
+    for extent in list(store.extents):
+        store.set_window(extent, None, extent.end.position)
+    for joint in list(store.joints):
+        store.set_snapshot(joint, None)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss", "falcon_h1"])
+def test_a_snapshot_that_made_way_comes_back_though_the_rows_are_still_there(
+    workers: Workers, name: str
+) -> None:
+    warm, ids = workers.start(name, is_exact=True), prompt(name, 150, 100)
+    cold = warm.ask(ids)
+    workers.flush()
+    give_up_parts(warm)
+    again = warm.ask(ids)
+    assert again.cached == again.request.query.limit
+    assert workers.shelf.counts["reads"] > 0
+    assert again.tokens == cold.tokens
+    warm.check()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_made_way_while_a_prompt_waited_for_its_turn_is_read_from_disk(
+    workers: Workers, name: str
+) -> None:
+    warm, ids = workers.start(name, slots_max=1), prompt(name, 150, 100)
+    warm.ask(ids)
+    other = warm.submit(prompt(name, 200, 100, seed=3), 8)
+    warm.run(until=lambda: bool(other.request.completion_tokens))
+    waiting = warm.submit(ids)
+    assert waiting.request.recall is None, "it is in memory"
+    workers.flush()
+    warm.keeper.release(1 << 40)
+    warm.run()
+    assert warm.settled(waiting).cached == waiting.request.query.limit
+    assert waiting.usage is not None and waiting.usage.source == "ssd"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_conversations_that_take_turns_in_room_for_one_are_read_once(
+    workers: Workers, name: str
+) -> None:
+    turns, count = 3, 3
+    alone = machine(name, slots_max=1)
+    ids = prompt(name, 150, 100)
+    for turn in range(turns):
+        ids = follow(name, ids, alone.ask(ids).request.sampled, 60, seed=turn)
+    alone.keeper._vacate(alone.keeper.slots[0])
+    budget_mb = 1.3 * alone.keeper.store.budget.bytes_used / MB
+    warm = workers.start(name, slots_max=1, budget_mb=budget_mb)
+    talks = [prompt(name, 150, 100, seed=seed) for seed in range(count)]
+    read = [0] * count
+    for turn in range(turns):
+        for number in range(count):
+            answer = warm.ask(talks[number])
+            workers.flush()
+            assert answer.cached >= read[number], (turn, number)
+            read[number] = answer.request.query.limit
+            sampled = answer.request.sampled
+            talks[number] = follow(name, talks[number], sampled, 60, seed=turn)
+    warm.check()
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss"])
+def test_what_finds_no_room_in_memory_is_on_disk_all_the_same(
+    workers: Workers, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm, ids = workers.start(name, is_exact=True), prompt(name, 150, 100)
+    monkeypatch.setattr(warm.keeper._mover, "_has_room", lambda *_: False)
+    cold = warm.ask(ids)
+    workers.flush()
+    again = workers.start(name, is_exact=True).ask(ids)
+    assert again.cached == again.request.query.limit
+    assert again.tokens == cold.tokens
+    assert all(np.array_equal(a, b) for a, b in zip(again.logits, cold.logits, strict=True))
+
+
+def test_nothing_is_read_that_a_live_slot_holds(workers: Workers) -> None:
+    warm, ids = workers.start("qwen3_5"), prompt("qwen3_5", 150, 100)
+    first = warm.ask(ids)
+    workers.flush()
+    store = warm.keeper.store
+    for joint in list(store.joints):
+        store.set_snapshot(joint, None)
+    following = warm.submit(follow("qwen3_5", ids, first.request.sampled, 30))
+    assert following.request.recall is None
+    warm.run()
+    assert warm.settled(following).cached > len(ids)
+
+
+def test_what_was_read_before_the_cache_was_emptied_does_not_come_back(workers: Workers) -> None:
+    ids = prompt("qwen3", 150, 100)
+    workers.start("qwen3").ask(ids)
+    workers.flush()
+    warm = workers.start("qwen3")
+    answer = warm.submit(ids)
+    found = warm._posted.get(timeout=60)
+    warm.scheduler.forget()
+    warm.scheduler.recalled(found)
+    assert warm.keeper.store.budget.bytes_used == 0
+    warm.run()
+    assert warm.settled(answer).cached == 0
+
+
+def test_a_conversation_that_came_back_is_not_its_own_sub_agent(workers: Workers) -> None:
+    ids = prompt("qwen3", 150, 100)
+    workers.start("qwen3").ask(ids)
+    workers.flush()
+    warm = workers.start("qwen3")
+    answer = warm.ask(ids)
+    assert answer.cached == answer.request.query.limit
+    (slot,) = warm.keeper.slots
+    assert slot.line is not None and slot.line.sponsor is None
+
+
+class FullDisk(FileStore):
+    """A disk that refuses everything until it is given room."""
+
+    is_full = True
+
+    def put(self, record: Any) -> bool:
+        return not self.is_full and super().put(record)
+
+
+def test_what_a_full_disk_refused_is_written_at_the_end(tmp_path: Path) -> None:
+    workers, ids = Workers(tmp_path, FullDisk), prompt("qwen3", 150, 100)
+    try:
+        warm = workers.start("qwen3")
+        answer = warm.ask(ids)
+        workers.flush()
+        assert isinstance(workers.shelf, FullDisk)
+        workers.shelf.is_full = False
+        warm.keeper.hand_over()
+        workers.flush()
+        again = workers.start("qwen3").ask(ids)
+        assert again.cached == again.request.query.limit
+        assert again.tokens == answer.tokens
+    finally:
+        workers.kill()
+
+
+# ---------------------------------------------------------------- the memory guard
+
+
+def test_kept_kv_stays_while_a_prompt_waits_that_it_could_not_help() -> None:
+    watched = Watched(slot_bytes(2_000))
+    warm, kept = watched.machine, prompt("qwen3", 100, 100)
+    warm.ask(kept)
+    running = warm.submit(prompt("qwen3", 400, 400, seed=1), 40)
+    warm.run(until=lambda: bool(running.request.completion_tokens))
+    waiting = warm.submit(prompt("qwen3", 900, 400, seed=2))
+    for _ in range(5):
+        warm.step()
+    assert waiting.request.slot is None and not running.reason
+    assert warm.keeper.plan(warm.submit(kept).request.query).position > 200
+    warm.run()
+    assert waiting.reason == "length"
+
+
+def test_a_prompt_that_cannot_fit_takes_nothing_from_others() -> None:
+    watched = Watched(slot_bytes(1_500))
+    warm, kept = watched.machine, prompt("qwen3", 100, 100)
+    warm.ask(kept)
+    warm.submit(prompt("qwen3", 4_000, 100, seed=1))
+    events = [event for _ in range(3) if not warm.scheduler.is_idle for event in warm.step()]
+    assert [type(event) for event in events] == [Failed]
+    again = warm.ask(kept)
+    assert again.cached == again.request.query.limit
+
+
+def test_a_prompt_does_not_push_out_what_it_goes_on_from() -> None:
+    limit = slot_bytes(1_536)  # two prompts of some 630 tokens, rounded up to 768
+    watched = Watched(limit, slots_max=3)
+    warm, ids = watched.machine, prompt("qwen3", 300, 300)
+    first = warm.ask(ids)
+    warm.ask(prompt("qwen3", 300, 300, seed=1))  # used later: the first would go before it
+    assert len(warm.keeper.slots) == 2
+    longer = warm.ask(follow("qwen3", ids, first.request.sampled, 300))
+    assert longer.cached >= len(ids)
+    assert len(warm.keeper.slots) == 1 and watched.held() <= limit
+
+
+def test_no_more_is_held_than_allowed_though_what_a_prompt_went_on_from_had_to_go() -> None:
+    limit = slot_bytes(1_100)
+    watched = Watched(limit, slots_max=2)
+    warm, ids = watched.machine, prompt("qwen3", 300, 300)
+    first = warm.ask(ids)
+    longer = warm.submit(follow("qwen3", ids, first.request.sampled, 200), 4)
+    while not warm.scheduler.is_idle:
+        for event in warm.step():
+            assert not isinstance(event, Finished) or event.reason == "length"
+        assert watched.held() <= limit
+    assert longer.reason == "length"
+
+
+def test_idle_work_takes_no_memory_that_is_not_free() -> None:
+    watched = Watched(slot_bytes(1_000), slots_max=2)
+    warm, ids = watched.machine, prompt("qwen3", 250, 250)
+    first = warm.ask(ids, 100)
+    kept = len(list(warm.keeper.store.extents))
+    warm.work_ahead()
+    assert watched.held() <= slot_bytes(1_000)
+    assert len(list(warm.keeper.store.extents)) >= kept
+    roomy = Watched(slot_bytes(3_000), slots_max=2).machine
+    roomy.ask(ids, 100)
+    roomy.work_ahead()
+    assert roomy.scheduler.idle_tokens > 0 and first.tokens

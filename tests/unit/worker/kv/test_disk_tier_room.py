@@ -1,0 +1,91 @@
+"""Reading from disk makes room, and never by what it is about to hang something from."""
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
+from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.eviction import Evictor
+from hearth.worker.cache.extent_store import ExtentStore, Layout
+from hearth.worker.cache.line_priority import LinePriority
+from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.disk.file_format import Array, Record
+from hearth.worker.disk.file_names import FileKind
+from hearth.worker.kv.disk_tier import DiskTier
+from scripts.harness.store_builders import DENSE
+
+RUN = 4  # tokens
+ROOT = PrefixHash(b"\x01" * 16)
+TOKENS = np.arange(2 * RUN, dtype=np.int32)
+NAMES = [ROOT, *prefix_hashes(ROOT, TOKENS, [RUN, 2 * RUN])]
+PART = np.ones((1, 1, RUN, 4), np.float32)
+RUN_BYTES = 2 * PART.nbytes
+
+
+def tier(bytes_max: int, layout: Layout = DENSE) -> tuple[DiskTier, ExtentStore]:
+    store = ExtentStore(ROOT, layout, Budget(bytes_max))
+    layers: Any = SimpleNamespace(layout=layout, row_bytes=RUN_BYTES // RUN)
+    courier: Any = SimpleNamespace(shelf=None)
+    return DiskTier(store, layers, Evictor(store, 256, 0.0), courier), store
+
+
+def record(number: int, kind: FileKind = FileKind.ROWS) -> Record:
+    arrays = tuple(Array(f"0.{part}", "F32", PART) for part in range(2))
+    tokens = TOKENS[number * RUN : (number + 1) * RUN]
+    start, end = NAMES[number], NAMES[number + 1]
+    return Record(ROOT, start, end, number * RUN, tokens, True, kind, arrays)
+
+
+def take_in(disk: DiskTier, *records: Record) -> int:
+    now = time.monotonic()
+    query = PrefixQuery(TOKENS, [RUN, 2 * RUN], NAMES[1:])
+    return disk.take_in(records, query, LinePriority(1, now, now))
+
+
+def test_two_runs_come_back_where_there_is_room() -> None:
+    disk, store = tier(2 * RUN_BYTES)
+    assert take_in(disk, record(0), record(1)) == 2 * RUN
+    store.check()
+
+
+def test_a_run_does_not_push_out_the_one_that_it_hangs_from() -> None:
+    disk, store = tier(RUN_BYTES * 3 // 2)
+    assert take_in(disk, record(0), record(1)) == RUN
+    assert disk.counts["recalls_refused"] == 1
+    assert len(store) == 1
+    store.check()
+
+
+def test_a_window_does_not_push_out_the_run_whose_it_is() -> None:
+    disk, store = tier(RUN_BYTES * 3 // 2, Layout(has_state=False, window=RUN))
+    assert take_in(disk, record(0), record(0, FileKind.WINDOW)) == RUN
+    assert disk.counts["recalls_refused"] == 1
+    store.check()
+
+
+def test_a_snapshot_does_not_push_out_the_run_that_it_ends() -> None:
+    disk, store = tier(RUN_BYTES * 3 // 2, Layout(has_state=True, window=0))
+    assert take_in(disk, record(0), record(0, FileKind.STATE)) == RUN
+    assert disk.counts["recalls_refused"] == 1
+    store.check()
+
+
+def test_a_snapshot_of_a_fast_run_is_not_put_beside_canonical_rows() -> None:
+    disk, store = tier(8 * RUN_BYTES, Layout(has_state=True, window=0))
+    fast = replace(record(0, FileKind.STATE), is_canonical=False)
+    assert take_in(disk, record(0), fast) == RUN
+    assert disk.counts["recalls_homeless"] == 1
+    assert all(joint.snapshot is None for joint in store.joints)
+
+
+def test_a_window_read_last_does_not_push_out_the_runs_behind_it() -> None:
+    disk, store = tier(RUN_BYTES * 5 // 2, Layout(has_state=False, window=2 * RUN))
+    pieces = [record(0), record(1), record(0, FileKind.WINDOW)]
+    assert take_in(disk, *pieces) == 2 * RUN
+    assert disk.counts["recalls_refused"] == 1
+    assert len(store) == 2
+    store.check()

@@ -1,0 +1,449 @@
+"""What a user gets from the cache, on real models: seed 000's checklist and the issue's promises.
+
+Correctness against a cold run is tests/property/warm/test_warm_equals_cold.py; this is about how
+much is reused, what it takes, and what happens to it.
+"""
+
+import random
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import ConcatenateKVCache, KVCache, RotatingKVCache
+
+from hearth.shared.load_settings import load_settings
+from hearth.worker.cache.cache_budget import MB
+from hearth.worker.engine.engine import Engine
+from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
+from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.quantise_kv import QuantFormat
+from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
+from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.harness.socketless_worker import CHUNK, Machine, loaded, machine
+
+KINDS = ["qwen3", "qwen3_5", "gpt_oss"]  # dense, hybrid, window
+
+
+def words(seed: int, count: int) -> list[int]:
+    chance = random.Random(seed)
+    return [chance.randrange(300, 2900) for _ in range(count)]
+
+
+def message(name: str, role: str, ids: list[int]) -> list[int]:
+    tokenizer = loaded(name).tokenizer
+    head: list[int] = tokenizer.encode(f"<|im_start|>{role}\n", add_special_tokens=False)
+    end: list[int] = tokenizer.encode("<|im_end|>\n", add_special_tokens=False)
+    return head + ids + end if ids else head
+
+
+def prompt(name: str, *lengths: int, seed: int = 0) -> list[int]:
+    """Return system, then users, of these lengths, and the generation prompt."""
+    ids = message(name, "system", words(seed, lengths[0]))
+    for number, length in enumerate(lengths[1:]):
+        ids += message(name, "user", words(1000 * seed + number + 1, length))
+    return ids + message(name, "assistant", [])
+
+
+def follow(name: str, ids: list[int], answer: list[int], length: int, seed: int = 7) -> list[int]:
+    """Return the prompt of the next turn."""
+    end: list[int] = loaded(name).tokenizer.encode("<|im_end|>\n", add_special_tokens=False)
+    said = message(name, "user", words(seed, length))
+    return ids + answer + end + said + message(name, "assistant", [])
+
+
+def kept_bytes(warm: Machine) -> int:
+    used: int = warm.keeper.store.budget.bytes_used
+    return used
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_same_request_again_prefills_its_generation_prompt_only(name: str) -> None:
+    warm = machine(name)
+    ids = prompt(name, 150, 100)
+    assert warm.ask(ids).cached == 0
+    again = warm.ask(ids)
+    assert again.prefilled == len(message(name, "assistant", []))
+    assert warm.keeper.counts["match_exact"] == 1
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("messages", [1, 3])
+def test_a_conversation_that_goes_on_prefills_what_is_new(name: str, messages: int) -> None:
+    """In a tool loop at most 16 tokens beyond those that are new."""
+    warm = machine(name)
+    ids = prompt(name, 150, 100)
+    for _ in range(4):
+        answer = warm.ask(ids, 12)
+        longer = follow(name, ids, answer.tokens, 30)
+        for extra in range(messages - 1):
+            head = longer[: -len(message(name, "assistant", []))]
+            longer = head + message(name, "user", words(extra, 20)) + longer[len(head) :]
+        new = len(longer) - len(ids) - len(answer.tokens)
+        ids = longer
+        assert warm.ask(ids, 1).prefilled <= new + 16
+    assert warm.keeper.counts["match_prefix"] >= 4
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_system_prompt_is_shared_and_another_one_is_not(name: str) -> None:
+    warm = machine(name)
+    system = len(message(name, "system", words(0, 200)))
+    warm.ask(prompt(name, 200, 50))
+    shared = prompt(name, 200)[: -len(message(name, "assistant", []))]
+    shared += message(name, "user", words(99, 60)) + message(name, "assistant", [])
+    assert warm.ask(shared).cached == system
+    other = warm.ask(prompt(name, 200, 50, seed=5))
+    assert other.cached == 0 and warm.keeper.counts["match_miss"] == 2
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_request_shorter_than_what_is_kept_is_served_from_it(name: str) -> None:
+    warm = machine(name)
+    ids = prompt(name, 150, 100, 90)
+    warm.ask(ids)
+    header = message(name, "assistant", [])
+    cut = warm.rule.cuts(ids)[-3]
+    shorter = warm.ask(ids[:cut] + header)
+    assert shorter.cached >= cut - CHUNK
+    assert warm.ask(ids).cached == len(ids) - len(header), "the longer one is still there"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_branches_come_back_to_where_they_were(name: str) -> None:
+    warm = machine(name, slots_max=2)
+    trunk = prompt(name, 200, 100)
+    answer = warm.ask(trunk, 8)
+    branches = [follow(name, trunk, answer.tokens, 60, seed=n) for n in range(4)]
+    for branch in branches:
+        assert warm.ask(branch, 4).cached >= len(trunk)
+    for branch in branches:
+        assert warm.ask(branch, 4).prefilled <= len(message(name, "assistant", []))
+    assert warm.ask(follow(name, trunk, answer.tokens, 30, seed=99), 4).cached >= len(trunk)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.9])
+@pytest.mark.parametrize("is_watchdog", [False, True], ids=["client left", "lease ran out"])
+def test_a_cancelled_prefill_goes_on_where_it_stopped(
+    name: str, share: float, is_watchdog: bool
+) -> None:
+    warm = machine(name)
+    ids = prompt(name, 600, 200)
+    leaving = warm.submit(ids)
+    warm.step()
+    while leaving.request.position < share * len(ids):
+        warm.step()
+    stopped = leaving.request.position
+    if is_watchdog:
+        leaving.request.ticket.lease_until = 0.0
+    else:
+        leaving.request.ticket.is_cancelled = True
+    warm.run()
+    assert leaving.reason == "cancelled"
+    assert warm.ask(ids).cached >= stopped > 0, "not one chunk is prefilled again"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_client_that_leaves_amid_an_answer_leaves_its_prompt_and_its_text(name: str) -> None:
+    warm = machine(name)
+    ids = prompt(name, 150, 100)
+    leaving = warm.submit(ids, 100)
+    warm.run(until=lambda: leaving.request.completion_tokens == 10)
+    leaving.request.ticket.is_cancelled = True
+    warm.run()
+    warm.settled(leaving)
+    longer = follow(name, ids, leaving.tokens, 40)
+    left = len(message(name, "assistant", []))
+    assert warm.ask(longer).cached >= len(ids) - left
+    assert warm.ask(ids).prefilled == left
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_sessions_that_take_turns_both_hit_and_take_no_more_memory(name: str) -> None:
+    warm = machine(name, slots_max=2)
+    talks = [prompt(name, 900, 300, seed=n) for n in (1, 2)]
+    for ids in talks:
+        warm.ask(ids, 1)
+    used = []
+    for _ in range(20):
+        for ids in talks:
+            answer = warm.ask(ids, 1)
+            assert answer.cached / len(ids) > 0.98
+        mx.clear_cache()
+        used.append(mx.get_active_memory())
+    assert max(used[5:]) <= used[4] * 1.01 + 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "length"), [("qwen3", 3000), ("qwen3_5", 2000), ("gpt_oss", 2000)]
+)
+def test_one_trunk_with_eight_branches_is_kept_once(name: str, length: int) -> None:
+    warm = machine(name, chunk=256)
+    trunk = prompt(name, length)[: -len(message(name, "assistant", []))]
+    header = message(name, "assistant", [])
+    tokens = len(trunk)
+    for branch in range(8):
+        ids = trunk + message(name, "user", words(branch, 500)) + header
+        assert warm.ask(ids, 1).prefilled <= len(ids) - (tokens if branch else 0)
+        tokens_kept = len(ids) - len(trunk)
+    rows = warm.layers.row_bytes + warm.layers.window_bytes(1)
+    states = sum(joint.snapshot is not None for joint in warm.keeper.store.joints)
+    allowed = (len(trunk) + 8 * (tokens_kept + 1)) * rows + states * warm.layers.state_bytes
+    assert kept_bytes(warm) <= 1.1 * allowed
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_memory_stays_within_the_budget_and_the_live_slots(name: str) -> None:
+    warm = machine(name, slots_max=2, budget_mb=2, chunk=256)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    for seed in range(8):
+        warm.ask(prompt(name, 700, 200, seed=seed), 2)
+        assert kept_bytes(warm) <= 2 * MB
+        slots = sum(warm.keeper.slot_bytes(slot) for slot in warm.keeper.slots)
+        mx.clear_cache()
+        assert mx.get_active_memory() - before <= 2 * MB + slots + 0.5 * MB
+    assert len(warm.keeper.slots) == 2 and warm.keeper.evictions > 0
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_emptying_the_cache_gives_all_of_it_back(name: str) -> None:
+    warm = machine(name)
+    before = mx.get_active_memory()
+    for seed in range(3):
+        warm.ask(prompt(name, 300, 100, seed=seed), 2)
+    warm.scheduler.forget()
+    mx.clear_cache()
+    assert kept_bytes(warm) == 0 and len(warm.keeper.store) == 0
+    assert mx.get_active_memory() - before < 100_000
+    assert warm.ask(prompt(name, 300, 100)).cached == 0
+
+
+def test_a_session_idle_for_long_gives_up_its_slot_and_not_what_it_held() -> None:
+    warm = machine("qwen3", session_idle_s=100.0)
+    ids = prompt("qwen3", 300, 100)
+    warm.ask(ids)
+    assert not warm.keeper.sweep() and len(warm.keeper.slots) == 1
+    warm.keeper.slots[0].used_at -= 200
+    assert warm.keeper.sweep() and len(warm.keeper.slots) == 0
+    again = warm.ask(ids)
+    assert again.usage is not None and again.usage.source == "ram" and again.cached > 300
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_storm_of_sub_agents_leaves_its_orchestrator(name: str) -> None:
+    warm = machine(name, slots_max=2, budget_mb=4, chunk=256)
+    orchestrator = prompt(name, 400, 100)
+    answer = warm.ask(orchestrator, 8)
+    for seed in range(20):
+        warm.ask(prompt(name, 150, 60, seed=100 + seed), 4)
+    back = follow(name, orchestrator, answer.tokens, 30)
+    new = len(back) - len(orchestrator) - len(answer.tokens)
+    assert warm.keeper.evictions > 0, "the storm did not fit"
+    assert warm.ask(back).prefilled <= new + 16
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_was_generated_is_prefilled_again_in_idle_time_and_interrupted_at_once(
+    name: str,
+) -> None:
+    warm = machine(name)
+    ids = prompt(name, 150, 100)
+    answer = warm.ask(ids, 200)
+    assert warm.scheduler.work_ahead()
+    assert warm.scheduler.idle_tokens <= CHUNK
+    done = warm.scheduler.idle_tokens
+    other = warm.ask(prompt(name, 50, 20, seed=3), 2)
+    assert other.cached == 0
+    warm.work_ahead()
+    assert warm.scheduler.idle_tokens > done
+    longer = follow(name, ids, answer.tokens, 30)
+    cuts = [cut for cut in warm.rule.cuts(longer) if cut <= len(ids) + 199]
+    canonical = [j.position for j in warm.keeper.store.joints if j.arrival is not None]
+    assert cuts[-1] in canonical, "what a prefill of the next prompt would have written is there"
+
+
+@pytest.mark.parametrize(
+    ("name", "tiny", "length"),
+    [("qwen3", False, 3000), ("qwen3_5", False, 3000), ("gpt_oss", True, 30_000)],
+)
+def test_a_decode_step_copies_no_kv(name: str, tiny: bool, length: int) -> None:
+    warm = machine(name, tiny=tiny, chunk=256)
+    ids = prompt(name, length)
+    talking = warm.submit(ids, 40)
+    warm.run(until=lambda: talking.request.completion_tokens == 5)
+    live = sum(warm.keeper.slot_bytes(slot) for slot in warm.keeper.slots)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    warm.run(until=lambda: talking.request.completion_tokens == 15)
+    assert mx.get_peak_memory() - before < live / 4
+    warm.run()
+
+
+def test_a_short_chat_reserves_nothing_for_a_long_one() -> None:
+    warm = machine("qwen3")
+    warm.ask(prompt("qwen3", 20, 10), 4)
+    (slot,) = warm.keeper.slots
+    assert slot.capacity <= 1024
+
+
+def test_kept_kv_in_eight_bits_takes_half_and_short_prompts_stay_as_they_are() -> None:
+    names: list[Any] = [None, QuantFormat(8, 64)]
+    sizes = []
+    for form in names:
+        warm = machine("qwen3", slots_max=1, store_format=form, store_from=256)
+        warm.ask(prompt("qwen3", 500, 100), 2)
+        warm.ask(prompt("qwen3", 20, 10, seed=4), 2)
+        sizes.append(kept_bytes(warm))
+    assert sizes[1] < 0.6 * sizes[0]
+    short = [e for e in warm.keeper.store.extents if e.end.position < 256 and e.body is not None]
+    assert short and all(e.body.layers[0].format is None for e in short)
+
+
+def test_entries_stored_under_another_setting_are_still_read() -> None:
+    warm = machine("qwen3", slots_max=1, store_format=QuantFormat(8, 64), store_from=0)
+    ids = prompt("qwen3", 300, 100)
+    warm.ask(ids, 2)
+    warm.ask(prompt("qwen3", 30, 10, seed=4), 2)
+    mover = warm.keeper._mover
+    for form in (None, QuantFormat(4, 64)):
+        mover._rules = type(mover._rules)(
+            slots_max=1, chunk=CHUNK, is_exact=False, store_format=form
+        )
+        assert warm.ask(ids, 2).cached > 350
+        warm.ask(prompt("qwen3", 30, 10, seed=5), 2)
+
+
+class FakeEngine:
+    """An engine whose model keeps something unknown."""
+
+    def probe(self) -> list[Any]:
+        known, odd = KVCache(), ConcatenateKVCache()
+        for layer in (known, odd):
+            layer.update_and_fetch(mx.zeros((1, 1, 3, 8)), mx.zeros((1, 1, 3, 8)))
+        return [known, odd]
+
+    def new_cache(self) -> list[Any]:
+        return []
+
+
+def test_an_unknown_cache_is_served_without_reuse_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keeper = make_kv_manager(
+        FakeEngine(), loaded("qwen3"), load_settings({"MAX_KV_SIZE_GB": "0"}, None), 64
+    )  # type: ignore[arg-type]
+    assert isinstance(keeper, NullKVManager)
+    assert [record.message for record in caplog.records] == [
+        "no KV is reused: the model keeps ConcatenateKVCache, which cannot be restored"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "quant", "expected"),
+    [
+        ("qwen3", "bfloat16", 4, False),
+        ("qwen3_5", "bfloat16", None, False),
+        ("glm4_moe_lite", "bfloat16", 4, True),
+        ("glm4_moe_lite", "float32", None, False),
+        ("falcon_h1", "bfloat16", None, True),
+        ("falcon_h1", "float32", None, False),
+    ],
+)
+def test_exact_is_the_default_where_reuse_would_show(
+    name: str, dtype: str, quant: int | None, expected: bool
+) -> None:
+    assert is_exact(loaded(name, dtype, quant), load_settings({}, None)) is expected
+    forced = load_settings({"CACHE_EXACT": "true"}, None)
+    assert is_exact(loaded(name, dtype, quant), forced)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma3_text", "glm4_moe_lite", "falcon_h1"])
+def test_kv_that_upstream_cannot_quantise_refuses_to_start(name: str) -> None:
+    engine = Engine(loaded(name))
+    with engine.stream():
+        reason = engine.why_not_quantised(8, 64)
+    assert reason is not None and "\n" not in reason
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe", "qwen3_5", "qwen3_next"])
+def test_kv_that_upstream_can_quantise_starts(name: str) -> None:
+    engine = Engine(loaded(name))
+    with engine.stream():
+        assert engine.why_not_quantised(8, 64) is None
+
+
+def test_settings_that_change_kv_change_the_root() -> None:
+    model = loaded("qwen3")
+    base = load_settings({"MODEL_PATH": str(fixture_dir("qwen3"))}, None)
+    other = load_settings({"KV_BITS": "8"}, None)
+    roots = {cache_root(model, base, 64), cache_root(model, base, 128)}
+    roots |= {cache_root(model, other, 64), cache_root(loaded("llama"), base, 64)}
+    assert len(roots) == 4
+    assert cache_root(model, base, 64) in roots
+
+
+def test_the_first_answer_does_not_change_with_what_is_kept() -> None:
+    """Logits of a repeat are those of the first time, to the bit, also by default."""
+    warm = machine("qwen3")
+    ids = prompt("qwen3", 150, 100)
+    first, again = warm.ask(ids, 4), warm.ask(ids, 4)
+    assert all(np.array_equal(a, b) for a, b in zip(first.logits, again.logits, strict=True))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("count", [1, 2], ids=["alone", "in a batch"])
+def test_emptying_the_cache_amid_an_answer_leaves_no_wrong_state(name: str, count: int) -> None:
+    """The slot is indexed anew when it is checked in; what it holds by then is of later tokens."""
+    warm, cold = machine(name), machine(name, keeps=False)
+    asked = [prompt(name, 150, 40 + number) for number in range(count)]
+    running = [warm.submit(ids, 30) for ids in asked]
+    warm.run(until=lambda: min(one.request.completion_tokens for one in running) > 5)
+    warm.scheduler.forget()
+    warm.run()
+    warm.check()
+    for one, ids in zip(running, asked, strict=True):
+        expected = cold.ask(ids, 30).tokens
+        assert warm.settled(one).tokens == expected
+        again = warm.ask(ids, 30)
+        assert again.tokens == expected
+        assert again.cached > 0 or warm.layers.layout.has_state or warm.layers.layout.window
+        warm.check()
+
+
+def test_packed_rows_are_priced_as_what_they_take() -> None:
+    warm = machine(
+        "qwen3", slots_max=1, budget_mb=1.6, store_format=QuantFormat(4, 64), store_from=0
+    )
+    cached = []
+    for seed in range(4):
+        warm.ask(prompt("qwen3", 400, 100, seed=seed), 2)
+    for seed in reversed(range(4)):
+        cached.append(warm.ask(prompt("qwen3", 400, 100, seed=seed), 1).cached)
+    assert warm.keeper.counts["cut_outs_refused"] == 0
+    assert min(cached) > 400, "four conversations fit, packed"
+
+
+def test_two_windows_of_different_sizes_are_not_taken_for_one() -> None:
+    caches = [KVCache(), RotatingKVCache(8), RotatingKVCache(16)]
+    for layer in caches:
+        layer.update_and_fetch(mx.zeros((1, 1, 3, 8)), mx.zeros((1, 1, 3, 8)))
+    with pytest.raises(UnknownCache, match="several sizes"):
+        LayerMap(caches)
+
+
+def test_stored_bits_are_ignored_where_only_exact_kv_is_reused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = loaded("glm4_moe_lite", "bfloat16", 4)
+    engine = Engine(model)
+    with engine.stream():
+        keeper = make_kv_manager(
+            engine, model, load_settings({"CACHE_STORE_BITS": "8", "MAX_KV_SIZE_GB": "0"}, None), 64
+        )
+    assert isinstance(keeper, KVManager)
+    assert keeper.rules.is_exact and keeper.rules.store_format is None
+    assert "CACHE_STORE_BITS is ignored" in caplog.text

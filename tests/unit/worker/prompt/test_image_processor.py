@@ -1,0 +1,430 @@
+"""Pictures: what a model's own processor makes of an image, and what is remembered of it."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx_vlm
+import numpy as np
+import pytest
+from mlx_vlm.utils import estimate_num_image_tokens
+from PIL import Image
+
+from hearth.shared.errors import RequestError, StartError
+from hearth.shared.load_settings import PROJECT_DIR
+from hearth.worker.cache.image_keys import identity_of
+from hearth.worker.prompt.images import image_processor
+from hearth.worker.prompt.images.image_processor import ImageReader, image_marker
+from scripts.fixtures.fixture_cache import VISION_NAMES, fixture_dir, mlx_environment
+from scripts.harness.image_files import noise, saved
+from tests.helpers.vision_processors import PIXELS_MAX, processor_of, reader_of
+
+QWEN_NAMES = [name for name in VISION_NAMES if name != "gemma3"]
+every_model = pytest.mark.parametrize("name", VISION_NAMES)
+
+
+@every_model
+def test_a_picture_is_what_the_models_own_processor_makes_of_it(name: str) -> None:
+    processor, _ = processor_of(name)
+    reader = reader_of(name)
+    image = noise(120, 80)
+    picture = reader.read("a", saved(image, "PNG"))
+    marker = image_marker(processor.tokenizer, processor)
+    expected = mlx_vlm.prepare_inputs(processor, images=[image], prompts=marker)
+    ids = np.array(expected["input_ids"]).ravel().tolist()
+    around = [processor.tokenizer.encode(text) for text in (reader.before, reader.after)]
+    assert [*around[0], *picture.ids, *around[1]] == ids
+    inputs = picture.inputs()
+    assert set(inputs) == set(expected) - {"input_ids", "attention_mask"}
+    for key, array in inputs.items():
+        assert type(array) is np.ndarray and array.flags.owndata, "nothing of MLX's leaves"
+        assert np.array_equal(array, np.array(expected[key])), key
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+@every_model
+def test_a_picture_begins_and_ends_with_added_tokens(name: str) -> None:
+    processor, config = processor_of(name)
+    reader = reader_of(name)
+    picture = reader.read("a", saved(noise(120, 80), "PNG"))
+    first, *middle, last = picture.ids
+    assert set(middle) == {config["image_token_id"]}
+    assert [processor.tokenizer.decode([token]) for token in (first, last)] == (
+        ["<start_of_image>", "<end_of_image>"]
+        if name == "gemma3"
+        else ["<|vision_start|>", "<|vision_end|>"]
+    )
+    assert (reader.before, reader.after) == (("\n\n",) * 2 if name == "gemma3" else ("", ""))
+
+
+@pytest.mark.parametrize("name", QWEN_NAMES)
+def test_a_pictures_grid_is_its_patches(name: str) -> None:
+    picture = reader_of(name).read("a", saved(noise(448, 224), "PNG"))
+    ((time, height, width),) = picture.grid
+    assert time == 1 and width == 2 * height
+    assert len(picture.ids) - 2 == height * width // 4
+    assert picture.inputs()["pixel_values"].shape[0] == height * width
+
+
+def test_a_model_that_tells_no_grid_has_none() -> None:
+    assert reader_of("gemma3").read("a", saved(noise(320, 160), "PNG")).grid == ()
+
+
+@every_model
+def test_identity_is_of_what_the_model_sees_and_not_of_the_file(name: str) -> None:
+    image = noise(112, 112, seed=3)
+    other = image.copy()
+    other.putpixel((50, 60), tuple(255 - value for value in image.getpixel((50, 60))))
+    reader = reader_of(name)
+    first = reader.read("png", saved(image, "PNG")).identity
+    assert reader.read("webp", saved(image, "WEBP", lossless=True)).identity == first
+    assert reader.read("other", saved(other, "PNG")).identity != first
+    assert reader.read("turned", saved(image.rotate(180), "PNG")).identity != first
+    assert reader_of(name).read("again", saved(image, "PNG")).identity == first
+
+
+def test_identity_is_of_pixels_sizes_and_tokens() -> None:
+    picture = reader_of("qwen3_vl").read("a", saved(noise(120, 80), "PNG"))
+    ids = np.array(picture.ids, dtype=np.int32)
+    assert picture.identity == identity_of({**picture.inputs(), "ids": ids})
+
+
+def test_the_same_pixels_are_another_image_where_the_processor_is_another() -> None:
+    data = saved(noise(120, 80), "PNG")
+    identities = {reader_of(name).read("a", data).identity for name in ("qwen2_5_vl", "qwen3_vl")}
+    assert len(identities) == 2
+
+
+# ------------------------------------------------------------ what is remembered
+
+
+def test_an_image_that_is_known_is_neither_decoded_nor_processed() -> None:
+    reader = reader_of("qwen3_vl")
+    data = saved(noise(120, 80), "PNG")
+    first = reader.read("a", data)
+    second = reader.read("a", data)
+    assert reader.counts == {"decoded": 1, "known": 1}
+    assert (second.identity, second.ids, second.grid) == (first.identity, first.ids, first.grid)
+    assert second.inputs() is first.inputs()
+    assert reader.counts["decoded"] == 1
+
+
+def test_nothing_is_known_of_images_once_they_are_forgotten() -> None:
+    reader = reader_of("qwen3_vl")
+    data = saved(noise(120, 80), "PNG")
+    first = reader.read("a", data)
+    reader.forget()
+    assert reader.read("a", data).identity == first.identity
+    assert reader.counts == {"decoded": 2}
+    reader.forget()
+    assert first.inputs() and reader.counts == {"decoded": 2, "again": 1}, "a request goes on"
+
+
+def test_what_one_owner_has_shown_makes_no_image_of_another_faster() -> None:
+    reader = reader_of("qwen3_vl")
+    data = saved(noise(120, 80), "PNG")
+    pictures_read = [reader.read("a", data, owner) for owner in ("", "mine", "other", "mine")]
+    assert reader.counts == {"decoded": 3, "known": 1}
+    assert [picture.owner for picture in pictures_read] == ["", "mine", "other", "mine"]
+    assert len({picture.identity for picture in pictures_read}) == 1
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Room for the arrays of two small images."""
+    size = reader_of("gemma3").read("a", saved(noise(20, 20), "PNG")).inputs()
+    total = sum(array.nbytes for array in size.values())
+    monkeypatch.setattr(image_processor, "ARRAYS_BYTES_MAX", 2 * total)
+    yield
+
+
+def test_arrays_that_made_way_are_made_again_from_the_file(little_room: None) -> None:
+    reader = reader_of("gemma3")
+    files = [saved(noise(20, 20, seed=seed), "PNG") for seed in range(3)]
+    read = [reader.read(str(seed), data) for seed, data in enumerate(files)]
+    arrays = [dict(picture.inputs()) for picture in (read[1], read[2])]
+    assert reader.counts["again"] == 0, "the newest two are there"
+    read[0].inputs()
+    assert reader.counts == {"decoded": 3, "again": 1}
+    read[2].inputs()
+    assert reader.counts["again"] == 1, "the one used last stays"
+    once_more = [dict(picture.inputs()) for picture in (read[1], read[2])]
+    for before, after in zip(arrays, once_more, strict=True):
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert reader.counts["again"] == 2, "of these two one was gone"
+    assert reader.read("0", files[0]).identity == read[0].identity
+    assert reader.counts["known"] == 1
+
+
+def test_the_newest_arrays_stay_however_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_processor, "ARRAYS_BYTES_MAX", 1)
+    reader = reader_of("gemma3")
+    reader.read("a", saved(noise(20, 20), "PNG")).inputs()
+    assert reader.counts == {"decoded": 1}
+
+
+def test_the_image_that_was_unused_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_processor, "FACTS_MAX", 2)
+    reader = reader_of("gemma3")
+    for digest in ("a", "b", "a", "c", "a"):
+        reader.read(digest, saved(noise(20, 20), "PNG"))
+    assert reader.counts == {"decoded": 3, "known": 2}
+    reader.read("b", saved(noise(20, 20), "PNG"))
+    assert reader.counts["decoded"] == 4
+
+
+def test_arrays_that_are_there_wait_for_no_image_that_is_being_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = reader_of("gemma3")
+    kept = reader.read("kept", saved(noise(20, 20), "PNG"))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(data: bytes, pixels_max: int) -> Image.Image:
+        begun.set()
+        assert go_on.wait(60)
+        return noise(20, 20, seed=1)
+
+    monkeypatch.setattr(image_processor, "decoded", slow)
+    reading = threading.Thread(target=reader.read, args=("slow", b""))
+    reading.start()
+    assert begun.wait(60)
+    arrived: list[Any] = []
+    asking = threading.Thread(target=lambda: arrived.append(kept.inputs()))
+    asking.start()
+    asking.join(60)
+    assert len(arrived) == 1, "it did not wait"
+    go_on.set()
+    reading.join(60)
+    assert reader.counts["decoded"] == 2
+
+
+def test_two_threads_at_once_decode_one_image_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of("gemma3")
+    real, busy, most = image_processor.decoded, [0], [0]
+
+    def counted(data: bytes, pixels_max: int) -> Image.Image:
+        busy[0] += 1
+        most[0] = max(most[0], busy[0])
+        image = real(data, pixels_max)
+        busy[0] -= 1
+        return image
+
+    monkeypatch.setattr(image_processor, "decoded", counted)
+    monkeypatch.setattr(image_processor, "ARRAYS_BYTES_MAX", 1)
+    files = [saved(noise(200, 200, seed=seed), "PNG") for seed in range(4)]
+    read = [reader.read(str(seed), data) for seed, data in enumerate(files)]
+    expected = [dict(picture.inputs()) for picture in read]
+    wrong: list[int] = []
+
+    def ask() -> None:
+        for _ in range(5):
+            for at, picture in enumerate(read):
+                if not np.array_equal(
+                    picture.inputs()["pixel_values"], expected[at]["pixel_values"]
+                ):
+                    wrong.append(at)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert wrong == [] and most == [1]
+
+
+# ------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize("name", QWEN_NAMES)
+def test_a_shape_that_the_processor_does_not_take_is_refused_with_its_reason(name: str) -> None:
+    reader = reader_of(name)
+    with pytest.raises(RequestError) as caught:
+        reader.read("a", saved(Image.new("RGB", (402, 2)), "PNG"))
+    assert (caught.value.status, caught.value.code) == (400, "image_refused")
+    assert str(caught.value) == (
+        "The image is 402 x 2 pixels, and the model's processor does not take it: absolute aspect "
+        "ratio must be smaller than 200, got 201.0. Crop it, or add a margin."
+    )
+    assert reader.counts == {"image_refused": 1}
+    assert reader.read("b", saved(Image.new("RGB", (400, 2)), "PNG")).ids
+
+
+@every_model
+def test_a_single_pixel_is_an_image(name: str) -> None:
+    assert len(reader_of(name).read("a", saved(noise(1, 1), "PNG")).ids) > 2
+
+
+def test_refusals_are_counted_and_not_remembered() -> None:
+    reader = reader_of("qwen3_vl", pixels_max=100)
+    for code, data in (
+        ("image_too_many_pixels", saved(noise(11, 10), "PNG")),
+        ("image_type", b"hello"),
+        ("image_broken", saved(noise(9, 9), "PNG")[:60]),
+    ):
+        for _ in range(2):
+            with pytest.raises(RequestError) as caught:
+                reader.read("a", data)
+            assert caught.value.code == code
+        assert reader.counts[code] == 2
+    for _ in range(2):
+        assert reader.read("a", saved(noise(10, 10), "PNG")).ids
+    assert reader.outcomes() == {"decoded": 1, "again": 0, "known": 1, "refused": 6}
+
+
+def test_an_image_that_the_processor_would_cut_into_several_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cutting = processor_of("gemma3")[0].image_processor
+    reader = reader_of("gemma3")
+    monkeypatch.setattr(cutting, "do_pan_and_scan", True)
+    monkeypatch.setattr(cutting, "pan_and_scan_min_crop_size", 16)
+    monkeypatch.setattr(cutting, "pan_and_scan_max_num_crops", 4)
+    monkeypatch.setattr(cutting, "pan_and_scan_min_ratio_to_activate", 1.2)
+    with pytest.raises(RequestError, match="it would be cut into several"):
+        reader.read("a", saved(noise(400, 100), "PNG"))
+    assert reader.read("b", saved(noise(100, 100), "PNG")).ids
+
+
+def test_a_processor_that_reads_no_image_is_told_at_the_start() -> None:
+    processor, config = processor_of("qwen3_vl")
+    with pytest.raises(StartError, match="cannot read images"):
+        ImageReader(processor, config, "no marker", PIXELS_MAX)
+
+
+# ------------------------------------------------------------ the marker
+
+
+@pytest.mark.parametrize("name", QWEN_NAMES)
+def test_the_marker_is_what_the_template_writes_for_an_image(name: str) -> None:
+    processor, _ = processor_of(name)
+    expected = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert image_marker(processor.tokenizer, processor) == expected
+
+
+def templated(template: str) -> Any:
+    """Return a tokenizer with a chat template of its own."""
+    from jinja2 import Environment
+
+    compiled = Environment().from_string(template)
+    return SimpleNamespace(
+        apply_chat_template=lambda messages, tokenize: compiled.render(messages=messages)
+    )
+
+
+LOOP = "{% for c in messages[0].content %}{% if c.type == 'image' %}IMAGE{% else %}{{ c.text }}"
+LOOP += "{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "marker"),
+    [
+        (f"<user>{LOOP.replace('IMAGE', '<img>')}</user>", "<img>"),
+        (f"<user>{LOOP.replace('IMAGE', '<image>' + chr(10))}</user>", "<image>\n"),
+        (f"<user>{LOOP.replace('IMAGE', '<img_{{ loop.index }}>')}</user>", None),
+        ("<user>{{ messages[0].content[-1].text }}</user>", "<soft>"),
+        ("{{ messages[0].content + 1 }}", "<soft>"),
+    ],
+    ids=["plain", "with a newline", "numbered", "shows no images", "raises"],
+)
+def test_the_marker_of_any_template(template: str, marker: str | None) -> None:
+    processor = SimpleNamespace(image_token="<soft>")
+    assert image_marker(templated(template), processor) == marker
+
+
+def test_where_the_template_shows_none_it_is_the_processors_token_or_nothing() -> None:
+    bare = templated("{{ messages[0].content[-1].text }}")
+    both = SimpleNamespace(boi_token="<start>", image_token="<soft>")
+    assert image_marker(bare, both) == "<start>", "what Gemma's processor puts an image in place of"
+    assert image_marker(bare, SimpleNamespace()) is None
+
+
+class _WithEnds:
+    """A processor whose tokenizer puts its own tokens around every text."""
+
+    image_token = "<img>"
+    bos_token_id, eos_token_id, pad_token = 1, 2, "x"
+
+    def __init__(self) -> None:
+        self.added_tokens_decoder = {1: "<s>", 2: "</s>", 7: "<img>"}
+        self.tokenizer = self
+
+    def __call__(self, text: str, images: list[Image.Image], **_: Any) -> dict[str, Any]:
+        ids = [[1, 40, 7, 7, 7, 41, 2]]
+        return {
+            "input_ids": np.array(ids),
+            "attention_mask": np.ones_like(ids),
+            "pixel_values": [np.zeros((3, 4, 4))],
+            "image_sizes": [[4, 4]],
+        }
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return "".join(chr(token) for token in ids)
+
+
+def test_tokens_that_a_tokenizer_puts_around_every_text_are_no_images() -> None:
+    reader = ImageReader(_WithEnds(), {}, "<img>", PIXELS_MAX)
+    assert (reader.before, reader.after) == ("(", ")")
+    picture = reader.read("a", saved(noise(4, 4), "PNG"))
+    assert picture.ids == (7, 7, 7)
+    assert picture.inputs()["image_sizes"].tolist() == [[4, 4]]
+    assert picture.inputs()["pixel_values"].shape == (1, 3, 4, 4)
+
+
+# ------------------------------------------------------------ large ones
+
+LARGE = """
+import json, resource, sys
+from pathlib import Path
+from mlx_vlm import load
+from hearth.worker.prompt.images.image_processor import ImageReader, image_marker
+model, processor = load(sys.argv[1])
+config = json.loads((Path(sys.argv[1]) / "config.json").read_text())
+marker = image_marker(processor.tokenizer, processor)
+reader = ImageReader(processor, config, marker, 40_000_000)
+data = Path(sys.argv[2]).read_bytes()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+picture = reader.read("large", data)
+unit = 1 if sys.platform == "darwin" else 1024
+print(json.dumps({
+    "grown": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit,
+    "tokens": len(picture.ids) - 2,
+    "grid": picture.grid,
+    "shape": picture.inputs()["pixel_values"].shape,
+    "torch": "torch" in sys.modules,
+}))
+"""
+
+
+@every_model
+def test_a_large_screenshot_is_resized_as_the_processor_says_in_bounded_memory(
+    name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "large.png"
+    square = noise(400, 400)
+    path.write_bytes(saved(square.resize((4_000, 4_000), Image.Resampling.NEAREST), "PNG"))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LARGE, str(fixture_dir(name)), str(path)],
+        cwd=PROJECT_DIR,
+        env=mlx_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert not told["torch"]
+    assert told["grown"] < 24 * 4_000 * 4_000, "bytes a pixel: 16, and what allocators keep"
+    if name == "gemma3":
+        assert (told["tokens"], told["shape"]) == (16, [1, 3, 112, 112])
+        return
+    processor, _ = processor_of(name)
+    expected = estimate_num_image_tokens(processor, 4_000, 4_000)
+    ((time, height, width),) = told["grid"]
+    assert told["tokens"] == expected == time * height * width // 4 == 256
+    assert told["shape"][0] == 4 * expected

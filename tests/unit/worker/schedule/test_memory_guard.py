@@ -1,0 +1,173 @@
+"""The memory guard: kept KV makes way, then others wait, then what cannot fit is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from hearth.shared.errors import StartError
+from hearth.shared.load_settings import load_settings
+from hearth.shared.wire_messages import Failed, Finished, Up
+from hearth.worker.cache.cache_budget import MB
+from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, room_in
+from hearth.worker.schedule.memory_guard import MemoryGuard
+from hearth.worker.setup import kv_setup
+from scripts.harness.socketless_worker import Machine, machine
+from scripts.harness.vision_worker import LookingMachine, shown
+
+
+class Watched:
+    """A machine that may hold `limit` bytes of KV, slots and kept ones together."""
+
+    def __init__(self, limit: int, **more: Any) -> None:
+        self.machine: Machine = machine(
+            "qwen3", tiny=True, memory=MemoryGuard(limit, self.held), **more
+        )
+
+    def held(self) -> int:
+        keeper = self.machine.keeper
+        return keeper.store.budget.bytes_used + sum(map(keeper.slot_bytes, keeper.slots))
+
+    def step(self) -> list[Up]:
+        events = self.machine.step()
+        return events
+
+
+def ids(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(5, 200, count).tolist()
+
+
+def slot_bytes(tokens: int) -> int:
+    return machine("qwen3", tiny=True).keeper._layers.slot_bytes(tokens, None)
+
+
+def test_the_estimate_is_what_a_slot_takes() -> None:
+    plain = machine("qwen3", tiny=True)
+    for count in (100, 300, 1_000):
+        answer = plain.submit(ids(count, seed=count), tokens_max=4)
+        estimate = plain.keeper.slot_cost(answer.request.query, count + 4)
+        plain.run(until=lambda: bool(plain.keeper.slots))
+        (slot,) = [slot for slot in plain.keeper.slots if slot.is_busy]
+        assert plain.keeper.slot_bytes(slot) == estimate
+        plain.run()
+        assert plain.keeper.slot_cost(answer.request.query, count + 4) == 0
+        plain.scheduler.forget()
+
+
+def test_kept_kv_makes_way_for_a_new_prompt_and_the_answer_is_the_same() -> None:
+    watched = Watched(slot_bytes(2 * 1_024), slots_max=4)
+    cold = machine("qwen3", tiny=True, keeps=False)
+    for seed in range(6):
+        asked = ids(700, seed)
+        answer = watched.machine.ask(asked)
+        assert answer.tokens == cold.ask(asked).tokens
+        assert watched.held() <= slot_bytes(2 * 1_024)
+    assert watched.machine.scheduler.counts["memory_refusals"] == 0
+    watched.machine.check()
+
+
+def test_a_prompt_waits_for_room_that_a_running_one_will_give_back() -> None:
+    watched = Watched(slot_bytes(1_500))
+    first = watched.machine.submit(ids(900), tokens_max=30)
+    watched.machine.run(until=lambda: first.request.completion_tokens > 2)
+    second = watched.machine.submit(ids(900, seed=1), tokens_max=30)
+    for _ in range(5):
+        watched.step()
+    assert second.request.slot is None and not first.reason
+    watched.machine.run()
+    assert first.reason == second.reason == "length"
+    assert second.usage is not None and second.usage.completion_tokens == 30
+
+
+def test_a_prompt_that_cannot_fit_is_refused_with_the_figures_and_the_next_is_served() -> None:
+    watched = Watched(slot_bytes(1_000))
+    answer = watched.machine.submit(ids(3_000))
+    events = []
+    while not watched.machine.scheduler.is_idle:
+        events += watched.step()
+    (failed,) = [event for event in events if isinstance(event, Failed)]
+    assert failed.request_id == answer.request.request_id
+    assert (failed.status, failed.code) == (400, "context_length_exceeded")
+    for part in ("3,000 tokens", "GB", "KV_BITS", "MEMORY_LIMIT_MB"):
+        assert part in failed.text
+    assert watched.machine.ask(ids(400)).reason == "length"
+    assert watched.machine.scheduler.counts["memory_refusals"] == 1
+
+
+def test_an_answer_that_outgrows_the_memory_ends_with_what_it_has() -> None:
+    watched = Watched(slot_bytes(1_000))
+    long = watched.machine.submit(ids(400), tokens_max=2_000)
+    watched.machine.run()
+    assert long.reason == "length" and 500 < long.usage.completion_tokens < 1_000  # type: ignore[union-attr]
+    assert watched.machine.scheduler.counts["memory_ends"] == 1
+    assert watched.machine.ask(ids(300, seed=3)).reason == "length"
+
+
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.integers(20, 900), st.integers(0, 3)), min_size=1, max_size=6))
+def test_whatever_is_asked_is_answered_once_and_no_more_is_held_than_allowed(
+    asked: list[tuple[int, int]],
+) -> None:
+    watched = Watched(slot_bytes(1_000))
+    answers = [watched.machine.submit(ids(count, seed), 3) for count, seed in asked]
+    ends: list[str] = []
+    over = [False]  # what a step took too much, the next one gives back
+    while not watched.machine.scheduler.is_idle:
+        for event in watched.step():
+            if isinstance(event, Finished | Failed):
+                ends.append(event.request_id)
+        over.append(watched.held() > slot_bytes(1_000))
+        assert over[-2:] != [True, True]
+    assert sorted(ends) == sorted(answer.request.request_id for answer in answers)
+    watched.machine.check()
+
+
+def test_the_limit_is_what_is_set_or_what_the_device_says() -> None:
+    assert memory_limit(load_settings({"MEMORY_LIMIT_MB": "700"}, None)) == 700 * MB
+    assert memory_limit(load_settings({}, None)) > 256 * MB
+
+
+def test_weights_that_would_not_fit_are_refused_before_they_are_loaded(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(3 << 30)  # sparse: takes no disk
+    with pytest.raises(StartError, match=r"3\.0 GB.*1\.9 GB.*MEMORY_LIMIT_MB"):
+        refuse_heavy(tmp_path, "owner/name", 2 << 30)
+    refuse_heavy(tmp_path, "owner/name", 4 << 30)
+    assert room_in(1 << 30) < 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("environ", "mb"),
+    [
+        ({"MEMORY_LIMIT_MB": "1000"}, 200),
+        ({"MEMORY_LIMIT_MB": "1000", "CACHE_RAM_BUDGET_MB": "900"}, 900),
+        ({"MEMORY_LIMIT_MB": "16000000"}, 512),
+        ({}, 512),
+    ],
+)
+def test_kept_kv_takes_a_fifth_of_the_limit_at_most_unless_told_otherwise(
+    environ: dict[str, str], mb: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_setup, "_working_set_bytes", lambda: None)
+    assert kv_setup.budget_bytes(load_settings(environ, None)) == mb * MB
+
+
+def test_encoded_images_make_way_before_a_prompt_is_refused() -> None:
+    def held() -> int:
+        keeper = watched.keeper
+        slots = sum(map(keeper.slot_bytes, keeper.slots))
+        return int(keeper.store.budget.bytes_used + slots + vision.nbytes)
+
+    asked = [*range(300, 330), *shown("qwen3_vl", 3), *range(400, 420)]
+    plain = LookingMachine("qwen3_vl")
+    limit = plain.layers.slot_bytes(700, None)
+    watched = LookingMachine("qwen3_vl", memory=MemoryGuard(limit, held))
+    vision = watched.engine.vision
+    assert vision is not None
+    watched.ask(asked)
+    assert vision.nbytes > 0
+    assert watched.ask(ids(600), tokens_max=100).reason == "length"
+    assert vision.nbytes == 0 and not watched.scheduler.counts["memory_refusals"]
+    assert watched.ask(asked).tokens == plain.ask(asked).tokens

@@ -1,0 +1,367 @@
+"""The scheduler with a scripted engine: no MLX forward, no sockets."""
+
+import zlib
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from hearth.shared.wire_messages import Delta, Finished, Progress, Sampling, Up
+from hearth.worker.cache.block_hash import PrefixHash, pack, prefix_hashes
+from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.engine.decoder import SampledToken, Sequence, UnfinishedBatch
+from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.schedule.scheduler import Scheduler
+from hearth.worker.schedule.scheduler_interfaces import SchedulerRules
+from hearth.worker.stream.token_output import TokenOutput
+
+END = 0
+CHUNK = 10
+ROOT = PrefixHash(b"root")
+
+
+class Letters:
+    """Token n is the n-th letter; stands in for a Vocabulary and its detokenisers."""
+
+    def detokeniser(self) -> "Letters":
+        return self
+
+    def add(self, token_id: int) -> str:
+        return chr(ord("a") + token_id - 1)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.add(token_id).encode()
+
+
+class ScriptedDecoder:
+    """Gives each sequence the tokens of its script, then the end-of-turn token."""
+
+    def __init__(self, scripts: dict[str, list[int]]) -> None:
+        self.scripts = scripts
+        self.sequences: dict[str, Sequence] = {}
+        self.log: list[str] = []
+
+    def add(self, sequence: Sequence) -> None:
+        assert sequence.key not in self.sequences
+        self.sequences[sequence.key] = sequence
+        self.log.append(f"add {sequence.key}")
+
+    def step(self) -> list[SampledToken]:
+        self.log.append("step")
+        sampled = []
+        for key in self.sequences:
+            script = self.scripts.setdefault(key, [])
+            sampled.append(SampledToken(key, script.pop(0) if script else END, None))
+        return sampled
+
+    def remove(self, key: str) -> UnfinishedBatch:
+        sequence = self.sequences.pop(key)
+        return UnfinishedBatch(sequence.cache, sequence.tokens + sequence.tail)
+
+
+class ScriptedEngine:
+    def __init__(self, scripts: dict[str, list[int]]) -> None:
+        self.decoder = ScriptedDecoder(scripts)
+        self.caches_made = 0
+
+    def new_cache(self) -> list[Any]:
+        self.caches_made += 1
+        return []
+
+    def shift(self, images: Any, position: int) -> int:
+        return 0
+
+    def prefill(self, cache: list[Any], ids: list[int], images: Any) -> None:
+        cache += ids
+        self.decoder.log.append(f"chunk {len(ids)}")
+
+
+def request(
+    name: str,
+    prompt: int = 5,
+    tokens_max: int = 100,
+    stop: str = "",
+    text: str | None = None,
+    asker: str = "",
+) -> Request:
+    """`text` names what the prompt says; requests of one text share their beginning."""
+    first = zlib.crc32((text or name).encode()) % 1000 + 1
+    ids = list(range(first, first + prompt))
+    cuts = [*range(CHUNK, prompt - 1, CHUNK), prompt - 1] if prompt > 1 else []
+    tokens = pack(ids)
+    return Request(
+        ticket=ClientLease(name, b"peer"),
+        ids=ids,
+        query=PrefixQuery(tokens, cuts, prefix_hashes(ROOT, tokens, cuts)),
+        sampling=Sampling(),
+        tokens_max=tokens_max,
+        output=TokenOutput(Letters(), [stop] if stop else []),
+        asker=asker,
+    )
+
+
+def scheduler(slots: int = 4, **scripts: list[int]) -> tuple[Scheduler, ScriptedEngine]:
+    engine = ScriptedEngine(scripts)
+    choice = TokenChoice(sampler=lambda x: x, processors=(), top_logprobs=None)
+    made = Scheduler(
+        engine,  # type: ignore[arg-type]
+        NullKVManager(engine.new_cache),
+        Letters(),  # type: ignore[arg-type]
+        frozenset({END}),
+        lambda request: choice,
+        SchedulerRules(slots, lambda tokens: []),
+    )
+    return made, engine
+
+
+def run(scheduler: Scheduler) -> list[Up]:
+    events = []
+    for _ in range(10_000):
+        if scheduler.is_idle:
+            return events
+        events += list(scheduler.step())
+    raise AssertionError("the scheduler does not come to an end")
+
+
+def text_of(events: list[Up], name: str) -> str:
+    return "".join(e.text for e in events if isinstance(e, Delta) and e.request_id == name)
+
+
+def finish_of(events: list[Up], name: str) -> Finished:
+    (finished,) = [e for e in events if isinstance(e, Finished) and e.request_id == name]
+    return finished
+
+
+def test_a_request_is_admitted_prefilled_decoded_and_finished() -> None:
+    made, engine = scheduler(x=[8, 9])
+    assert made.submit(request("x", prompt=25)) == Progress("x", 0, 25)
+    events = run(made)
+    assert [type(e).__name__ for e in events[:4]] == ["Progress"] * 3 + ["Delta"]
+    assert engine.decoder.log[:4] == ["chunk 10", "chunk 10", "chunk 4", "add x"]
+    assert text_of(events, "x") == "hi"
+    usage = finish_of(events, "x").usage
+    assert (usage.prompt_tokens, usage.prefilled_tokens, usage.completion_tokens) == (25, 25, 3)
+    assert finish_of(events, "x").reason == "stop"
+
+
+def test_a_prompt_of_one_token_needs_no_chunk() -> None:
+    made, engine = scheduler(x=[8])
+    made.submit(request("x", prompt=1))
+    assert text_of(run(made), "x") == "h"
+    assert engine.decoder.log[0] == "add x"
+
+
+def test_decoding_goes_on_between_the_chunks_of_a_newcomer() -> None:
+    made, engine = scheduler(old=[1] * 50)
+    made.submit(request("old"))
+    list(made.step())
+    made.submit(request("new", prompt=100))
+    for _ in range(8):
+        list(made.step())
+    log = engine.decoder.log[3:]
+    assert log == ["chunk 10", "step"] * 8
+
+
+def test_a_short_prompt_overtakes_a_long_prefill_but_does_not_stop_it() -> None:
+    made, engine = scheduler(long=[1], short=[2])
+    made.submit(request("long", prompt=600))
+    list(made.step())
+    made.submit(request("short", prompt=8))
+    events = run(made)
+    order = [e.request_id for e in events if isinstance(e, Finished)]
+    assert order == ["short", "long"]
+    assert engine.decoder.log.index("add short") < 8
+
+
+def test_a_stream_of_short_prompts_cannot_starve_a_long_one() -> None:
+    made, engine = scheduler()
+    made.submit(request("long", prompt=200))
+    for number in range(100):
+        made.submit(request(f"s{number}", prompt=8))
+        list(made.step())
+    assert "add long" in engine.decoder.log
+
+
+def test_no_more_than_the_slots_hold_a_cache() -> None:
+    made, _ = scheduler(slots=2)
+    for number in range(5):
+        made.submit(request(f"r{number}", prompt=50))
+    list(made.step())
+    assert (made.running, made.waiting) == (2, 3)
+    events = run(made)
+    assert sum(isinstance(e, Finished) for e in events) == 5
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 12])
+def test_a_client_that_leaves_ends_its_request_within_one_step(steps: int) -> None:
+    made, engine = scheduler(x=[1] * 1000)
+    leaving = request("x", prompt=100)
+    made.submit(leaving)
+    for _ in range(steps):
+        list(made.step())
+    leaving.ticket.is_cancelled = True
+    events = list(made.step())
+    assert finish_of(events, "x").reason == "cancelled"
+    assert made.is_idle and not engine.decoder.sequences
+    assert leaving.slot is None
+
+
+def test_a_lease_that_ran_out_ends_the_request() -> None:
+    made, _ = scheduler(x=[1] * 1000)
+    forgotten = request("x")
+    made.submit(forgotten)
+    list(made.step())
+    forgotten.ticket.lease_until = 0
+    assert finish_of(list(made.step()), "x").reason == "cancelled"
+
+
+def test_the_limit_ends_with_length_and_shows_what_was_held_back() -> None:
+    made, _ = scheduler(x=[1, 2, 3, 4])
+    made.submit(request("x", tokens_max=3, stop="cd"))
+    events = run(made)
+    assert text_of(events, "x") == "abc"
+    assert finish_of(events, "x").reason == "length"
+
+
+def test_a_stop_string_ends_the_text_before_it_and_is_named() -> None:
+    made, _ = scheduler(x=[1, 2, 3, 4, 5])
+    made.submit(request("x", stop="cd"))
+    events = run(made)
+    assert text_of(events, "x") == "ab"
+    finished = finish_of(events, "x")
+    assert (finished.reason, finished.stop_sequence) == ("stop", "cd")
+    assert finished.usage.completion_tokens == 4
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 60), st.integers(1, 8), st.integers(0, 8), st.integers(0, 30)),
+        max_size=8,
+    )
+)
+def test_every_request_ends_in_exactly_one_finished(
+    arrivals: list[tuple[int, int, int, int]],
+) -> None:
+    made, engine = scheduler(slots=3, **{f"r{i}": [1] * a[2] for i, a in enumerate(arrivals)})
+    events = []
+    requests = {}
+    for number, (prompt, tokens_max, _, steps) in enumerate(arrivals):
+        requests[f"r{number}"] = request(f"r{number}", prompt, tokens_max)
+        made.submit(requests[f"r{number}"])
+        for _ in range(steps % 4):
+            events += made.step()
+        if steps % 5 == 0:
+            requests[f"r{number}"].ticket.is_cancelled = True
+    events += run(made)
+    ends = Counter(e.request_id for e in events if isinstance(e, Finished))
+    assert ends == Counter(requests.keys())
+    assert not engine.decoder.sequences
+    for name in requests:
+        mine = [e for e in events if getattr(e, "request_id", "") == name]
+        assert isinstance(mine[-1], Finished)
+        assert [e.seq for e in mine if isinstance(e, Delta)] == list(
+            range(sum(isinstance(e, Delta) for e in mine))
+        )
+        done = [e.done_tokens for e in mine if isinstance(e, Progress)]
+        assert done == sorted(set(done))
+
+
+def test_what_another_is_prefilling_is_waited_for_without_a_slot() -> None:
+    made, _ = scheduler(slots=3)
+    made.submit(request("leader", prompt=51, text="same"))
+    made.submit(request("follower", prompt=31, text="same"))
+    made.submit(request("other", prompt=11))
+    list(made.step())
+    assert (made.running, made.waiting) == (2, 1)
+    while made.waiting:
+        list(made.step())
+    events = run(made)
+    assert finish_of(events, "follower").reason == "stop"
+
+
+def test_a_follower_takes_over_when_its_leader_is_cancelled() -> None:
+    made, _ = scheduler(slots=3)
+    leader = request("leader", prompt=200, text="same")
+    made.submit(leader)
+    made.submit(request("follower", prompt=200, text="same"))
+    list(made.step())
+    assert made.waiting == 1
+    leader.ticket.is_cancelled = True
+    events = list(made.step())
+    assert finish_of(events, "leader").reason == "cancelled"
+    assert (made.running, made.waiting) == (1, 0)
+
+
+def test_only_what_both_prefill_alike_is_waited_for() -> None:
+    made, _ = scheduler(slots=3)
+    made.submit(request("leader", prompt=101, text="same"))
+    made.submit(request("follower", prompt=31, text="same"))
+    steps = 0
+    while made.waiting:
+        list(made.step())
+        steps += 1
+    assert steps == 4, "three shared chunks of 10 tokens, and a slot at the fourth step"
+
+
+def test_a_sessions_one_request_does_not_wait_for_anothers_whole_queue() -> None:
+    made, _ = scheduler(slots=1)
+    for number in range(60):
+        made.submit(request(f"flood{number}", prompt=25, asker="flood"))
+    list(made.step())
+    made.submit(request("lone", asker="lone"))
+    ends = [e.request_id for e in run(made) if isinstance(e, Finished)]
+    assert ends.index("lone") <= 2, "the one that ran, and one more of the flood's at most"
+    floods = [name for name in ends if name != "lone"]
+    assert floods == [f"flood{number}" for number in range(60)], "its own keep their order"
+
+
+def test_newcomers_without_end_do_not_starve_who_waits() -> None:
+    made, _ = scheduler(slots=1)
+    for number in range(5):
+        made.submit(request(f"flood{number}", asker="flood"))
+    ends = []
+    for number in range(40):
+        made.submit(request(f"new{number}", asker=f"new{number}"))
+        ends += [e.request_id for e in made.step() if isinstance(e, Finished)]
+    assert sum(name.startswith("flood") for name in ends) >= 4
+
+
+def test_the_queue_is_told_in_the_order_in_which_it_is_served() -> None:
+    made, _ = scheduler(slots=1)
+    for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
+        made.submit(request(name, asker=name[0]))
+    load = made.load(arriving=0)
+    assert (load.running, load.queue) == (0, ["a1", "b1", "c1", "a2", "b2", "a3"])
+    ends = [e.request_id for e in run(made) if isinstance(e, Finished)]
+    assert ends == load.queue
+
+
+def test_the_estimated_wait_follows_from_what_runs_and_waits() -> None:
+    made, _ = scheduler(slots=2)
+    assert made.load(arriving=0).wait_s == 0
+    assert made.load(arriving=2).wait_s > 0, "two that are being rendered will take both"
+    waits = []
+    for number in range(5):
+        made.submit(request(f"r{number}", prompt=1_000))
+        waits.append(made.load(arriving=0).wait_s)
+    assert waits[0] == 0 < waits[1]
+    assert waits[1:] == sorted(set(waits[1:]))
+    run(made)
+    assert made.load(arriving=0).wait_s == 0
+
+
+def test_the_wait_behind_a_shared_prompt_counts_that_prompt_once() -> None:
+    """Nothing was measured, so that a prompt of 10,000 takes 40 s and an answer 10 s."""
+    made, apart = scheduler(slots=4)[0], scheduler(slots=4)[0]
+    for number in range(4):
+        made.submit(request(f"r{number}", prompt=10_001, text="same"))
+        apart.submit(request(f"r{number}", prompt=10_001))
+    assert not list(made._give_slots())
+    assert not list(apart._give_slots())
+    assert (made.running, made.waiting) == (1, 3), "who waits for a prompt has no slot"
+    assert (apart.running, apart.waiting) == (4, 0)
+    assert made.load(arriving=1).wait_s == pytest.approx(50)
+    assert apart.load(arriving=1).wait_s == pytest.approx(90)

@@ -1,0 +1,74 @@
+"""What a request's usage tells of whose it is and how it began."""
+
+from hearth.shared.wire_messages import Speaker, Usage
+from hearth.worker.schedule.turn_recorder import TurnRecorder
+from scripts.harness.socketless_worker import machine
+from tests.unit.worker.sessions.test_session_manager import QUESTION, WORDS, Desk, echo
+
+TOOLS = [{"type": "function", "function": {"name": "read"}}]
+TITLE = [{"role": "user", "content": "make a title"}]
+NOBODY = Speaker("key", "")
+
+
+def test_a_request_is_its_sessions_main_line_an_agents_or_a_side_call() -> None:
+    desk = Desk()
+    assert desk.arrive(QUESTION, tools=TOOLS).kind == "main"
+    main = desk.arrive(QUESTION, tools=TOOLS)
+    desk.end(main, WORDS)
+    assert main.kind == "main"
+    assert desk.arrive(TITLE).kind == "side"
+    agent = desk.arrive(QUESTION, Speaker("key", "s1", agent="a"), tools=TOOLS)
+    assert agent.kind == "agent"
+    desk.end(agent, WORDS)
+    assert agent.kind == "agent"
+    assert desk.arrive(QUESTION, Speaker("key", "s2", parent="s1")).kind == "agent"
+    assert desk.arrive(QUESTION, NOBODY).kind == "main"
+
+
+def test_a_sub_agent_without_a_name_is_known_by_its_end_and_a_branch_is_what_it_left() -> None:
+    desk = Desk()
+    search = [{"role": "system", "content": "search"}, {"role": "user", "content": "find it"}]
+    for opening, kind in (([*QUESTION, *QUESTION], "main"), (search, "agent")):
+        visits = []
+        for said in ("go on", "else"):
+            messages = [*opening, echo(WORDS), {"role": "user", "content": said}]
+            visits.append(desk.arrive(messages, tools=TOOLS))
+            desk.end(visits[-1], WORDS)
+        assert visits[1].place.line is None and visits[1].place.relative is not None, "a branch"
+        assert [visit.kind for visit in visits] == [kind, kind]
+
+
+def test_a_request_is_told_with_its_kind_and_one_in_no_session_has_none() -> None:
+    desk, usage = Desk(), Usage(10, 10, 0, 3, match="prefix")
+    recorder = TurnRecorder(desk.sessions, True, lambda _: None)
+    request = machine("qwen3", tiny=True).submit([1, 2, 3]).request
+    assert request.visit is None and usage.session_kind == "none"
+    assert recorder.ended(request, usage, "stop", None) == usage
+    request.visit = desk.arrive(QUESTION, Speaker("key", "s1", agent="a"))
+    assert recorder.ended(request, usage, "stop", None).session_kind == "agent"
+
+
+def test_a_usage_tells_how_the_prompt_matched_and_how_long_it_waited_for_its_slot() -> None:
+    busy = machine("qwen3", tiny=True, slots_max=1)
+    first = busy.ask([*range(100)])
+    again, waits = busy.submit([*range(100)], 20), busy.submit([*range(200, 300)])
+    waits.request.ticket.received_at = again.request.ticket.received_at
+    busy.run()
+    assert first.usage is not None and again.usage is not None and waits.usage is not None
+    assert [row.usage.match for row in (first, again, waits) if row.usage] == [
+        *("miss", "exact", "miss")
+    ]
+    for row in (first.usage, again.usage, waits.usage):
+        assert 0 <= row.queue_ms <= row.ttft_ms <= row.finish_ms
+    assert waits.usage.queue_ms >= again.usage.finish_ms, "it had to wait for its end"
+
+
+def test_a_request_that_left_before_it_had_a_slot_only_waited() -> None:
+    busy = machine("qwen3", tiny=True, slots_max=1)
+    answer, left = busy.submit([*range(100)]), busy.submit([*range(200, 300)])
+    busy.step()
+    left.request.ticket.is_cancelled = True
+    busy.run()
+    assert answer.usage is not None and left.usage is not None
+    assert (left.reason, left.usage.match, left.usage.prefilled_tokens) == ("cancelled", "none", 0)
+    assert left.usage.queue_ms == left.usage.ttft_ms == left.usage.finish_ms

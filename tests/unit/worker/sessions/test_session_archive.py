@@ -1,0 +1,393 @@
+"""What a worker remembers of turns, lines and sessions outlives it."""
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.proxy.request.volatile_fields import Canonicaliser
+from hearth.shared import journal, journal_writer
+from hearth.shared.wire_messages import Prompt, Speaker, Usage
+from hearth.worker.cache.block_hash import pack
+from hearth.worker.sessions import conversation_lines, turn_store
+from hearth.worker.sessions.cache_trace_log import TraceLog
+from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.session_archive import ArchiveEntry
+from hearth.worker.sessions.session_manager import (
+    KEPT,
+    RENDERED,
+    RequestEnding,
+    SessionManager,
+    SessionRules,
+    SessionVisit,
+)
+from tests.helpers.archive_records import ME, plain
+
+WAIT_S = 60.0
+QUESTION = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "fix it"}]
+WORDS = TurnContent("hard", "All is well.", ())
+ECHO = {"role": "assistant", "content": WORDS.content}
+LOADER = {"role": "tool", "content": "", "tool_references": ["grep"]}
+GREP = {"type": "function", "function": {"name": "grep"}}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "kv" / "turns-0"
+
+
+class Desk:
+    """Sessions that are remembered in a directory; the model's answers are scripted."""
+
+    def __init__(self, home: Path | None, **rules: Any) -> None:
+        log = TraceLog(Path(), is_on=False)
+        self.sessions = SessionManager(SessionRules(**rules), log, 64, home)
+        self.names = Canonicaliser(True, False)
+
+    def arrive(
+        self,
+        messages: Sequence[dict[str, Any]],
+        speaker: Speaker = ME,
+        is_kept: bool = True,
+        **more: Any,
+    ) -> SessionVisit | None:
+        prompt = Prompt(list(messages), speaker=speaker, **more)
+        prompt = replace(prompt, names=self.names.names(prompt.messages)[0])
+        visit = self.sessions.arrive(prompt, is_kept)
+        if visit is not None:
+            known = frozenset(at for at, turn in enumerate(visit.turns) if turn is not None)
+            visit.set_prompt(pack([*range(100 * len(messages)), 7]), 100 * len(messages), known)
+        return visit
+
+    def end(
+        self, visit: SessionVisit, said: TurnContent, sampled: Sequence[int] = (1, 2), **more: Any
+    ) -> Any:
+        usage = Usage(len(visit.tokens), more.pop("cached", len(visit.tokens)), 0, len(sampled))
+        row: dict[str, Any] = {"limit": len(visit.tokens), "is_whole": True, **more}
+        return self.sessions.ended(
+            visit, RequestEnding("r", f"{said}", said, sampled, usage, **row)
+        )
+
+    def ask(
+        self, messages: Sequence[dict[str, Any]], said: TurnContent = WORDS, **more: Any
+    ) -> SessionVisit:
+        speaker, deferred = more.pop("speaker", ME), more.pop("deferred", [])
+        visit = self.arrive(messages, speaker, deferred=deferred)
+        assert visit is not None
+        self.end(visit, said, **more)
+        return visit
+
+    def seen(
+        self, messages: Sequence[dict[str, Any]], speaker: Speaker = ME, **more: Any
+    ) -> SessionVisit:
+        visit = self.arrive(messages, speaker, **more)
+        assert visit is not None
+        return visit
+
+    def flush(self) -> None:
+        writer = self.sessions._archive._scribe
+        assert isinstance(writer, journal_writer.JournalWriter) and writer.flush(WAIT_S)
+
+
+@pytest.fixture
+def desks(home: Path) -> Iterator[Any]:
+    """A function that ends the worker before, and starts the next."""
+    made: list[Desk] = []
+
+    def start(**rules: Any) -> Desk:
+        for desk in made[-1:]:
+            desk.sessions.close()
+        made.append(Desk(home, **rules))
+        return made[-1]
+
+    yield start
+    made[-1].sessions.close()
+
+
+# ---------------------------------------------------------------- several workers
+
+
+def test_a_worker_finds_what_its_neighbours_had_said_when_it_started(home: Path) -> None:
+    one = Desk(home)
+    first = one.ask(QUESTION)
+    one.flush()
+    two = Desk(home)
+    visit = two.seen([*QUESTION, ECHO, QUESTION[1]])
+    assert visit.states == {2: KEPT} and visit.place.line is not None
+    two.end(visit, WORDS, (5, 6))
+    for desk in (one, two):
+        desk.sessions.close()
+    three = Desk(home)
+    again = three.seen([*QUESTION, ECHO, QUESTION[1], ECHO, QUESTION[1]])
+    assert again.states == {2: KEPT, 4: KEPT}
+    assert first.turn is not None and again.turns[2] is not None
+    assert plain(again.turns[2]) == plain(first.turn)
+    assert len(again.place.session.lines) == 1
+    three.sessions.close()
+
+
+def test_two_workers_lines_of_one_number_are_both_taken_up(home: Path) -> None:
+    one, two = Desk(home), Desk(home)
+    one.ask(QUESTION)
+    two.ask([{"role": "user", "content": "else"}])
+    for desk in (one, two):
+        desk.sessions.close()
+    three = Desk(home)
+    told = three.sessions.told("s1")
+    assert told is not None and [line["line"] for line in told["lines"]] == [1, 2]
+    assert three.seen([*QUESTION, ECHO]).place.line is not None
+    assert three.seen([{"role": "user", "content": "else"}, ECHO]).place.line is not None
+    three.sessions.close()
+
+
+# ---------------------------------------------------------------- sessions
+
+
+def test_a_session_is_known_as_it_was(desks: Any) -> None:
+    first = desks()
+    parent = first.ask(QUESTION)
+    first.ask([*QUESTION, ECHO, QUESTION[1]])
+    first.ask([*QUESTION, {"role": "user", "content": "else"}], TurnContent("", "no", ()))
+    first.ask(QUESTION[1:], speaker=Speaker("key", "s1", "helper", "s1"))
+    first.ask(QUESTION[1:], speaker=Speaker(""))
+    told, report = first.sessions.told("s1"), first.sessions.report()
+    counts = first.sessions.told_counts()
+    second = desks()
+    assert second.sessions.told("s1") == told
+    assert [row | {"idle_s": 0} for row in second.sessions.report()] == [
+        row | {"idle_s": 0} for row in report
+    ]
+    assert second.sessions.told_counts()["turn_bytes"] == counts["turn_bytes"] > 0
+    assert told is not None and [line["parent"] for line in told["lines"]] == [None, 1, None]
+    again = second.ask([*QUESTION, ECHO, QUESTION[1], ECHO, QUESTION[1]])
+    assert again.place.line is not None and again.place.line.number == 1
+    opened = second.ask([{"role": "user", "content": "new"}])
+    numbers = [line.number for line in opened.place.session.lines.values()]
+    assert numbers == [1, 2, 5], "none is given twice"
+    assert parent.turn is not None
+
+
+def test_tools_that_a_session_loaded_are_remembered_also_without_its_lines(desks: Any) -> None:
+    first = desks()
+    first.ask([*QUESTION, LOADER], deferred=[GREP])
+    first.sessions.forget_lines()
+    compacted = [QUESTION[0], {"role": "user", "content": "a summary"}]
+    for _ in range(2):
+        desk = desks()
+        visit = desk.seen(compacted)
+        assert visit.loaded == ["grep"] and visit.place.before is None
+        assert desk.seen([*QUESTION, ECHO, QUESTION[1]]).states != {}
+        everything = list(desk.sessions._everything())
+        desk.sessions._archive._pages.lost()
+        for entry in everything:
+            desk.sessions._archive.add(entry)
+        desk.flush()
+
+
+def test_the_tools_loaded_last_are_remembered_too(desks: Any) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("grep", "web")]
+    first = desks()
+    first.ask([*QUESTION, LOADER], deferred=tools)
+    first.ask([*QUESTION, LOADER | {"tool_references": ["web"]}], deferred=tools)
+    compacted = [QUESTION[0], {"role": "user", "content": "a summary"}]
+    assert desks().seen(compacted).loaded == ["grep", "web"]
+
+
+def test_lines_that_were_forgotten_stay_so_and_later_ones_do_not(desks: Any) -> None:
+    first = desks()
+    first.ask(QUESTION)
+    first.sessions.forget_lines()
+    later = first.ask([{"role": "user", "content": "later"}])
+    second = desks()
+    session = second.seen([*QUESTION, ECHO]).place.session
+    (line,) = session.lines.values()
+    assert line.shape is not None and line.shape.names == later.place.shape.names
+    assert second.seen([*QUESTION, ECHO]).states == {2: KEPT}, "turns are not lines"
+
+
+def test_what_a_restart_lost_is_told_as_such_and_only_once(desks: Any) -> None:
+    desks().ask(QUESTION)
+    desk = desks()
+    visit = desk.seen([*QUESTION, ECHO, QUESTION[1]])
+    lost = desk.end(visit, WORDS, cached=0)
+    assert lost is not None and lost["cause"] == "restart" and "MAX_KV_SIZE_GB" in lost["remedy"]
+    visit = desk.seen([*QUESTION, ECHO, QUESTION[1], ECHO, QUESTION[1]])
+    lost = desk.end(visit, WORDS, cached=0)
+    assert lost is not None and lost["cause"] == "eviction"
+
+
+def test_a_session_that_was_idle_for_too_long_is_not_taken_up(
+    desks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desks().ask(QUESTION)
+    started = time.time
+    desk = desks(idle_s=60.0)
+    assert desk.seen([*QUESTION, ECHO]).place.line is not None
+    monkeypatch.setattr(time, "time", lambda: started() + 61.0)
+    assert desks(idle_s=60.0).seen([*QUESTION, ECHO]).place.line is None
+    monkeypatch.setattr(time, "time", lambda: started() - 1_000.0)  # the clock was put back
+    last = desks(idle_s=60.0)
+    assert last.sessions.report()[0]["idle_s"] >= 0.0
+    assert last.seen([*QUESTION, ECHO]).place.line is not None
+
+
+def test_thinking_comes_back_although_its_turn_is_not_kept(
+    desks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = desks()
+    first.ask(QUESTION)
+    monkeypatch.setattr(journal, "REWRITE_BYTES_MIN", 0)
+    monkeypatch.setattr(journal_writer, "RETRY_S", 0.0)
+    first.sessions._turns = turn_store.TurnStore()
+    first.ask([{"role": "user", "content": "more"}], replace(WORDS, reasoning="easy"))
+    first.flush()
+    visit = desks().seen([*QUESTION, ECHO, QUESTION[1]])
+    assert visit.states == {2: RENDERED} and visit.healed == 1
+    assert visit.messages[2]["reasoning_content"] == WORDS.reasoning
+
+
+def test_of_two_thoughts_the_later_one_heals_after_a_rewrite_too(
+    desks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "REWRITE_BYTES_MIN", 0)
+    monkeypatch.setattr(journal_writer, "RETRY_S", 0.0)
+    first = desks()
+    silent = replace(WORDS, content="")
+    one = first.ask(QUESTION, silent, sampled=(1, 2), signature="one")
+    first.ask(QUESTION, replace(silent, reasoning="easy"), sampled=(3, 4), signature="two")
+    sent = {"role": "assistant", "content": "", "signatures": ["one"]}
+    again = first.ask([*QUESTION, sent, QUESTION[1]])  # which makes it the last used
+    assert again.turns[2] is one.turn
+    first.flush()
+    first.sessions._archive._scribe.put(ArchiveEntry(0.0), 0, renews=True)
+    first.flush()
+    healing = dict(first.sessions._healing.items())
+    assert "easy" in healing.values() and first.sessions._archive.report()["rewritten"]
+    assert dict(desks().sessions._healing.items()) == healing
+
+
+def test_turns_of_a_line_that_is_in_use_outlive_newer_ones_of_others(
+    desks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = desks()
+    old = first.ask(QUESTION)
+    for number in range(4):
+        first.ask([{"role": "user", "content": f"{number}"}], TurnContent("", f"{number}", ()))
+    first.ask([*QUESTION, ECHO, QUESTION[1]])
+    monkeypatch.setattr(turn_store.TurnStore.__init__, "__defaults__", (3, turn_store.BYTES_MAX))
+    second = desks()
+    assert second.sessions.told_counts()["turns"] == 3
+    visit = second.seen([*QUESTION, ECHO, QUESTION[1], ECHO])
+    assert visit.states == {2: KEPT, 4: KEPT} and old.turn is not None
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"), [("LINES_MAX", 2), ("SESSIONS_MAX", 2), ("TOKENS_MAX", 500)]
+)
+def test_no_more_is_taken_up_than_may_be_remembered(
+    desks: Any, limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = desks()
+    for number in range(6):
+        first.ask(QUESTION, speaker=Speaker("key", f"s{number}"))
+    monkeypatch.setattr(conversation_lines, limit, value)
+    rows = desks().sessions.report()
+    assert [row["session"] for row in rows if row["lines"]] == ["s5", "s4"]
+
+
+# ---------------------------------------------------------------- what is not recorded
+
+
+def test_what_was_cut_off_is_no_turn_in_the_next_life_either(desks: Any) -> None:
+    first = desks()
+    cut = first.seen(QUESTION)
+    first.end(cut, WORDS, is_whole=False)
+    gone = first.seen([{"role": "user", "content": "gone"}])
+    first.end(gone, WORDS, is_whole=False, is_cancelled=True)
+    second = desks()
+    assert second.sessions.told_counts()["turns"] == len(second.sessions._healing) == 0
+    assert second.seen([*QUESTION, ECHO]).states == {2: RENDERED}
+    assert second.seen([{"role": "user", "content": "gone"}, ECHO]).place.line is None
+
+
+def test_a_request_that_is_not_to_be_kept_finds_and_leaves_nothing(desks: Any) -> None:
+    desk = desks()
+    desk.ask(QUESTION)
+    before = (desk.sessions.told_counts(), desk.sessions.told("s1"))
+    loads = {"deferred": [GREP]}
+    assert desk.arrive([*QUESTION, ECHO, LOADER], is_kept=False, **loads) is None
+    assert desk.arrive(QUESTION, Speaker("key", "new"), is_kept=False) is None
+    desk.flush()
+    assert desk.sessions.told("new") is None
+    assert desk.sessions.told_counts()["turns"] == before[0]["turns"]
+    assert desk.sessions.told("s1") == before[1]
+    assert desk.seen([QUESTION[0], {"role": "user", "content": "a summary"}]).loaded == []
+
+
+def test_without_a_directory_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    desk = Desk(None)
+    desk.ask(QUESTION)
+    desk.sessions.forget_lines()
+    desk.sessions.close()
+    assert list(tmp_path.iterdir()) == []
+    assert desk.sessions.told_counts()["archive"] == {}
+
+
+def test_no_digest_of_a_key_stands_on_the_disk_and_another_key_finds_nothing(
+    desks: Any, home: Path
+) -> None:
+    key = "0123456789abcdef"
+    speaker = Speaker(key, "s1")
+    first = desks()
+    first.ask(QUESTION, speaker=speaker)
+    first.sessions.forget_lines()
+    first.ask(QUESTION, speaker=speaker)
+    second = desks()
+    octets = b"".join(path.read_bytes() for path in home.iterdir())
+    assert WORDS.content.encode() in octets
+    assert key.encode() not in octets and bytes.fromhex(key) not in octets
+    assert second.seen([*QUESTION, ECHO], speaker).states == {2: KEPT}
+    for other in (ME, Speaker("", "s1")):
+        visit = second.seen([*QUESTION, ECHO], other)
+        assert visit.states == {2: RENDERED} and visit.healed == 0
+        assert visit.place.line is None
+
+
+def test_ending_a_request_never_waits_for_the_disk(
+    desks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_ended = threading.Event()
+    waited: list[bool] = []
+
+    def slow(handle: int) -> None:
+        waited.append(have_ended.wait(WAIT_S))
+
+    desk = desks()
+    monkeypatch.setattr(journal.os, "fsync", slow)
+    for number in range(10):
+        desk.ask([{"role": "user", "content": f"{number}"}])
+    have_ended.set()
+    desk.flush()
+    assert waited and all(waited)
+
+
+def stated(entries: Iterable[ArchiveEntry]) -> list[Any]:
+    return [plain(entry.turn) for entry in entries if entry.turn is not None]
+
+
+def test_all_that_is_remembered_is_all_that_is_taken_up(desks: Any) -> None:
+    first = desks()
+    for number in range(5):
+        first.ask([{"role": "user", "content": f"{number}"}], TurnContent("t", f"{number}", ()))
+    everything = list(first.sessions._everything())
+    second = desks()
+    again = list(second.sessions._everything())
+    assert sorted(stated(again)) == sorted(stated(everything)) != []
+    assert len(again) == len(everything) == 5 + 1 + 5

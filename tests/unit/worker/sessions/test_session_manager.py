@@ -1,0 +1,498 @@
+"""What a worker remembers of an answer, and what it makes of it when a client sends it back."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.proxy.request.volatile_fields import Canonicaliser
+from hearth.shared.wire_messages import Prompt, Speaker, Usage
+from hearth.worker.cache.block_hash import pack
+from hearth.worker.sessions import session_manager as module
+from hearth.worker.sessions.cache_trace_log import TraceLog, TraceRow
+from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.session_manager import (
+    CHANGED,
+    DROPPED,
+    KEPT,
+    RENDERED,
+    RequestEnding,
+    SessionManager,
+    SessionRules,
+    SessionVisit,
+)
+from hearth.worker.sessions.turn_store import TurnStore
+
+HEADER = [7, 7]  # the tokens of a generation prompt
+SLACK = 64
+ME = Speaker("key", "s1")
+QUESTION = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "fix it"}]
+READ = ("read", {"path": "/a", "limit": 5000.0})
+SAID = TurnContent("I look first", "Let me check.", (READ,))
+WORDS = TurnContent("hard", "All is well.", ())
+
+
+class Rows(TraceLog):
+    """A trace log that keeps its rows here."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), is_on=False)
+        self.rows: list[tuple[str, TraceRow]] = []
+
+    def write(self, session: str, row: TraceRow) -> None:
+        self.rows.append((session, row))
+
+
+class Desk:
+    """Sessions, and a model whose every answer is scripted."""
+
+    def __init__(self, **rules: Any) -> None:
+        self.log = Rows()
+        self.sessions = SessionManager(SessionRules(**rules), self.log, SLACK)
+        self.names = Canonicaliser(True, False)
+
+    def arrive(
+        self, messages: Sequence[dict[str, Any]], speaker: Speaker = ME, **more: Any
+    ) -> SessionVisit:
+        prompt = Prompt(list(messages), speaker=speaker, **more)
+        visit = self.sessions.arrive(replace(prompt, names=self.names.names(prompt.messages)[0]))
+        assert visit is not None
+        prompt_tokens = [100 + at for at in range(10 * len(messages))] + HEADER
+        known = frozenset(at for at, turn in enumerate(visit.turns) if turn is not None)
+        visit.set_prompt(pack(prompt_tokens), len(prompt_tokens) - len(HEADER), known)
+        return visit
+
+    def end(
+        self,
+        visit: SessionVisit,
+        said: TurnContent,
+        sampled: Sequence[int] = (1, 2, 3),
+        text: str = "",
+        **more: Any,
+    ) -> dict[str, Any] | None:
+        text = text or f"{said}"
+        given = {
+            "call_ids": tuple(self.sessions.new_id() for _ in said.calls),
+            "signature": self.sessions.new_id(),
+        }
+        usage = Usage(len(visit.tokens), more.pop("cached", len(visit.tokens)), 0, len(sampled))
+        row: dict[str, Any] = {"limit": len(visit.tokens), "is_whole": True, **given, **more}
+        return self.sessions.ended(visit, RequestEnding("r1", text, said, sampled, usage, **row))
+
+    def ask(
+        self,
+        messages: Sequence[dict[str, Any]],
+        said: TurnContent,
+        sampled: Sequence[int] = (1, 2, 3),
+        speaker: Speaker = ME,
+        **more: Any,
+    ) -> SessionVisit:
+        visit = self.arrive(messages, speaker)
+        self.end(visit, said, sampled, **more)
+        return visit
+
+    def forget_turns(self) -> None:
+        """As after a restart: of the stores, only the healing store is full."""
+        self.sessions._turns = TurnStore()
+
+
+def echo(said: TurnContent, call_ids: Sequence[str] = (), **changes: Any) -> dict[str, Any]:
+    """Return the answer as a client sends it back that keeps everything."""
+    message: dict[str, Any] = {"role": "assistant", "content": said.content}
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.calls:
+        ids = [*call_ids, *(f"theirs{n}" for n in range(len(said.calls)))]
+        message["tool_calls"] = [
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for call_id, (name, arguments) in zip(ids, said.calls, strict=False)
+        ]
+    return message | changes
+
+
+def stripped(said: TurnContent, call_ids: Sequence[str] = ()) -> dict[str, Any]:
+    return echo(replace(said, reasoning=""), call_ids)
+
+
+def ids_of(visit: SessionVisit) -> tuple[str, ...]:
+    assert visit.turn is not None
+    return visit.turn.call_ids
+
+
+# ---------------------------------------------------------------- recording
+
+
+def test_a_turn_is_its_generation_prompt_with_all_that_was_sampled() -> None:
+    desk = Desk()
+    visit = desk.ask(QUESTION, SAID, (4, 5, 6))
+    assert visit.turn is not None and visit.said == SAID
+    assert visit.turn.ids.tolist() == [*HEADER, 4, 5, 6]
+    assert visit.turn.place == visit.place.links[-1]
+    (line,) = visit.place.session.lines.values()
+    assert line.tokens is not None
+    assert line.tokens.tolist() == [*visit.tokens.tolist(), 4, 5, 6]
+    assert line.prompt_tokens == len(visit.tokens)
+
+
+def test_each_call_and_each_thought_is_given_an_id_that_nobody_can_guess() -> None:
+    two = replace(SAID, calls=(READ, READ))
+    visits = [Desk().ask(QUESTION, two) for _ in range(3)]
+    turns = [visit.turn for visit in visits if visit.turn is not None]
+    ids = [each for turn in turns for each in (*turn.call_ids, turn.signature)]
+    assert len(set(ids)) == 9
+    assert all(re.fullmatch("[A-Za-z0-9]{22}", each) for each in ids)
+    silent = Desk().ask(QUESTION, TurnContent("", "hello", ())).turn
+    assert silent is not None and (silent.call_ids, silent.signature) == ((), "")
+
+
+def test_a_cancelled_request_records_nothing() -> None:
+    desk = Desk()
+    visit = desk.arrive(QUESTION)
+    assert desk.end(visit, WORDS, is_whole=False, is_cancelled=True, cached=0) is None
+    assert visit.turn is None and visit.said is None
+    assert visit.place.session.lines == {}
+    assert desk.sessions.told_counts()["turns"] == 0
+    assert desk.arrive([*QUESTION, echo(WORDS)]).states == {2: RENDERED}
+    assert len(desk.sessions._healing) == 0
+    assert len(desk.log.rows) == 1, "but the log has it"
+
+
+@pytest.mark.parametrize(
+    "ending", [{"is_whole": False}, {"sampled": ()}], ids=["stop string", "nothing"]
+)
+def test_an_answer_that_was_not_delivered_as_sampled_is_no_turn(ending: dict[str, Any]) -> None:
+    desk = Desk()
+    visit = desk.ask(QUESTION, WORDS, **ending)
+    assert visit.turn is None and visit.said == WORDS
+    assert len(visit.place.session.lines) == 1, "the line goes on"
+    again = desk.arrive([*QUESTION, echo(WORDS), QUESTION[1]])
+    assert again.states == {2: RENDERED} and again.place.line is not None
+    assert again.turns == [None] * 4
+
+
+def test_a_request_whose_messages_have_no_names_is_not_known() -> None:
+    sessions = Desk().sessions
+    assert sessions.arrive(Prompt(QUESTION, speaker=ME)) is None
+    assert sessions.report() == []
+
+
+# ---------------------------------------------------------------- kept
+
+
+@pytest.mark.parametrize("is_stripped", [True, False])
+def test_an_echo_is_rendered_as_sampled_and_its_thinking_restored(is_stripped: bool) -> None:
+    desk = Desk()
+    first = desk.ask(QUESTION, WORDS)
+    sent = stripped(WORDS) if is_stripped else echo(WORDS)
+    before = dict(sent)
+    visit = desk.arrive([*QUESTION, sent, QUESTION[1]])
+    assert visit.states == {2: KEPT} and visit.turns == [None, None, first.turn, None]
+    assert visit.messages[2]["reasoning_content"] == WORDS.reasoning
+    assert (visit.messages[2] is sent) != is_stripped
+    assert sent == before, "the prompt is as the client sent it"
+    assert visit.healed == 0
+
+
+def test_an_echo_with_its_ids_is_found_behind_other_messages() -> None:
+    desk = Desk()
+    first = desk.ask(QUESTION, SAID)
+    sent = stripped(SAID, [re.sub("(.)", r"_\1", ids_of(first)[0])])
+    compacted = [QUESTION[0], {"role": "user", "content": "what was done"}, sent]
+    assert desk.arrive(compacted).turns[2] is first.turn
+    assert desk.arrive([*compacted[:2], stripped(SAID)]).states == {2: RENDERED}
+
+
+def test_a_signature_finds_the_turn_behind_other_messages() -> None:
+    desk = Desk()
+    first = desk.ask(QUESTION, WORDS)
+    assert first.turn is not None
+    sent = echo(WORDS, signatures=[first.turn.signature])
+    assert desk.arrive([QUESTION[1], sent]).turns == [None, first.turn]
+    assert desk.arrive([QUESTION[1], echo(WORDS, signatures=["forged"])]).turns == [None, None]
+
+
+def test_an_answer_that_its_client_never_parsed_is_known_as_it_was_written() -> None:
+    desk = Desk()
+    text = "Let me check.\n<tool_call>read /a</tool_call>"
+    first = desk.ask(QUESTION, SAID, text=text)
+    sent = {"role": "assistant", "content": f"{text}\n"}
+    assert desk.arrive([*QUESTION, sent]).turns[2] is first.turn
+
+
+def test_turns_of_another_key_are_not_found() -> None:
+    desk = Desk()
+    first = desk.ask(QUESTION, SAID)
+    other = Speaker("another key", "s1")
+    visit = desk.arrive([*QUESTION, stripped(SAID, ids_of(first))], other)
+    assert visit.states == {2: RENDERED} and visit.healed == 0
+    assert "reasoning_content" not in visit.messages[2]
+
+
+def test_a_turn_that_the_prompt_has_no_place_for_counts_as_dropped() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS)
+    visit = desk.arrive([*QUESTION, echo(WORDS)])
+    assert visit.states == {2: KEPT}
+    visit.set_prompt(visit.tokens, visit.header, frozenset())
+    assert visit.states == {2: DROPPED}
+
+
+# ---------------------------------------------------------------- changed, unknown, ambiguous
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        echo(WORDS, content="All is lost."),
+        echo(WORDS, content=""),
+        echo(WORDS, reasoning_content="easy"),
+        echo(replace(WORDS, calls=(READ,))),
+    ],
+    ids=["words", "silence", "thinking", "a call more"],
+)
+def test_what_the_client_changed_is_rendered_as_it_was_sent(sent: dict[str, Any]) -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS)
+    visit = desk.arrive([*QUESTION, sent])
+    assert visit.states == {2: CHANGED} and visit.turns[2] is None
+    assert visit.messages[2] == sent and visit.healed == 0
+
+
+def test_thinking_that_a_client_invented_is_not_dropped() -> None:
+    desk = Desk()
+    silent = TurnContent("", "All is well.", ())
+    desk.ask(QUESTION, silent, text=silent.content)
+    assert desk.arrive([*QUESTION, echo(silent)]).states == {2: KEPT}
+    visit = desk.arrive([*QUESTION, echo(silent, reasoning_content="I was told to say so")])
+    assert visit.states == {2: CHANGED}
+
+
+def test_arguments_that_the_client_changed_are_rendered_although_the_id_is_ours() -> None:
+    desk = Desk()
+    first = desk.ask(QUESTION, SAID)
+    edited = replace(SAID, calls=(("read", {"path": "/b", "limit": 5000}),))
+    assert desk.arrive([*QUESTION, stripped(edited, ids_of(first))]).states == {2: CHANGED}
+    same = replace(SAID, calls=(("read", {"limit": 5000, "path": "/a"}),))
+    assert desk.arrive([*QUESTION, stripped(same, ids_of(first))]).states == {2: KEPT}
+
+
+def test_an_answer_that_nobody_gave_is_rendered() -> None:
+    visit = Desk().arrive([*QUESTION, echo(WORDS)])
+    assert visit.states == {2: RENDERED} and visit.turns == [None, None, None]
+
+
+def test_two_answers_that_say_the_same_in_other_tokens_are_told_apart_by_ids_alone() -> None:
+    desk = Desk()
+    one = desk.ask(QUESTION, SAID, (1, 2))
+    two = desk.ask(QUESTION, SAID, (3, 4))
+    assert desk.arrive([*QUESTION, stripped(SAID, ids_of(one))]).turns[2] is one.turn
+    assert desk.arrive([*QUESTION, stripped(SAID, ids_of(two))]).turns[2] is two.turn
+    doubtful = desk.arrive([*QUESTION, stripped(SAID)])
+    assert doubtful.states == {2: RENDERED} and doubtful.ambiguous == 1
+
+
+def test_two_answers_of_the_same_tokens_are_one() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, SAID, (1, 2))
+    desk.ask(QUESTION, SAID, (1, 2))
+    assert desk.arrive([*QUESTION, stripped(SAID)]).states == {2: KEPT}
+
+
+def test_thinking_that_was_sent_tells_two_answers_apart() -> None:
+    desk = Desk()
+    one = desk.ask(QUESTION, WORDS, (1, 2))
+    two = desk.ask(QUESTION, replace(WORDS, reasoning="easy"), (3, 4))
+    assert desk.arrive([*QUESTION, echo(WORDS)]).turns[2] is one.turn
+    sent = echo(WORDS, reasoning_content="easy")
+    assert desk.arrive([*QUESTION, sent]).turns[2] is two.turn
+
+
+# ---------------------------------------------------------------- healing
+
+
+def test_thinking_comes_back_where_the_tokens_are_not_known() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, SAID)
+    desk.forget_turns()
+    sent = stripped(replace(SAID, calls=(("read", {"limit": 5000, "path": "/a"}),)))
+    visit = desk.arrive([*QUESTION, sent])
+    assert visit.states == {2: RENDERED} and visit.healed == 1
+    assert visit.messages[2] == {**sent, "reasoning_content": SAID.reasoning}
+    assert "reasoning_content" not in sent
+    desk.end(visit, WORDS)
+    assert desk.sessions.counts["turns_healed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("messages", "speaker"),
+    [
+        ([*QUESTION, stripped(SAID)], Speaker("another key", "s1")),
+        ([QUESTION[1], stripped(SAID)], ME),
+        ([*QUESTION, stripped(replace(SAID, content="Let me see."))], ME),
+        ([*QUESTION, stripped(replace(SAID, calls=()))], ME),
+        ([*QUESTION, echo(SAID, reasoning_content="my own")], ME),
+    ],
+    ids=["key", "place", "words", "calls", "it has thinking"],
+)
+def test_thinking_never_comes_back_to_other_words(
+    messages: list[dict[str, Any]], speaker: Speaker
+) -> None:
+    desk = Desk()
+    desk.ask(QUESTION, SAID)
+    desk.forget_turns()
+    visit = desk.arrive(messages, speaker)
+    assert visit.healed == 0 and visit.messages == messages
+
+
+def test_a_changed_turn_is_not_given_the_thinking_of_another_that_says_so() -> None:
+    desk = Desk()
+    first = desk.ask(QUESTION, SAID)
+    other = replace(SAID, content="Let me see.", reasoning="of another")
+    desk.ask(QUESTION, other, (4, 5))
+    visit = desk.arrive([*QUESTION, stripped(other, ids_of(first))])
+    assert visit.states == {2: CHANGED} and visit.healed == 0
+    assert "reasoning_content" not in visit.messages[2]
+
+
+def test_several_turns_of_one_prompt_are_found_each_on_its_own() -> None:
+    desk = Desk()
+    first = desk.ask(QUESTION, SAID, (1, 2))
+    result = {"role": "tool", "tool_call_id": "x", "content": "its text"}
+    history = [*QUESTION, stripped(SAID, ids_of(first)), result]
+    second = desk.ask(history, WORDS, (3, 4))
+    visit = desk.arrive([*history, stripped(WORDS), QUESTION[1], echo(WORDS, content="new")])
+    assert visit.states == {2: KEPT, 4: KEPT, 6: RENDERED}
+    assert visit.turns == [None, None, first.turn, None, second.turn, None, None]
+    assert (visit.count(KEPT), visit.count(CHANGED), visit.count(RENDERED)) == (2, 0, 1)
+
+
+# ---------------------------------------------------------------- counting and telling
+
+
+def test_turns_are_counted_once_the_request_has_ended() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS)
+    unknown = echo(TurnContent("", "never said", ()))
+    changed = [*QUESTION, echo(WORDS, content="edited"), QUESTION[1], unknown]
+    visits = [desk.arrive([*QUESTION, stripped(WORDS), QUESTION[1]]), desk.arrive(changed)]
+    assert desk.sessions.told_counts()["turns_kept"] == 0
+    for number, visit in enumerate(visits):
+        desk.end(visit, WORDS, (9, number))
+    counts = desk.sessions.told_counts()
+    assert (counts["turns_kept"], counts["turns_changed"], counts["turns_rendered"]) == (1, 1, 1)
+    assert counts["turns"] == 3 and counts["turn_bytes"] > 3 * 500
+    assert (counts["canonical_drift"], counts["exact_key_rejected_by_model_lcp"]) == (0, 0)
+
+
+def test_tokens_of_the_own_line_that_were_not_kept_are_told_and_counted() -> None:
+    desk = Desk()
+    history = QUESTION * 20
+    desk.ask(history, WORDS)
+    visit = desk.arrive([*history, echo(WORDS), QUESTION[1]])
+    shared = visit.shared
+    assert shared == 400
+    told = desk.end(visit, WORDS, cached=shared - 100, limit=shared - 5)
+    assert told is not None and told["cause"] == "eviction"
+    assert (told["token"], told["lost"]) == (shared - 100, 95)
+    assert desk.sessions.counts["lost_tokens"] == 95
+    assert desk.log.rows[-1][1]["divergence"]["lost"] == 95
+
+
+def test_what_a_prefills_cuts_cost_is_no_loss() -> None:
+    desk = Desk()
+    history = QUESTION * 20
+    desk.ask(history, WORDS)
+    visit = desk.arrive([*history, echo(WORDS), QUESTION[1]])
+    assert desk.end(visit, WORDS, cached=visit.shared - SLACK - 16) is None
+    assert desk.sessions.counts["lost_tokens"] == 0
+
+
+def test_a_row_of_the_log_has_the_request_and_no_word_of_it() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS)
+    visit = desk.arrive([*QUESTION, stripped(WORDS), QUESTION[1]])
+    desk.end(visit, WORDS)
+    session, row = desk.log.rows[-1]
+    assert session == "s1"
+    expected = {"messages": 4, "stable_prefix_msg_count": 2, "reused_turns": 1, "turn": 2}
+    expected |= {"line": 1, "parent": None, "kind": "main", "healed_turns": 0}
+    assert row.items() >= expected.items()
+    assert not any(word in str(row) for word in ("brief", "fix it", "well", "hard"))
+
+
+def test_the_session_is_told_with_its_lines_and_requests() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS)
+    desk.ask([*QUESTION, echo(WORDS), QUESTION[1]], WORDS)
+    desk.ask([*QUESTION, echo(WORDS), QUESTION[0]], WORDS)
+    told = desk.sessions.told("s1")
+    assert told is not None
+    main, branch = told["lines"]
+    assert (main["line"], main["kind"], main["turns"], len(main["requests"])) == (1, "main", 2, 2)
+    assert (branch["parent"], branch["kind"], branch["branch_message"]) == (1, "branch", 3)
+    assert branch["branch_token"] == 42, "what both prompts begin with"
+    assert desk.sessions.told("another") is None
+    (row,) = desk.sessions.report()
+    assert (row["session"], row["lines"], row["turns"]) == ("s1", 2, 3)
+
+
+def test_an_anonymous_session_has_a_label_too() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS, speaker=Speaker("key"))
+    assert desk.log.rows[-1][0] == "anonymous" and desk.sessions.told("anonymous") is not None
+
+
+def test_once_the_cache_is_emptied_nothing_is_lost_against_it_and_turns_are_still_known() -> None:
+    desk = Desk()
+    running = desk.arrive([*QUESTION, *QUESTION])
+    first = desk.ask(QUESTION, WORDS)
+    on_it = desk.arrive([*QUESTION, echo(WORDS), QUESTION[1]])
+    assert on_it.place.line is not None
+    desk.sessions.forget_lines()
+    visit = desk.arrive([*QUESTION, stripped(WORDS), QUESTION[1]])
+    assert visit.place.before is None and visit.turns[2] is first.turn
+    assert desk.end(visit, WORDS, cached=0) is None
+    for each in (on_it, running):  # they were computed while the cache was emptied
+        desk.end(each, WORDS)
+        assert desk.log.rows[-1][1]["parent"] is None
+    told = desk.sessions.told("s1")
+    assert told is not None and len(told["lines"]) == 3
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_a_session_that_was_forgotten_while_its_request_ran_has_its_line(
+    monkeypatch: pytest.MonkeyPatch, is_back: bool
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    desk = Desk(idle_s=100.0)
+    desk.ask(QUESTION, WORDS)
+    visit = desk.arrive([*QUESTION, echo(WORDS), QUESTION[1]])
+    now[0] = 1_000.0
+    desk.arrive(QUESTION, ME if is_back else Speaker("key", "another"))
+    desk.end(visit, WORDS)
+    assert desk.log.rows[-1][1]["turn"] == 1
+    told = desk.sessions.told("s1")
+    assert told is not None and [line["turns"] for line in told["lines"]] == [1]
+
+
+# ---------------------------------------------------------------- tools that a session loaded
+
+
+def test_loaded_tools_are_remembered_of_a_session_with_an_id() -> None:
+    desk = Desk()
+    tools = [{"type": "function", "function": {"name": n}} for n in ("grep", "web", "sql")]
+    result = {"role": "tool", "content": "", "tool_references": ["grep", "web", "not listed"]}
+    for speaker in (ME, Speaker("key")):
+        desk.arrive([*QUESTION, result], speaker, deferred=tools)
+    desk.arrive([*QUESTION, {**result, "tool_references": ["web", "sql"]}], deferred=tools)
+    compacted = [QUESTION[0], {"role": "user", "content": "a summary"}]
+    assert desk.arrive(compacted).loaded == ["grep", "web", "sql"]
+    assert desk.arrive(QUESTION).loaded == [], "taken back to before it was loaded"
+    assert desk.arrive(compacted, Speaker("key")).loaded == []
+    assert desk.arrive(compacted, Speaker("key", "s2")).loaded == []
+    desk.sessions.forget_lines()
+    assert desk.arrive(compacted).loaded == ["grep", "web", "sql"]

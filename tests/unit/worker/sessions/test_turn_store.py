@@ -1,0 +1,172 @@
+"""A turn is found by what a client sends back, within one API key, until it is dropped."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from hearth.worker.cache.block_hash import pack
+from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.turn_store import Turn, TurnStore, plain_id
+
+KEY, OTHER_KEY = "key-a", "key-b"
+PLACE = b"behind the question"
+
+
+def turn(
+    number: int = 0,
+    key: str = KEY,
+    place: bytes = PLACE,
+    call_ids: tuple[str, ...] = (),
+    signature: str = "",
+    size: int = 4,
+) -> Turn:
+    said = TurnContent("", f"answer {number}", ())
+    return Turn(key, place, pack([number] * size), said, said.content, call_ids, signature)
+
+
+def echo(*call_ids: str, signatures: Sequence[str] = ()) -> dict[str, Any]:
+    calls = [{"id": call_id, "function": {"name": "f", "arguments": {}}} for call_id in call_ids]
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": calls,
+        "signatures": list(signatures),
+    }
+
+
+def filled(*turns: Turn, **limits: int) -> TurnStore:
+    store = TurnStore(**limits)
+    for each in turns:
+        store.add(each)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [("call_A1-b2", "callA1b2"), ("A1b2", "A1b2"), ("tool:é.1|fc_2", "tool1fc2"), ("___", "")],
+)
+def test_of_an_id_only_letters_and_digits_count(given: str, plain: str) -> None:
+    assert plain_id(given) == plain
+
+
+@pytest.mark.parametrize("sent", ["call_Ab1", "callAb1", "call-Ab1", "_call_Ab1_"])
+def test_a_turn_is_found_by_an_id_that_a_client_stripped(sent: str) -> None:
+    known = turn(call_ids=("call_Ab1",))
+    assert filled(known).by_ids(KEY, echo(sent)) == [known]
+
+
+def test_an_id_in_other_letters_finds_nothing() -> None:
+    store = filled(turn(call_ids=("callAb1",)))
+    assert store.by_ids(KEY, echo("callab1")) == []
+    assert store.by_ids(KEY, echo("callAb12")) == []
+
+
+def test_a_turn_of_several_calls_is_found_by_any_of_them_and_once() -> None:
+    known = turn(call_ids=("one", "two"))
+    store = filled(known)
+    assert store.by_ids(KEY, echo("two")) == [known]
+    assert store.by_ids(KEY, echo("two", "one")) == [known]
+
+
+def test_a_turn_is_found_by_the_signature_of_its_thinking() -> None:
+    known = turn(signature="sIg_9")
+    store = filled(known)
+    assert store.by_ids(KEY, echo(signatures=["another", "sIg_9"])) == [known]
+    assert store.by_ids(KEY, echo(signatures=["sIg9"])) == []
+
+
+def test_an_id_is_no_signature_and_a_signature_no_id() -> None:
+    store = filled(turn(1, call_ids=("aaa",)), turn(2, signature="bbb"))
+    assert store.by_ids(KEY, echo("bbb", signatures=["aaa"])) == []
+
+
+def test_a_message_without_ids_finds_nothing_by_them() -> None:
+    store = filled(turn(1), turn(2, call_ids=("one",)))
+    assert store.by_ids(KEY, {"role": "assistant", "content": "answer 1"}) == []
+    assert store.by_ids(KEY, echo("", "___")) == []
+    calls: Any = [{"id": None}, {}]
+    assert store.by_ids(KEY, {"role": "assistant", "tool_calls": calls, "signatures": None}) == []
+
+
+def test_all_turns_at_a_place_are_found_there_and_none_elsewhere() -> None:
+    here, too, there = turn(1), turn(2), turn(3, place=b"elsewhere")
+    store = filled(here, too, there)
+    assert store.by_place(KEY, PLACE) == [here, too]
+    assert store.by_place(KEY, b"elsewhere") == [there]
+    assert store.by_place(KEY, b"nowhere") == []
+
+
+def test_two_api_keys_never_meet() -> None:
+    store = filled(turn(call_ids=("one",), signature="sig"))
+    assert store.by_ids(OTHER_KEY, echo("one", signatures=["sig"])) == []
+    assert store.by_place(OTHER_KEY, PLACE) == []
+    mine = turn(7, key=OTHER_KEY, call_ids=("one",), signature="sig")
+    store.add(mine)
+    assert store.by_ids(OTHER_KEY, echo("one", signatures=["sig"])) == [mine]
+    assert mine not in store.by_place(KEY, PLACE)
+
+
+def test_the_same_turn_twice_is_one() -> None:
+    first = turn(1)
+    store = filled(first, turn(1))
+    assert len(store) == 1 and store.nbytes == first.nbytes
+    assert store.by_place(KEY, PLACE) == [first]
+
+
+def test_the_same_tokens_are_two_turns_where_they_were_given_by_other_ids() -> None:
+    """Each client echoes the id or the signature that it was given itself."""
+    calls = [turn(1, call_ids=("one",)), turn(1, call_ids=("two",))]
+    thoughts = [turn(2, signature="sig1"), turn(2, signature="sig2")]
+    store = filled(*calls, *thoughts)
+    assert [store.by_ids(KEY, echo(each.call_ids[0])) for each in calls] == [[calls[0]], [calls[1]]]
+    found = [store.by_ids(KEY, echo(signatures=[each.signature])) for each in thoughts]
+    assert found == [[thoughts[0]], [thoughts[1]]]
+
+
+def test_the_same_tokens_elsewhere_are_another_turn() -> None:
+    store = filled(turn(1), turn(1, place=b"elsewhere"), turn(1, key=OTHER_KEY))
+    assert len(store) == 3
+
+
+def test_the_turn_that_was_not_used_longest_goes_first() -> None:
+    turns = [turn(n, place=b"%d" % n, call_ids=(f"id{n}",), signature=f"s{n}") for n in range(4)]
+    store = filled(*turns[:3], turns_max=3)
+    assert store.by_place(KEY, b"0") and store.by_ids(KEY, echo("id1"))  # so 2 goes, not 0
+    store.add(turns[3])
+    assert [bool(store.by_place(KEY, b"%d" % n)) for n in range(4)] == [True, True, False, True]
+
+
+def test_adding_a_turn_again_is_a_use_of_it() -> None:
+    first, second, third = (turn(n) for n in range(3))
+    store = filled(first, second, turns_max=2)
+    store.add(turn(0))
+    store.add(third)
+    assert store.by_place(KEY, PLACE) == [first, third]
+
+
+def test_bytes_are_counted_and_bounded() -> None:
+    turns = [turn(n, place=b"%d" % n, size=1_000) for n in range(5)]
+    each = turns[0].nbytes
+    assert each >= 4_000, "its ids alone are four bytes each"
+    store = filled(*turns, bytes_max=3 * each + 1)
+    assert len(store) == 3 and store.nbytes == 3 * each
+    assert not store.by_place(KEY, b"1") and store.by_place(KEY, b"2")
+
+
+def test_a_turn_larger_than_all_room_is_not_kept() -> None:
+    store = filled(turn(size=1_000), bytes_max=1_000)
+    assert (len(store), store.nbytes) == (0, 0)
+    assert store.by_place(KEY, PLACE) == []
+
+
+def test_nothing_is_listed_that_was_dropped() -> None:
+    turns = [
+        turn(n, place=b"%d" % (n % 3), call_ids=(f"id{n}", f"also{n}"), signature=f"s{n}")
+        for n in range(20)
+    ]
+    store = filled(*turns, turns_max=5)
+    listed = {each for found in store._listed.values() for each in found}
+    assert listed == set(turns[15:]) and len(store) == 5
+    assert all(store._listed.values()), "no empty list is left behind"
+    assert store.by_ids(KEY, echo("id3", "also4", signatures=["s5"])) == []

@@ -1,0 +1,64 @@
+"""Outputs of every format, read whole: each against what it is known to say. And the limits."""
+
+import pytest
+
+from hearth.worker.stream.lookahead_buffer import TRIM_CHARS
+from hearth.worker.stream.part_writer import AnswerParts, ToolCall
+from hearth.worker.stream.think_and_call_reader import REREAD_CHARS_MAX
+from tests.helpers.output_formats import OUTPUTS, joined, outputs, reader, streamed, tool
+
+FILES = sorted(path.stem for path in OUTPUTS.glob("*.jsonl"))
+CORPUS = [output for name in FILES for output in outputs(name)]
+NOW = '{"name": "now", "arguments": {}}'
+TOOLS = [tool(("now", {}))]
+
+
+def test_the_corpus_has_all_formats() -> None:
+    assert len(CORPUS) >= 200
+    assert len({output.format for output in CORPUS}) >= 20
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_output_says_what_it_is_known_to_say(name: str) -> None:
+    for output in outputs(name):
+        splitter = output.splitter()
+        joined(streamed(splitter, [output.text], output.is_complete))
+        assert splitter.parts == output.parts, output.text
+        assert repr(splitter.parts) == repr(output.parts), "true is not 1"
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>\nwhy\n\n</think>\n\n\nyes\n", "\n\n<think>why</think>yes\n"]
+)
+def test_newlines_around_a_think_block_are_its_own_one_by_one(text: str) -> None:
+    splitter = reader("qwen3").splitter(False, [])
+    streamed(splitter, text, is_complete=True)
+    assert splitter.parts == AnswerParts("why", "yes\n")
+
+
+def test_what_was_read_long_ago_is_let_go_but_not_what_stands_beside_a_mark() -> None:
+    text = "x" * TRIM_CHARS + "`</think>` <think>"
+    splitter = reader("qwen3").splitter(False, TOOLS)
+    streamed(splitter, text, is_complete=True)
+    assert splitter.parts == AnswerParts("", text)
+
+
+def test_of_several_calls_those_before_a_broken_one_count() -> None:
+    for format, text in (
+        ("qwen3", f'<tool_call>{NOW}\n{{"bad": 1}}</tool_call>'),
+        ("mistral", f'[TOOL_CALLS][{NOW}, {{"bad": 1}}]'),
+        ("minimax_m2", f"<minimax:tool_call>{NOW}<b></minimax:tool_call>"),
+    ):
+        parts = reader(format).read(text, False, TOOLS)
+        assert parts.calls == (ToolCall("now", {}),)
+        assert text.endswith(parts.content) and parts.content
+
+
+def test_a_model_that_never_ends_a_call_is_not_read_for_ever() -> None:
+    broken = '<tool_call>{"arguments": {"a": "'
+    call = f"<tool_call>{NOW}</tool_call>"
+    text = f"{broken}{'x' * (REREAD_CHARS_MAX // 4)}" * 5 + call
+    splitter = reader("qwen3").splitter(False, TOOLS)
+    streamed(splitter, [text], is_complete=True)
+    assert splitter.parts == AnswerParts("", text)
+    assert reader("qwen3").read(f"{broken}x{call}", False, TOOLS).calls == (ToolCall("now", {}),)

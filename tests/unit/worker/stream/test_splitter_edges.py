@@ -1,0 +1,61 @@
+"""What no parser's test thinks of: names that are blank, halves of characters, endless numbers."""
+
+import pytest
+
+from hearth.worker.stream.part_writer import ToolCall
+from scripts.harness.model_families import family
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "glm4"])
+@pytest.mark.parametrize("blank", [" ", "\u3000", ""])
+def test_a_call_without_a_name_is_content(name: str, blank: str) -> None:
+    text = (
+        f'<tool_call><invoke name="{blank}"><parameter name="path">x</parameter>'
+        "</invoke></tool_call>"
+    )
+    parts = family(name).reader.read(text, False, [])
+    assert (parts.content, parts.calls) == (text, ())
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (r"\ud83d\ude00", "\U0001f600"),
+        (r"\ud83d", "\ufffd"),
+        (r"\ude00", "\ufffd"),
+        (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (r"\ud83dx", "\ufffdx"),
+        (r"[\ud800-\udbff]", "[\ufffd-\ufffd]"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_half_a_character_never_leaves_a_call(written: str, meant: str, size: int) -> None:
+    text = f'<tool_call>\n{{"name": "run", "arguments": {{"cmd": "a{written}b"}}}}\n</tool_call>'
+    splitter = family("qwen3").reader.splitter(False, [])
+    parts = [
+        part for at in range(0, len(text), size) for part in splitter.feed(text[at : at + size])
+    ]
+    parts += splitter.finish(is_complete=True)
+    assert splitter.parts.calls == (ToolCall("run", {"cmd": f"a{meant}b"}),)
+    "".join(part.text + part.name for part in parts).encode()
+
+
+def test_half_a_character_in_a_name_does_not_leave_it_either() -> None:
+    text = r'<tool_call>{"name": "ru\ud83d", "arguments": {}}</tool_call>'
+    (call,) = family("qwen3").reader.read(text, False, []).calls
+    assert call.name == "ru\ufffd"
+
+
+def test_a_number_that_is_none_is_a_text() -> None:
+    text = '<tool_call>{"name": "run", "arguments": {"n": 1e999, "m": 5000.0}}</tool_call>'
+    (call,) = family("qwen3").reader.read(text, False, []).calls
+    assert call.arguments == {"n": "1e999", "m": 5000.0}
+
+
+def test_an_answer_of_glm_that_a_stop_string_ended_is_content_but_not_one_cut_off() -> None:
+    reader = family("glm4").reader
+    for is_stopped, content in ((True, "The answer."), (False, "")):
+        splitter = reader.splitter(False, [], may_think=True)
+        splitter.feed("The answer.")
+        splitter.finish(is_complete=False, is_stopped=is_stopped)
+        assert splitter.parts.content == content

@@ -1,0 +1,116 @@
+"""The inference loop with a scripted scheduler: when it waits, what it sends, in which order."""
+
+import queue
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hearth.shared.wire_messages import Progress, Told, Up
+from hearth.worker.schedule.request_state import ClientLease
+from hearth.worker.threads import inference_thread as loop_module
+from hearth.worker.threads.inference_thread import (
+    IDLE_WAIT_S,
+    INBOX_DRAIN_MAX,
+    InferenceTask,
+    InferenceThread,
+)
+
+LONG_S = 10.0
+
+
+class ScriptedScheduler:
+    def __init__(self, is_idle: bool) -> None:
+        self.is_idle = is_idle
+        self.taken: list[str] = []
+        self.stepped_with: list[int] = []
+        self.chunks_ahead = 0
+        self.is_blocked = False
+
+    def submit(self, request: str) -> Progress:
+        self.taken.append(request)
+        self.is_idle = False
+        return Progress(request, 0, 1)
+
+    def work_ahead(self) -> bool:
+        self.chunks_ahead -= 1
+        return self.chunks_ahead >= 0
+
+    def step(self) -> Iterator[Up]:
+        self.stepped_with.append(len(self.taken))
+        yield Progress("x", 1, 2)
+
+
+def turn(scheduler: ScriptedScheduler, *requests: str) -> list[Up]:
+    sent: list[Up] = []
+    loop, inbox = looping(scheduler, sent)
+    for request in requests:
+        inbox.put(request)
+    loop.run_once()
+    return sent
+
+
+def looping(scheduler: ScriptedScheduler, sent: list[Up]) -> tuple[InferenceThread, Any]:
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    loop = InferenceThread(inbox, scheduler, sent.append, lambda: False)  # type: ignore[arg-type]
+    return loop, inbox
+
+
+def wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each wait from now on take longer than any pause of the machine."""
+    for name in ("IDLE_WAIT_S", "IDLE_BEFORE_AHEAD_S", "BLOCKED_WAIT_S"):
+        monkeypatch.setattr(loop_module, name, LONG_S)
+
+
+def test_an_idle_loop_waits_and_does_not_step() -> None:
+    scheduler = ScriptedScheduler(is_idle=True)
+    loop, _ = looping(scheduler, [])
+    loop.run_once()
+    began = time.monotonic()
+    loop.run_once()
+    assert scheduler.stepped_with == []
+    assert time.monotonic() - began >= IDLE_WAIT_S * 0.9
+
+
+def test_work_ahead_goes_on_without_waiting_until_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = ScriptedScheduler(is_idle=True)
+    scheduler.chunks_ahead = 3
+    loop, _ = looping(scheduler, [])
+    wait_long(monkeypatch)
+    began = time.monotonic()
+    for _ in range(3):
+        loop.run_once()
+    assert scheduler.chunks_ahead == 0
+    assert time.monotonic() - began < LONG_S
+
+
+def test_an_errand_is_answered_between_steps() -> None:
+    scheduler = ScriptedScheduler(is_idle=False)
+    sent: list[Up] = []
+    loop, inbox = looping(scheduler, sent)
+    inbox.put(InferenceTask(ClientLease("e", b"peer"), lambda: Told("e", {})))
+    loop.run_once()
+    assert sent == [Told("e", {}), Progress("x", 1, 2)]
+
+
+def test_a_busy_loop_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_long(monkeypatch)
+    scheduler = ScriptedScheduler(is_idle=False)
+    began = time.monotonic()
+    turn(scheduler)
+    assert scheduler.stepped_with == [0]
+    assert time.monotonic() - began < LONG_S
+
+
+def test_a_newcomer_is_told_that_it_is_admitted_before_anything_is_computed() -> None:
+    scheduler = ScriptedScheduler(is_idle=True)
+    assert turn(scheduler, "a") == [Progress("a", 0, 1), Progress("x", 1, 2)]
+
+
+def test_a_flood_cannot_keep_the_engine_from_stepping() -> None:
+    scheduler = ScriptedScheduler(is_idle=False)
+    turn(scheduler, *[f"r{n}" for n in range(1000)])
+    assert scheduler.stepped_with == [INBOX_DRAIN_MAX]

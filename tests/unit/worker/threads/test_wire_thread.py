@@ -1,0 +1,197 @@
+"""The I/O thread's table of open requests, with a scripted port."""
+
+import queue
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from hearth.shared.wire_messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Count,
+    Counted,
+    Failed,
+    Finished,
+    Heartbeat,
+    Hello,
+    Message,
+    Progress,
+    Prompt,
+    Renew,
+    Sampling,
+    Submit,
+    Usage,
+    Welcome,
+)
+from hearth.shared.zmq_transport import LEASE_S
+from hearth.worker.threads.wire_thread import Jobs, WireThread, WorkerIdentity
+
+PROMPT = Prompt([{"role": "user", "content": "x"}])
+
+
+class ScriptedPort:
+    def __init__(self) -> None:
+        self.arriving: list[tuple[bytes, Message]] = []
+        self.posted: list[tuple[bytes, Message]] = []
+        self.gone: set[bytes] = set()
+
+    def post(self, peer: bytes, message: Message) -> None:
+        self.posted.append((peer, message))
+
+    def turn(self, wait_s: float) -> list[tuple[bytes, Message]]:
+        arrived, self.arriving = self.arriving, []
+        return arrived
+
+
+class Desk:
+    """A mailbox with everything around it scripted."""
+
+    def __init__(self, open_max: int = 3) -> None:
+        self.port = ScriptedPort()
+        self.jobs: Jobs = queue.SimpleQueue()
+        self.state = "ready"
+        self.mailbox = WireThread(
+            self.port,  # type: ignore[arg-type]
+            WorkerIdentity(7, "boot"),
+            self.jobs,
+            self.heartbeat,
+            open_max,
+        )
+
+    def heartbeat(self, arriving: Sequence[str]) -> Heartbeat:
+        """One request runs; those that are rendered wait, each for half a minute more."""
+        wait_s = 29.5 * len(arriving)
+        return Heartbeat(self.state, 1, len(arriving), 0, 0, None, wait_s, list(arriving))
+
+    def hear(self, *messages: Message, peer: bytes = b"p") -> None:
+        for message in messages:
+            self.mailbox._handle(peer, message)
+
+    def said(self) -> list[Message]:
+        posted, self.port.posted = self.port.posted, []
+        return [message for _, message in posted]
+
+
+def submit(name: str) -> Submit:
+    return Submit(name, PROMPT, Sampling())
+
+
+def finished(name: str) -> Finished:
+    return Finished(name, "stop", None, Usage(1, 0, 1, 1))
+
+
+def test_hello_is_answered_with_who_we_are() -> None:
+    desk = Desk()
+    desk.hear(Hello(PROTOCOL_VERSION))
+    welcome, beat = desk.said()
+    assert isinstance(welcome, Welcome) and (welcome.worker_id, welcome.boot_id) == (7, "boot")
+    assert isinstance(beat, Heartbeat)
+
+
+def test_an_answer_goes_to_the_peer_that_asked_and_only_once() -> None:
+    desk = Desk()
+    desk.hear(submit("a"), peer=b"one")
+    desk.hear(submit("b"), peer=b"two")
+    desk.mailbox.send(finished("b"))
+    desk.mailbox.send(finished("b"))
+    assert desk.port.posted == [(b"two", finished("b"))]
+
+
+def test_requests_past_the_limit_are_refused_and_a_finished_one_makes_room() -> None:
+    desk = Desk(open_max=2)
+    desk.hear(submit("a"), submit("b"), submit("c"))
+    (refusal,) = desk.said()
+    assert isinstance(refusal, Failed) and (refusal.request_id, refusal.status) == ("c", 503)
+    assert "2 requests" in refusal.text and "QUEUE_MAX" in refusal.text
+    desk.mailbox.send(finished("a"))
+    desk.said()
+    desk.hear(submit("c"))
+    assert desk.said() == []
+
+
+def test_a_refusal_tells_who_is_there_and_how_long_one_more_would_wait() -> None:
+    desk = Desk(open_max=1)
+    desk.hear(submit("a"), submit("b"))
+    (refusal,) = desk.said()
+    assert isinstance(refusal, Failed)
+    assert (refusal.code, refusal.retry_after_s) == ("overloaded", 30)
+    assert "1 run, 1 wait" in refusal.text and "about 30 s" in refusal.text
+
+
+def test_nobody_is_told_to_stay_away_longer_than_clients_heed() -> None:
+    desk = Desk(open_max=50)
+    desk.hear(*(submit(f"r{number}") for number in range(51)))
+    (refusal,) = desk.said()
+    assert isinstance(refusal, Failed)
+    assert refusal.retry_after_s == 60 and "about 1,475 s" in refusal.text
+    for number in range(50):
+        desk.mailbox.send(Progress(f"r{number}", 0, 9))
+    desk.said()
+    desk.hear(submit("soon"))
+    (refusal,) = desk.said()
+    assert isinstance(refusal, Failed)
+    assert refusal.retry_after_s == 1, "there is no wait any more, and no zero for a loop"
+
+
+def test_a_request_is_told_as_waiting_while_it_is_rendered() -> None:
+    """From its Submit on, until the scheduler, which then counts it, has said its first word."""
+    desk = Desk(open_max=9)
+    desk.hear(submit("a"), submit("b"), submit("refused"), Count("n", PROMPT))
+    desk.mailbox.send(Failed("refused", 400, "context_length_exceeded", "Too long."))
+    desk.hear(Hello(PROTOCOL_VERSION))
+    _, beat = desk.said()[-2:]
+    assert isinstance(beat, Heartbeat) and beat.queue == ["a", "b"]
+    desk.mailbox.send(Progress("a", 0, 9))
+    desk.hear(Hello(PROTOCOL_VERSION))
+    beat = desk.said()[-1]
+    assert isinstance(beat, Heartbeat) and beat.queue == ["b"]
+
+
+def test_a_loading_model_refuses_with_503() -> None:
+    desk = Desk()
+    desk.state = "loading"
+    desk.hear(submit("a"), Count("n", PROMPT))
+    codes = [(m.status, m.code) for m in desk.said() if isinstance(m, Failed)]
+    assert codes == [(503, "model_loading")] * 2
+
+
+def test_an_id_in_use_is_refused_without_harm_to_its_owner() -> None:
+    desk = Desk()
+    desk.hear(submit("a"))
+    desk.hear(submit("a"), peer=b"other")
+    (refusal,) = desk.said()
+    assert isinstance(refusal, Failed) and refusal.code == "duplicate_request"
+    desk.mailbox.send(finished("a"))
+    assert desk.port.posted == [(b"p", finished("a"))]
+
+
+def test_cancel_and_a_peer_that_left_mark_the_ticket() -> None:
+    desk = Desk()
+    desk.hear(submit("a"), submit("b"), Cancel("a"), Cancel("unknown"))
+    first, _ = desk.jobs.get()
+    second, _ = desk.jobs.get()
+    assert first.is_gone and not second.is_gone
+    desk.port.gone.add(b"p")
+    desk.mailbox._forget_gone_peers()
+    assert second.is_gone
+
+
+def test_a_lease_lasts_as_long_as_it_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, now = Desk(), time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    desk.hear(submit("a"))
+    ticket, _ = desk.jobs.get()
+    now += LEASE_S - 0.1
+    desk.hear(Renew(["a", "unknown"]))
+    now += LEASE_S - 0.1
+    assert not ticket.is_gone
+    now += 0.2
+    assert ticket.is_gone
+
+
+def test_counting_is_answered_like_everything_else() -> None:
+    desk = Desk()
+    desk.hear(Count("n", PROMPT))
+    desk.mailbox.send(Counted("n", 12))
+    assert desk.said() == [Counted("n", 12)]

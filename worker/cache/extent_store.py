@@ -1,0 +1,278 @@
+"""What is kept, without its bytes: joints, the extents between them, snapshots at them.
+
+A joint is a prefix of tokens at which a prefill can be resumed. An extent is the immutable run of
+KV between two joints: what one forward, or one generated turn, wrote. Branches share the extents
+up to the joint where they part, so that nothing is kept twice and divergence copies nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from hearth.worker.cache.block_hash import PrefixHash, Tokens
+from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.line_priority import LinePriority
+
+
+class Bytes(Protocol):
+    """Arrays that the byte layer keeps; opaque here."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def buffers(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the model's layers need in order to be resumed."""
+
+    has_state: bool  # some layer keeps a state: a snapshot is needed at exactly the position
+    window: int  # tokens that the widest window layer looks back; 0 = no such layer
+    has_rows: bool = True  # some layer keeps K and V of every token
+
+    @property
+    def resumes_anywhere(self) -> bool:
+        return not self.has_state and not self.window
+
+
+@dataclass(eq=False, slots=True)
+class Joint:
+    """A prefix: `name` is its hash, `position` its length in tokens."""
+
+    name: PrefixHash
+    position: int
+    arrival: "Extent | None" = field(default=None, repr=False)  # None at the root only
+    leaving: "dict[Extent, None]" = field(default_factory=dict, repr=False)
+    snapshot: Bytes | None = None  # as canonical as its arrival
+    pins: int = 0  # running requests that stand here
+    snapshot_pinned: int = 0  # pins that keep its snapshot (worker/cache/pinned_prompts.py)
+    resumed: int = 0  # requests that went on from here
+    is_prompt_end: bool = False  # the last cut of some prompt
+    is_dropped: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Extent:
+    """A run of tokens and where its K and V are: own bytes (`body`), or rows of live slots.
+
+    Invariant: `body` is set or `holders` is not empty, unless no layer keeps rows.
+    Canonical means made by a prefill at the canonical cuts over a canonical prefix.
+    """
+
+    start: Joint
+    end: Joint
+    tokens: Tokens = field(repr=False)
+    is_canonical: bool
+    line: LinePriority = field(repr=False)
+    body: Bytes | None = None  # rows of the layers that keep every token
+    window: Bytes | None = None  # rows of the window layers, of `window_from` and later
+    window_from: int = 0
+    holders: set[int] = field(default_factory=set)  # slots that hold its rows
+    pinned: int = 0  # pins that keep it and its body ...
+    window_pinned: int = 0  # ... and its window
+    is_stored: bool = False  # handed to the disk
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.body, self.window) if part is not None)
+
+    def window_covers(self, position: int) -> bool:
+        """Whether its window rows reach back to `position`, or to its start."""
+        return self.window is not None and self.window_from <= max(self.start.position, position)
+
+
+class ExtentStore:
+    """All joints, extents and snapshots, and their bytes.
+
+    Invariants (see `check`):
+      rooted    every joint but the roots, which are at 0, has one extent that arrives at it
+      pure      what a canonical extent starts from is canonical too
+      findable  `_joints[name]` is the joint of that name
+      counted   the budget's use is the sum over bodies, windows and snapshots
+      backed    every extent has bytes, or a slot that holds them
+    Owner: the inference thread. No method blocks, and none may be called from elsewhere.
+    """
+
+    def __init__(self, root: PrefixHash, layout: Layout, budget: Budget) -> None:
+        self.layout = layout
+        self.budget = budget
+        self.root = Joint(root, 0)
+        self._joints: dict[PrefixHash, Joint] = {root: self.root}
+        self._extents: dict[Extent, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._extents)
+
+    def __contains__(self, extent: object) -> bool:
+        return extent in self._extents
+
+    def root_of(self, name: PrefixHash | None) -> Joint:
+        """Return the root called `name`, made where there is none; None is the model's own.
+
+        Several API keys have one each, and no extent leads from one to another.
+        """
+        if name is None:
+            return self.root
+        return self._joints.setdefault(name, Joint(name, 0))
+
+    @property
+    def extents(self) -> Iterator[Extent]:
+        return iter(self._extents)
+
+    @property
+    def joints(self) -> Iterator[Joint]:
+        return iter(self._joints.values())
+
+    def joint(self, name: PrefixHash) -> Joint | None:
+        return self._joints.get(name)
+
+    def commit(
+        self, start: Joint, name: PrefixHash, tokens: Tokens, is_canonical: bool, line: LinePriority
+    ) -> tuple[Joint, Extent | None]:
+        """Make the prefix `name`, which is `start` and `tokens`, a joint; return it.
+
+        With it comes the new extent, or None where what is there is as good: a canonical one, or
+        for a fast one any. A new extent has no bytes yet: its committer gives it a holder.
+        """
+        assert not start.is_dropped and len(tokens) > 0, (start.position, len(tokens))
+        is_canonical = is_canonical and _is_canonical(start)
+        position = start.position + len(tokens)
+        end = self._joints.get(name)
+        if end is None:
+            end = self._joints[name] = Joint(name, position)
+        assert end.position == position, (end.position, position)
+        old = end.arrival
+        if old is not None and (old.is_canonical or not is_canonical or old.pinned):
+            return end, None
+        extent = Extent(start, end, tokens, is_canonical, line, window_from=position)
+        start.leaving[extent] = None
+        end.arrival = extent
+        self._extents[extent] = None
+        if old is not None:  # a fast one, superseded, and what led only to it
+            self.set_snapshot(end, None)
+            before = old.start
+            self._forget(old)
+            self.prune(before)
+        return end, extent
+
+    def set_body(self, extent: Extent, body: Bytes | None) -> None:
+        self._account(extent.body, body)
+        extent.body = body
+
+    def set_window(self, extent: Extent, window: Bytes | None, window_from: int) -> None:
+        """Keep the window layers' rows of `window_from` and later; None keeps none."""
+        assert extent.start.position <= window_from <= extent.end.position, window_from
+        self._account(extent.window, window)
+        extent.window, extent.window_from = window, window_from
+
+    def set_snapshot(self, joint: Joint, snapshot: Bytes | None) -> None:
+        self._account(joint.snapshot, snapshot)
+        joint.snapshot = snapshot
+
+    def _account(self, old: Bytes | None, new: Bytes | None) -> None:
+        for part, sign in ((old, -1), (new, 1)):
+            if part is not None:
+                self.budget.add(sign * part.nbytes, sign * part.buffers)
+
+    def make_fast(self, extent: Extent) -> None:
+        """Its rows are about to differ from a prefill's (they are stored quantised)."""
+        todo = [extent]
+        while todo:
+            one = todo.pop()
+            if one.is_canonical:
+                one.is_canonical = False
+                todo += one.end.leaving
+
+    def let_go(self, extent: Extent, slot: int) -> None:
+        """A slot will no longer hold its rows. Without bytes of its own it goes, with children."""
+        extent.holders.discard(slot)
+        if extent.body is None and not extent.holders and self.layout.has_rows:
+            self.remove(extent)
+        self.prune(extent.end)
+
+    def prune(self, joint: Joint) -> None:
+        """Forget the runs that end here, as far back as nothing is left of them."""
+        while not (joint.leaving or joint.pins or joint.snapshot):
+            extent = joint.arrival
+            if extent is None or extent.nbytes or extent.holders or extent.pinned:
+                return
+            joint = extent.start
+            self.remove(extent)
+
+    def remove(self, extent: Extent) -> None:
+        """Forget an extent, and what can only be reached through it."""
+        if extent not in self._extents:
+            return
+        self._forget(extent)
+        doomed = [extent.end]
+        while doomed:
+            joint = doomed.pop()
+            joint.is_dropped = True
+            self.set_snapshot(joint, None)
+            del self._joints[joint.name]
+            for later in list(joint.leaving):
+                self._forget(later)
+                doomed.append(later.end)
+
+    def _forget(self, extent: Extent) -> None:
+        del self._extents[extent]
+        extent.start.leaving.pop(extent, None)
+        if extent.end.arrival is extent:
+            extent.end.arrival = None
+        self.set_body(extent, None)
+        self.set_window(extent, None, extent.end.position)
+        extent.holders.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for root in [joint for joint in self._joints.values() if joint.position == 0]:
+            for extent in list(root.leaving):
+                self.remove(extent)
+        assert not self._extents and self.budget.bytes_used == 0
+
+    def check(self) -> None:
+        """Assert the class invariants. O(everything): tests and idle time only."""
+        nbytes = buffers = 0
+        for joint in self._joints.values():
+            assert self._joints[joint.name] is joint and not joint.is_dropped
+            assert (joint.position == 0) == (joint.arrival is None), joint
+            assert joint.pins >= 0, joint
+            assert joint.snapshot is not None or not joint.snapshot_pinned, joint
+            if joint.snapshot is not None:
+                nbytes += joint.snapshot.nbytes
+                buffers += joint.snapshot.buffers
+        for extent in self._extents:
+            assert extent.end.position - extent.start.position == len(extent.tokens)
+            assert extent.end.arrival is extent and extent in extent.start.leaving
+            assert self._joints[extent.start.name] is extent.start
+            assert not extent.is_canonical or _is_canonical(extent.start), extent
+            assert extent.body is not None or extent.holders or not self.layout.has_rows
+            assert extent.window is None or extent.window_from < extent.end.position
+            assert extent.window is not None or not extent.window_pinned, extent
+            assert extent.body is not None or not (extent.pinned and self.layout.has_rows), extent
+            for part in (extent.body, extent.window):
+                if part is not None:
+                    nbytes, buffers = nbytes + part.nbytes, buffers + part.buffers
+        assert (nbytes, buffers) == (self.budget.bytes_used, self.budget.buffers_used)
+
+
+def _is_canonical(joint: Joint) -> bool:
+    return joint.arrival is None or joint.arrival.is_canonical
+
+
+def path_to(joint: Joint) -> list[Extent]:
+    """Return the extents that lead from the root to a joint."""
+    path = []
+    while (extent := joint.arrival) is not None:
+        path.append(extent)
+        joint = extent.start
+    return path[::-1]
+
+
+def same_tokens(extent: Extent, tokens: Tokens) -> bool:
+    """Whether `tokens`, a whole prompt, says the same as `extent` in its place."""
+    return np.array_equal(extent.tokens, tokens[extent.start.position : extent.end.position])

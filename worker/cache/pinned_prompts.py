@@ -1,0 +1,151 @@
+"""What may not be evicted because somebody asked for it, within half of the budget."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hearth.shared.errors import RequestError
+from hearth.worker.cache.cache_budget import MB, Budget
+from hearth.worker.cache.extent_store import Bytes, Extent, Joint
+
+PINS_MAX: Final = 1_000
+SHARE: Final = 2  # the part of the budget that pins may hold: one half
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One prompt's path from the root, and what was there to resume from when it was pinned."""
+
+    key: str  # the API key that it belongs to
+    path: tuple[Extent, ...]
+    windows: tuple[Extent, ...]  # those whose window is pinned
+    snapshots: tuple[Joint, ...]  # those whose snapshot is pinned
+
+    @classmethod
+    def of(cls, key: str, path: Sequence[Extent]) -> "Pin":
+        """Return a pin of a path, and of what is there of its windows and snapshots."""
+        windows = tuple(extent for extent in path if extent.window is not None)
+        snapshots = tuple(extent.end for extent in path if extent.end.snapshot is not None)
+        return cls(key, tuple(path), windows, snapshots)
+
+    @property
+    def nbytes(self) -> int:
+        return _total(self.parts())[0]
+
+    @property
+    def tokens(self) -> int:
+        return self.path[-1].end.position
+
+    def parts(self) -> Iterator[Bytes]:
+        parts = [
+            *(extent.body for extent in self.path),
+            *(extent.window for extent in self.windows),
+            *(joint.snapshot for joint in self.snapshots),
+        ]
+        return (part for part in parts if part is not None)
+
+    def mark(self, count: int) -> None:
+        for extent in self.path:
+            extent.pinned += count
+        for extent in self.windows:
+            extent.window_pinned += count
+        for joint in self.snapshots:
+            joint.snapshot_pinned += count
+
+
+class Pins:
+    """All pins, by the id of the request that asked for each.
+
+    Invariant: what they hold together fits `SHARE` of the budget, so that the rest of it can
+    always be freed for others.
+    Owner: the inference thread.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._pins: dict[str, Pin] = {}
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    @property
+    def nbytes(self) -> int:
+        """What they hold together."""
+        return _total(part for pin in self._pins.values() for part in pin.parts())[0]
+
+    def check(self, pin_id: str, path: Sequence[Extent], nbytes: int, buffers: int) -> None:
+        """Refuse a path, with `nbytes` in `buffers` still to be copied for it, that is too much.
+
+        Raises:
+            RequestError: 409; the pins would hold more than their part, or be too many.
+        """
+        if pin_id not in self._pins and len(self._pins) >= PINS_MAX:
+            raise _refusal(f"There are {len(self._pins):,} pins, as many as there may be.")
+        mine = Pin("", tuple(path), tuple(path), tuple(extent.end for extent in path))
+        others = [pin for name, pin in self._pins.items() if name != pin_id]
+        held = _total(part for pin in others for part in pin.parts())
+        both = _total(part for pin in (*others, mine) for part in pin.parts())
+        bytes_max = self._budget.bytes_max // SHARE
+        if both[0] + nbytes > bytes_max:
+            raise _refusal(
+                f"The prompt's KV takes {_mb(both[0] - held[0] + nbytes)} more, and pins, which "
+                f"hold {_mb(held[0])}, may hold {_mb(bytes_max)}: half of the cache."
+            )
+        buffers_max = self._budget.buffers_max // SHARE
+        if both[1] + buffers > buffers_max:
+            raise _refusal(
+                f"The prompt's KV takes {both[1] - held[1] + buffers:,} buffers more, and pins, "
+                f"which hold {held[1]:,}, may hold {buffers_max:,}."
+            )
+
+    def add(self, pin_id: str, key: str, path: Sequence[Extent]) -> None:
+        """Pin a path, which `check` let pass, and what is there of its windows and snapshots.
+
+        A pin of that id is replaced.
+        """
+        assert path and path[0].start.arrival is None, "a path begins at the root"
+        pin = Pin.of(key, path)
+        pin.mark(1)
+        if (old := self._pins.pop(pin_id, None)) is not None:
+            old.mark(-1)
+        self._pins[pin_id] = pin
+
+    def drop(self, pin_id: str, key: str = "") -> bool:
+        """Give up a pin of `key`, "" = anyone's; say whether there was one."""
+        pin = self._pins.get(pin_id)
+        if pin is None or key not in ("", pin.key):
+            return False
+        self._pins.pop(pin_id).mark(-1)
+        return True
+
+    def clear(self) -> None:
+        for pin_id in list(self._pins):
+            self.drop(pin_id)
+
+    def report(self, key: str = "") -> dict[str, Any]:
+        """Return what `/v1/cache` tells: the pins of `key`, "" = everyone's, and what all hold."""
+        rows = [
+            {"id": pin_id, "tokens": pin.tokens, "bytes": _total(pin.parts())[0]}
+            for pin_id, pin in self._pins.items()
+            if key in ("", pin.key)
+        ]
+        limit = self._budget.bytes_max // SHARE
+        return {"pins": rows, "pinned_bytes": self.nbytes, "pinned_bytes_max": limit}
+
+
+def _total(parts: Iterable[Bytes]) -> tuple[int, int]:
+    """Return the bytes and buffers of `parts`, each counted once."""
+    once = {id(part): part for part in parts}.values()
+    return sum(part.nbytes for part in once), sum(part.buffers for part in once)
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / MB:,.1f} MB"
+
+
+def _refusal(text: str) -> RequestError:
+    remedy = (
+        "Unpin what is not needed (DELETE /v1/cache/pins/ID), or raise CACHE_RAM_BUDGET_MB. The "
+        "prompt was prefilled, and is kept for as long as there is room."
+    )
+    return RequestError(f"{text} {remedy}", status=409, code="pins_full")

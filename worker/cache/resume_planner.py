@@ -1,0 +1,154 @@
+"""Decides where a request goes on from. A plan is a value; carrying it out is the byte layer's."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length
+from hearth.worker.cache.extent_store import Bytes, Extent, ExtentStore
+from hearth.worker.cache.image_keys import is_inside
+from hearth.worker.cache.prefix_search import FoundPrefix, PrefixQuery, PrefixSearch
+
+KINDS = ("exact", "prefix", "supersequence", "lcp", "miss")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """An idle live slot: what it holds, physically."""
+
+    number: int
+    tokens: Tokens  # all that is in its layers
+    trail: tuple[int, ...]  # cuts of its canonical prefill: canonical up to the last of them
+    floor: int = 0  # it cannot be taken back further than this
+    root: PrefixHash | None = None  # whose it is; None = the model's own
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePlan:
+    """What a request starts with.
+
+    kind: how the prompt relates to what is kept (KINDS). `hybrid_trimmed` says that rows were
+    kept further than the layers' states and windows allow to resume.
+    """
+
+    position: int  # prompt tokens that need not be prefilled
+    is_canonical: bool  # what the request adds by prefill is canonical
+    path: tuple[Extent, ...]  # to `position`; empty when a slot's tip is continued
+    snapshot: Bytes | None
+    slot: int | None  # go on in this slot, without a copy
+    kind: str
+    matched: int
+    hybrid_trimmed: bool
+
+    @classmethod
+    def cold(cls) -> "ResumePlan":
+        """The plan that goes on from nothing."""
+        return cls(0, True, (), None, None, "miss", 0, False)
+
+    @property
+    def source(self) -> str:
+        if self.position == 0:
+            return "none"
+        return "slot" if self.slot is not None else "ram"
+
+
+def make_plan(
+    store: ExtentStore, slots: Iterable[SlotView], query: PrefixQuery, is_exact: bool
+) -> ResumePlan:
+    """Return the plan that leaves the fewest tokens to prefill; a slot where one is as good."""
+    found = PrefixSearch(store, query, is_exact).run()
+    best = ResumePlan(
+        position=found.position,
+        is_canonical=found.is_canonical,
+        path=found.path,
+        snapshot=found.snapshot,
+        slot=None,
+        kind=_kind(found, query, found.position),
+        matched=found.matched,
+        hybrid_trimmed=_is_trimmed(found, query, store),
+    )
+    ranked = []
+    root = store.root_of(query.root)
+    for slot in slots:
+        if store.root_of(slot.root) is not root:
+            continue
+        shared = common_length(slot.tokens, query.tokens)
+        canonical = _canonical_length(slot, query, shared)
+        tip = len(slot.tokens)
+        if _continues(tip, canonical, shared, query, is_exact) and tip >= best.position:
+            ranked.append(((tip, True, canonical == tip, 0), slot))
+        elif _rewinds(best, slot, shared, canonical):
+            ranked.append(((best.position, False, best.is_canonical, best.position - tip), slot))
+    if not ranked:
+        return best
+    (position, is_tip, is_canonical, _), slot = max(ranked, key=lambda row: row[0])
+    path = () if is_tip else best.path
+    return _in_slot(best, slot, position, is_canonical, path, found, query)
+
+
+def _continues(tip: int, canonical: int, shared: int, query: PrefixQuery, is_exact: bool) -> bool:
+    """Whether the prompt goes on behind all that the slot holds, and not amid an image."""
+    is_within = 0 < tip <= min(shared, query.limit) and not is_inside(query.tokens, tip)
+    return is_within and (not is_exact or canonical == tip)
+
+
+def _rewinds(best: ResumePlan, slot: SlotView, shared: int, canonical: int) -> bool:
+    """Whether to go back in the slot rather than copy what is kept into another.
+
+    Not where more would be cut off than copied: then the slot is rather someone else's.
+    """
+    position = best.position
+    holds = canonical if best.is_canonical else shared
+    cut_off = len(slot.tokens) - position
+    return max(1, slot.floor) <= position <= holds and cut_off <= position
+
+
+def _canonical_length(slot: SlotView, query: PrefixQuery, shared: int) -> int:
+    """Return up to where the slot holds what a prefill of this very prompt would have written."""
+    return max((cut for cut in shared_cuts(slot.trail, query.cuts) if cut <= shared), default=0)
+
+
+def shared_cuts(trail: Sequence[int], cuts: Sequence[int]) -> list[int]:
+    """Return the cuts that both begin with."""
+    shared = []
+    for mine, theirs in zip(trail, cuts, strict=False):
+        if mine != theirs:
+            break
+        shared.append(mine)
+    return shared
+
+
+def _in_slot(
+    best: ResumePlan,
+    slot: SlotView,
+    position: int,
+    is_canonical: bool,
+    path: tuple[Extent, ...],
+    found: FoundPrefix,
+    query: PrefixQuery,
+) -> ResumePlan:
+    return ResumePlan(
+        position=position,
+        is_canonical=is_canonical,
+        path=path,
+        snapshot=best.snapshot if path else None,
+        slot=slot.number,
+        kind=_kind(found, query, position),
+        matched=max(best.matched, position),
+        hybrid_trimmed=best.hybrid_trimmed and position == best.position,
+    )
+
+
+def _kind(found: FoundPrefix, query: PrefixQuery, position: int) -> str:
+    if position == 0:
+        return "miss"
+    if found.matched >= query.limit:
+        return "exact" if found.is_prompt else "supersequence"
+    return "lcp" if found.is_diverging else "prefix"
+
+
+def _is_trimmed(found: FoundPrefix, query: PrefixQuery, store: ExtentStore) -> bool:
+    """Whether states or windows, not tokens, decided how far the prompt is resumed."""
+    if store.layout.resumes_anywhere:
+        return False
+    wanted = max((cut for cut in query.cuts if cut <= found.matched), default=0)
+    return found.position < wanted

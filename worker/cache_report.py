@@ -1,0 +1,123 @@
+"""What `/v1/cache` tells about one worker."""
+
+import bisect
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from hearth.worker.cache.block_hash import key_root
+from hearth.worker.cache.extent_store import Extent, Joint
+from hearth.worker.cache.line_priority import LinePriority
+from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.setup.vision_setup import VisionParts
+
+LINES_MAX = 200  # the most recently used
+DEPTHS = (1_024, 4_096, 16_384, 65_536)  # tokens at which another range of depths begins
+
+
+def cache_report(
+    keeper: KVManager | NullKVManager, idle_tokens: int, key: str = ""
+) -> dict[str, Any]:
+    """Return budget, use, lines, live slots and pins. Inference thread.
+
+    Sums are over all; the rest is of the API key with this digest, "" = everyone's.
+    """
+    report: dict[str, Any] = {"counts": dict(keeper.counts), "idle_tokens": idle_tokens}
+    if isinstance(keeper, NullKVManager):
+        return {"reuses": False, **report}
+    store, budget = keeper.store, keeper.store.budget
+    root = store.root_of(key_root(store.root.name, key)) if key else None
+    slots = [
+        {
+            "slot": slot.number,
+            "tokens": slot.position,
+            "bytes": keeper.slot_bytes(slot),
+            "busy": slot.is_busy,
+            "line": slot.line.number if slot.line is not None else None,
+        }
+        for slot in keeper.slots
+        if root in (None, slot.root)
+    ]
+    lines = _lines(list(store.extents if root is None else _under(root)))
+    return {
+        "reuses": True,
+        "exact": keeper.rules.is_exact,
+        "budget_bytes": budget.bytes_max,
+        "bytes": budget.bytes_used,
+        "budget_buffers": budget.buffers_max,
+        "buffers": budget.buffers_used,
+        "slots": slots,
+        "slots_bytes": sum(map(keeper.slot_bytes, keeper.slots)),
+        "slots_max": keeper.rules.slots_max,
+        "extents": len(store),
+        "snapshots": sum(joint.snapshot is not None for joint in store.joints),
+        "evictions": keeper.evictions,
+        "evicted": keeper.evictions_report(),
+        "disk": keeper.disk_report(),
+        "depths": _depths(lines),
+        "entries": lines[:LINES_MAX],
+        **keeper.pins_report(key),
+        **report,
+    }
+
+
+def vision_report(sight: VisionParts | None) -> dict[str, Any] | None:
+    """Return what was spent on images; None for a model that takes none. Inference thread."""
+    if sight is None:
+        return None
+    vision = sight.vision
+    return {
+        "read": sight.reader.outcomes(),
+        "encoder_calls": vision.encoder_calls,
+        "encoder_s": round(vision.encoder_seconds, 3),
+        "failures": vision.failures,
+        "bytes": vision.nbytes,
+        "splits_images": vision.splits_images,
+    }
+
+
+def _under(root: Joint) -> Iterator[Extent]:
+    """Yield the extents whose prompts begin at `root`."""
+    waiting = [root]
+    while waiting:
+        for extent in waiting.pop().leaving:
+            yield extent
+            waiting.append(extent.end)
+
+
+def _lines(extents: list[Extent]) -> list[dict[str, Any]]:
+    """Return a row for each line, the most recently used first: what would be lost with it."""
+    now = time.monotonic()
+    rows: dict[LinePriority, dict[str, Any]] = {}
+    for extent in extents:
+        line = extent.line
+        row = rows.setdefault(
+            line,
+            {
+                "line": line.number,
+                "tokens": 0,
+                "own_tokens": 0,
+                "bytes": 0,
+                "hits": 0,
+                "turns": line.turns,
+                "age_s": round(now - line.opened_at, 1),
+                "idle_s": 0.0 if line.is_running else round(now - line.used_at, 1),
+                "session": None if line.sponsor is None else f"under line {line.sponsor.number}",
+            },
+        )
+        row["tokens"] = max(row["tokens"], extent.end.position)
+        row["own_tokens"] += len(extent.tokens)
+        row["bytes"] += extent.nbytes
+        snapshot = extent.end.snapshot
+        row["bytes"] += snapshot.nbytes if snapshot is not None else 0
+        row["hits"] += extent.end.resumed
+    return sorted(rows.values(), key=lambda row: float(row["idle_s"]))
+
+
+def _depths(lines: list[dict[str, Any]]) -> dict[str, int]:
+    """Return how many lines end in each range of depths, by its name: "1024-4095"."""
+    found = Counter(bisect.bisect_right(DEPTHS, line["tokens"]) for line in lines)
+    lasts = [*(f"{depth - 1}" for depth in DEPTHS), ""]
+    return {f"{first}-{lasts[at]}": found[at] for at, first in enumerate((0, *DEPTHS))}

@@ -1,0 +1,276 @@
+"""What an answer has to be, made into a guide for its decoding."""
+
+import json
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Constraints
+from hearth.worker.constraint.call_grammars import call_grammar
+from hearth.worker.constraint.harmony_grammar import call_message, final_message, turn
+from hearth.worker.constraint.json_schemas import ToolSchema, fault, tool_of
+from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, TEXT, Expression, Lark
+from hearth.worker.constraint.thinking_budget import ThinkingBudget, think_marks
+from hearth.worker.constraint.token_mask import TokenMask
+from hearth.worker.stream import harmony_reader
+from hearth.worker.stream.output_format import OutputFormat
+
+log = logging.getLogger(__name__)
+
+COMPILED_MAX: Final = 32  # grammars that are remembered
+SCHEMA_BYTES_MAX: Final = 1_000_000
+GRAMMAR_CHARS_MAX: Final = 2_000_000  # of all schemas in it together
+LEXER_STATES_MAX: Final = 50_000
+_SILENT: Final = 0  # llguidance's log level: above it the answer is quoted on stderr
+ANY_OBJECT: Final = {"type": "object"}
+
+
+class AnswerGrammar:
+    """Makes guides for one model's answers. Owner: the prompt thread."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        end_ids: frozenset[int],
+        reader: OutputFormat,
+        token_bytes: Callable[[int], bytes],
+        tool_form: str = "native",
+    ) -> None:
+        """Take mlx-lm's TokenizerWrapper, the number of logits, and the tokens that end a turn.
+
+        `reader` reads what the model writes; `tool_form` is the form in which the
+        model is told of tools.
+        """
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_ids = end_ids
+        self._is_thinking_open = reader.is_thinking_open
+        self._token_bytes = token_bytes
+        self._has_channels = tokenizer.get_vocab().keys() >= harmony_reader.MARKS
+        self._format = call_grammar(tokenizer, tool_form)
+        self._thinking = think_marks(tokenizer, self._has_channels, reader.think_marks)
+        self._marks = _marks(tokenizer, reader.think_marks)
+        self._limits = LLParserLimits(verbose_errors=False, max_lexer_states=LEXER_STATES_MAX)
+        self._words: LLTokenizer | None = None  # made at first need: it takes seconds
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def guide(
+        self, constraints: Constraints, tools: list[Any], opening: str, prompt_tokens: int
+    ) -> TokenMask | None:
+        """Return what holds an answer to its constraints; None where there are none to hold.
+
+        `tools` are those that may be called, in OpenAI's shape; `opening` is the generation
+        prompt, and `prompt_tokens` the length of the whole one.
+
+        Raises:
+            RequestError: a schema cannot be compiled, or the model has no way to do what is asked.
+        """
+        is_open = self._is_thinking_open(opening)
+        try:
+            matcher = self._matcher(constraints, tools, opening, is_open)
+        except RecursionError:
+            raise _refused("A JSON schema is nested too deeply.", None) from None
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            log.warning("a schema is of a shape that nobody expects", exc_info=error)
+            raise _refused("A JSON schema is not one.", None) from None
+        clock = None
+        if self._thinking is not None and constraints.thinking_budget is not None:
+            budget = constraints.thinking_budget
+            clock = ThinkingBudget(self._thinking, budget, is_open, self._token_bytes)
+        banned = None
+        if constraints.tool_choice == "none" and matcher is None:
+            banned = self._marks.get(self._tokenizer.tool_call_start or "")
+        if matcher is None and clock is None and banned is None:
+            return None
+        return TokenMask(prompt_tokens, matcher, clock, banned)
+
+    # ------------------------------------------------------------ grammars
+
+    def _matcher(
+        self, constraints: Constraints, tools: list[Any], opening: str, is_open: bool
+    ) -> LLMatcher | None:
+        """Return what holds the whole answer to a grammar, None where it needs none."""
+        callable_tools = _callable(constraints, tools)
+        lark = Lark(self._marks)
+        if constraints.tool_choice == "required":
+            last = self._calls(lark, callable_tools, constraints.parallel_calls)
+        elif constraints.is_json:
+            schema = constraints.schema if constraints.schema is not None else ANY_OBJECT
+            last = self._json(lark, schema, callable_tools, constraints)
+        elif constraints.tool_choice == "none" and self._has_channels:
+            last = final_message(lark, lark.optional(TEXT))
+        else:
+            return None
+        source = lark.source(self._answer(lark, last, opening, is_open))
+        return self._compile(source, constraints, callable_tools)
+
+    def _json(
+        self, lark: Lark, schema: dict[str, Any], tools: list[ToolSchema], constraints: Constraints
+    ) -> Expression:
+        """Return an answer in JSON, or calls where the model may call instead."""
+        answer = lark.json(schema)
+        if self._has_channels:
+            answer = final_message(lark, answer)
+        may_call = constraints.tool_choice == "auto" and tools
+        if not may_call or (self._format is None and not self._has_channels):
+            return answer
+        return lark.any_of([answer, self._calls(lark, tools, constraints.parallel_calls)])
+
+    def _calls(self, lark: Lark, tools: list[ToolSchema], is_parallel: bool) -> Expression:
+        if self._has_channels:
+            return call_message(lark, tools)
+        if self._format is None:
+            raise RequestError(
+                "tool_choice asks for a tool call, which cannot be enforced in the format in which "
+                'this model calls tools. Use tool_choice "auto".',
+                code="unsupported_tool_choice",
+                param="tool_choice",
+            )
+        return self._format.expression(lark, tools, is_parallel)
+
+    def _answer(self, lark: Lark, last: Expression, opening: str, is_open: bool) -> Expression:
+        """Return a whole answer that ends with `last`; there may be thinking in front of it."""
+        if self._has_channels:
+            return turn(lark, last, opening)
+        if self._thinking is None:
+            return last
+        start, end = self._thinking.start, self._thinking.end
+        if is_open:
+            return lark.row(lark.optional(TEXT), end, NEWLINES, last)
+        if end in opening:
+            return lark.row(NEWLINES, last)
+        block = lark.optional(start, lark.optional(TEXT), end, NEWLINES)
+        return lark.row(NEWLINES, block, last)
+
+    # ------------------------------------------------------------ llguidance
+
+    def _compile(self, source: str, constraints: Constraints, tools: list[ToolSchema]) -> LLMatcher:
+        """Return a matcher of its own for one answer. Raises RequestError."""
+        compiled = self._compiled.pop(source, None)
+        if compiled is None:
+            if len(source) > GRAMMAR_CHARS_MAX:
+                raise _refused(
+                    f"The JSON schemas of what may be called are {len(source):,} characters; the "
+                    f"limit is {GRAMMAR_CHARS_MAX:,}.",
+                    "tools",
+                )
+            if constraints.schema is not None:
+                self._check(constraints.schema, "the answer", "response_format", {})
+            compiled = LLMatcher(self._tokens(), source, log_level=_SILENT, limits=self._limits)
+            if compiled.is_error():
+                for tool in tools:  # one by one they take longer than all of them together
+                    self._check(tool.schema, f"the tool {tool.name!r}", "tools", LENIENT)
+                raise _refused(f"The answer's grammar: {_said(compiled.get_error())}.", None)
+        self._compiled[source] = compiled
+        if len(self._compiled) > COMPILED_MAX:
+            self._compiled.popitem(last=False)
+        return compiled.deep_copy()
+
+    def _check(
+        self, schema: dict[str, Any], whose: str, param: str, options: dict[str, bool]
+    ) -> None:
+        """Raise RequestError where a schema cannot be compiled, or allows no value."""
+        size = len(json.dumps(schema))
+        if size > SCHEMA_BYTES_MAX:
+            raise _refused(
+                f"The JSON schema of {whose} is {size:,} bytes; the limit is {SCHEMA_BYTES_MAX:,}.",
+                param,
+            )
+        place, said = fault(schema, lambda part: self._error(part, options))
+        if said:
+            raise _refused(f"The JSON schema of {whose} at {place}: {said}.", param)
+
+    def _error(self, schema: dict[str, Any], options: dict[str, bool]) -> str:
+        """Return what llguidance says against a schema, "" where it says nothing."""
+        lark = Lark(self._marks)
+        source = lark.source(lark.json(schema, **options))
+        matcher = LLMatcher(self._tokens(), source, log_level=_SILENT, limits=self._limits)
+        matcher.compute_bitmask()  # some of what allows no value is found at the first token only
+        return _said(matcher.get_error())
+
+    def _tokens(self) -> LLTokenizer:
+        """Return llguidance's form of the tokenizer. Raises RequestError where there is none."""
+        if self._words is None:
+            self._words = _ll_tokenizer(
+                self._tokenizer, self._vocab_size, self._end_ids, set(self._marks.values())
+            )
+        return self._words
+
+
+def _callable(constraints: Constraints, tools: list[Any]) -> list[ToolSchema]:
+    """Return the tools that may be called. Raises RequestError where one must be and none may."""
+    offered = [tool_of(tool["function"]) for tool in tools]
+    names = constraints.tool_names
+    chosen = [tool for tool in offered if not names or tool.name in names]
+    if constraints.tool_choice != "required":
+        return chosen
+    missing = sorted(set(names) - {tool.name for tool in chosen})
+    if missing or not chosen:
+        what = f"the tool {missing[0]!r}" if missing else "any tool"
+        raise RequestError(
+            f"tool_choice asks for a call of {what}, which is not among the request's tools.",
+            param="tool_choice",
+        )
+    return chosen
+
+
+def _refused(text: str, param: str | None) -> RequestError:
+    return RequestError(
+        f"{text} Only what can be enforced is accepted; leave that out, or ask in words.",
+        code="invalid_grammar",
+        param=param,
+    )
+
+
+def _said(error: str) -> str:
+    """Return the words of llguidance's error without its listing of our grammar."""
+    lines = [line.strip() for line in error.partition("<backtrace>")[0].splitlines()]
+    told = [line for line in lines if line and not re.match(r"\d+ \||\^", line)]
+    return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(told))
+
+
+def _marks(tokenizer: Any, think_marks: tuple[str, str]) -> dict[str, int]:
+    """Return the added tokens that mean something: special ones, and those the format is made of.
+
+    Others are ordinary text, as runs of blanks and HTML tags are in some vocabularies.
+    """
+    found = [*think_marks, tokenizer.tool_call_start, tokenizer.tool_call_end]
+    written = f"{tokenizer.chat_template}{''.join(filter(None, found))}"
+    return {
+        token.content: number
+        for number, token in tokenizer.added_tokens_decoder.items()
+        if token.content.strip() and (token.special or token.content in written)
+    }
+
+
+def _ll_tokenizer(
+    tokenizer: Any, vocab_size: int, end_ids: frozenset[int], marks: set[int]
+) -> LLTokenizer:
+    """Return llguidance's form of a tokenizer in which the marks are never part of a text.
+
+    Raises RequestError where llguidance cannot read it.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise _unreadable("it has no fast form")
+    told = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
+    for token in told["added_tokens"]:
+        token["special"] = token["special"] or token["id"] in marks
+    size = max(vocab_size, len(tokenizer))
+    try:
+        return LLTokenizer(json.dumps(told), n_vocab=size, eos_token=sorted(end_ids))
+    except ValueError as error:
+        raise _unreadable(str(error)) from error
+
+
+def _unreadable(why: str) -> RequestError:
+    return RequestError(
+        f"Answers of this model cannot be constrained: its tokenizer cannot be read ({why}).",
+        code="unsupported_constraint",
+    )

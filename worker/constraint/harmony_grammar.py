@@ -1,0 +1,42 @@
+"""Grammars of harmony turns (gpt-oss): free thinking, and what the last message has to be."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from hearth.worker.constraint.call_grammars import json_arguments
+from hearth.worker.constraint.json_schemas import ToolSchema
+from hearth.worker.constraint.lark_builder import NOTHING, TEXT, Expression, Lark
+from hearth.worker.stream import harmony_reader
+
+NEXT: Final = "<|end|><|start|>assistant"
+TYPE: Final = (" <|constrain|>json", "<|constrain|>json", " json")
+
+
+def final_message(lark: Lark, answer: Expression) -> Expression:
+    """Return the message whose text is `answer`."""
+    kind = lark.any_of([*TYPE, NOTHING])
+    return lark.row(f"{harmony_reader.CHANNEL}final", kind, harmony_reader.MESSAGE, answer)
+
+
+def call_message(lark: Lark, tools: Sequence[ToolSchema]) -> Expression:
+    """Return the message that calls one of the tools."""
+    return lark.any_of([_call(lark, tool) for tool in tools])
+
+
+def _call(lark: Lark, tool: ToolSchema) -> Expression:
+    kind = lark.any_of([*TYPE, NOTHING])
+    recipient = lark.row(" to=functions.", lark.quoted(tool.name))
+    channel = f"{harmony_reader.CHANNEL}commentary"
+    header = lark.any_of([lark.row(channel, recipient), lark.row(recipient, channel)])
+    return lark.row(header, kind, harmony_reader.MESSAGE, json_arguments(lark, tool))
+
+
+def turn(lark: Lark, last: Expression, opening: str) -> Expression:
+    """Return a turn that ends with `last`, with nothing but thinking in front of it.
+
+    `opening` is the generation prompt, which may have begun the thinking.
+    """
+    thinking = lark.repeated(harmony_reader.ANALYSIS, lark.optional(TEXT), NEXT)
+    if opening.endswith(harmony_reader.ANALYSIS):
+        return lark.row(lark.optional(TEXT), NEXT, thinking, last)
+    return lark.row(thinking, last)

@@ -1,0 +1,159 @@
+"""What is read out of JSON schemas: a tool's parameters, what is written as text, what is wrong."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hearth.worker.stream.tool_calls.argument_types import referred
+
+HOPS_MAX: Final = 16  # from one $ref to the next
+CHOICES_DEPTH_MAX: Final = 4  # of choices among choices
+CHARACTERS_MAX: Final = 10_000  # a longer limit on text is left unenforced
+TRIES_MAX: Final = 200  # parts of a faulty schema that are looked at for the fault
+_SHARED: Final = ("$defs", "definitions")  # where references lead to
+_COMBINERS: Final = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties")
+_BY_NAME: Final = ("properties", "patternProperties")
+_BY_NUMBER: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_ALONE: Final = ("items", "additionalProperties", "not")
+_TYPED: Final = ("type", "enum", "const", "properties", "items", "anyOf", "oneOf", "allOf")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a tool."""
+
+    name: str
+    schema: dict[str, Any]  # complete in itself: what its references lead to is in it
+    is_required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchema:
+    """A tool that may be called; `schema` is that of its arguments, an object."""
+
+    name: str
+    schema: dict[str, Any]
+
+    def parameters(self) -> list[Parameter]:
+        """Return what may be given, in the schema's order."""
+        root = resolved(self.schema, self.schema)
+        known = _mapping(root.get("properties"))
+        required = root.get("required")
+        required = [n for n in required if isinstance(n, str)] if isinstance(required, list) else []
+        names = dict.fromkeys([*known, *required])
+        return [
+            Parameter(name, whole(known.get(name, {}), self.schema), name in required)
+            for name in names
+        ]
+
+
+def tool_of(function: Mapping[str, Any]) -> ToolSchema:
+    """Return the tool in a function definition as OpenAI's API has it.
+
+    A model invents no parameters that the schema does not name, unless the schema says it may.
+    """
+    schema = {"type": "object", **_mapping(function.get("parameters"))}
+    if not any(key in schema for key in (*_COMBINERS, "additionalProperties")):
+        schema["additionalProperties"] = False
+    return ToolSchema(str(function.get("name", "")), schema)
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a schema that is only a reference stands for; any other as it is."""
+    for _ in range(HOPS_MAX):
+        target = _target(schema, root)
+        if target is None:
+            break
+        schema = target
+    return _mapping(schema)
+
+
+def whole(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part of `root` with what references inside it lead to."""
+    return {**{key: root[key] for key in _SHARED if key in root}, **_mapping(schema)}
+
+
+def is_text(schema: Any, root: Mapping[str, Any], depth: int = CHOICES_DEPTH_MAX) -> bool:
+    """Tell whether formats without types write such a value as bare text: a string or null."""
+    if not depth:
+        return False
+    schema = resolved(schema, root)
+    if not any(key in schema for key in _TYPED):
+        return True
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            kinds = [resolved(each, root) for each in schema[key]]
+            others = [kind for kind in kinds if kind.get("type") != "null"]
+            return bool(others) and all(is_text(kind, root, depth - 1) for kind in others)
+    if "type" not in schema:
+        return words(schema, root) is not None
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    return "string" in types and all(kind in ("string", "null") for kind in types)
+
+
+def words(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
+    """Return the strings that a value must be one of; None where it may be others."""
+    schema = resolved(schema, root)
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(choices, list) or not choices:
+        return None
+    return choices if all(isinstance(choice, str) for choice in choices) else None
+
+
+def characters_max(schema: Any, root: Mapping[str, Any]) -> int | None:
+    """Return how many characters a text may have, None where nothing sensible is said."""
+    longest = resolved(schema, root).get("maxLength")
+    return longest if type(longest) is int and 0 <= longest <= CHARACTERS_MAX else None
+
+
+def fault(schema: dict[str, Any], error_of: Callable[[Any], str]) -> tuple[str, str]:
+    """Return where a schema cannot be compiled, as a JSON pointer, and what is said of it.
+
+    `error_of` returns "" for a schema that can be. The place is the smallest part that alone
+    cannot be either.
+    """
+    place, said, node = "", error_of(schema), schema
+    tries = 0
+    is_narrowing = True
+    while is_narrowing:
+        is_narrowing = False
+        for step, part in _parts(node, schema):
+            tries += 1
+            if tries > TRIES_MAX:
+                break
+            if found := error_of(whole(part, schema)):
+                place = step if step.startswith("#") else place + step
+                said, node, is_narrowing = found, part, True
+                break
+    return place.removeprefix("#") or "/", said
+
+
+def _parts(node: Any, root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the schemas inside a schema with the step that leads there, "#..." from the root."""
+    if not isinstance(node, dict):
+        return
+    for key in _BY_NAME:
+        for name, part in _mapping(node.get(key)).items():
+            yield f"/{key}/{_escaped(name)}", part
+    for key in _BY_NUMBER:
+        for number, part in enumerate(node[key] if isinstance(node.get(key), list) else ()):
+            yield f"/{key}/{number}", part
+    for key in _ALONE:
+        if isinstance(node.get(key), dict):
+            yield f"/{key}", node[key]
+    target = _target(node, root)
+    if target is not None and target is not node:
+        yield str(node["$ref"]), target
+
+
+def _target(schema: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a reference within the document leads to; None where there is none."""
+    return referred(schema.get("$ref"), root) if isinstance(schema, dict) else None
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

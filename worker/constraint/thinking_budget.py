@@ -1,0 +1,146 @@
+"""The think block of an answer that is being generated, and when it has to end.
+
+Touches no MLX. Owner: the thread that decodes.
+"""
+
+import codecs
+import logging
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hearth.worker.stream import harmony_reader
+
+log = logging.getLogger(__name__)
+
+CHARACTER_TOKENS_MAX: Final = 3  # that an unfinished character is given to become whole
+TAIL_BYTES: Final = 64  # of the answer that are looked at for a mark; all are shorter
+_CHANNEL: Final = harmony_reader.CHANNEL.encode()
+_HARMONY_END: Final = "<|end|>"
+_HARMONY_CLOSE: Final = (
+    f"{_HARMONY_END}<|start|>assistant{harmony_reader.CHANNEL}"  # another channel
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkMarks:
+    """How one model's think block begins and ends."""
+
+    start: str
+    end: str
+    forced: tuple[int, ...]  # the tokens that are written where it has to end
+    again: int | None = (
+        None  # the token that would begin another right behind them; None = none may
+    )
+
+    @property
+    def is_first_only(self) -> bool:
+        """Whether a block begins the answer; otherwise it may begin anywhere, several times."""
+        return self.again is None
+
+
+def think_marks(tokenizer: Any, has_channels: bool, marks: tuple[str, str]) -> ThinkMarks | None:
+    """Return how the model of mlx-lm's `tokenizer` thinks; None where it does not.
+
+    `marks` open and close its think block.
+    """
+
+    def tokens(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    if has_channels:
+        again = tokens(harmony_reader.ANALYSIS.removeprefix(harmony_reader.CHANNEL))[0]
+        return ThinkMarks(harmony_reader.ANALYSIS, _HARMONY_END, tokens(_HARMONY_CLOSE), again)
+    start, end = marks
+    if not start:
+        return None
+    return ThinkMarks(start, end, tokens(_close(tokenizer, end)))
+
+
+def _close(tokenizer: Any, end: str) -> str:
+    """Return what the template writes between thinking and an answer: `end`, and newlines."""
+    messages = [
+        {"role": "user", "content": "alpha"},
+        {"role": "assistant", "reasoning_content": "sigma", "content": "omega"},
+    ]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception as error:  # a template raises what it likes; then it tells nothing
+        log.debug("template probe refused: %s", error)
+        text = ""
+    found = re.search(rf"sigma(\n?{re.escape(end)}\n{{0,2}})omega", text)
+    return found[1] if found else f"\n{end}\n\n"
+
+
+class ThinkingBudget:
+    """Counts the tokens of the think block and says what has to come next."""
+
+    def __init__(
+        self,
+        marks: ThinkMarks,
+        budget: int,
+        is_open: bool,
+        token_bytes: Callable[[int], bytes],
+    ) -> None:
+        """Take how many tokens the block may have; `is_open`: the prompt has begun it."""
+        self._marks = marks
+        self._left = budget
+        self._token_bytes = token_bytes
+        self._is_open = is_open
+        self._may_open = not (is_open and marks.is_first_only)
+        self._tail = b""  # what was written last: in the block, or since it
+        self._forced: deque[int] = deque()
+        self._waits_left = CHARACTER_TOKENS_MAX
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._close_if_due()
+
+    @property
+    def forced(self) -> int | None:
+        """The token that has to come next."""
+        return self._forced[0] if self._forced else None
+
+    @property
+    def banned(self) -> int | None:
+        """The token that must not come next, as it would begin what was closed."""
+        is_spent = self._left <= 0 and not self._is_open
+        return self._marks.again if is_spent and self._tail.endswith(_CHANNEL) else None
+
+    def see(self, token: int) -> None:
+        """Take the next token of the answer."""
+        self._tail = (self._tail + self._token_bytes(token))[-TAIL_BYTES:]
+        if self._forced:
+            self._forced.popleft()
+            self._is_open = bool(self._forced)
+        elif self._is_open:
+            self._left -= 1
+            self._decoder.decode(self._token_bytes(token))
+            self._turn(self._marks.end.encode() in self._tail)
+        elif self._may_open:
+            self._turn(self._begins())
+        self._close_if_due()
+
+    def _turn(self, is_turning: bool) -> None:
+        """Open the block, or close it."""
+        if is_turning:
+            self._is_open = not self._is_open
+            self._tail = b""
+            self._may_open = not self._marks.is_first_only
+
+    def _begins(self) -> bool:
+        """Tell whether what was written opens a block; give it up where it no longer can."""
+        start = self._marks.start.encode()
+        if not self._marks.is_first_only:
+            return start in self._tail
+        written = self._tail.lstrip()
+        self._may_open = start.startswith(written[: len(start)])
+        return self._may_open and len(written) >= len(start)
+
+    def _close_if_due(self) -> None:
+        if not self._is_open or self._forced or self._left > 0:
+            return
+        if self._decoder.getstate()[0] and self._waits_left:
+            self._waits_left -= 1
+            return
+        self._forced.extend(self._marks.forced)

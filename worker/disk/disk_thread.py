@@ -1,0 +1,175 @@
+"""Carries pieces of KV between memory and the shelf, on a thread of its own."""
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from hearth.worker.disk.file_format import Record
+from hearth.worker.disk.file_names import FileName
+from hearth.worker.disk.file_store import FileStore
+
+QUEUE_BYTES_MAX: Final = 1 << 28  # of arrays that wait to be written and so cannot be freed
+READS_MAX: Final = 1_000  # that wait
+REFRESH_S: Final = 2.0  # what other workers write is found this late
+CLOSE_WAIT_S_MAX: Final = 2.0
+
+Records = list[Record | None]
+Then = Callable[[Records], None]
+
+log = logging.getLogger(__name__)
+
+
+class DiskThread:
+    """The I/O thread. It alone reads, writes and sweeps `shelf`; reads go before writes.
+
+    Every read that is taken is answered once, with None for what could not be had; after `close`
+    with nothing else. An error of the disk, of the shelf or of who asked ends its job only: it is
+    counted, and the thread goes on.
+    Records must be evaluated arrays that nobody writes: they leave this module unchanged.
+    Any thread may call any method; none but `flush` and `close` blocks.
+    """
+
+    def __init__(self, shelf: FileStore, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+        self.counts: Counter[str] = Counter()
+        self.shelf = shelf
+        self._queue_bytes_max = queue_bytes_max
+        self._reads: deque[tuple[Sequence[FileName], Then]] = deque()
+        self._writes: deque[Record] = deque()
+        self._queue_bytes = 0  # of `_writes`, and of the one that is being written
+        self._is_open = True
+        self._clears = False  # the shelf is to be emptied before anything else
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
+        self._thread.start()
+
+    def write(self, record: Record) -> bool:
+        """Have a record written; say whether it was taken. What does not fit is refused."""
+        with self._changed:
+            fits = self._queue_bytes + record.nbytes <= self._queue_bytes_max
+            if not (fits and self._is_open):
+                self.counts["writes_refused_queue"] += 1
+                return False
+            self._writes.append(record)
+            self._queue_bytes += record.nbytes
+            self._changed.notify_all()
+            return True
+
+    def read(self, names: Sequence[FileName], then: Then) -> bool:
+        """Have `then(records)` called on the I/O thread, one record or None for each name.
+
+        Say whether it will be: not once closed, nor while READS_MAX wait.
+        """
+        with self._changed:
+            if not self._is_open or len(self._reads) >= READS_MAX:
+                self.counts["reads_refused_queue"] += 1
+                return False
+            self._reads.append((names, then))
+            self._changed.notify_all()
+            return True
+
+    def clear(self) -> None:
+        """Have the shelf emptied; what waits to be written is dropped, what is read is a miss."""
+        with self._changed:
+            self._queue_bytes -= sum(record.nbytes for record in self._writes)
+            self._writes.clear()
+            self._clears = True
+            self._changed.notify_all()
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether the shelf has ever refused what was taken here."""
+        return self.counts["writes_lost"] > 0
+
+    def flush(self, seconds: float) -> bool:
+        """Wait at most `seconds` until the shelf has had all that is queued; say whether it has."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while self._queue_bytes:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._is_open:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def close(self) -> None:
+        """End the thread within CLOSE_WAIT_S_MAX; what is queued is dropped, and counted."""
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+        self._thread.join(CLOSE_WAIT_S_MAX)
+
+    def report(self) -> dict[str, Any]:
+        """Return the shelf's figures for `/v1/cache`, and those of the queue."""
+        with self._changed:
+            counts, queued = dict(self.counts), self._queue_bytes
+        shelf = self.shelf.report()
+        return {**shelf, "queue_bytes": queued, "counts": shelf["counts"] | counts}
+
+    # ------------------------------------------------------------ the I/O thread
+
+    def _run(self) -> None:
+        self._guarded(self.shelf.sweep)
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Do one job, or have a look at the directory where there is none; False at the end."""
+        with self._changed:
+            if not (self._reads or self._writes or self._clears) and self._is_open:
+                self._changed.wait(REFRESH_S)
+            is_open = self._is_open
+            if not is_open and self._writes:
+                self.counts["writes_dropped"] += len(self._writes)
+                self._writes.clear()
+            clears, self._clears = self._clears, False
+            reading = self._reads.popleft() if self._reads and not clears else None
+            is_writing = bool(self._writes) and not clears and reading is None
+            record = self._writes.popleft() if is_writing else None
+        if clears:
+            self._guarded(self.shelf.clear)
+        elif reading is not None:
+            self._answer(*reading, is_open)
+        elif record is not None:
+            self._put(record)
+        elif is_open:
+            self._guarded(self.shelf.refresh)
+        else:
+            return False
+        return True
+
+    def _answer(self, names: Sequence[FileName], then: Then, is_open: bool) -> None:
+        records: Records = [None] * len(names)
+
+        def fetch() -> None:
+            for number, name in enumerate(names):
+                records[number] = self.shelf.get(name)
+
+        if is_open:
+            self._guarded(fetch)
+        self._guarded(lambda: then(records))
+
+    def _put(self, record: Record) -> None:
+        is_kept = False
+
+        def put() -> None:
+            nonlocal is_kept
+            is_kept = self.shelf.put(record)
+
+        try:
+            self._guarded(put)
+        finally:
+            with self._changed:
+                self.counts["writes_lost"] += not is_kept
+                self._queue_bytes -= record.nbytes
+                self._changed.notify_all()
+
+    def _guarded(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception:
+            with self._changed:
+                self.counts["jobs_failed"] += 1
+            log.exception("a job of the KV disk thread failed")

@@ -1,0 +1,131 @@
+"""Which files go first when there are too many. Tensor-free and file-free: a rule over values.
+
+Worth is tokens to prefill again / bytes, less with the time since the last use and, where a piece
+serves one place only (a snapshot, a window), with how far that is from where a line ends or parts.
+A snapshot stands for all tokens since the one before it: as its neighbours go it gains, so
+snapshots thin out evenly and go before the rows that they cost many times over.
+Leaf by leaf: whoever hangs from a run goes before it.
+Source: worker/cache/eviction.py, which weighs by lines; a directory knows only times.
+"""
+
+import heapq
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from hearth.worker.cache.block_hash import PrefixHash
+from hearth.worker.disk.file_names import FileKind, FileName
+
+# A conversation silent for t is needed again about as 1 / t; within an hour all are alike.
+AGE_UNIT_S: Final = 3600.0
+# Tokens before a line's end at which a resume is half as likely; at 256 it is a fifth, as RAM's
+# eviction has it for the turn before (worker/cache/resume_likelihood.py).
+AHEAD_UNIT: Final = 64
+REACH_TOKENS_MAX: Final = 16_384  # how far along a line is looked
+
+JointHashes = tuple[str, PrefixHash]  # (root directory, name of the prefix): roots never meet
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file, as its directory shows it."""
+
+    root: str  # its directory's name
+    name: FileName
+    nbytes: int
+    used_at: float  # seconds since the epoch
+
+    @property
+    def start(self) -> JointHashes:
+        return self.root, self.name.start
+
+    @property
+    def end(self) -> JointHashes:
+        return self.root, self.name.end
+
+    @property
+    def needs(self) -> JointHashes:
+        """The prefix without which it is of no use."""
+        return self.start if self.name.kind is FileKind.ROWS else self.end
+
+
+def files_to_evict(files: Iterable[StoredFile], now: float) -> Iterator[StoredFile]:
+    """Yield all files, in the order in which they should go. Each counts as gone once yielded."""
+    chains = _Chains(files)
+    order = itertools.count()
+    heap = [(chains.worth(file, now), next(order), file) for file in chains.leaves()]
+    heapq.heapify(heap)
+    while heap:
+        believed, _, file = heapq.heappop(heap)
+        current = chains.worth(file, now)
+        if current > believed:  # what it could be replaced by has gone meanwhile
+            heapq.heappush(heap, (current, next(order), file))
+            continue
+        exposed = chains.remove(file)
+        yield file
+        for leaf in exposed:
+            heapq.heappush(heap, (chains.worth(leaf, now), next(order), leaf))
+    # Names that were made up may run in a circle, where nothing is a leaf.
+    yield from sorted(chains.files, key=lambda file: file.used_at)
+
+
+class _Chains:
+    """How files hang together: joints, who arrives at them, who needs them."""
+
+    def __init__(self, files: Iterable[StoredFile]) -> None:
+        self.files = dict.fromkeys(files)
+        self._arrivals: defaultdict[JointHashes, list[StoredFile]] = defaultdict(list)
+        self._needed_by: defaultdict[JointHashes, dict[StoredFile, None]] = defaultdict(dict)
+        for file in self.files:
+            self._needed_by[file.needs][file] = None
+            if file.name.kind is FileKind.ROWS:
+                self._arrivals[file.end].append(file)
+
+    def leaves(self) -> Iterator[StoredFile]:
+        return (file for file in self.files if self._is_leaf(file))
+
+    def _is_leaf(self, file: StoredFile) -> bool:
+        return file.name.kind is not FileKind.ROWS or not self._needed_by[file.end]
+
+    def remove(self, file: StoredFile) -> list[StoredFile]:
+        """Take a file out; return what is a leaf now and was none before."""
+        del self.files[file]
+        if file.name.kind is FileKind.ROWS:
+            self._arrivals[file.end].remove(file)
+        needed_by = self._needed_by[file.needs]
+        del needed_by[file]
+        return [] if needed_by else list(self._arrivals[file.needs])
+
+    def worth(self, file: StoredFile, now: float) -> float:
+        tokens: float = file.name.token_count
+        if file.name.kind is FileKind.STATE:
+            tokens = self._since_last_state(file)
+        if file.name.kind is not FileKind.ROWS:
+            tokens /= 1 + self._ahead(file.end) / AHEAD_UNIT
+        age = max(0.0, now - file.used_at) / AGE_UNIT_S
+        return tokens / max(1, file.nbytes) / (1 + age)
+
+    def _since_last_state(self, state: StoredFile) -> int:
+        """Return how many tokens would be read again if a resume had to do without it."""
+        tokens, joint = state.name.token_count, state.start
+        while tokens < REACH_TOKENS_MAX and not self._has_state(joint):
+            arrival = next(iter(self._arrivals[joint]), None)
+            if arrival is None:
+                break
+            tokens, joint = tokens + arrival.name.token_count, arrival.start
+        return tokens
+
+    def _has_state(self, joint: JointHashes) -> bool:
+        return any(file.name.kind is FileKind.STATE for file in self._needed_by[joint])
+
+    def _ahead(self, joint: JointHashes) -> int:
+        """Return how many tokens follow until the line ends or parts."""
+        tokens = 0
+        while tokens < REACH_TOKENS_MAX:
+            leaving = [f for f in self._needed_by[joint] if f.name.kind is FileKind.ROWS]
+            if len(leaving) != 1:
+                break
+            tokens, joint = tokens + leaving[0].name.token_count, leaving[0].end
+        return tokens

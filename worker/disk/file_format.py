@@ -1,0 +1,351 @@
+"""One piece of KV as the bytes of one file, and back. Owner: none; these are plain functions.
+
+A file is valid safetensors: the header's length (8 bytes), a JSON header, the arrays' bytes. The
+header begins with a checksum over everything else, so that it is found before anything is parsed,
+and its `__metadata__` names the piece, which keeps a good file from passing for another.
+The checksum is xxh3 of 128 bits (21 GB/s here; blake2b 0.5, sha256 0.9): it tells damage, not
+forgery. Whoever may write in a 0700 directory could as well change the model.
+Source: https://github.com/huggingface/safetensors#format
+"""
+
+import base64
+import binascii
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from errno import ELOOP
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_128
+
+from hearth.worker.cache.block_hash import PrefixHash, Tokens
+from hearth.worker.disk.file_names import FileKind, FileName
+
+SCHEMA: Final = "1"
+HEADER_BYTES_MAX: Final = 16 * 1024 * 1024  # three million tokens; a file may claim anything
+POSITION_MAX: Final = 1 << 40  # tokens
+IO_BYTES_MAX: Final = 1 << 30  # of one call: macOS refuses two gigabytes
+ALIGNMENT: Final = 64  # of the data within the file, and so of its views within the buffer
+
+# bfloat16 travels as its bits: numpy has no such type.
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "BOOL": np.dtype(np.bool_),
+    **{"U8": np.dtype(np.uint8), "I8": np.dtype(np.int8)},
+    **{"U16": np.dtype("<u2"), "I16": np.dtype("<i2")},
+    **{"BF16": np.dtype("<u2"), "F16": np.dtype("<f2")},
+    **{"U32": np.dtype("<u4"), "I32": np.dtype("<i4"), "F32": np.dtype("<f4")},
+    **{"U64": np.dtype("<u8"), "I64": np.dtype("<i8"), "F64": np.dtype("<f8")},
+}
+
+Metadata = dict[str, str]
+# Schema of an older file -> what makes its metadata today's.
+ADAPTERS: Final[dict[str, Callable[[Metadata], Metadata]]] = {}
+
+_LENGTH_BYTES: Final = 8
+_OPENING: Final = b'{"__metadata__":{"checksum":"'
+_CHECKSUM_FROM: Final = _LENGTH_BYTES + len(_OPENING)
+_CHECKSUM_TO: Final = _CHECKSUM_FROM + 2 * xxh3_128().digest_size
+_UNSIGNED: Final = "0" * (_CHECKSUM_TO - _CHECKSUM_FROM)
+
+
+class Damaged(Exception):
+    """A file is not what its name says. `reason` is one word of a few, to count by."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail:.200}")  # a file's own words may be long
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Array:
+    """One array. `dtype` is safetensors' name; `values` have the numpy type of `DTYPES`."""
+
+    name: str
+    dtype: str
+    values: NDArray[Any] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        assert self.name != "__metadata__"
+        assert self.values.dtype == DTYPES[self.dtype], (self.values.dtype, self.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """A piece of KV: rows or window rows of an extent, or the snapshot at its end.
+
+    `tokens` are the extent's, `position` where it starts. Nobody writes to it or its arrays.
+    """
+
+    root: PrefixHash
+    start: PrefixHash
+    end: PrefixHash
+    position: int
+    tokens: Tokens = field(repr=False)
+    is_canonical: bool
+    kind: FileKind
+    arrays: tuple[Array, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.tokens.dtype == np.int32 and self.tokens.ndim == 1 and len(self.tokens) > 0
+        assert self.start != self.end and 0 <= self.position <= POSITION_MAX
+        assert len({array.name for array in self.arrays}) == len(self.arrays)
+
+    @property
+    def name(self) -> FileName:
+        return FileName(self.kind, self.start, self.end, len(self.tokens), self.is_canonical)
+
+    @property
+    def nbytes(self) -> int:
+        return self.tokens.nbytes + sum(array.values.nbytes for array in self.arrays)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def encode(record: Record) -> list[memoryview]:
+    """Return the file's bytes in order: the header, then views of the arrays, not copied.
+
+    An array that is not contiguous is copied.
+    """
+    data = [_bytes_of(array.values) for array in record.arrays]
+    header = _header(record)
+    checksum = _checksum(memoryview(header), data).encode()
+    header = header[:_CHECKSUM_FROM] + checksum + header[_CHECKSUM_TO:]
+    return [memoryview(header), *data]
+
+
+def write(handle: int, parts: Iterable[memoryview]) -> None:
+    """Write the bytes of a file.
+
+    Raises:
+        OSError: not all of them could be written.
+    """
+    for part in parts:
+        while len(part):
+            part = part[os.write(handle, part[:IO_BYTES_MAX]) :]
+
+
+def _bytes_of(values: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+
+def _metadata(record: Record) -> Metadata:
+    return {
+        "checksum": _UNSIGNED,  # first: `_OPENING` and what follows it
+        "schema": SCHEMA,
+        "kind": record.kind,
+        "quality": record.name.quality,
+        "root": record.root.hex(),
+        "start": record.start.hex(),
+        "end": record.end.hex(),
+        "position": str(record.position),
+        "tokens": base64.b64encode(record.tokens.astype("<i4").tobytes()).decode(),
+    }
+
+
+def _header(record: Record) -> bytes:
+    """Return the file's length and header, the checksum's place still filled with zeros."""
+    fields: dict[str, Any] = {"__metadata__": _metadata(record)}
+    offset = 0
+    for array in record.arrays:
+        end = offset + array.values.nbytes
+        fields[array.name] = {
+            "dtype": array.dtype,
+            "shape": list(array.values.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % ALIGNMENT)
+    assert text.startswith(_OPENING) and len(text) <= HEADER_BYTES_MAX, len(text)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def _checksum(head: memoryview, rest: Iterable[memoryview]) -> str:
+    """Return the checksum of a file whose first bytes, its whole header or more, are `head`."""
+    digest = xxh3_128(head[:_CHECKSUM_FROM])
+    digest.update(head[_CHECKSUM_TO:])
+    for part in rest:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read(path: Path, root: PrefixHash, name: FileName, bytes_max: int) -> Record:
+    """Return the record of the file at `path`, which must be piece `name` under `root`.
+
+    One read into one buffer, whose views the arrays are. Nothing larger than `bytes_max` is read.
+
+    Raises:
+        Damaged: it is anything else.
+        OSError: the disk does not give it; FileNotFoundError: it is not there.
+    """
+    return decode(_whole_file(path, bytes_max), root, name)
+
+
+def _whole_file(path: Path, bytes_max: int) -> NDArray[np.uint8]:
+    try:
+        # Not to hang on a fifo, nor to follow a link out of the directory.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == ELOOP:
+            raise Damaged("foreign", "a link") from error
+        raise
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise Damaged("foreign", "no plain file")
+        if status.st_size > bytes_max:
+            raise Damaged("size", f"{status.st_size:,} bytes of at most {bytes_max:,}")
+        buffer = np.empty(status.st_size, np.uint8)
+        view, count = buffer.data, 0
+        while count < len(view) and (
+            more := os.readv(handle, [view[count : count + IO_BYTES_MAX]])
+        ):
+            count += more
+        if count < len(view):
+            raise Damaged("truncated", f"it shrank from {len(view):,} to {count:,} bytes")
+        return buffer
+    finally:
+        os.close(handle)
+
+
+def decode(buffer: NDArray[np.uint8], root: PrefixHash, name: FileName) -> Record:
+    """Return the record whose file is `buffer`; its arrays are views of it.
+
+    Raises:
+        Damaged: it is not the undamaged file of piece `name` under `root`.
+    """
+    data_from = _check_sum(buffer)
+    header = _parse(bytes(buffer[_LENGTH_BYTES:data_from]))
+    metadata = _adapted(header.pop("__metadata__", None))
+    tokens = _tokens(metadata)
+    _check_names(metadata, len(tokens), root, name)
+    position = _position(metadata)
+    arrays = tuple(_arrays(header, buffer[data_from:]))
+    return Record(
+        root=root,
+        start=name.start,
+        end=name.end,
+        position=position,
+        tokens=tokens,
+        is_canonical=name.is_canonical,
+        kind=name.kind,
+        arrays=arrays,
+    )
+
+
+def _check_sum(buffer: NDArray[np.uint8]) -> int:
+    """Return where the data begins, once the file is known to be what was written."""
+    head = buffer.data
+    if len(head) < _CHECKSUM_TO:
+        raise Damaged("truncated", f"{len(head)} bytes")
+    data_from = _LENGTH_BYTES + int.from_bytes(head[:_LENGTH_BYTES], "little")
+    if bytes(head[_LENGTH_BYTES:_CHECKSUM_FROM]) != _OPENING:
+        raise Damaged("foreign", "its header does not begin as ours do")
+    if data_from > len(head):
+        raise Damaged("truncated", f"the header ends at {data_from:,} of {len(head):,} bytes")
+    if not _CHECKSUM_TO < data_from <= _LENGTH_BYTES + HEADER_BYTES_MAX:
+        raise Damaged("size", f"a header of {data_from - _LENGTH_BYTES:,} bytes")
+    if _checksum(head, ()).encode() != bytes(head[_CHECKSUM_FROM:_CHECKSUM_TO]):
+        raise Damaged("checksum", f"of {len(head):,} bytes")
+    return data_from
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Damaged("header", "no JSON") from error
+    if not isinstance(header, dict):
+        raise Damaged("header", "no object")
+    return header
+
+
+def _adapted(metadata: Any) -> Metadata:
+    """Return the metadata in today's schema."""
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise Damaged("header", "its metadata are not strings")
+    schema = metadata.get("schema")
+    if schema == SCHEMA:
+        return metadata
+    adapt = ADAPTERS.get(schema or "")
+    if adapt is None:
+        raise Damaged("schema", f"{schema!r}, and this server reads {SCHEMA!r}")
+    return adapt(metadata)
+
+
+def _tokens(metadata: Metadata) -> Tokens:
+    try:
+        packed = base64.b64decode(metadata.get("tokens", "").encode(), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise Damaged("header", "its tokens are no base64") from error
+    if not packed or len(packed) % 4:
+        raise Damaged("header", f"its tokens are {len(packed)} bytes")
+    return np.frombuffer(packed, "<i4").astype(np.int32, copy=False)
+
+
+def _position(metadata: Metadata) -> int:
+    text = metadata.get("position", "")
+    if re.fullmatch(r"[0-9]{1,13}", text) is None or int(text) > POSITION_MAX:
+        raise Damaged("header", "its position is no number")
+    return int(text)
+
+
+def _check_names(metadata: Metadata, token_count: int, root: PrefixHash, name: FileName) -> None:
+    if metadata.get("root") != root.hex():
+        raise Damaged("root", f"of {metadata.get('root')!r}, not {root.hex()}")
+    expected = {
+        "kind": name.kind,
+        "quality": name.quality,
+        "start": name.start.hex(),
+        "end": name.end.hex(),
+    }
+    wrong = [key for key, value in expected.items() if metadata.get(key) != value]
+    if token_count != name.token_count:
+        wrong.append("token count")
+    if wrong:
+        raise Damaged("name", f"the file's own {', '.join(wrong)} are others")
+
+
+def _arrays(header: dict[str, Any], data: NDArray[np.uint8]) -> Iterator[Array]:
+    """Yield views of `data`. Together they are all of it, in order."""
+    offset = 0
+    for name, entry in header.items():
+        dtype, shape, count = _layout(name, entry)
+        end = offset + count * DTYPES[dtype].itemsize
+        if entry.get("data_offsets") != [offset, end] or end > len(data):
+            raise Damaged("layout", f"array {name!r} is not at {offset:,} to {end:,}")
+        try:
+            values = data[offset:end].view(DTYPES[dtype]).reshape(shape)
+        except ValueError as error:  # no elements, and sizes beyond what numpy counts
+            raise Damaged("layout", f"array {name!r} has an absurd shape") from error
+        yield Array(name, dtype, values)
+        offset = end
+    if offset != len(data):
+        raise Damaged("layout", f"arrays of {offset:,} bytes in {len(data):,}")
+
+
+def _layout(name: str, entry: Any) -> tuple[str, list[int], int]:
+    """Return the dtype, the shape and the count of elements that an array's entry tells."""
+    if not isinstance(entry, dict):
+        raise Damaged("layout", f"array {name!r} is not described")
+    dtype, shape = entry.get("dtype"), entry.get("shape")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise Damaged("layout", f"array {name!r} has no known type")
+    if not isinstance(shape, list) or len(shape) > 32:
+        raise Damaged("layout", f"array {name!r} has no shape")
+    count = 1
+    for size in shape:
+        if type(size) is not int or not 0 <= size < 1 << 40:
+            raise Damaged("layout", f"array {name!r} has no shape")
+        count *= size
+    return dtype, shape, count

@@ -1,0 +1,74 @@
+"""What a file's name tells without opening it. Names are read from disk: nothing in them is true
+because it is written there, and the file's own metadata must agree (record.py).
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from hearth.worker.cache.block_hash import HASH_BYTES, PrefixHash
+
+SUFFIX: Final = ".safetensors"
+TEMP_PREFIX: Final = ".writing-"  # of files that are not whole yet
+
+_HEX: Final = f"[0-9a-f]{{{2 * HASH_BYTES}}}"
+_ROOT: Final = re.compile(_HEX)
+_FILE: Final = re.compile(
+    rf"(rows|window|state)-(canonical|fast)-([1-9][0-9]{{0,8}})-({_HEX})-({_HEX}){SUFFIX}"
+)
+
+
+class FileKind(StrEnum):
+    """Which part of what is kept: `extents.Extent` has the first two, `extents.Joint` the last."""
+
+    ROWS = "rows"  # of the layers that keep every token; no arrays where there is no such layer
+    WINDOW = "window"
+    STATE = "state"
+
+
+class Quality(StrEnum):
+    CANONICAL = "canonical"
+    FAST = "fast"
+
+
+@dataclass(frozen=True, slots=True)
+class FileName:
+    """One piece: what the run of `token_count` tokens from `start` to `end` left behind."""
+
+    kind: FileKind
+    start: PrefixHash
+    end: PrefixHash
+    token_count: int
+    is_canonical: bool
+
+    @property
+    def quality(self) -> Quality:
+        return Quality.CANONICAL if self.is_canonical else Quality.FAST
+
+    @property
+    def file_name(self) -> str:
+        ends = f"{self.start.hex()}-{self.end.hex()}"
+        return f"{self.kind}-{self.quality}-{self.token_count}-{ends}{SUFFIX}"
+
+
+def parse(file_name: str) -> FileName | None:
+    """Return what a file's name tells; None where it is no name of ours."""
+    match = _FILE.fullmatch(file_name)
+    if match is None:
+        return None
+    kind, quality, count, start, end = match.groups()
+    if start == end:
+        return None
+    return FileName(
+        FileKind(kind), _hash(start), _hash(end), int(count), Quality(quality) is Quality.CANONICAL
+    )
+
+
+def is_root(directory_name: str) -> bool:
+    """Whether a directory of this name holds the files of one root."""
+    return _ROOT.fullmatch(directory_name) is not None
+
+
+def _hash(text: str) -> PrefixHash:
+    return PrefixHash(bytes.fromhex(text))

@@ -1,0 +1,391 @@
+"""The files of one root in a directory that several workers and models share."""
+
+import logging
+import math
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from errno import EACCES, EDQUOT, EFBIG, ENOSPC, EPERM, EROFS
+from pathlib import Path
+from typing import Any, Final
+
+from hearth.worker.cache.block_hash import PrefixHash
+from hearth.worker.disk.directory_usage import DirectoryUsage, locked
+from hearth.worker.disk.eviction_order import StoredFile, files_to_evict
+from hearth.worker.disk.file_format import Damaged, Record, encode, read, write
+from hearth.worker.disk.file_index import FileIndex
+from hearth.worker.disk.file_names import TEMP_PREFIX, FileName, is_root, parse
+
+FILE_BYTES_MIN: Final = 64 * 1024  # what a file counts at least, which bounds how many there are
+SLACK: Final = 0.05  # share of the cap freed beyond the need, so that sweeps stay rare
+LOCK_WAIT_S_MAX: Final = 2.0
+PAUSE_S: Final = 60.0  # without writes after the disk has refused one
+TOUCH_S: Final = 60.0  # a file's last use is known to this
+RACY_NS: Final = 2_000_000_000  # some file systems count in two seconds
+DAY_S: Final = 86_400
+
+_FULL: Final = (ENOSPC, EDQUOT, EFBIG)
+_READ_ONLY: Final = (EROFS, EACCES, EPERM)
+
+log = logging.getLogger(__name__)
+
+
+class FileStore:
+    """Pieces of KV as files: put, found by chain hash, got, and swept when they are too many.
+
+    Invariants:
+      one of a kind  of the pieces of one kind at one prefix the better stays; canonical is better
+      capped         what all roots hold together is at most `bytes_max` after each put
+      lock           files come, and are evicted, only under the directory's lock: whatever is not
+                     whole under it is a dead writer's. Reads take no lock: a file that goes
+                     meanwhile is a miss.
+    No method raises for what the disk does or holds: it is counted, with one warning a kind.
+    Owner: the I/O thread. `leaving`, `at`, `holds`, `bytes_used` and `report` are for any thread.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        root: PrefixHash,
+        bytes_max: int,
+        write_bytes_per_day: int,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`bytes_max` is for all roots in `directory`, `write_bytes_per_day` for all workers.
+
+        No limit a day is 0. Finds what is there, without opening it.
+        """
+        self.counts: Counter[str] = Counter()
+        self._directory = directory
+        self._home = directory / root.hex()
+        self._root = root
+        self._bytes_max = bytes_max
+        self._write_bytes_per_day = write_bytes_per_day
+        self._now = now
+        self._catalogue = FileIndex()
+        self._listed: dict[str, FileName] = {}  # file names seen, damaged ones that stay included
+        self._seen_at = 0  # when the directory last changed, as of the last look; 0 = look again
+        self._paused_at = -math.inf
+        self._is_full = False
+        self._warned: set[str] = set()
+        self._shared = DirectoryUsage()  # as of the last look
+        self.refresh()
+
+    # ------------------------------------------------------------ any thread
+
+    def leaving(self, start: PrefixHash) -> list[FileName]:
+        """Return the pieces of the runs that leave prefix `start`, canonical ones first."""
+        return self._catalogue.leaving(start)
+
+    def at(self, end: PrefixHash) -> list[FileName]:
+        """Return the pieces of the runs that arrive at prefix `end`, canonical ones first."""
+        return self._catalogue.at(end)
+
+    def holds(self, name: FileName) -> bool:
+        """Whether this piece, or one as good, is here: putting it would change nothing."""
+        return bool(self._as_good_as(name))
+
+    @property
+    def bytes_used(self) -> int:
+        """What this root's files count."""
+        return self._catalogue.bytes_used
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures for `/v1/cache`; those of the directory are as of the last write."""
+        shared = self._shared
+        return {
+            "files": len(self._catalogue),
+            "bytes_used": self.bytes_used,
+            "directory_bytes_used": shared.bytes_used,
+            "bytes_max": self._bytes_max,
+            "bytes_written_today": shared.bytes_written if shared.day == self._day() else 0,
+            "write_bytes_per_day": self._write_bytes_per_day,
+            "counts": dict(self.counts),
+        }
+
+    def _as_good_as(self, name: FileName) -> list[FileName]:
+        rivals = self._catalogue.rivals(name)
+        return [rival for rival in rivals if rival.is_canonical or not name.is_canonical]
+
+    # ------------------------------------------------------------ reading
+
+    def get(self, name: FileName) -> Record | None:
+        """Return a piece; None is a counted miss, and what is damaged is removed."""
+        path = self._home / name.file_name
+        try:
+            record = read(path, self._root, name, self._bytes_max)
+        except FileNotFoundError:
+            self.counts["reads_gone"] += 1
+            self._forget(name)
+            return None
+        except Damaged as damage:
+            self.counts[f"damaged_{damage.reason}"] += 1
+            self._warn(damage.reason, "%s is removed, it is damaged (%s)", path, damage)
+            self._remove(name)
+            return None
+        except (OSError, MemoryError) as error:
+            self.counts["reads_failed"] += 1
+            self._warn("reads_failed", "%s can't be read: %s", path, error)
+            return None
+        self.counts["reads"] += 1
+        self._touch(name)
+        return record
+
+    def refresh(self) -> None:
+        """See what other workers have put or removed. Cheap where nothing has changed."""
+        try:
+            changed_at = os.stat(self._home).st_mtime_ns
+            if changed_at == self._seen_at:
+                return
+            listing = {entry.name: entry for entry in os.scandir(self._home)}
+        except FileNotFoundError:
+            changed_at, listing = 0, {}
+        except OSError as error:
+            self.counts["scans_failed"] += 1
+            self._warn("scans_failed", "%s can't be listed: %s", self._home, error)
+            return
+        for gone in self._listed.keys() - listing.keys():
+            self._catalogue.discard(self._listed.pop(gone))
+        for file_name in listing.keys() - self._listed.keys():
+            name = parse(file_name)
+            if name is not None:
+                self._list(name, listing[file_name])
+        # A change within the clock's last tick looks like none.
+        is_settled = time.time_ns() - changed_at > RACY_NS
+        self._seen_at = changed_at if is_settled else 0
+
+    def _list(self, name: FileName, entry: "os.DirEntry[str]") -> None:
+        try:
+            size = entry.stat(follow_symlinks=False).st_size
+        except OSError:  # gone again
+            self.counts["scans_missed"] += 1
+            return
+        self._listed[entry.name] = name
+        self._catalogue.add(name, _cost(size))
+
+    def _forget(self, name: FileName) -> None:
+        self._catalogue.discard(name)
+        self._listed.pop(name.file_name, None)
+
+    def _touch(self, name: FileName) -> bool:
+        """Note that a file was used; say whether it is there."""
+        path = self._home / name.file_name
+        try:
+            if self._now() - os.stat(path).st_mtime > TOUCH_S:
+                os.utime(path)
+        except FileNotFoundError:
+            self._forget(name)
+            return False
+        except OSError:  # a read-only disk keeps no times
+            self.counts["touches_failed"] += 1
+        return True
+
+    # ------------------------------------------------------------ writing
+
+    def put(self, record: Record) -> bool:
+        """Make a piece a file, whole or not at all; say whether it, or one as good, is here."""
+        assert record.root == self._root, (record.root, self._root)
+        if 0 <= self._now() - self._paused_at < PAUSE_S:
+            self.counts["writes_refused_paused"] += 1
+            return False
+        return self._under_lock(lambda ledger: self._put(record, ledger))
+
+    def sweep(self) -> None:
+        """Bring the directory, all roots, under its cap; remove what dead writers left."""
+        self._under_lock(lambda ledger: self._sweep(ledger, self._bytes_max))
+
+    def clear(self) -> None:
+        """Remove all files of this root; those of other roots stay."""
+
+        def remove(ledger: DirectoryUsage) -> bool:
+            self.refresh()
+            for name in list(self._listed.values()):
+                self._remove(name)
+            return self._sweep(ledger, self._bytes_max)
+
+        self._under_lock(remove)
+
+    def _under_lock(self, act: Callable[[DirectoryUsage], bool]) -> bool:
+        try:
+            with locked(self._directory, LOCK_WAIT_S_MAX) as ledger:
+                if ledger.was_damaged:
+                    self.counts["ledgers_damaged"] += 1
+                self._shared = ledger
+                if ledger.bytes_used is None:
+                    self._sweep(ledger, self._bytes_max)
+                return act(ledger)
+        except OSError as error:
+            self._pause(error)
+            return False
+
+    def _pause(self, error: OSError) -> None:
+        reason, remedy = _told(error)
+        self.counts[f"writes_refused_{reason}"] += 1
+        self._paused_at = self._now()
+        text = "KV is not written to %s for %.0f s (%s); reading goes on. %s"
+        self._warn(reason, text, self._directory, PAUSE_S, error, remedy)
+
+    def _put(self, record: Record, ledger: DirectoryUsage) -> bool:
+        self.refresh()
+        name = record.name
+        for before in self.at(record.start):  # else what it hangs from could be swept first
+            self._touch(before)
+        if any([self._touch(other) for other in self._as_good_as(name)]):
+            self.counts["writes_known"] += 1
+            return True
+        parts = encode(record)
+        size = sum(map(len, parts))
+        if _cost(size) > self._bytes_max:
+            self.counts["writes_refused_size"] += 1
+            return False
+        ledger.turn_to(self._day())
+        per_day = self._write_bytes_per_day
+        if per_day and ledger.bytes_written + size > per_day:
+            self.counts["writes_refused_budget"] += 1
+            return False
+        self._charged(ledger, name, parts, size)
+        self.counts["writes"] += 1
+        self.counts["bytes_written"] += size
+        for rival in self._catalogue.rivals(name):
+            ledger.bytes_used = _used(ledger) - self._remove(rival)
+        ledger.save()
+        self._listed[name.file_name] = name
+        self._catalogue.add(name, _cost(size))
+        return True
+
+    def _charged(
+        self, ledger: DirectoryUsage, name: FileName, parts: list[memoryview], size: int
+    ) -> None:
+        """Write a file that is paid for before: who dies amid it leaves the counts too high."""
+        if _used(ledger) + _cost(size) > self._bytes_max:
+            self._sweep(ledger, self._bytes_max - _cost(size))
+        self._charge(ledger, size, _cost(size))
+        try:
+            self._write_making_room(ledger, name, parts, size)
+        except OSError:
+            self._charge(ledger, -size, -_cost(size))
+            raise
+
+    def _charge(self, ledger: DirectoryUsage, size: int, cost: int) -> None:
+        ledger.bytes_written += size
+        ledger.bytes_used = _used(ledger) + cost
+        ledger.save()
+
+    def _write_making_room(
+        self, ledger: DirectoryUsage, name: FileName, parts: list[memoryview], size: int
+    ) -> None:
+        """Write a file; where the disk is full, give back as much first, once until it is not."""
+        try:
+            self._write(name, parts)
+        except OSError as error:
+            if error.errno not in _FULL or self._is_full:
+                raise
+            self._is_full = True
+            self._sweep(ledger, _used(ledger) - 2 * _cost(size))
+            self._charge(ledger, 0, _cost(size))  # the sweep saw no file
+            self._write(name, parts)
+        self._is_full = False
+
+    def _write(self, name: FileName, parts: list[memoryview]) -> None:
+        self._home.mkdir(mode=0o700, exist_ok=True)
+        handle, temp = tempfile.mkstemp(prefix=TEMP_PREFIX, dir=self._home)  # 0600
+        try:
+            try:
+                write(handle, parts)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            os.replace(temp, self._home / name.file_name)
+        except OSError:
+            with suppress(OSError):  # the next sweep takes it
+                os.unlink(temp)
+            raise
+
+    # ------------------------------------------------------------ sweeping
+
+    def _sweep(self, ledger: DirectoryUsage, goal: int) -> bool:
+        """Remove what is worth least until all roots hold at most `goal` bytes."""
+        files = list(self._stored())
+        used = sum(file.nbytes for file in files)
+        if used > goal:
+            goal = max(0, goal - int(self._bytes_max * SLACK))
+            for file in files_to_evict(files, self._now()):
+                if used <= goal:
+                    break
+                if self._unlink(self._directory / file.root / file.name.file_name):
+                    used -= file.nbytes
+                    self.counts["evictions"] += 1
+                    self.counts["bytes_evicted"] += file.nbytes
+        ledger.bytes_used = used
+        ledger.save()
+        self._seen_at = 0
+        self.refresh()
+        return True
+
+    def _stored(self) -> Iterator[StoredFile]:
+        """Yield the files of all roots; remove those that a writer left half done."""
+        for home in list(os.scandir(self._directory)):
+            if not is_root(home.name) or not home.is_dir(follow_symlinks=False):
+                continue
+            entries = list(os.scandir(home.path))
+            for entry in entries:
+                name = parse(entry.name)
+                if name is not None:
+                    status = entry.stat(follow_symlinks=False)
+                    yield StoredFile(home.name, name, _cost(status.st_size), status.st_mtime)
+                elif entry.name.startswith(TEMP_PREFIX):
+                    self._unlink(Path(entry.path))
+                    self.counts["temps_removed"] += 1
+            if not entries and home.path != str(self._home):
+                with suppress(OSError):  # somebody has just put something there
+                    os.rmdir(home.path)
+
+    def _remove(self, name: FileName) -> int:
+        """Remove a file of this root; return what it counted, 0 where it stays."""
+        size = self._catalogue.discard(name)
+        if not self._unlink(self._home / name.file_name):
+            return 0
+        self._listed.pop(name.file_name, None)
+        return size
+
+    def _unlink(self, path: Path) -> bool:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            self.counts["removals_failed"] += 1
+            return False
+        return True
+
+    def _warn(self, kind: str, text: str, *args: object) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning(text + " Said once; later ones are counted.", *args)
+
+    def _day(self) -> int:
+        return int(self._now() // DAY_S)
+
+
+def _cost(size: int) -> int:
+    """Return what a file of `size` bytes counts."""
+    return max(size, FILE_BYTES_MIN)
+
+
+def _used(ledger: DirectoryUsage) -> int:
+    assert ledger.bytes_used is not None, "_under_lock has counted"
+    return ledger.bytes_used
+
+
+def _told(error: OSError) -> tuple[str, str]:
+    """Return the word that an error is counted by, and what its user can do."""
+    if isinstance(error, TimeoutError):
+        return "busy", "Another worker may be stopped."
+    if error.errno in _FULL:
+        return "full", "Free some space, or lower MAX_KV_SIZE_GB."
+    if error.errno in _READ_ONLY:
+        return "read_only", "Make KV_CACHE_DIR writable, or set another."
+    return "failed", "Look at the disk of KV_CACHE_DIR."

@@ -1,0 +1,257 @@
+"""Images for the language model: each is encoded once, and its rows go where its tokens stand.
+
+A picture is encoded alone, so that it is the same in every prompt, and its positions follow from
+where it stands; what images are in a prompt, and where, is told with each forward.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.generate import generation_stream
+from numpy.typing import NDArray
+
+from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
+from hearth.worker.engine.vlm_language_model import AXES, VLMLanguageModel
+
+PLACES_MAX: Final = 128  # sizes of pictures whose positions are kept
+
+# What mlx-vlm says of a prompt with images, and we can cut. Positions we make ourselves; that
+# masks are left out is what the check at the start is for.
+_CUT: Final = {"inputs_embeds", "visual_pos_masks", "deepstack_visual_embeds", "per_layer_inputs"}
+_UNUSED: Final = {"position_ids", "rope_deltas", "attention_mask", "attention_mask_4d"}
+
+
+class Unsliceable(Exception):
+    """The language model is given something of images that is not a row for each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRows:
+    """What a language model is given in place of some tokens."""
+
+    embeds: mx.array  # (1, tokens, hidden)
+    is_visual: NDArray[np.bool_]  # (tokens,) whether `deepstack` has a row of it
+    deepstack: tuple[mx.array, ...]  # (visual tokens, hidden) each, one for each layer that adds it
+    per_layer: mx.array | None  # (1, tokens, ...)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        return [a for a in (self.embeds, self.per_layer, *self.deepstack) if a is not None]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    def part(self, start: int, end: int) -> "ImageRows":
+        """Return those of the tokens [start, end). Lazy."""
+        first, last = (int(np.count_nonzero(self.is_visual[:n])) for n in (start, end))
+        return ImageRows(
+            self.embeds[:, start:end],
+            self.is_visual[start:end],
+            tuple(layer[first:last] for layer in self.deepstack),
+            None if self.per_layer is None else self.per_layer[:, start:end],
+        )
+
+
+class ImageEncoder:
+    """The pictures that were encoded, and how forwards are told of them.
+
+    Keeps rows up to `bytes_max`, those used last, and always the newest picture's and those that
+    prefills are amid.
+    `splits_images`: whether an image's tokens may be forwarded in several chunks.
+    Owner: the inference thread.
+    """
+
+    def __init__(
+        self, model: Any, language: VLMLanguageModel, bytes_max: int, splits_images: bool = True
+    ) -> None:
+        self.splits_images = splits_images
+        self.encoder_calls = 0
+        self.encoder_seconds = 0.0
+        self.failures = 0  # images at which the encoder failed
+        self.nbytes = 0  # of the rows that are kept
+        self._model = model
+        self._language = language
+        self._bytes_max = bytes_max
+        self._kept: OrderedDict[ImageName, ImageRows] = OrderedDict()  # used last at the end
+        self._places: OrderedDict[Any, NDArray[np.int32]] = OrderedDict()
+
+    def is_encoded(self, picture: PromptImage) -> bool:
+        return picture.name in self._kept
+
+    def encode(self, picture: PromptImage, spared: Container[ImageName] = ()) -> None:
+        """Have the picture's rows at hand: evaluated, and now the newest.
+
+        Those of the names `spared` do not make way for them.
+
+        Raises:
+            Unsliceable: they cannot be cut by tokens.
+        """
+        name = picture.name
+        if name in self._kept:
+            self._kept.move_to_end(name)
+            return
+        started = time.perf_counter()
+        with mx.stream(generation_stream):
+            inputs = {name: mx.array(array) for name, array in picture.inputs().items()}
+            rows = self._rows(picture.ids, **inputs)
+            mx.eval(rows.arrays)
+        mx.clear_cache()
+        self.encoder_calls += 1
+        self.encoder_seconds += time.perf_counter() - started
+        self._kept[name] = rows
+        self.nbytes += rows.nbytes
+        for other in [*self._kept][:-1]:
+            if self.nbytes > self._bytes_max and other not in spared:
+                self.nbytes -= self._kept.pop(other).nbytes
+
+    def forget(self) -> None:
+        """Give up the rows of every picture."""
+        self.release()
+
+    def release(self, spared: Container[ImageName] = ()) -> bool:
+        """Give up all rows but those of the names `spared`; say whether there were any."""
+        going = [name for name in self._kept if name not in spared]
+        for name in going:
+            self.nbytes -= self._kept.pop(name).nbytes
+        if going:  # who waits for memory asks at every step
+            mx.clear_cache()
+        return bool(going)
+
+    def shift(self, runs: Sequence[ImageRun], position: int) -> int:
+        """Return what a text token's position is beyond `position`, the number of those before.
+
+        An image of many tokens takes few positions, so it is negative behind one.
+        """
+        return sum(self._advance(run.picture) for run in runs if run.end <= position)
+
+    def stretch(self, ids: Sequence[int], at: int, runs: Sequence[ImageRun]) -> dict[str, Any]:
+        """Return what the language model is called with, beside the tokens `ids` [at, at + n).
+
+        `runs` are all images of the prompt, ascending. Pictures that the stretch covers, wholly
+        or in part, are encoded where they are not at hand.
+        """
+        end = at + len(ids)
+        if not any(run.start < end and at < run.end for run in runs):
+            return {"shift": self.shift(runs, at)}
+        pieces = []
+        for start, stop, run in _pieces(at, end, runs):
+            if run is None:
+                pieces.append(self._rows(ids[start - at : stop - at]))
+            else:
+                self.encode(run.picture)
+                rows = self._kept[run.picture.name]
+                pieces.append(rows.part(start - run.start, stop - run.start))
+        arguments = _joined(pieces)
+        if self._language.takes_positions:
+            arguments["position_ids"] = mx.array(self._positions(at, end, runs))[:, None]
+        return arguments
+
+    def _rows(self, ids: Sequence[int], **inputs: mx.array) -> ImageRows:
+        """Return what mlx-vlm makes of `ids`, with the image that `inputs` are of, or as text."""
+        pixels = inputs.pop("pixel_values", None)
+        if pixels is not None:
+            inputs["mask"] = mx.ones((1, len(ids)), dtype=mx.int32)
+        made = self._model.get_input_embeddings(mx.array([list(ids)]), pixels, **inputs).to_dict()
+        made = {name: value for name, value in made.items() if value is not None}
+        odd = made.keys() - _CUT - _UNUSED
+        if odd:
+            raise Unsliceable(f"its language model is given {', '.join(sorted(odd))}")
+        return _rows_of(made, len(ids))
+
+    def _positions(self, at: int, end: int, runs: Sequence[ImageRun]) -> NDArray[np.int32]:
+        """Return the positions (3, n) of the tokens [at, end)."""
+        positions = np.tile(np.arange(at, end, dtype=np.int32), (AXES, 1))
+        shift = 0
+        for run in runs:
+            start, stop = max(run.start, at), min(run.end, end)
+            if start < stop:
+                inside = self._place(run.picture)[:, start - run.start : stop - run.start]
+                positions[:, start - at : stop - at] = run.start + shift + inside
+            advance = self._advance(run.picture)
+            positions[:, max(run.end - at, 0) :] += advance
+            shift += advance
+        return positions
+
+    def _advance(self, picture: PromptImage) -> int:
+        """Return the positions that a picture takes beyond its number of tokens; 0 without mRoPE"""
+        if not self._language.takes_positions:
+            return 0
+        return int(self._place(picture).max()) + 1 - len(picture.ids)
+
+    def _place(self, picture: PromptImage) -> NDArray[np.int32]:
+        """Return the positions (3, tokens) of a picture that stands at the prompt's start."""
+        key = (picture.grid, len(picture.ids))
+        if key not in self._places:
+            with mx.stream(generation_stream):
+                grid = mx.array(picture.grid) if picture.grid else None
+                positions, _ = self._language.model.get_rope_index(
+                    mx.array([picture.ids], dtype=mx.int32), image_grid_thw=grid
+                )
+                place = np.array(positions, dtype=np.int32)
+            if place.shape != (AXES, 1, len(picture.ids)):
+                raise Unsliceable(f"positions of shape {place.shape}")
+            self._places[key] = place[:, 0]
+            if len(self._places) > PLACES_MAX:
+                self._places.popitem(last=False)
+        return self._places[key]
+
+
+def _pieces(
+    at: int, end: int, runs: Sequence[ImageRun]
+) -> Iterator[tuple[int, int, ImageRun | None]]:
+    """Yield the parts of [at, end) that are one image's, or text (None), ascending."""
+    position = at
+    for run in runs:
+        start, stop = max(run.start, at), min(run.end, end)
+        if start >= stop:
+            continue
+        if position < start:
+            yield position, start, None
+        yield start, stop, run
+        position = stop
+    if position < end:
+        yield position, end, None
+
+
+def _rows_of(made: Mapping[str, Any], count: int) -> ImageRows:
+    """Return the fields of mlx-vlm's InputEmbeddingsFeatures as rows of `count` tokens."""
+    visual = np.zeros(count, dtype=np.bool_)
+    deepstack = made.get("deepstack_visual_embeds")
+    if deepstack is not None:
+        visual = np.array(made["visual_pos_masks"], dtype=np.bool_).reshape(count)
+    rows = ImageRows(
+        made["inputs_embeds"],
+        visual,
+        () if deepstack is None else tuple(deepstack),
+        made.get("per_layer_inputs"),
+    )
+    visual_count = int(np.count_nonzero(visual))
+    if (
+        rows.embeds.shape[:2] != (1, count)
+        or any(layer.shape[0] != visual_count for layer in rows.deepstack)
+        or (rows.per_layer is not None and rows.per_layer.shape[:2] != (1, count))
+    ):
+        raise Unsliceable(f"rows of shapes {[array.shape for array in rows.arrays]}")
+    return rows
+
+
+def _joined(pieces: Sequence[ImageRows]) -> dict[str, Any]:
+    """Return the rows of one stretch, as the language model names them."""
+    arguments: dict[str, Any] = {
+        "inputs_embeds": mx.concatenate([piece.embeds for piece in pieces], axis=1)
+    }
+    per_layer = [piece.per_layer for piece in pieces if piece.per_layer is not None]
+    if per_layer:
+        arguments["per_layer_inputs"] = mx.concatenate(per_layer, axis=1)
+    visual = np.concatenate([piece.is_visual for piece in pieces])
+    if visual.any():
+        layers = zip(*(piece.deepstack for piece in pieces if piece.deepstack), strict=True)
+        arguments["visual_pos_masks"] = mx.array(visual)[None]
+        arguments["deepstack_visual_embeds"] = [mx.concatenate(list(layer)) for layer in layers]
+    return arguments

@@ -1,0 +1,231 @@
+"""Loads a model and says what it is. Runs on the inference thread: MLX arrays belong to it."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import (
+    DEFAULT_ALLOW_PATTERNS,
+    get_total_parameters,
+    load,
+    load_config,
+    load_tokenizer,
+    snapshot_download,
+)
+
+from hearth.shared.errors import StartError
+from hearth.shared.load_settings import POCKET, Settings
+from hearth.shared.wire_messages import ModelFacts
+from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
+from hearth.worker.engine.remote_code_check import CODE_PATTERNS, remote_code
+from hearth.worker.engine.vlm_loader import (
+    VisionModel,
+    chat_template,
+    load_vision_model,
+    read_json,
+    sees_images,
+)
+
+log = logging.getLogger(__name__)
+
+POCKET_DIR = Path(__file__).resolve().parent / "pocket"  # made by python -m scripts.pocket.train
+
+POSITION_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+UNKNOWN_LENGTH = 1 << 40  # transformers writes a larger number where a tokenizer tells none
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its tokenizer and what was found out about them."""
+
+    model: Any  # called as model(ids (1, n), cache=...) -> logits (1, n, vocabulary)
+    tokenizer: Any  # mlx-lm's TokenizerWrapper
+    generation_config: dict[str, Any]
+    config: dict[str, Any]
+    directory: Path
+    facts: ModelFacts
+    vision: VisionModel | None = None  # None for a model of text alone
+
+
+def load_model(
+    settings: Settings, begin: Callable[[str, int], None] = lambda _step, _nbytes: None
+) -> LoadedModel:
+    """Load what MODEL_PATH names: the builtin model, a directory or a hub id.
+
+    `begin` is told of each step before it is taken, and the bytes that it brings into memory.
+
+    Raises:
+        StartError: it cannot be loaded; one line says why.
+    """
+    source = settings.model_path
+    if source == POCKET:
+        source = str(POCKET_DIR)
+    elif source.startswith("builtin:"):
+        raise StartError(f"MODEL_PATH is {source!r}; the only builtin model is {POCKET}.")
+    else:
+        source = _checked(source)
+    model: Any
+    try:
+        runs_code = _may_run_code(settings)
+        begin("files", 0)
+        directory = _present(source, runs_code)
+        refuse_heavy(directory, settings.model_path, memory_limit(settings))
+        begin("weights", weight_bytes(directory))
+        vision = load_vision_model(directory) if sees_images(directory) else None
+        if vision is not None:
+            model = vision.language
+            tokenizer, config = _tokenizer_and_config(directory, runs_code)
+        else:
+            model, tokenizer, config = load(
+                str(directory),
+                tokenizer_config={"trust_remote_code": runs_code},
+                trust_remote_code=runs_code,
+                return_config=True,
+            )
+        if source == str(POCKET_DIR) and mx.default_device() == mx.cpu:
+            model.set_dtype(mx.float32)  # MLX prefills bfloat16 4 to 5 times slower there
+        weights: Any = model if vision is None else vision.model
+        mx.eval(weights.parameters())
+    except StartError:
+        raise
+    except Exception as error:  # whatever a hub, a file, an architecture or the device can raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise StartError(f"MODEL_PATH is {source!r}, which cannot be loaded: {reason}") from error
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        generation_config=read_json(directory / "generation_config.json"),
+        config=config,
+        directory=directory,
+        facts=_facts(model, weights, tokenizer, config, source, settings),
+        vision=vision,
+    )
+
+
+def _checked(source: str) -> str:
+    """Return the directory or hub id; a mistyped path is told apart before a hub is asked."""
+    path = Path(source).expanduser()
+    looks_local = source.startswith(("/", ".", "~")) or source.count("/") != 1
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise StartError(f"MODEL_PATH is {source!r}, a directory without a config.json.")
+        return str(path)
+    if looks_local:
+        raise StartError(
+            f"MODEL_PATH is {source!r}, which is neither a directory nor a hub id (owner/name)."
+        )
+    return source
+
+
+def _may_run_code(settings: Settings) -> bool:
+    """Whether ALLOW_MODEL_CODE names this very model, by its hub id or its directory."""
+    source = settings.model_path
+    places = {source, str(Path(source).expanduser().resolve())}
+    named = {str(Path(name).expanduser().resolve()) for name in settings.allow_model_code}
+    return not places.isdisjoint({*settings.allow_model_code, *named})
+
+
+def _present(source: str, runs_code: bool) -> Path:
+    """Return the directory of a checkpoint, fetched where it is a hub id.
+
+    What could run is looked at before anything loads it, and before the weights are fetched.
+
+    Raises:
+        StartError: it brings code of its own, which this server was not told to run.
+    """
+    directory = Path(source)
+    if directory.is_dir():
+        _refuse_code(directory, source, runs_code)
+        return directory
+    for patterns in (CODE_PATTERNS, DEFAULT_ALLOW_PATTERNS):
+        directory = Path(snapshot_download(source, allow_patterns=list(patterns)))
+        _refuse_code(directory, source, runs_code)
+    return directory
+
+
+def _refuse_code(directory: Path, source: str, runs_code: bool) -> None:
+    found = [] if runs_code else remote_code(directory)
+    if found:
+        raise StartError(
+            f"MODEL_PATH is {source!r}, which cannot be loaded: it brings code of its own "
+            f"({', '.join(found)}), which would run with your rights. Use another conversion of "
+            f"the model, or, if you have read that code, set ALLOW_MODEL_CODE={source}"
+        )
+
+
+def _tokenizer_and_config(directory: Path, runs_code: bool) -> tuple[Any, dict[str, Any]]:
+    """Return what mlx-lm's load gives beside a model."""
+    config = load_config(directory)
+    told: dict[str, Any] = {"trust_remote_code": runs_code}
+    template = chat_template(directory)
+    if template is not None:
+        told["chat_template"] = template
+    ends = config.get("eos_token_id") or (config.get("text_config") or {}).get("eos_token_id")
+    return load_tokenizer(directory, told, eos_token_ids=ends), config
+
+
+def _facts(
+    model: Any,
+    weights: Any,
+    tokenizer: Any,
+    config: dict[str, Any],
+    source: str,
+    settings: Settings,
+) -> ModelFacts:
+    """Return what is known of `model`; `weights` are those of its towers too."""
+    text = config.get("text_config") or config
+    return ModelFacts(
+        name=settings.model_name,
+        path=source,
+        architecture=str(config.get("model_type", "unknown")),
+        context_tokens=min(_positions(text, tokenizer), settings.max_kv_size),
+        vocab_size=_vocab_size(model, text),
+        parameter_count=int(get_total_parameters(weights)),
+        weight_bytes=sum(weight.nbytes for _, weight in tree_flatten(weights.parameters())),
+        cache_layout=cache_layout(make_prompt_cache(model)),
+        backend=backend(),
+    )
+
+
+def _positions(config: dict[str, Any], tokenizer: Any) -> int:
+    """Return the longest context that the model was made for, by whatever name it is told."""
+    told = [config.get(name) for name in POSITION_NAMES]
+    told.append(getattr(tokenizer, "model_max_length", None))
+    known = [int(n) for n in told if isinstance(n, int | float) and 0 < n < UNKNOWN_LENGTH]
+    if not known:
+        log.warning("the checkpoint does not tell its context length; MAX_KV_SIZE alone limits it")
+    return known[0] if known else UNKNOWN_LENGTH
+
+
+def _vocab_size(model: Any, config: dict[str, Any]) -> int:
+    """Return the number of logits; the config's figure, or one forward where it has none."""
+    if isinstance(config.get("vocab_size"), int):
+        return int(config["vocab_size"])
+    size: int = model(mx.array([[0]])).shape[-1]
+    return size
+
+
+def cache_layout(cache: list[Any]) -> str:
+    """Return the kinds of cache that the layers keep, e.g. "2 x ArraysCache, 2 x KVCache"."""
+    kinds = Counter(_kind(layer) for layer in cache)
+    return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+
+
+def _kind(layer: Any) -> str:
+    children = getattr(layer, "caches", None)
+    if children is None:
+        return type(layer).__name__
+    return f"{type(layer).__name__}({', '.join(_kind(child) for child in children)})"
+
+
+def backend() -> str:
+    """Return what computes: "metal", "cuda" or "cpu"."""
+    if mx.default_device() == mx.Device(mx.cpu):
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"

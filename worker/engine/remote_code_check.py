@@ -1,0 +1,42 @@
+"""Finds Python code that a checkpoint brings along. Reads only; runs and imports nothing.
+
+mlx-vlm runs a config's `model_file` without asking, and transformers what an `auto_map` names, so
+this is looked at before any of them.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+CODE_PATTERNS: Final = ("*.json", "*.py")  # what must be there to tell
+NAMED_MAX: Final = 8  # in the text of a refusal
+_CONFIGS: Final = "*config*.json"
+_KEYS: Final = ("model_file", "auto_map")
+
+
+def remote_code(directory: Path) -> list[str]:
+    """Return what there is of code in a checkpoint, by name; empty where it is data alone."""
+    found = [path.name for path in sorted(directory.glob("*.py"))]
+    for path in sorted(directory.glob(_CONFIGS)):
+        found += [f"{key} in {path.name}" for key in _KEYS if key in set(_keys_set(_read(path)))]
+    return found[:NAMED_MAX]
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None  # no loader can read it either
+
+
+def _keys_set(value: Any) -> Iterator[str]:
+    """Yield the names, at any depth, that are set to something."""
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield from (name for name, inner in node.items() if inner)
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node

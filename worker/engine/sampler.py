@@ -1,0 +1,139 @@
+"""How one request's tokens are chosen: mlx-lm's filters and penalties, with a seed of our own."""
+
+import itertools
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import mlx.core as mx
+from mlx_lm.sample_utils import (
+    apply_min_p,
+    apply_top_k,
+    apply_top_p,
+    greedy_sampler,
+    make_logits_processors,
+)
+
+from hearth.shared.errors import RequestError
+from hearth.shared.load_settings import Settings
+from hearth.shared.wire_messages import Sampling
+from hearth.worker.constraint.token_mask import TokenMask
+
+Sampler = Callable[[mx.array], mx.array]  # log probabilities (1, vocabulary) -> token ids (1,)
+LogitsProcessor = Callable[[mx.array, mx.array], mx.array]  # (all tokens, logits) -> logits
+
+T = TypeVar("T")
+
+TOP_P_MIN = 1e-6  # OpenAI allows top_p = 0, which means the likeliest token
+TEMPERATURE_MIN = 1e-4  # below it a logit divided by it overflows; only the likeliest is left
+ALL_GENERATED = 1 << 30  # presence and frequency penalties look at everything generated
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    """A request's way of choosing tokens. Neither function ever raises (facts/mlx.md 6)."""
+
+    sampler: Sampler
+    processors: tuple[LogitsProcessor, ...]
+    top_logprobs: int | None  # None = no log probabilities wanted
+
+
+def make_token_choice(
+    sampling: Sampling,
+    settings: Settings,
+    vocab_size: int,
+    prompt_length: int,
+    guide: TokenMask | None = None,
+) -> TokenChoice:
+    """Return the choice for a request that passed `check`; the settings fill what it left open.
+
+    The guide has the last word on what may be sampled.
+    """
+    guides = [] if guide is None else [guide.process]
+    return TokenChoice(
+        sampler=_sampler(sampling, settings, vocab_size),
+        processors=(*_processors(sampling, settings, prompt_length), *guides),
+        top_logprobs=sampling.top_logprobs,
+    )
+
+
+def check(sampling: Sampling, vocab_size: int) -> None:
+    """Raise RequestError where a logit bias names a token that the model does not have."""
+    for name, value in sampling.logit_bias.items():
+        is_token = name.isascii() and name.isdecimal() and int(name) < vocab_size
+        if not is_token or not math.isfinite(value):
+            raise RequestError(
+                f"logit_bias names token {name!r}; this model has tokens 0 to {vocab_size - 1:,}.",
+                param="logit_bias",
+            )
+
+
+def _sampler(sampling: Sampling, settings: Settings, vocab_size: int) -> Sampler:
+    temperature = _default(sampling.temperature, settings.default_temperature)
+    if temperature < TEMPERATURE_MIN:
+        return greedy_sampler
+    top_p = max(_default(sampling.top_p, settings.default_top_p), TOP_P_MIN)
+    min_p = _default(sampling.min_p, settings.default_min_p)
+    top_k = _default(sampling.top_k, settings.default_top_k)
+    filters: list[Sampler] = []
+    if top_p < 1:
+        filters.append(lambda logprobs: apply_top_p(logprobs, top_p))
+    if min_p > 0:
+        filters.append(lambda logprobs: apply_min_p(logprobs, min_p))
+    if 0 < top_k < vocab_size:
+        filters.append(lambda logprobs: apply_top_k(logprobs, top_k))
+    seed = sampling.seed if sampling.seed is not None else secrets.randbits(64)
+    draws = itertools.count()
+
+    def sample(logprobs: mx.array) -> mx.array:
+        for keep in filters:
+            logprobs = keep(logprobs)
+        key = mx.random.key(_mixed(seed, next(draws)))
+        return mx.random.categorical(logprobs * (1 / temperature), key=key)
+
+    return sample
+
+
+def _default(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _mixed(seed: int, draw: int) -> int:
+    """Return the 64-bit key of a request's n-th draw, the same on every machine.
+
+    Source: splitmix64 (Steele, Lea, Flood 2014).
+    """
+    mask = (1 << 64) - 1
+    z = (seed + (draw + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+def _processors(
+    sampling: Sampling, settings: Settings, prompt_length: int
+) -> list[LogitsProcessor]:
+    penalty = _default(sampling.repetition_penalty, settings.default_repetition_penalty)
+    over_everything = make_logits_processors(
+        logit_bias={int(name): bias for name, bias in sampling.logit_bias.items()} or None,
+        repetition_penalty=None if penalty == 1 else penalty,
+        repetition_context_size=settings.default_repetition_context_size,
+    )
+    over_the_answer = make_logits_processors(
+        presence_penalty=sampling.presence_penalty or None,
+        presence_context_size=ALL_GENERATED,
+        frequency_penalty=sampling.frequency_penalty or None,
+        frequency_context_size=ALL_GENERATED,
+    )
+    return [*over_everything, *(_generated_only(p, prompt_length) for p in over_the_answer)]
+
+
+def _generated_only(processor: LogitsProcessor, prompt_length: int) -> LogitsProcessor:
+    """OpenAI's penalties count what was generated, not what the prompt says."""
+
+    def process(tokens: mx.array, logits: mx.array) -> mx.array:
+        return processor(tokens[prompt_length:], logits)
+
+    return process

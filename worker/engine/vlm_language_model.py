@@ -1,0 +1,67 @@
+"""The language model of an mlx-vlm model, called as mlx-lm's models are.
+
+Owner: the inference thread.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+
+AXES: Final = 3  # time, height and width, in which mRoPE counts positions
+
+
+class VLMLanguageModel:
+    """Forwards that are told all they depend on: nothing is read from what mlx-vlm remembers.
+
+    A model with mRoPE keeps the positions of the request that it saw last, so that another one
+    beside it would continue with them. It only does where a call brings none: each call does.
+    """
+
+    def __init__(self, model: Any, make_cache: Callable[[], list[Any]]) -> None:
+        self.model = model
+        self.make_cache = make_cache  # gives empty caches, one a layer, of mlx-vlm's own classes
+        self.takes_positions = _takes_positions(model)
+
+    def __call__(
+        self, ids: mx.array, cache: list[Any] | None = None, shift: int = 0, **embeds: Any
+    ) -> mx.array:
+        """Return the logits (1, n, vocabulary) of `ids` (1, n), which follow those in `cache`.
+
+        `shift` is what positions differ from the number of tokens before, by images there.
+        `embeds` are inputs_embeds (1, n, hidden) and what else a stretch with images needs.
+        """
+        if self.takes_positions and "position_ids" not in embeds:
+            start = (depth(cache) if cache else 0) + shift
+            count = ids.shape[1]
+            positions = mx.arange(start, start + count, dtype=mx.int32)
+            embeds["position_ids"] = mx.broadcast_to(positions, (AXES, 1, count))
+        logits: mx.array = self.model(ids, cache=cache, **embeds).logits
+        return logits
+
+    def parameters(self) -> Any:
+        return self.model.parameters()
+
+    @property
+    def layers(self) -> Sequence[Any]:
+        layers: Sequence[Any] = self.model.layers
+        return layers
+
+
+def depth(cache: Sequence[Any]) -> int:
+    """Return how many tokens the layers hold. Some of a hybrid's do not count them."""
+    counted = next((layer for layer in cache if hasattr(layer, "offset")), None)
+    assert counted is not None, "a model whose layers take positions has one that counts tokens"
+    return int(counted.offset)
+
+
+def _takes_positions(model: Any) -> bool:
+    """Whether the model is given mRoPE positions (3, 1, n), or (1, n) for text alone.
+
+    A few have another layout (Ernie's is (1, n, 3)): those are left to count by themselves.
+    """
+    if not hasattr(model, "get_rope_index"):
+        return False
+    count = AXES + 2  # unlike the number of axes, so that the layout shows
+    positions, _ = model.get_rope_index(mx.zeros((1, count), dtype=mx.int32))
+    return positions.shape in ((AXES, 1, count), (1, count))

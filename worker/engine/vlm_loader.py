@@ -1,0 +1,108 @@
+"""Tells which checkpoints see images, and loads those. mlx-vlm is imported here, and only then.
+
+Owner: the inference thread.
+"""
+
+import functools
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hearth.worker.engine.vlm_language_model import VLMLanguageModel
+
+_TOLD: Final = re.compile(r"vis(ion|ual)|img_processor")  # names in config.json
+_TOWER: Final = re.compile(r"(^|\.)(vis(ion|ual)\w*|img_\w+|vpm|vit)\.")  # names of weights
+_PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
+_HEADER_BYTES_MAX: Final = 100_000_000  # safetensors' own limit
+
+
+@dataclass(frozen=True, slots=True)
+class VisionModel:
+    """What mlx-vlm made of a checkpoint."""
+
+    model: Any  # its towers, and `language_model`
+    language: VLMLanguageModel
+    processor: Any  # turns images and text into what `model` is given
+
+
+def sees_images(directory: Path) -> bool:
+    """Whether a checkpoint has all that images take, its vision tower included.
+
+    Conversions for text alone keep the configuration of a tower that they dropped.
+    """
+    config = read_json(directory / "config.json")
+    is_told = any(value and _TOLD.match(name) for name, value in config.items())
+    return (
+        is_told
+        and any((directory / name).is_file() for name in _PROCESSORS)
+        and any(_TOWER.search(name) for name in _weight_names(directory))
+        and _is_known(config)
+    )
+
+
+def load_vision_model(directory: Path) -> VisionModel:
+    """Load what `sees_images`. What the checkpoint brings of code has been looked at before."""
+    from mlx_vlm import load
+    from mlx_vlm.models.cache import make_prompt_cache
+
+    model, processor = load(str(directory))
+    missing = [n for n in ("language_model", "get_input_embeddings") if not hasattr(model, n)]
+    if missing:
+        raise ValueError(f"mlx-vlm's {type(model).__module__} has no {' and no '.join(missing)}.")
+    text = model.language_model
+    return VisionModel(
+        model, VLMLanguageModel(text, functools.partial(make_prompt_cache, text)), processor
+    )
+
+
+def chat_template(directory: Path) -> str | None:
+    """Return the template of chat_template.json, which only processors read.
+
+    None where the tokenizer brings its own.
+    """
+    tokenizer = read_json(directory / "tokenizer_config.json")
+    if tokenizer.get("chat_template") or (directory / "chat_template.jinja").is_file():
+        return None
+    template = read_json(directory / "chat_template.json").get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what a file says; a missing or broken one says nothing, as for mlx-lm."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _is_known(config: dict[str, Any]) -> bool:
+    from mlx_vlm.utils import get_model_type
+
+    name = get_model_type(config)
+    return name is not None and importlib.util.find_spec(f"mlx_vlm.models.{name}") is not None
+
+
+def _weight_names(directory: Path) -> Iterator[str]:
+    index = read_json(directory / "model.safetensors.index.json").get("weight_map")
+    if isinstance(index, dict):
+        yield from index
+        return
+    for path in sorted(directory.glob("*.safetensors")):
+        yield from _header(path)
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Return the names in a safetensors file: its length in 8 bytes, then JSON."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        octets = file.read(length) if length <= _HEADER_BYTES_MAX else b""
+    try:
+        content = json.loads(octets)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}

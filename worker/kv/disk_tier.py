@@ -1,0 +1,397 @@
+"""The SSD tier of one model's KV: what goes to disk, what comes back. Owner: the inference thread.
+
+Whatever a forward has written is handed to the courier when it is committed, so that a killed
+worker loses a chunk at most, and nothing is written twice. What a prompt needs from disk is read
+before the prompt gets a slot, and goes into the store: planning sees RAM only.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
+from hearth.worker.cache.eviction import Evictor
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, path_to
+from hearth.worker.cache.line_priority import LinePriority
+from hearth.worker.cache.pinned_prompts import Pin
+from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
+from hearth.worker.disk.disk_thread import DiskThread
+from hearth.worker.disk.file_format import Array, Record
+from hearth.worker.disk.file_names import FileKind, FileName
+from hearth.worker.kv.layer_adapters import LayerMap, LayerRowsSet, LayerStates
+from hearth.worker.kv.live_slots import LiveSlot
+from hearth.worker.kv.serialise_kv import (
+    UnreadableRecord,
+    arrays_of_rows,
+    arrays_of_state,
+    rows_from,
+    state_from,
+)
+
+FilePart = TypeVar("FilePart", LayerRowsSet, LayerStates)
+
+RECALL_S_MAX: Final = 20.0  # from a disk that takes longer nothing is worth waiting for
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRecall:
+    """What a prompt needs from disk: `names`, in an order in which they can be taken in."""
+
+    names: tuple[FileName, ...]
+    position: int  # up to which the prompt is kept then
+    asked_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() - self.asked_at > RECALL_S_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """A prefix of the prompt that is in RAM or on disk, and the pieces that lead there."""
+
+    position: int
+    is_canonical: bool
+    joint: Joint  # up to which it is in RAM
+    path: tuple[FileName, ...] = ()  # rows on disk, from there
+
+
+class DiskTier:
+    """Writes what slots have committed, and brings back what prompts go on from."""
+
+    def __init__(
+        self,
+        store: ExtentStore,
+        layers: LayerMap,
+        evictor: Evictor,
+        courier: DiskThread,
+    ) -> None:
+        self.courier = courier
+        self.counts: Counter[str] = Counter()
+        self._store = store
+        self._layers = layers
+        self._evictor = evictor
+        self._shelf = courier.shelf
+
+    # ------------------------------------------------------------ to disk
+
+    def keep(self, slot: LiveSlot) -> None:
+        """Hand over what of the slot's extents is not on disk; what is refused waits.
+
+        Copies rows that only the slot holds: those of one chunk, in most cases.
+        """
+        for extent in slot.backs:
+            if not extent.is_stored and extent in self._store:
+                extent.is_stored = self._keep(extent, slot)
+
+    def keep_rest(self, slots: Iterable[LiveSlot]) -> None:
+        """Hand over what was refused: by the queue, or, later, by the disk."""
+        if self.courier.has_lost:
+            for extent in self._store.extents:
+                extent.is_stored = False  # what is on disk is not written again
+        for slot in slots:
+            self.keep(slot)
+        for extent in list(self._store.extents):
+            if not extent.is_stored and (extent.body is not None or not self._has_rows):
+                extent.is_stored = self._keep(extent, None)
+
+    @property
+    def _has_rows(self) -> bool:
+        return self._layers.layout.has_rows
+
+    def _keep(self, extent: Extent, slot: LiveSlot | None) -> bool:
+        is_canonical = extent.is_canonical and self._hangs_from_its_own(extent)
+        is_taken = True
+        for kind in FileKind:
+            name = _name(extent, kind, is_canonical)
+            if self._shelf.holds(name):
+                continue
+            arrays = self._arrays(extent, slot, kind)
+            if arrays is not None:
+                is_taken &= self.courier.write(self._record(extent, kind, is_canonical, arrays))
+        return is_taken
+
+    def _hangs_from_its_own(self, extent: Extent) -> bool:
+        """Whether the run on disk that arrives where this one starts was cut as this one's was.
+
+        Another worker may have reached that prefix by other cuts; what hangs from it there is not
+        what a prefill would have written.
+        """
+        before = extent.start.arrival
+        if before is None:
+            return True
+        there = [name for name in self._shelf.at(extent.start.name) if name.kind is FileKind.ROWS]
+        return all(name.start == before.start.name for name in there if name.is_canonical)
+
+    def _arrays(
+        self, extent: Extent, slot: LiveSlot | None, kind: FileKind
+    ) -> tuple[Array, ...] | None:
+        """Return the arrays of one piece of an extent; None where it has no such piece."""
+        if kind is FileKind.ROWS:
+            return arrays_of_rows(self._rows(extent, slot).layers)
+        ends_here = slot is not None and slot.position == extent.end.position
+        there = slot if ends_here else None
+        if kind is FileKind.WINDOW:
+            window = self._window(extent, there)
+            return None if window is None else arrays_of_rows(window.layers)
+        state = self._state(extent, there)
+        return None if state is None else arrays_of_state(state)
+
+    def _window(self, extent: Extent, slot: LiveSlot | None) -> LayerRowsSet | None:
+        """Return an extent's window, from RAM or from a slot that ends where it does."""
+        if extent.window is not None:
+            return _kept(extent.window)
+        if slot is None or not self._layers.layout.window:
+            return None
+        count = self._layers.window_count(slot.cache, len(extent.tokens))
+        return self._layers.copy_window(slot.cache, count) if count else None
+
+    def _state(self, extent: Extent, slot: LiveSlot | None) -> LayerStates | None:
+        """Return the snapshot at an extent's end, likewise."""
+        if extent.end.arrival is not extent:
+            return None
+        if extent.end.snapshot is not None:
+            assert isinstance(extent.end.snapshot, LayerStates)
+            return extent.end.snapshot
+        if slot is None or not self._layers.layout.has_state:
+            return None
+        return self._layers.take_state(slot.cache)
+
+    def _rows(self, extent: Extent, slot: LiveSlot | None) -> LayerRowsSet:
+        if not self._has_rows:
+            return LayerRowsSet(())
+        if extent.body is not None:
+            return _kept(extent.body)
+        assert slot is not None, "rows that the store does not hold are a slot's"
+        start, end = extent.start.position, extent.end.position
+        return self._layers.copy_rows(slot.cache, start, end, None)
+
+    def _record(
+        self, extent: Extent, kind: FileKind, is_canonical: bool, arrays: tuple[Array, ...]
+    ) -> Record:
+        return Record(
+            root=self._store.root.name,
+            start=extent.start.name,
+            end=extent.end.name,
+            position=extent.start.position,
+            tokens=extent.tokens,
+            is_canonical=is_canonical,
+            kind=kind,
+            arrays=arrays,
+        )
+
+    # ------------------------------------------------------------ what a prompt needs
+
+    def wanted(self, query: PrefixQuery, is_exact: bool) -> DiskRecall | None:
+        """Return what would have to be read for the prompt to go on from further than RAM allows.
+
+        None where disk has nothing further. Opens no file.
+        """
+        search = PrefixSearch(self._store, query, is_exact)
+        kept = search.run().position
+        reached = self._reached(query, is_exact, search)
+        best = sorted(reached.items(), key=lambda row: (row[1].position, row[1].is_canonical))
+        for end, place in reversed(best):
+            if place.position <= kept:
+                return None
+            pieces = self._pieces(end, place)
+            if pieces is not None and self._fits(pieces):
+                return DiskRecall(pieces, place.position)
+        return None
+
+    def _reached(
+        self, query: PrefixQuery, is_exact: bool, search: PrefixSearch
+    ) -> dict[PrefixHash, _Reached]:
+        """Return the prefixes of the prompt that are in RAM, and those that disk leads to."""
+        todo: dict[PrefixHash, _Reached] = {
+            joint.name: _Reached(joint.position, is_canonical, joint)
+            for joint, is_canonical in search.reached()
+            if joint.position <= query.limit
+        }
+        names = dict(zip(query.cuts, query.names, strict=True))
+        done = dict(todo)
+        while todo:
+            start, place = todo.popitem()
+            for name in self._shelf.leaving(start):
+                end = place.position + name.token_count
+                if name.kind is not FileKind.ROWS or end > query.limit or name.end in done:
+                    continue
+                if end not in names:
+                    root = self._store.root_of(query.root).name
+                    (names[end],) = prefix_hashes(root, query.tokens, [end])
+                if names[end] != name.end or (is_exact and not name.is_canonical):
+                    continue
+                is_canonical = place.is_canonical and name.is_canonical
+                there = _Reached(end, is_canonical, place.joint, (*place.path, name))
+                done[name.end] = todo[name.end] = there
+        return done
+
+    def _pieces(self, end: PrefixHash, place: _Reached) -> tuple[FileName, ...] | None:
+        """Return all that is needed to go on there; None where the disk lacks some of it."""
+        layout, pieces = self._store.layout, list(place.path)
+        if layout.window:
+            windows = self._windows(place)
+            if windows is None:
+                return None
+            pieces += windows
+        if layout.has_state and (place.path or place.joint.snapshot is None):
+            run = place.path[-1] if place.path else _run(place.joint)
+            state = self._beside(run, FileKind.STATE)
+            if state is None:
+                return None
+            pieces.append(state)
+        return tuple(pieces)
+
+    def _windows(self, place: _Reached) -> list[FileName] | None:
+        """Return the window rows that a resume looks back to and RAM lacks."""
+        position, back_to = place.position, max(0, place.position - self._store.layout.window)
+        lacking = []
+        for run in reversed(place.path):
+            if position > back_to:
+                lacking.append(run)
+            position -= run.token_count
+        joint = place.joint
+        while joint.position > back_to and joint.arrival is not None:
+            if joint.arrival.window is None:
+                lacking.append(_run(joint))
+            elif not joint.arrival.window_covers(back_to):
+                return None  # nor does what was written when it was made
+            joint = joint.arrival.start
+        found = [self._beside(run, FileKind.WINDOW) for run in lacking]
+        windows = [name for name in found if name is not None]
+        return windows if len(windows) == len(lacking) else None
+
+    def _beside(self, run: FileName, kind: FileKind) -> FileName | None:
+        """Return what is on disk beside the rows of a run, as canonical as they are."""
+        for name in self._shelf.at(run.end):
+            is_as_good = name.is_canonical or not run.is_canonical
+            if name.kind is kind and name.start == run.start and is_as_good:
+                return name
+        return None
+
+    def _fits(self, pieces: Sequence[FileName]) -> bool:
+        """Whether the rows may be in RAM at all."""
+        row_bytes, buffers = self._layers.row_cost(None)
+        rows = [name for name in pieces if name.kind is FileKind.ROWS]
+        budget = self._store.budget
+        nbytes = sum(name.token_count for name in rows) * row_bytes
+        return nbytes <= budget.bytes_max and len(rows) * buffers <= budget.buffers_max
+
+    # ------------------------------------------------------------ from disk
+
+    def take_in(
+        self, records: Sequence[Record | None], query: PrefixQuery, line: LinePriority
+    ) -> int:
+        """Put what was read into the store; return how many tokens came back.
+
+        Ends at the first piece that is missing, does not fit the prompt or finds no room: what
+        hangs from it is of no use.
+        """
+        count = 0
+        search = PrefixSearch(self._store, query, is_exact=False)
+        search.run()
+        tips = [max((joint for joint, _ in search.reached()), key=lambda joint: joint.position)]
+        for record in records:
+            if record is None:
+                self.counts["recalls_missed"] += 1
+                break
+            try:
+                is_taken = self._take_in(record, query, line, tips)
+            except UnreadableRecord:
+                self.counts["recalls_unreadable"] += 1
+                break
+            if not is_taken:
+                break
+            if record.kind is FileKind.ROWS:
+                count += len(record.tokens)
+                line.tip = record.end  # the prompt goes on with this line
+        self.counts["recalled_tokens"] += count
+        return count
+
+    def _take_in(
+        self, record: Record, query: PrefixQuery, line: LinePriority, tips: list[Joint]
+    ) -> bool:
+        """Put one piece into the store; say whether it is there. `tips` are not to be lost."""
+        if record.kind is FileKind.ROWS:
+            return self._take_in_rows(record, query, line, tips)
+        joint = self._store.joint(record.end)
+        arrival = joint.arrival if joint is not None else None
+        if joint is None or arrival is None or not _is_beside(record, arrival):
+            self.counts["recalls_homeless"] += 1
+            return False
+        if record.kind is FileKind.WINDOW:
+            if arrival.window is None and (window := self._roomy(rows_from(record.arrays), tips)):
+                rows = window.layers[0].arrays[0].shape[2]
+                self._store.set_window(arrival, window, joint.position - rows)
+            return arrival.window is not None
+        if joint.snapshot is None and (state := self._roomy(state_from(record.arrays), tips)):
+            self._store.set_snapshot(joint, state)
+        return joint.snapshot is not None
+
+    def _take_in_rows(
+        self, record: Record, query: PrefixQuery, line: LinePriority, tips: list[Joint]
+    ) -> bool:
+        start = self._store.joint(record.start)
+        end = record.position + len(record.tokens)
+        if start is None or start.position != record.position:
+            self.counts["recalls_homeless"] += 1
+            return False
+        if not np.array_equal(record.tokens, query.tokens[record.position : end]):
+            self.counts["recalls_other_tokens"] += 1
+            return False
+        tips[1:] = [start]
+        body = self._roomy(rows_from(record.arrays), tips)
+        if body is None:
+            return False
+        there, extent = self._store.commit(
+            start, record.end, record.tokens.copy(), record.is_canonical, line
+        )
+        tips[1:] = [there]
+        if extent is not None:  # else as good a one has come meanwhile
+            extent.is_stored = True
+            if self._layers.layout.has_rows:
+                self._store.set_body(extent, body)
+        return True
+
+    def _roomy(self, part: FilePart, tips: Sequence[Joint]) -> FilePart | None:
+        """Return what was read where room can be made for it, and nothing of `tips`' paths goes.
+
+        It is needed now; what makes way for it is on disk, or is less likely needed than that.
+        """
+        if self._store.budget.missing(part.nbytes, part.buffers) == (0, 0):
+            return part
+        extents = {extent: None for tip in tips for extent in path_to(tip)}
+        path = Pin.of("", tuple(extents))
+        path.mark(1)
+        has_room = self._evictor.make_room(part.nbytes, part.buffers, math.inf, time.monotonic())
+        path.mark(-1)
+        if has_room:
+            return part
+        self.counts["recalls_refused"] += 1
+        return None
+
+
+def _name(extent: Extent, kind: FileKind, is_canonical: bool) -> FileName:
+    return FileName(kind, extent.start.name, extent.end.name, len(extent.tokens), is_canonical)
+
+
+def _run(joint: Joint) -> FileName:
+    """Return the name of the rows that arrive at a joint in RAM."""
+    assert joint.arrival is not None, "nothing is kept at the root"
+    return _name(joint.arrival, FileKind.ROWS, joint.arrival.is_canonical)
+
+
+def _is_beside(record: Record, arrival: Extent) -> bool:
+    """Whether a window or a snapshot is of this very run, and as canonical as it is."""
+    is_as_good = record.is_canonical or not arrival.is_canonical
+    return arrival.start.name == record.start and is_as_good
+
+
+def _kept(part: Any) -> LayerRowsSet:
+    assert isinstance(part, LayerRowsSet)
+    return part

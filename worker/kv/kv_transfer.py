@@ -1,0 +1,349 @@
+"""Moves KV between live slots and what is kept, so that the store's bookkeeping stays true."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
+from hearth.worker.cache.eviction import Evictor
+from hearth.worker.cache.extent_store import Bytes, Extent, ExtentStore, Joint
+from hearth.worker.cache.resume_planner import ResumePlan
+from hearth.worker.kv.layer_adapters import LayerMap, LayerRowsSet, LayerStates
+from hearth.worker.kv.live_slots import LiveSlot
+from hearth.worker.kv.quantise_kv import LayerRows, QuantFormat
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRules:
+    """How KV is kept: settings, and what the model allows."""
+
+    slots_max: int
+    chunk: int  # tokens of one prefill forward
+    is_exact: bool  # canonical KV only: warm equals cold to the bit
+    ttl_s: float = 0.0  # an entry unused for longer is the first to go; 0 = never
+    session_idle_s: float = 0.0  # a slot unused for longer is given up; 0 = never
+    store_format: QuantFormat | None = None  # of rows that no slot holds any more
+    store_from: int = 256  # tokens: shorter prefixes are kept as they are
+    running_format: QuantFormat | None = None  # of a live slot's rows ...
+    running_from: int = 0  # ... once it has so many tokens
+
+
+class KVTransfer:
+    """Takes KV out of slots and puts it back. Owner: the inference thread.
+
+    Whatever leaves a slot is copied into the store first where only that slot held it; without
+    room for it, it is forgotten, and counted.
+    """
+
+    def __init__(
+        self,
+        store: ExtentStore,
+        layers: LayerMap,
+        rules: KeepRules,
+        slots: dict[int, LiveSlot],
+        new_cache: Callable[[], list[Any]],
+    ) -> None:
+        self.store = store
+        self.evictor = Evictor(store, rules.chunk, rules.ttl_s)
+        self.counts: Counter[str] = Counter(hybrid_trim_miss=0, vlm_retreat=0)
+        self._layers = layers
+        self._rules = rules
+        self._slots = slots
+        self._new_cache = new_cache
+
+    # ------------------------------------------------------------ into the store
+
+    def index(
+        self, slot: LiveSlot, start: int, end: int, name: PrefixHash, is_canonical: bool
+    ) -> None:
+        """Make the slot's tokens [start, end) findable; the slot holds their rows.
+
+        Windows and states are copied where the slot ends at `end`: it is the last chance.
+        """
+        if slot.joint.is_dropped:
+            self.counts["commits_detached"] += 1
+            return
+        assert slot.line is not None and slot.joint.position == start, (slot.joint.position, start)
+        tokens = slot.tokens[start:end].copy()
+        joint, extent = self.store.commit(slot.joint, name, tokens, is_canonical, slot.line)
+        if extent is None and joint.arrival is not None:
+            # What is there is as good; it is this slot's too if it was made the same way.
+            arrival = joint.arrival
+            is_same = arrival.is_canonical == is_canonical and arrival.start is slot.joint
+            extent = arrival if is_same else None
+        if extent is not None and slot.number not in extent.holders:
+            extent.holders.add(slot.number)
+            slot.backs.append(extent)
+        if slot.is_busy:
+            slot.joint.pins -= 1
+            joint.pins += 1
+        slot.joint = joint
+        if extent is not None and end == slot.position:
+            self._keep_window(slot, extent)
+            self._keep_state(slot, joint)
+
+    def _keep_window(self, slot: LiveSlot, extent: Extent) -> None:
+        """Keep what it takes to resume at the extent's end: the window's rows before it."""
+        window = self._layers.layout.window
+        if not window or extent.window is not None:
+            return
+        count = self._layers.window_count(slot.cache, len(extent.tokens))
+        nbytes = self._layers.window_bytes(count)
+        if count and self._has_room(extent.end, nbytes, self._layers.window_buffers):
+            rows = self._layers.copy_window(slot.cache, count)
+            self.store.set_window(extent, rows, extent.end.position - count)
+
+    def _keep_state(self, slot: LiveSlot, joint: Joint) -> None:
+        if not self._layers.layout.has_state or joint.snapshot is not None:
+            return
+        if self._has_room(joint, self._layers.state_bytes, self._layers.state_buffers):
+            state = self._layers.take_state(slot.cache)
+            self.store.set_snapshot(joint, state)
+
+    def _has_room(self, joint: Joint, nbytes: int, buffers: int) -> bool:
+        now = time.monotonic()
+        if self._make_room(nbytes, buffers, self.evictor.resume_worth(joint, nbytes, now), now):
+            return True
+        self.counts["commits_refused"] += 1
+        return False
+
+    def _make_room(self, nbytes: int, buffers: int, worth: float, now: float) -> bool:
+        before = self.evictor.evictions
+        has_room = self.evictor.make_room(nbytes, buffers, worth, now)
+        if self.evictor.evictions > before:
+            mx.clear_cache()  # what was evicted goes back to the system
+        return has_room
+
+    def give_up_rows(self, slot: LiveSlot, position: int) -> None:
+        """The slot will not hold what is behind `position`: cut out what only it holds."""
+        now = time.monotonic()
+        going = [e for e in slot.backs if e.end.position > position and e in self.store]
+        likelihoods = self.evictor.likelihoods_from(going[0], now) if going else {}
+        for extent in going:
+            if extent.body is None and extent.holders == {slot.number}:
+                self._cut_out(extent, slot, likelihoods.get(extent, 1.0), now)
+            self.store.let_go(extent, slot.number)
+        slot.backs = [extent for extent in slot.backs if extent.end.position <= position]
+
+    def _cut_out(self, extent: Extent, slot: LiveSlot, likelihood: float, now: float) -> None:
+        if not self._layers.layout.has_rows:
+            return
+        form = self._rules.store_format
+        if slot.format is not None or extent.end.position < self._rules.store_from:
+            form = None
+        row_bytes, buffers = self._layers.row_cost(slot.format or form)
+        nbytes = len(extent.tokens) * row_bytes
+        if not self._make_room(nbytes, buffers, likelihood / row_bytes, now):
+            self.counts["cut_outs_refused"] += 1
+            return
+        if form is not None:
+            self.store.make_fast(extent)
+        start, end = extent.start.position, extent.end.position
+        body = self._layers.copy_rows(slot.cache, start, end, form)
+        self.store.set_body(extent, body)
+        self.counts["cut_out_bytes"] += body.nbytes
+
+    def hold_again(self, slot: LiveSlot) -> None:
+        """The slot's rows are back from a batch, bit by bit what they were."""
+        for extent in slot.lent:
+            if extent in self.store:
+                extent.holders.add(slot.number)
+                slot.backs.append(extent)
+        slot.lent = []
+
+    def reindex(self, slot: LiveSlot) -> None:
+        """Make a slot findable again after what it had in the store was dropped."""
+        slot.backs = [extent for extent in slot.backs if extent in self.store]
+        slot.joint = slot.root
+        slot.joint.pins += slot.is_busy
+        if slot.format is not None and slot.trail and not self.is_due(slot.trail[0]):
+            slot.trail = []  # a shorter cold run has raw rows where these are packed
+        start = 0
+        names = prefix_hashes(slot.root.name, slot.tokens, slot.trail)
+        for end, name in zip(slot.trail, names, strict=True):
+            self.index(slot, start, end, name, is_canonical=True)
+            start = end
+
+    # ------------------------------------------------------------ what is pinned
+
+    def lacking(self, slot: LiveSlot, path: Sequence[Extent]) -> tuple[int, int]:
+        """Return the bytes and buffers that `complete` would copy."""
+        nbytes = buffers = 0
+        for extent in self._bare(path):
+            row_bytes, arrays = self._layers.row_cost(self._slots[min(extent.holders)].format)
+            nbytes, buffers = nbytes + len(extent.tokens) * row_bytes, buffers + arrays
+        for extent, start in self._uncovered(slot, path):
+            nbytes += self._layers.window_bytes(extent.end.position - start)
+            buffers += self._layers.window_buffers
+        if self._layers.layout.has_state and path[-1].end.snapshot is None:
+            nbytes += self._layers.state_bytes
+            buffers += self._layers.state_buffers
+        return nbytes, buffers
+
+    def complete(self, slot: LiveSlot, path: Sequence[Extent]) -> bool:
+        """Keep all that it takes to resume at the path's end, where the slot is now, without it.
+
+        False, and nothing is copied, where that finds no room. Rows are kept as they are in the
+        slot: what is pinned is not stored in fewer bits.
+        """
+        if not self._make_room(*self.lacking(slot, path), math.inf, time.monotonic()):
+            return False
+        for extent in self._bare(path):
+            start, end = extent.start.position, extent.end.position
+            cache = self._slots[min(extent.holders)].cache
+            self.store.set_body(extent, self._layers.copy_rows(cache, start, end, None))
+        for extent, start in self._uncovered(slot, path):
+            end = extent.end.position
+            rows = self._layers.copy_window(slot.cache, slot.position - start, slot.position - end)
+            self.store.set_window(extent, rows, start)
+        if self._layers.layout.has_state and path[-1].end.snapshot is None:
+            self.store.set_snapshot(path[-1].end, self._layers.take_state(slot.cache))
+        return True
+
+    def _bare(self, path: Sequence[Extent]) -> list[Extent]:
+        """Return the extents whose rows are in live slots only."""
+        return [e for e in path if e.body is None] if self._layers.layout.has_rows else []
+
+    def _uncovered(self, slot: LiveSlot, path: Sequence[Extent]) -> list[tuple[Extent, int]]:
+        """Return where the window that ends with the path lacks rows: an extent, and from where."""
+        window = self._layers.layout.window
+        back_to = slot.position - window
+        near = [extent for extent in path if window and extent.end.position > back_to]
+        lacking = [extent for extent in near if not extent.window_covers(back_to)]
+        return [(extent, max(extent.start.position, back_to)) for extent in lacking]
+
+    # ------------------------------------------------------------ into a slot
+
+    def rewind(self, slot: LiveSlot, plan: ResumePlan) -> None:
+        """Take a slot back to where the plan goes on."""
+        if plan.position == slot.position:
+            return
+        windows = self._windows(plan)  # before room is made for what is cut out
+        self.give_up_rows(slot, plan.position)
+        self._layers.trim(slot.cache, plan.position)
+        self._put_windows_and_states(slot, plan, windows)
+        slot.trail = [cut for cut in slot.trail if cut <= plan.position]
+        slot.ahead_to = min(slot.ahead_to, plan.position)
+        self._stand_at(slot, plan)
+
+    def restore(self, slot: LiveSlot, plan: ResumePlan, rows: int) -> None:
+        """Fill an empty slot with what is kept up to where the plan goes on."""
+        slot.cache = self._new_cache()
+        if plan.position == 0:
+            return
+        if self.is_due(plan.position):
+            assert self._rules.running_format is not None
+            self._layers.quantise(slot.cache, self._rules.running_format)
+            slot.format, slot.floor = self._rules.running_format, plan.position
+        if self._layers.layout.has_rows:
+            self._layers.put_rows(slot.cache, self._pieces(plan), plan.position, rows)
+            for extent in plan.path:
+                if extent.end.position <= plan.position and self._format_of(extent) == slot.format:
+                    extent.holders.add(slot.number)
+                    slot.backs.append(extent)
+        self._put_windows_and_states(slot, plan, self._windows(plan))
+        self.counts["restored_tokens"] += plan.position
+        slot.trail = _canonical_cuts(plan.path, plan.position)
+        self._stand_at(slot, plan)
+
+    def _stand_at(self, slot: LiveSlot, plan: ResumePlan) -> None:
+        """The slot holds the plan's tokens; find its joint, made where the plan ends amid one."""
+        tokens = np.concatenate([extent.tokens for extent in plan.path])
+        slot.tokens = tokens[: plan.position]
+        last = plan.path[-1]
+        if last.end.position == plan.position:
+            slot.joint = last.end
+            return
+        slot.joint = last.start
+        slot.joint.pins += slot.is_busy
+        (name,) = prefix_hashes(slot.root.name, slot.tokens, [plan.position])
+        self.index(slot, last.start.position, plan.position, name, is_canonical=False)
+        slot.joint.pins -= slot.is_busy
+
+    def _pieces(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
+        """Return the rows along the path in as few pieces as possible.
+
+        Views into other slots are among them: they must be read before those slots write.
+        """
+        pieces: list[tuple[LayerRows, ...]] = []
+        run: tuple[int, int, int] | None = None  # slot, start, end: rows still in a live slot
+        for extent in plan.path:
+            start, end = extent.start.position, min(extent.end.position, plan.position)
+            number = min(extent.holders) if extent.body is None else None
+            if run is not None and number == run[0]:
+                run = (run[0], run[1], end)
+                continue
+            if run is not None:
+                pieces.append(self._live_rows(*run))
+            run = (number, start, end) if number is not None else None
+            if extent.body is not None:
+                body = _kept(extent.body)
+                pieces.append(tuple(rows.part(0, end - start) for rows in body.layers))
+        if run is not None:
+            pieces.append(self._live_rows(*run))
+        return pieces
+
+    def _live_rows(self, number: int, start: int, end: int) -> tuple[LayerRows, ...]:
+        return self._layers.rows(self._slots[number].cache, start, end)
+
+    def _format_of(self, extent: Extent) -> QuantFormat | None:
+        if extent.body is not None:
+            return _kept(extent.body).layers[0].format
+        return self._slots[min(extent.holders)].format
+
+    def _windows(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
+        """Return the window layers' rows before the plan's position, in order."""
+        window = self._layers.layout.window
+        back_to = max(0, plan.position - window)
+        pieces = []
+        for extent in plan.path if window else ():
+            if extent.end.position > back_to:
+                assert extent.window is not None, "the index looked"
+                pieces.append(_kept(extent.window).layers)
+        return pieces
+
+    def _put_windows_and_states(
+        self, slot: LiveSlot, plan: ResumePlan, windows: list[tuple[LayerRows, ...]]
+    ) -> None:
+        layout = self._layers.layout
+        if layout.window:
+            self._layers.put_window(slot.cache, windows, plan.position)
+        if layout.has_state:
+            assert isinstance(plan.snapshot, LayerStates), "the index looked"
+            self._layers.put_state(slot.cache, plan.snapshot)
+
+    # ------------------------------------------------------------ running quantisation
+
+    def is_due(self, position: int) -> bool:
+        """Whether rows are kept quantised in a live slot of so many tokens."""
+        return self._rules.running_format is not None and position >= self._rules.running_from
+
+    def quantise(self, slot: LiveSlot, position: int) -> None:
+        """Quantise a live slot's rows, once there are enough; cut out first what is raw."""
+        form = self._rules.running_format
+        if form is None or slot.format is not None or position < self._rules.running_from:
+            return
+        self.give_up_rows(slot, 0)
+        self._layers.quantise(slot.cache, form)
+        slot.format, slot.floor = form, position
+
+
+def _kept(part: Bytes) -> LayerRowsSet:
+    assert isinstance(part, LayerRowsSet)
+    return part
+
+
+def _canonical_cuts(path: Sequence[Extent], position: int) -> list[int]:
+    """Return the ends of the canonical extents at the path's beginning."""
+    cuts = []
+    for extent in path:
+        if not extent.is_canonical or extent.end.position > position:
+            break
+        cuts.append(extent.end.position)
+    return cuts

@@ -1,0 +1,340 @@
+"""One adapter for each kind of cache layer: take rows and states out, put them back.
+
+Kinds are told by the classes of the caches that the model makes, by name and attributes, since
+mlx-lm and mlx-vlm each have their own hierarchy. Their attributes keys, values, offset, _idx and
+cache are upstream's, and this module is the only one that knows them, but for the offset, which
+`engine/vlm_language_model.py` reads too.
+Owner: the inference thread.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from hearth.worker.cache.extent_store import Layout
+from hearth.worker.kv.quantise_kv import LayerRows, QuantFormat, put_rows, rows_of
+
+STEP = 256  # rows by which buffers are rounded up, as mlx-lm's
+UNBOUNDED = 1 << 40  # tokens that fit where no layer keeps rows
+GROWTH = 1.25  # a buffer that is too small grows at least this much, so that copies stay rare
+
+_ROWS = ("KVCache", "QuantizedKVCache")
+_WINDOWS = ("RotatingKVCache", "ChunkedKVCache")
+_STATES = ("ArraysCache", "MambaCache")
+
+
+class UnknownCache(Exception):
+    """A layer keeps something that this module cannot take out and put back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRowsSet:
+    """Rows of several layers: what an extent keeps. Evaluated.
+
+    No view of a live buffer, but for a run that is all of one: MLX shares that until it is written.
+    """
+
+    layers: tuple[LayerRows, ...]
+    nbytes: int = field(init=False)  # counted once: reports sum thousands, every second
+
+    def __post_init__(self) -> None:
+        nbytes = sum(array.nbytes for rows in self.layers for array in rows.arrays)
+        object.__setattr__(self, "nbytes", nbytes)
+
+    @property
+    def buffers(self) -> int:
+        return sum(len(rows.arrays) for rows in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStates:
+    """The states of all state layers: a snapshot. Layers rebind their arrays, never write them."""
+
+    layers: tuple[tuple[mx.array | None, ...], ...]
+    nbytes: int = field(init=False)  # counted once, too
+
+    def __post_init__(self) -> None:
+        nbytes = sum(a.nbytes for layer in self.layers for a in layer if a is not None)
+        object.__setattr__(self, "nbytes", nbytes)
+
+    @property
+    def buffers(self) -> int:
+        return sum(a is not None for layer in self.layers for a in layer)
+
+
+class LayerMap:
+    """How this model's caches are read and written. `probe` is one that has seen some tokens.
+
+    Raises:
+        UnknownCache: no reuse is possible with this model.
+    """
+
+    def __init__(self, probe: list[Any]) -> None:
+        for leaf in _leaves(probe):
+            _check(leaf)
+        rows, windows = _of_kind(probe, _ROWS), _of_kind(probe, _WINDOWS)
+        states = _of_kind(probe, _STATES)
+        self._shapes = [_shapes(leaf) for leaf in rows]
+        self._window_sizes = [_size(leaf) for leaf in windows]
+        if len(set(self._window_sizes)) > 1:
+            raise UnknownCache(f"windows of several sizes ({self._window_sizes})")
+        self._window_row_bytes = sum(_row_bytes(leaf) for leaf in windows)
+        self._one_row = tuple(rows_of(leaf).part(0, 1) for leaf in rows)
+        self.row_bytes = self.row_cost(None)[0]
+        self.state_bytes = LayerStates(tuple(tuple(leaf.cache) for leaf in states)).nbytes
+        self.state_buffers = sum(len(leaf.cache) for leaf in states)
+        self.layout = Layout(
+            has_state=bool(states),
+            window=max(self._window_sizes, default=0),
+            has_rows=bool(rows),
+        )
+
+    def row_cost(self, form: QuantFormat | None) -> tuple[int, int]:
+        """Return the bytes of one token's rows in `form`, and in how many arrays they are."""
+        kept = LayerRowsSet(tuple(rows.converted(form) for rows in self._one_row))
+        return kept.nbytes, kept.buffers
+
+    @property
+    def window_buffers(self) -> int:
+        return 2 * len(self._window_sizes)
+
+    def window_bytes(self, tokens: int) -> int:
+        return tokens * self._window_row_bytes
+
+    def slot_bytes(self, rows: int, form: QuantFormat | None) -> int:
+        """Return what a live cache with room for `rows` tokens takes."""
+        window = self.window_bytes(min(rows, self.layout.window))
+        return _rounded(rows) * self.row_cost(form)[0] + window + self.state_bytes
+
+    def depth(self, cache: list[Any]) -> int | None:
+        """Return how many tokens the layers really hold; None where no layer counts them."""
+        counted = next((leaf for leaf in _leaves(cache) if hasattr(leaf, "offset")), None)
+        return None if counted is None else int(counted.offset)
+
+    def nbytes(self, cache: list[Any]) -> int:
+        """Return what a live cache takes, spare capacity included."""
+        return sum(leaf.nbytes for leaf in _leaves(cache) if not leaf.empty())
+
+    # ------------------------------------------------------------ rows of every token
+
+    def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
+        """Return views of the rows [start, end). Not to be kept: they pin the live buffer."""
+        return tuple(rows_of(leaf).part(start, end) for leaf in _of_kind(cache, _ROWS))
+
+    def copy_rows(
+        self, cache: list[Any], start: int, end: int, form: QuantFormat | None
+    ) -> LayerRowsSet:
+        """Return rows [start, end) as arrays of their own; raw rows are packed as `form` says."""
+        views = self.rows(cache, start, end)
+        if form is not None:
+            views = tuple(v.converted(form) if v.format is None else v for v in views)
+        return _evaluated(views)
+
+    def put_rows(
+        self, cache: list[Any], pieces: Sequence[tuple[LayerRows, ...]], position: int, rows: int
+    ) -> None:
+        """Fill an empty cache with `pieces`, `position` tokens in all, and room for `rows`."""
+        for number, leaf in enumerate(_of_kind(cache, _ROWS)):
+            form = _format(leaf)
+            layer = [piece[number].converted(form) for piece in pieces]
+            arrays = []
+            for index in range(len(layer[0].arrays)):
+                parts = [piece.arrays[index] for piece in layer]
+                shape = list(parts[0].shape)
+                shape[2] = max(rows, position) - position
+                arrays.append(mx.concatenate([*parts, mx.zeros(shape, parts[0].dtype)], axis=2))
+            put_rows(leaf, LayerRows(tuple(arrays), layer[0].format))
+            leaf.offset = position
+            mx.eval(arrays)
+
+    def reserve(self, cache: list[Any], rows: int) -> int:
+        """Give every layer room for `rows` tokens, so that writes stay in place.
+
+        Return for how many there is room then.
+        """
+        room = UNBOUNDED
+        for shapes, leaf in zip(self._shapes, _of_kind(cache, _ROWS), strict=True):
+            if leaf.keys is None:
+                _presize(leaf, shapes, _rounded(rows))
+                room = min(room, _rounded(rows))
+                continue
+            old = rows_of(leaf)
+            capacity = old.arrays[0].shape[2]
+            if capacity >= rows:
+                room = min(room, capacity)
+                continue
+            wanted = _rounded(max(rows, int(capacity * GROWTH)))
+            room = min(room, wanted)
+            spare = wanted - leaf.offset
+            arrays = []
+            for array in old.part(0, leaf.offset).arrays:
+                zeros = mx.zeros((*array.shape[:2], spare, array.shape[3]), array.dtype)
+                arrays.append(mx.concatenate([array, zeros], axis=2))
+            put_rows(leaf, LayerRows(tuple(arrays), old.format))
+            del old
+            mx.eval(arrays)
+        return room
+
+    def quantise(self, cache: list[Any], form: QuantFormat) -> None:
+        """Turn the layers' rows, and what will be written, into `form`, in place of the list."""
+        for index, layer in enumerate(cache):
+            if type(layer).__name__ == "KVCache":
+                cache[index] = layer.to_quantized(group_size=form.group_size, bits=form.bits)
+                if cache[index].keys is not None:
+                    put_rows(cache[index], rows_of(cache[index]))
+                    mx.eval(cache[index].keys, cache[index].values)
+
+    def trim(self, cache: list[Any], position: int) -> None:
+        """Forget the rows behind `position`. Windows and states have to be put anew."""
+        for leaf in _of_kind(cache, _ROWS):
+            assert leaf.offset >= position, (leaf.offset, position)
+            leaf.offset = position
+
+    # ------------------------------------------------------------ windows
+
+    def copy_window(self, cache: list[Any], tokens: int, behind: int = 0) -> LayerRowsSet:
+        """Return the window layers' rows of the last `tokens` tokens, oldest first.
+
+        Those of the last `behind` tokens are left out.
+        """
+        newest = []
+        for leaf in _of_kind(cache, _WINDOWS):
+            rows = LayerRows(tuple(_in_order(leaf, array) for array in (leaf.keys, leaf.values)))
+            held = rows.arrays[0].shape[2]
+            assert held >= tokens, (held, tokens)
+            newest.append(rows.part(held - tokens, held - behind))
+        return _evaluated(newest)
+
+    def window_held(self, cache: list[Any]) -> int:
+        """Return how many of the last tokens every window layer still has rows of."""
+        leaves = _of_kind(cache, _WINDOWS)
+        return min((min(_held(leaf), _size(leaf)) for leaf in leaves), default=0)
+
+    def window_count(self, cache: list[Any], tokens: int) -> int:
+        """Return of how many of the last `tokens` tokens window rows can be kept."""
+        return min(tokens, self.layout.window, self.window_held(cache))
+
+    def put_window(
+        self, cache: list[Any], pieces: Sequence[tuple[LayerRows, ...]], position: int
+    ) -> None:
+        """Fill the window layers with the last rows of `pieces`, which end at `position`.
+
+        Exactly as many as the window: one fewer and MLX's next single-token step fails.
+        """
+        for number, leaf in enumerate(_of_kind(cache, _WINDOWS)):
+            wanted = min(position, _size(leaf))
+            layer = [piece[number].converted(None) for piece in pieces]
+            arrays = []
+            for index in range(2):
+                joined = mx.concatenate([piece.arrays[index] for piece in layer], axis=2)
+                assert joined.shape[2] >= wanted, (joined.shape, wanted)
+                arrays.append(mx.contiguous(joined[..., joined.shape[2] - wanted :, :]))
+            leaf.keys, leaf.values = arrays
+            leaf.offset = position
+            if _is_ring(leaf):
+                leaf._idx = wanted
+            else:
+                leaf.start_position = position - wanted
+            mx.eval(arrays)
+
+    # ------------------------------------------------------------ states
+
+    def take_state(self, cache: list[Any]) -> LayerStates:
+        """Return the states as they are now. Free: a later forward makes new arrays."""
+        layers = []
+        for leaf in _of_kind(cache, _STATES):
+            layers.append(tuple(None if a is None else mx.contiguous(a) for a in leaf.cache))
+        mx.eval(layers)
+        return LayerStates(tuple(layers))
+
+    def put_state(self, cache: list[Any], state: LayerStates) -> None:
+        for leaf, arrays in zip(_of_kind(cache, _STATES), state.layers, strict=True):
+            leaf.cache = list(arrays)
+
+
+def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
+    """Yield the layers' caches, those inside composite ones one by one."""
+    for layer in cache:
+        children = getattr(layer, "caches", None)
+        if children is None:
+            yield layer
+        else:
+            yield from _leaves(children)
+
+
+def _of_kind(cache: list[Any], names: tuple[str, ...]) -> list[Any]:
+    return [leaf for leaf in _leaves(cache) if type(leaf).__name__ in names]
+
+
+def _check(leaf: Any) -> None:
+    name = type(leaf).__name__
+    if name not in (*_ROWS, *_WINDOWS, *_STATES):
+        raise UnknownCache(name)
+    if name in _WINDOWS and _is_ring(leaf) and leaf.keep:
+        raise UnknownCache(f"{name} that keeps its first {leaf.keep} tokens")
+    if name not in _STATES and (leaf.keys is None or leaf.offset == 0):
+        raise UnknownCache(f"{name} that the model does not fill")
+
+
+def _is_ring(leaf: Any) -> bool:
+    """Whether a window layer writes in a ring; a chunked one (Llama 4) drops its front."""
+    return hasattr(leaf, "max_size")
+
+
+def _size(leaf: Any) -> int:
+    """Return how many tokens a window layer looks back."""
+    return int(leaf.max_size if _is_ring(leaf) else leaf.chunk_size)
+
+
+def _held(leaf: Any) -> int:
+    """Return how many of the last tokens a window layer has rows of, at least."""
+    if _is_ring(leaf):
+        return min(int(leaf.offset), _size(leaf))
+    return int(leaf.offset - leaf.start_position)
+
+
+def _format(leaf: Any) -> QuantFormat | None:
+    bits = getattr(leaf, "bits", None)
+    return None if bits is None else QuantFormat(bits, leaf.group_size)
+
+
+def _shapes(leaf: Any) -> list[tuple[tuple[int, ...], mx.Dtype]]:
+    return [(array.shape, array.dtype) for array in rows_of(leaf).arrays]
+
+
+def _row_bytes(leaf: Any) -> int:
+    arrays = rows_of(leaf).arrays
+    return sum(array.nbytes // array.shape[2] for array in arrays)
+
+
+def _presize(leaf: Any, shapes: list[tuple[tuple[int, ...], mx.Dtype]], rows: int) -> None:
+    zeros = tuple(mx.zeros((*shape[:2], rows, shape[3]), dtype) for shape, dtype in shapes)
+    put_rows(leaf, LayerRows(zeros).converted(_format(leaf)))
+    leaf.offset = 0
+
+
+def _rounded(rows: int) -> int:
+    return -(-rows // STEP) * STEP
+
+
+def _in_order(leaf: Any, array: mx.array) -> mx.array:
+    """Return a window's rows, oldest first, without those that were never written."""
+    rows = array.shape[2]
+    if not _is_ring(leaf):
+        return array[..., : _held(leaf), :]
+    if leaf._idx == rows:
+        return array
+    if leaf._idx < leaf.offset:
+        return mx.concatenate([array[..., leaf._idx :, :], array[..., : leaf._idx, :]], axis=2)
+    return array[..., : leaf._idx, :]
+
+
+def _evaluated(views: Sequence[LayerRows]) -> LayerRowsSet:
+    """Return the rows as arrays of their own: a view would pin the whole live buffer."""
+    kept = tuple(
+        LayerRows(tuple(mx.contiguous(a) for a in rows.arrays), rows.format) for rows in views
+    )
+    mx.eval([array for rows in kept for array in rows.arrays])
+    return LayerRowsSet(kept)

@@ -1,0 +1,57 @@
+"""Live slots: the contiguous caches that sequences run in, and what each holds right now."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hearth.worker.cache.block_hash import Tokens
+from hearth.worker.cache.extent_store import Extent, Joint
+from hearth.worker.cache.image_keys import ImageRun
+from hearth.worker.cache.line_priority import LinePriority
+from hearth.worker.cache.resume_planner import SlotView
+from hearth.worker.kv.quantise_kv import QuantFormat
+
+
+@dataclass(eq=False, slots=True)
+class LiveSlot:
+    """One live cache.
+
+    Invariants: the layers hold exactly `tokens`; `backs` are extents along `tokens` whose rows
+    are this slot's; what is canonical of it ends at `trail[-1]`.
+    Owner: the inference thread.
+    """
+
+    number: int
+    cache: list[Any]  # empty while its rows are in a batch, or in no one's
+    joint: Joint  # the furthest prefix of `tokens` that is in the store; a root at first
+    line: LinePriority | None = None
+    tokens: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    images: tuple[ImageRun, ...] = ()  # of the prompt that it was opened for, bare
+    trail: list[int] = field(default_factory=list)  # canonical cuts
+    backs: list[Extent] = field(default_factory=list)
+    lent: list[Extent] = field(default_factory=list)  # what it backed before it joined a batch
+    floor: int = 0  # it cannot be taken back further than this
+    is_busy: bool = True
+    is_spare: bool = False  # filled by idle work: the first to be given away
+    is_settled: bool = False  # idle work has nothing left to do for it
+    ahead_to: int = 0  # its tokens up to here were prefilled in idle time once
+    capacity: int = 0  # tokens that fit without a copy
+    format: QuantFormat | None = None  # of its rows
+    used_at: float = 0.0
+    root: Joint = field(init=False)  # what the names of its prefixes begin with
+
+    def __post_init__(self) -> None:
+        self.root = self.joint
+
+    @property
+    def position(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether a prefill of its tokens would have written the very same."""
+        return self.position == (self.trail[-1] if self.trail else 0)
+
+    def view(self) -> SlotView:
+        return SlotView(self.number, self.tokens, tuple(self.trail), self.floor, self.root.name)

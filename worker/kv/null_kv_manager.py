@@ -1,0 +1,99 @@
+"""A keeper that never keeps: for models whose caches cannot be taken apart, and for comparing."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hearth.shared.errors import RequestError
+from hearth.worker.cache.block_hash import PrefixHash, Tokens
+from hearth.worker.cache.extent_store import Joint
+from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.cache.resume_planner import ResumePlan
+from hearth.worker.kv.live_slots import LiveSlot
+
+_NO_PLAN = ResumePlan.cold()
+
+
+class NullKVManager:
+    """Gives every request an empty slot and forgets it. Owner: the inference thread."""
+
+    def __init__(self, new_cache: Callable[[], list[Any]]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._new_cache = new_cache
+
+    @property
+    def apart(self) -> "NullKVManager":
+        """What a request runs in that is not to be kept."""
+        return self
+
+    def plan(self, query: PrefixQuery) -> ResumePlan:
+        return _NO_PLAN
+
+    def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
+        self.counts["match_miss"] += 1
+        return LiveSlot(0, self._new_cache(), Joint(PrefixHash(b""), 0)), _NO_PLAN
+
+    def slot_cost(self, query: PrefixQuery, rows: int) -> int:
+        return 0  # nobody knows what such a model's caches take
+
+    def releasable(self, spared: PrefixQuery | None = None) -> int:
+        return 0
+
+    def release(self, nbytes: int, spared: PrefixQuery | None = None) -> None:
+        pass
+
+    def recall(self, query: PrefixQuery, then: Callable[[Any], None]) -> None:
+        return None
+
+    def take_in(self, records: Sequence[Any], query: PrefixQuery) -> int:
+        return 0
+
+    def commit(self, slot: LiveSlot, tokens: Tokens, name: PrefixHash) -> None:
+        slot.tokens = tokens
+
+    def grow(self, slot: LiveSlot, rows: int) -> None:
+        pass
+
+    def lend(self, slot: LiveSlot) -> None:
+        pass
+
+    def close(self, slot: LiveSlot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
+        pass
+
+    def pin(self, slot: LiveSlot, pin_id: str, key: str) -> None:
+        """Raises: RequestError: always."""
+        raise RequestError(
+            "Nothing can be pinned: this model's KV is not kept. Prompts are read anew each time.",
+            code="not_kept",
+        )
+
+    def unpin(self, pin_id: str, key: str) -> bool:
+        return False
+
+    def unfinished(self, natural: Callable[[Tokens], list[int]]) -> PrefixQuery | None:
+        return None
+
+    def open_spare(self, query: PrefixQuery) -> LiveSlot | None:
+        return None
+
+    def settle(self, query: PrefixQuery) -> None:
+        pass
+
+    def close_spare(self, slot: LiveSlot) -> None:
+        pass
+
+    def hand_over(self) -> None:
+        pass
+
+    def shut(self, flush_s: float) -> None:
+        pass
+
+    def sweep(self) -> bool:
+        return False
+
+    def clear(self) -> None:
+        pass
+
+    @property
+    def slots(self) -> Sequence[LiveSlot]:
+        return []

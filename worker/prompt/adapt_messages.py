@@ -1,0 +1,230 @@
+"""A conversation as one template takes it: what an agent may send and no template may refuse.
+
+Each change looks only at a message and the one before it, so a conversation that grows is changed
+alike at each request, and its prompt only appends. Messages are not modified.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hearth.worker.prompt.chat_template import text_of
+from hearth.worker.prompt.template_probe import TemplateTraits
+from hearth.worker.prompt.tools_as_text import ToolForm, call_text, result_text, tool_prompt
+
+Messages = list[dict[str, Any]]
+MessageRow = tuple[
+    dict[str, Any], int
+]  # a message, and its place among those that were sent, or NONE
+
+NONE: Final = -1  # a message that was not sent, or not as one
+_NO_QUESTION: Final = {"role": "user", "content": ""}
+# Stands where a template wants an answer before the next question, and none was given.
+_NO_ANSWER: Final = {"role": "assistant", "content": "Done."}
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedMessages:
+    """A conversation as a template takes it."""
+
+    messages: Messages
+    tools: list[Any]
+    runs: list[list[int]]  # of the model's own messages: each one's place among those sent, or NONE
+
+
+def adapted(
+    messages: Messages, tools: list[Any], manner: TemplateTraits, adds_header: bool
+) -> AdaptedMessages:
+    """Return the messages and the tools as this template takes them."""
+    rows = [(message, at) for at, message in enumerate(messages)]
+    if manner.tool_form != "native":
+        rows, tools = _with_tool_prompt(rows, tools, manner.tool_form), []
+    elif manner.completes_tools:
+        tools = [_whole(tool) for tool in tools]
+    if manner.splits_calls:
+        rows = list(_one_call_each(rows))
+    fitting = ((_suited(row[0], at, manner), row[1]) for at, row in enumerate(rows))
+    ordered = _in_order(fitting, manner, adds_header)
+    groups = itertools.groupby(ordered, lambda row: row[0]["role"] == "assistant")
+    runs = [[place for _, place in rows] for is_own, rows in groups if is_own]
+    return AdaptedMessages([message for message, _ in ordered], tools, runs)
+
+
+def short_call_id(call_id: str) -> str:
+    """Return nine letters and digits that stand for `call_id`; itself where it is that."""
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.blake2b(call_id.encode("utf-8", "replace"), digest_size=5).hexdigest()[:9]
+
+
+# ---------------------------------------------------------------- tools
+
+
+def _with_tool_prompt(rows: list[MessageRow], tools: list[Any], form: ToolForm) -> list[MessageRow]:
+    """Return the messages with the tools told at the end of the system message."""
+    if not tools:
+        return rows
+    prompt = tool_prompt(tools, form)
+    if not rows or rows[0][0]["role"] != "system":
+        return [({"role": "system", "content": prompt}, NONE), *rows]
+    (first, place), *others = rows
+    said = text_of(first)
+    content = f"{said}\n\n{prompt}" if said else prompt
+    return [({**first, "content": content}, place), *others]
+
+
+def _whole(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return the tool with all the fields that a template may ask for."""
+    function = tool["function"]
+    parameters = {"type": "object", "properties": {}} | (function.get("parameters") or {})
+    description = function.get("description") or ""
+    return {
+        **tool,
+        "function": {**function, "description": description, "parameters": parameters},
+    }
+
+
+def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
+    """Yield the messages with one call in each; what is said beside several stays with the first.
+
+    Their results follow in the order of the calls, as they were sent.
+    """
+    for message, place in rows:
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            yield message, place
+            continue
+        said = message
+        for call in calls:
+            yield {**said, "tool_calls": [call]}, NONE
+            said = {"role": "assistant", "content": ""}
+
+
+# ---------------------------------------------------------------- one message
+
+
+def _suited(message: dict[str, Any], at: int, manner: TemplateTraits) -> dict[str, Any]:
+    """Return message `at` as this template takes it.
+
+    A system message behind the first stays where it is, as a user's where the template knows
+    no other: moved to the front, it would change the prompt from its first token on.
+    """
+    role = message["role"]
+    if role == "system" and not (manner.places_system if at else manner.opens_with_system):
+        content = text_of(message)
+        return {"role": "user", "content": f"<system>\n{content}\n</system>" if at else content}
+    if role == "tool":
+        return _suited_result(message, manner)
+    if message.get("tool_calls"):
+        return _suited_calls(message, manner)
+    return message
+
+
+def _suited_result(message: dict[str, Any], manner: TemplateTraits) -> dict[str, Any]:
+    if not manner.shows_results:
+        return _told(message, manner)
+    if manner.shortens_ids and (given := message.get("tool_call_id")):
+        return {**message, "tool_call_id": short_call_id(given)}
+    return message
+
+
+def _told(result: dict[str, Any], manner: TemplateTraits) -> dict[str, Any]:
+    """Return a tool's result as a message of the user's."""
+    return {"role": "user", "content": result_text(text_of(result), manner.tool_form)}
+
+
+def _suited_calls(message: dict[str, Any], manner: TemplateTraits) -> dict[str, Any]:
+    """Return a message with calls as this template takes it.
+
+    Mistral's demands call ids of nine letters and digits; harmony's refuses words and thinking
+    beside one call, and writes either as thinking.
+    """
+    calls, content = message["tool_calls"], text_of(message)
+    if not manner.shows_calls:
+        texts = [call_text(_with_object(call)["function"], manner.tool_form) for call in calls]
+        said = {name: value for name, value in message.items() if name != "tool_calls"}
+        return {**said, "content": "\n".join([content, *texts] if content else texts)}
+    if not manner.takes_objects:
+        calls = [_with_text(call) for call in calls]
+    elif not manner.takes_text:  # a broken call of long ago must not end the conversation
+        calls = [_with_object(call) for call in calls]
+    if manner.shortens_ids:
+        calls = [{**call, "id": short_call_id(call.get("id") or "")} for call in calls]
+    message = {**message, "tool_calls": calls}
+    reasoning = message.get("reasoning_content")
+    if manner.folds_thinking and content and reasoning:
+        message |= {"content": "", "reasoning_content": f"{reasoning}\n{content}"}
+    return message
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """Return the call with arguments that are an object: text that is none as its `input`."""
+    function = call["function"]
+    if isinstance(function["arguments"], dict):
+        return call
+    return {**call, "function": {**function, "arguments": {"input": function["arguments"]}}}
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    """Return the call with arguments that are a text."""
+    function = call["function"]
+    if isinstance(function["arguments"], str):
+        return call
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+# ---------------------------------------------------------------- one behind the other
+
+
+def _in_order(
+    rows: Iterable[MessageRow], manner: TemplateTraits, adds_header: bool
+) -> list[MessageRow]:
+    """Return the messages, none behind one that it may not follow in this template.
+
+    Neighbours of one role become one message; else an empty one comes between.
+    """
+    refused = manner.refused
+    groups: list[list[MessageRow]] = []
+    before = "start"
+    for message, place in rows:
+        kind = _kind(message)
+        if before == "start" and (before, kind) in refused:
+            groups.append([(_NO_QUESTION, NONE)])
+            before = "user"
+        if kind == "tool" and (before, kind) in refused:  # of no call that is known
+            message, kind = _told(message, manner), "user"
+        if (before, kind) not in refused:
+            groups.append([(message, place)])
+        elif groups[-1][0][0]["role"] == message["role"]:
+            groups[-1].append((message, place))
+        else:
+            groups.append([(_NO_ANSWER if kind == "user" else _NO_QUESTION, NONE)])
+            groups.append([(message, place)])
+        if kind != "system" or len(groups) > 1:  # what is behind the system message begins
+            before = kind
+    if before == "start" and adds_header and ("start", "end") in refused:
+        groups.append([(_NO_QUESTION, NONE)])
+    return [
+        group[0] if len(group) == 1 else (_joined([message for message, _ in group]), NONE)
+        for group in groups
+    ]
+
+
+def _kind(message: dict[str, Any]) -> str:
+    return "calls" if message.get("tool_calls") else str(message["role"])
+
+
+def _joined(group: Messages) -> dict[str, Any]:
+    """Return messages of one role as one, a blank line between what each says."""
+    whole = {**group[0]}
+    for name, texts in (
+        ("content", [text_of(message) for message in group]),
+        ("reasoning_content", [message.get("reasoning_content") or "" for message in group]),
+    ):
+        whole[name] = "\n\n".join(filter(None, texts))
+    whole["tool_calls"] = [call for message in group for call in message.get("tool_calls") or ()]
+    return whole

@@ -1,0 +1,117 @@
+"""Images in messages: marks in their place while text is rendered, then their tokens.
+
+A template is given strings only, with a mark where an image stands, so that it shows images
+wherever it shows text, in tools' results too. Owner: the prompt thread. Touches no MLX.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Prompt
+from hearth.worker.cache.image_keys import PromptImage
+from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
+
+_SHOWN: Final = "\ufffc"  # what Unicode has for an object in a text
+
+
+@dataclass(frozen=True, slots=True)
+class ImageForm:
+    """What a model's processor writes around each image: text, to be joined to what is there."""
+
+    before: str = ""
+    after: str = ""
+
+
+def marked(messages: list[dict[str, Any]], mark: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the messages with strings for content, and the digests of the images in them.
+
+    `mark` is in none of them but for what shields their control tokens, which never puts two
+    together.
+    """
+    digests: list[str] = []
+    texts = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            message = {
+                **message,
+                "content": "".join(_text(part, mark, digests) for part in content),
+            }
+        texts.append(message)
+    return texts, digests
+
+
+def _text(part: dict[str, Any], mark: str, digests: list[str]) -> str:
+    if part["type"] == "text":
+        text: str = part["text"]
+        return text
+    digests.append(part["image"])
+    return f"{mark}{mark}{len(digests) - 1}{mark}{mark}"
+
+
+def pieces_of(
+    tokeniser: PieceTokeniser,
+    text: str,
+    mark: str,
+    pictures: Sequence[PromptImage],
+    form: ImageForm,
+) -> list[TextPiece]:
+    """Return a rendered text as pieces, `pictures` in the places of their marks.
+
+    Raises:
+        RequestError: the template has left out a message with an image.
+    """
+    if not pictures:
+        return tokeniser.pieces(text, mark)
+    twice = re.escape(mark + mark)
+    parts = re.split(f"{twice}([0-9]+){twice}", text)
+    if missing := set(range(len(pictures))) - {int(number) for number in parts[1::2]}:
+        raise RequestError(
+            f"The model's chat template leaves out {len(missing)} of the {len(pictures)} images in "
+            "these messages. Send them in messages of the user.",
+            param="messages",
+        )
+    pieces: list[TextPiece] = []
+    for at, part in enumerate(parts):
+        if at % 2:
+            picture = pictures[int(part)]
+            pieces.append(TextPiece(_SHOWN, picture.ids, is_added=False, picture=picture))
+            continue
+        before = form.after if at else ""
+        after = form.before if at < len(parts) - 1 else ""
+        pieces += tokeniser.pieces(f"{before}{part}{after}", mark, is_first=at == 0)
+    return pieces
+
+
+def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
+    """Return the messages of `prompt` for a model that reads text only.
+
+    An image in a tool's result becomes a notice: no client can take a result back.
+
+    Raises:
+        RequestError: another message shows one.
+    """
+    told = []
+    for message in prompt.messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            if message["role"] != "tool":
+                shown = [part["image"] for part in content if part["type"] == "image"]
+                place = prompt.places.get(shown[0], "messages") if shown else "messages"
+                raise RequestError(
+                    f"{place} is an image, and {model} reads text only. Remove the image, or serve "
+                    "a vision model (MODEL_PATH).",
+                    code="unsupported_content",
+                    param="messages",
+                )
+            message = {**message, "content": _told(content)}
+        told.append(message)
+    return told
+
+
+def _told(content: Sequence[Mapping[str, Any]]) -> str:
+    notice = "[image omitted: this model reads text only]"
+    return "\n".join(part["text"] if part["type"] == "text" else notice for part in content)

@@ -1,0 +1,273 @@
+"""Images as the model is given them: decoded, and run through the model's own processor.
+
+Whatever a processor makes leaves here as NumPy arrays. Imports no MLX of its own.
+"""
+
+import functools
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from hearth.shared.errors import RequestError, StartError
+from hearth.worker.cache.image_keys import PromptImage, identity_of
+from hearth.worker.prompt.images.image_decode import decoded
+
+log = logging.getLogger(__name__)
+
+ARRAYS_BYTES_MAX: Final = 256 * 1024 * 1024
+FACTS_MAX: Final = 1_024  # images that are known without being decoded; some 5 KB each
+
+_PROBE_SIZE: Final = (224, 224)  # of an image that every processor takes
+_OF_THE_TEXT: Final = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_WORD: Final = "alpha"  # that no template writes by itself
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Expansion:
+    """What the processor makes of one image: text, the picture's tokens, text; and its arrays."""
+
+    before: str
+    ids: NDArray[np.int32]
+    after: str
+    arrays: Arrays
+
+    @property
+    def byte_count(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What stays known of an image whose arrays are gone."""
+
+    identity: bytes
+    ids: NDArray[np.int32]
+    grid: tuple[tuple[int, ...], ...]
+
+
+class ImageReader:
+    """Reads image files as the model's processor does, and remembers what it found.
+
+    `before` and `after` are the text that the processor writes around every image.
+    `counts` has an entry for every outcome: "decoded", "again" (the arrays were gone), "known",
+    and the code of each refusal.
+    Owner: the image thread. Others call `forget`, and a Picture's `inputs`, which waits for the
+    image that is being decoded where its arrays are gone, and not otherwise. The processor's
+    tokenizer must be no other thread's: it is set up anew for each call.
+    Memory: ARRAYS_BYTES_MAX of arrays (the newest stays whatever its size) and FACTS_MAX facts. A
+    Picture holds its file, and lives as long as its request. One image is decoded at a time; with
+    the processor's copies that takes 16 bytes a pixel at its peak, 640 MB at the default
+    MAX_IMAGE_PIXELS.
+    """
+
+    def __init__(
+        self, processor: Any, config: Mapping[str, Any], marker: str, pixels_max: int
+    ) -> None:
+        """`marker` is what the chat template writes for an image, `config` the model's.
+
+        Raises:
+            StartError: the processor cannot read images.
+        """
+        from mlx_vlm import prepare_inputs  # takes seconds, and a text model has no images
+
+        self.counts: Counter[str] = Counter()
+        self._prepare = prepare_inputs
+        self._processor = processor
+        self._image_token_id = config.get("image_token_index", config.get("image_token_id"))
+        self._marker = marker
+        self._pixels_max = pixels_max
+        self._tokenizer = getattr(processor, "tokenizer", processor)
+        self._added = frozenset(self._tokenizer.added_tokens_decoder)
+        self._decoding = threading.Lock()  # held for seconds
+        self._table = threading.Lock()  # of what follows; held for a look-up
+        self._facts: OrderedDict[str, _Facts] = OrderedDict()
+        self._arrays: OrderedDict[str, _Expansion] = OrderedDict()
+        try:
+            probe = self._expanded(Image.new("RGB", _PROBE_SIZE))
+        except Exception as error:  # a processor is a program of the model's own
+            raise StartError(f"The model's processor cannot read images: {error}") from error
+        self.before, self.after = probe.before, probe.after
+
+    def read(self, digest: str, data: bytes, owner: str = "") -> PromptImage:
+        """Return the image of the file `data`, which `digest` names.
+
+        What is remembered of it serves `owner` alone, so that nobody can tell by how fast an
+        answer comes what others have shown.
+
+        Raises:
+            RequestError: 400; see `decoded`, and `image_refused` where the processor does not
+                take it.
+        """
+        name = owner + digest
+        facts = self._known(name)
+        if facts is None:
+            try:
+                expansion = self._read(data)
+            except RequestError as error:
+                self._count(error.code)
+                raise
+            self._count("decoded")
+            facts = _facts_of(expansion)
+            self._keep(name, facts, expansion)
+        inputs = functools.partial(self._inputs, name, data, facts)
+        return PromptImage(facts.identity, tuple(facts.ids.tolist()), facts.grid, inputs, owner)
+
+    def _inputs(self, name: str, data: bytes, facts: _Facts) -> Arrays:
+        """Return what the encoder is given, read-only. Any thread.
+
+        Raises:
+            RequestError: what could be decoded once cannot be any more: there is no memory.
+        """
+        expansion = self._kept(name)
+        if expansion is None:
+            expansion = self._read(data)
+            self._count("again")
+            self._keep(name, facts, expansion)
+        return expansion.arrays
+
+    def _read(self, data: bytes) -> _Expansion:
+        """Decode and process one file, alone. Raises RequestError."""
+        with self._decoding:
+            image = decoded(data, self._pixels_max)
+            try:
+                expansion = self._expanded(image)
+            except Exception as error:  # it took the probe, so it is this image that it refuses
+                raise _refused(image, str(error.__context__ or error)) from error
+            if (expansion.before, expansion.after) != (self.before, self.after):
+                raise _refused(image, "it would be cut into several")
+            return expansion
+
+    def _expanded(self, image: Image.Image) -> _Expansion:
+        """Run the model's processor on one image. Raises whatever that raises."""
+        given = self._prepare(
+            self._processor,
+            images=[image],
+            prompts=self._marker,
+            image_token_index=self._image_token_id,
+        )
+        arrays = {
+            name: _array(value)
+            for name, value in given.items()
+            if value is not None and name not in _OF_THE_TEXT
+        }
+        ids = self._without_ends(np.array(given["input_ids"]).reshape(-1).tolist())
+        added = [at for at, token in enumerate(ids) if token in self._added]
+        if not added:
+            raise ValueError(f"it writes no token for an image where {self._marker!r} stands")
+        start, end = added[0], added[-1] + 1
+        run = np.array(ids[start:end], dtype=np.int32)
+        return _Expansion(self._text(ids[:start]), run, self._text(ids[end:]), arrays)
+
+    def _without_ends(self, ids: list[int]) -> list[int]:
+        """Return the ids without those that a tokenizer puts around every text."""
+        start = int(bool(ids) and ids[0] == self._tokenizer.bos_token_id)
+        end = len(ids) - int(len(ids) > start and ids[-1] == self._tokenizer.eos_token_id)
+        return ids[start:end]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False) if ids else ""
+        return text
+
+    # ------------------------------------------------------------ what is remembered
+
+    def forget(self) -> None:
+        """Forget every image; one that is being read is remembered. Any thread."""
+        with self._table:
+            self._facts.clear()
+            self._arrays.clear()
+
+    def outcomes(self) -> dict[str, int]:
+        """Return how often each of these came of a file. Any thread."""
+        with self._table:
+            counts = Counter(self.counts)
+        taken = {outcome: counts.pop(outcome, 0) for outcome in ("decoded", "again", "known")}
+        return taken | {"refused": counts.total()}
+
+    def _known(self, name: str) -> _Facts | None:
+        with self._table:
+            facts = self._facts.get(name)
+            if facts is not None:
+                self._facts.move_to_end(name)
+                self.counts["known"] += 1
+            return facts
+
+    def _kept(self, name: str) -> _Expansion | None:
+        with self._table:
+            expansion = self._arrays.get(name)
+            if expansion is not None:
+                self._arrays.move_to_end(name)
+            return expansion
+
+    def _keep(self, name: str, facts: _Facts, expansion: _Expansion) -> None:
+        with self._table:
+            self._facts[name] = facts
+            self._facts.move_to_end(name)
+            while len(self._facts) > FACTS_MAX:
+                self._facts.popitem(last=False)
+            self._arrays[name] = expansion
+            self._arrays.move_to_end(name)
+            total = sum(each.byte_count for each in self._arrays.values())
+            while total > ARRAYS_BYTES_MAX and len(self._arrays) > 1:
+                total -= self._arrays.popitem(last=False)[1].byte_count
+
+    def _count(self, outcome: str) -> None:
+        with self._table:
+            self.counts[outcome] += 1
+
+
+def _facts_of(expansion: _Expansion) -> _Facts:
+    """Return what an image is known by: pixels and tokens, so that no other setting is missed."""
+    grid = expansion.arrays.get("image_grid_thw")
+    rows = () if grid is None else tuple(tuple(row) for row in grid.reshape(-1, 3).tolist())
+    return _Facts(identity_of({**expansion.arrays, "ids": expansion.ids}), expansion.ids, rows)
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """Return a copy in memory that is not MLX's."""
+    array = np.array(value)
+    array.flags.writeable = False
+    return array
+
+
+def _refused(image: Image.Image, reason: str) -> RequestError:
+    return RequestError(
+        f"The image is {image.width:,} x {image.height:,} pixels, and the model's processor does "
+        f"not take it: {reason}. Crop it, or add a margin.",
+        code="image_refused",
+    )
+
+
+def image_marker(tokenizer: Any, processor: Any) -> str | None:
+    """Return what the chat template writes for an image in a user's message.
+
+    Where it shows none, what the processor puts an image in place of; None where that is not known,
+    or where the template numbers its images: then the model takes none.
+    """
+    text: dict[str, str] = {"type": "text", "text": _WORD}
+    head, found, tail = _rendered(tokenizer, [text]).partition(_WORD)
+    one, two = (_rendered(tokenizer, [{"type": "image"}] * count + [text]) for count in (1, 2))
+    end = _WORD + tail
+    if found and one.startswith(head) and one.endswith(end) and len(one) > len(head + end):
+        marker = one[len(head) : len(one) - len(end)]
+        return marker if two == head + marker * 2 + end else None
+    token = getattr(processor, "boi_token", None) or getattr(processor, "image_token", None)
+    return str(token) if token else None
+
+
+def _rendered(tokenizer: Any, content: list[dict[str, str]]) -> str:
+    """Return a user's message as the template shows it; "" where it refuses it."""
+    render: Callable[..., str] = tokenizer.apply_chat_template
+    try:
+        return render([{"role": "user", "content": content}], tokenize=False)
+    except Exception as error:  # a template is a program: it raises whatever it likes
+        log.debug("image probe refused: %s", error)
+        return ""

@@ -1,0 +1,107 @@
+"""Where a prefill is cut. A pure function of the tokens, so that every run cuts alike.
+
+How a prompt is cut into forwards changes the last bits of its KV (facts/mlx.md 2), so cold, warm,
+cached and uncached requests all ask here. The cache keeps and resumes KV at these cuts only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hearth.worker.cache.block_hash import Tokens, pack
+from hearth.worker.cache.image_keys import has_images, image_borders, is_inside
+
+HEADER_GAP_TOKENS_MIN = 64  # a message header closer to the last cut is not worth a forward
+LAST_OF_SEVERAL = [False, False, True]  # which of three messages in a row are the model's own
+TAIL_TOKENS_MAX = 16  # a generation prompt up to this long is fed with the last token
+
+
+@dataclass(frozen=True, slots=True)
+class TurnMarks:
+    """How this model's template marks messages, in token ids. Empty where it marks nothing."""
+
+    header_ids: frozenset[int]  # a token of this set begins a message's header
+    assistant_headers: tuple[tuple[int, ...], ...]  # how those of the model's own turns begin
+
+
+@dataclass(frozen=True, slots=True)
+class CutRule:
+    """Cuts at multiples of the chunk, the end of system and tools, message headers, and images.
+
+    Takes a prompt's keys (worker/cache/image_keys.py). No cut is amid an image, and behind one
+    there always is one: a prefill is resumed before or behind an image, and what is fed with the
+    last token shows none.
+    """
+
+    chunk: int  # tokens
+    marks: TurnMarks
+
+    def cuts(self, ids: Sequence[int] | Tokens) -> list[int]:
+        """Return the ends of the forwards before the last one, ascending.
+
+        The last forward, whose logits begin the answer, reads what is behind the last cut: the
+        generation prompt, or one token where the prompt does not end in one.
+        """
+        assert len(ids) > 0
+        cuts, _ = self._found(ids)
+        last = cuts[-1] if cuts else 0
+        if len(ids) - last > TAIL_TOKENS_MAX:
+            cuts.append(len(ids) - 1)
+        return cuts
+
+    def natural(self, ids: Sequence[int] | Tokens) -> list[int]:
+        """Return the cuts, all before the end, of every prompt that begins with `ids`.
+
+        A header that `ids` breaks off in the midst of may be cut otherwise in a longer prompt.
+        """
+        cuts, undecided = self._found(ids)
+        return cuts if undecided in cuts else [cut for cut in cuts if cut < undecided]
+
+    def _found(self, ids: Sequence[int] | Tokens) -> tuple[list[int], int]:
+        """Return the cuts, and the header that is one of them or not by what follows `ids`."""
+        cuts: list[int] = []
+        last = 0
+        always, maybe, undecided = self._candidates(ids)
+        for position in sorted(always | maybe):
+            if position in always or position - last >= HEADER_GAP_TOKENS_MIN:
+                cuts.append(position)
+                last = position
+        return cuts, undecided
+
+    def _candidates(self, ids: Sequence[int] | Tokens) -> tuple[set[int], set[int], int]:
+        """Return what is cut wherever the last cut was, and what only far enough from it.
+
+        And the last header where it may turn out to be the last of several; else the end.
+        """
+        always = set(range(self.chunk, len(ids), self.chunk))
+        maybe = set()
+        keys = pack(ids)
+        if has_images(keys):
+            begins, ends = image_borders(keys)
+            always = {cut for cut in always if not is_inside(keys, cut)} | set(ends)
+            maybe.update(begins)
+        starts = self._header_positions(keys)
+        is_own = [self._is_assistants(ids, start) for start in starts]
+        for number, start in enumerate(starts):
+            # The second message begins where system and tools end; what a model's own turn is
+            # an answer to ends where its header begins, whatever follows (thinking or none). Of
+            # several messages before it, the last may be one that the next request lacks.
+            if number == 1 or is_own[number] or is_own[number - 1 : number + 2] == LAST_OF_SEVERAL:
+                always.add(start)
+            else:
+                maybe.add(start)
+        always.discard(0)
+        is_open = is_own[-2:] == [False, False]
+        return always, maybe - {0}, starts[-1] if is_open else len(ids)
+
+    def _header_positions(self, keys: Tokens) -> list[int]:
+        if not self.marks.header_ids:
+            return []
+        found = np.isin(keys, list(self.marks.header_ids))
+        positions: list[int] = np.flatnonzero(found).tolist()
+        return positions
+
+    def _is_assistants(self, ids: Sequence[int] | Tokens, start: int) -> bool:
+        headers = self.marks.assistant_headers
+        return any(tuple(ids[start : start + len(header)]) == header for header in headers)

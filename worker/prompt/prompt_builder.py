@@ -1,0 +1,323 @@
+"""Messages to token ids: rendered by the template, with each known turn as it was sampled.
+
+The template renders every message. The span of an assistant turn whose tokens are known, from its
+header to its end-of-turn token, is then replaced by them. Any doubt about a span leaves what was
+rendered. Owner: the prompt thread. Touches no MLX.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hearth.shared.errors import PromptTooLong, RequestError
+from hearth.worker.cache.block_hash import Tokens, pack
+from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
+from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
+from hearth.worker.prompt.render_messages import Renderer
+from hearth.worker.prompt.template_marks import HistoryMarks
+from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
+from hearth.worker.prompt.tools_as_text import ToolForm
+
+CHARACTERS_PER_TOKEN_MAX = 16  # text longer than this per token of context is refused unread
+HEADER_PIECES_MAX = 4  # that an assistant header may be spread over
+
+
+class SampledTurn(Protocol):
+    """A turn as the model wrote it."""
+
+    @property
+    def ids(self) -> Tokens:
+        """Its generation prompt and what was sampled, without the end-of-turn token."""
+        ...
+
+    @property
+    def thinking(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptContent:
+    """What a prompt is made of. `turns` has an entry for each message: its tokens, if known.
+
+    `pictures` has every image that the messages show.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    turns: Sequence[SampledTurn | None] = ()
+    pictures: PromptImages = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPrompt:
+    """A prompt's tokens. `header` is where the generation prompt begins.
+
+    `keys` are what the cache knows it by: its ids, and what its images show.
+    """
+
+    ids: list[int]
+    keys: Tokens
+    images: tuple[ImageRun, ...]
+    header: int
+    kept: frozenset[int]  # messages that stand there as they were sampled
+    doubtful: int  # turns whose tokens were known, and whose span was not found
+
+
+class PromptBuilder:
+    """Builds prompts for one model."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        tokeniser: PieceTokeniser,
+        history: HistoryMarks,
+        context_tokens: int,
+        preserves_thinking: bool = True,
+        form: ImageForm | None = None,
+    ) -> None:
+        """`form` is how the model's images are written; None where it takes none."""
+        self._form = form or ImageForm()
+        self._renderer = renderer
+        self._tokeniser = tokeniser
+        self._history = history
+        self._context_tokens = context_tokens
+        self._preserves_thinking = preserves_thinking
+
+    @property
+    def tool_form(self) -> ToolForm:
+        """How the model is told of its tools, and asked to call them."""
+        return self._renderer.tool_form
+
+    def build(self, content: PromptContent, adds_header: bool = True) -> BuiltPrompt:
+        """Return the prompt of `content`.
+
+        Raises:
+            RequestError: the template refuses these messages, or they exceed the context.
+        """
+        pieces, runs = self._pieces(content, adds_header)
+        header = self._generation_prompt(pieces) if adds_header else len(pieces)
+        spans, doubtful = self._spans(pieces[:header], content, runs)
+        # A template writes its own beginning-of-text token; without one the tokenizer must.
+        laid = _Laid([] if self._renderer.has_template else list(self._tokeniser.beginning))
+        kept, at = set(), 0
+        for start, end, message in spans:
+            laid.add(pieces[at:start])
+            turn = content.turns[message]
+            assert turn is not None, "only spans of known turns are replaced"
+            laid.ids.extend(turn.ids.tolist())
+            kept.add(message)
+            at = end
+        laid.add(pieces[at:header])
+        header_token = len(laid.ids)
+        laid.add(pieces[header:])
+        self._check(laid.ids, "The messages render to nothing.", "messages")
+        return _built(laid, header_token, frozenset(kept), doubtful)
+
+    def raw(self, text: str | None, ids: list[int]) -> BuiltPrompt:
+        """Return the prompt that a client wrote itself: `text` if there is one, or else `ids`.
+
+        No template is applied. A text is tokenised as the caller's own template: the control
+        tokens that it spells out are control tokens, and it begins as the tokenizer has any text
+        begin. Ids are taken as they are.
+
+        Raises:
+            RequestError: an id is none of the tokenizer's, or the prompt is empty or too long.
+        """
+        if text is not None:
+            self._refuse_long(text, "prompt")
+            ids = self._tokeniser.ids(text)
+            beginning = self._tokeniser.beginning
+            if ids[: len(beginning)] != beginning:
+                ids = [*beginning, *ids]
+        elif wrong := [each for each in ids if not 0 <= each < self._tokeniser.vocab_size]:
+            raise RequestError(
+                f"The prompt has {len(wrong):,} ids that are no token of this model, such as "
+                f"{wrong[0]}. Send ids from 0 to {self._tokeniser.vocab_size - 1:,}.",
+                param="prompt",
+            )
+        self._check(ids, "The prompt is empty.", "prompt")
+        return BuiltPrompt(ids, pack(ids), (), len(ids), frozenset(), 0)
+
+    def last_header(self, ids: Sequence[int]) -> int:
+        """Return where the last message's header begins; 0 where none is seen."""
+        headers = (at for at in range(len(ids) - 1, 0, -1) if ids[at] in self._history.header_ids)
+        return next(headers, 0)
+
+    def _pieces(
+        self, content: PromptContent, adds_header: bool
+    ) -> tuple[list[TextPiece], list[list[int]]]:
+        """Return what is rendered, and the runs of the model's own messages in it."""
+        tokeniser = self._tokeniser
+        mark = tokeniser.mark_for((content.messages, content.tools, content.options))
+        messages, digests = marked(tokeniser.shielded(content.messages, mark), mark)
+        rendered = self._renderer.rendered(
+            messages,
+            tokeniser.shielded(content.tools, mark),
+            tokeniser.shielded(content.options, mark),
+            adds_header,
+        )
+        self._refuse_long(rendered.text, "messages")
+        pictures = [_picture(content, digest) for digest in digests]
+        return pieces_of(tokeniser, rendered.text, mark, pictures, self._form), rendered.runs
+
+    def _refuse_long(self, text: str, param: str) -> None:
+        """Raise where a text is too long to be tokenised at all."""
+        characters_max = self._context_tokens * CHARACTERS_PER_TOKEN_MAX
+        if len(text) > characters_max:
+            raise RequestError(
+                f"The prompt is {len(text):,} characters and this server's context is "
+                f"{self._context_tokens:,} tokens (at most {characters_max:,} characters). "
+                "Send less text.",
+                code="context_length_exceeded",
+                param=param,
+            )
+
+    def _check(self, ids: list[int], if_none: str, param: str) -> None:
+        if len(ids) >= self._context_tokens:
+            raise PromptTooLong(tokens=len(ids), tokens_max=self._context_tokens - 1)
+        if not ids:
+            raise RequestError(f"{if_none} Send some text.", param=param)
+
+    # ------------------------------------------------------------ where turns stand
+
+    def _spans(
+        self, pieces: list[TextPiece], content: PromptContent, said: list[list[int]]
+    ) -> tuple[list[tuple[int, int, int]], int]:
+        """Return (first piece, piece behind the last, message) of each turn to replace, in order.
+
+        And how many known turns are in doubt. A run of assistant messages is rendered as a run of
+        assistant headers: harmony writes one for each channel. Where the runs do not pair off, no
+        span is certain.
+        """
+        doubtful = {at for at, turn in enumerate(content.turns) if turn is not None}
+        if not doubtful:
+            return [], 0
+        runs = self._header_runs(pieces)
+        if len(runs) != len(said):
+            return [], len(doubtful)
+        spans = []
+        for headers, messages in zip(runs, said, strict=True):
+            for (start, end), message in _paired(headers, messages):
+                if message in doubtful:
+                    doubtful.remove(message)
+                    span = (start, self._end_of(pieces, start, end), message)
+                    if self._may_replace(pieces, span, content):
+                        spans.append(span)
+        return spans, len(doubtful)
+
+    def _may_replace(
+        self, pieces: list[TextPiece], span: tuple[int, int, int], content: PromptContent
+    ) -> bool:
+        """Whether the turn may stand as sampled.
+
+        Its tokens begin with a header, the span shows something of its message, and no thinking
+        that has to go is in it.
+        """
+        start, end, message = span
+        turn = content.turns[message]
+        assert turn is not None, "only known turns have spans"
+        if not len(turn.ids) or turn.ids[0] != pieces[start].ids[0]:
+            return False
+        text = "".join(piece.text for piece in pieces[start:end])
+        shown = _words_of(content.messages[message])
+        if shown and not any(word in text for word in shown):
+            return False
+        return self._preserves_thinking or turn.thinking.strip() in text
+
+    def _header_runs(self, pieces: list[TextPiece]) -> list[list[tuple[int, int]]]:
+        """Return runs of assistant headers: (its piece, the piece of the next header)."""
+        headers = [
+            at
+            for at, piece in enumerate(pieces)
+            if piece.is_added and piece.ids[0] in self._history.header_ids
+        ]
+        runs: list[list[tuple[int, int]]] = []
+        was_assistant = False
+        for at, following in itertools.pairwise([*headers, len(pieces)]):
+            is_assistant = self._is_assistants(pieces, at)
+            if is_assistant:
+                if not was_assistant:
+                    runs.append([])
+                runs[-1].append((at, following))
+            was_assistant = is_assistant and self._ends_at(pieces, at, following)
+        return runs
+
+    def _ends_at(self, pieces: list[TextPiece], start: int, end: int) -> bool:
+        """Whether nothing stands between the end of the turn in [start, end) and the next header.
+
+        A question does where the header is what ends it, as Mistral's [/INST].
+        """
+        behind = pieces[self._end_of(pieces, start, end) + 1 : end]
+        return not any(piece.text.strip() for piece in behind)
+
+    def _generation_prompt(self, pieces: list[TextPiece]) -> int:
+        """Return the piece where the generation prompt begins; behind all where none is seen."""
+        for at in range(len(pieces) - 1, -1, -1):
+            piece = pieces[at]
+            if piece.is_added and piece.ids[0] in self._history.header_ids:
+                # A turn that has ended is none that is to be written.
+                is_open = self._end_of(pieces, at, len(pieces)) == len(pieces)
+                return at if is_open and self._is_assistants(pieces, at) else len(pieces)
+        return len(pieces)
+
+    def _is_assistants(self, pieces: list[TextPiece], at: int) -> bool:
+        text = "".join(piece.text for piece in pieces[at : at + HEADER_PIECES_MAX])
+        return text.startswith(self._history.assistant_texts)
+
+    def _end_of(self, pieces: list[TextPiece], start: int, end: int) -> int:
+        """Return the piece that ends the turn in [start, end); `end` where the next header does."""
+        for at in range(end - 1, start, -1):
+            if pieces[at].is_added and pieces[at].ids[0] in self._history.ends:
+                return at
+        return end
+
+
+def _picture(content: PromptContent, digest: str) -> PromptImage:
+    picture = content.pictures.get(digest)
+    if picture is None:
+        raise RequestError(f"The image {digest:.80} is in the messages and was not sent.")
+    return picture
+
+
+class _Laid:
+    """A prompt's ids as they are laid one behind the other, and where images are among them."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+        self.images: list[ImageRun] = []
+
+    def add(self, pieces: list[TextPiece]) -> None:
+        for piece in pieces:
+            start = len(self.ids)
+            self.ids.extend(piece.ids)
+            if piece.picture is not None:
+                self.images.append(ImageRun(start, len(self.ids), piece.picture))
+
+
+def _built(laid: _Laid, header: int, kept: frozenset[int], doubtful: int) -> BuiltPrompt:
+    """Return the prompt. Raises RequestError where nothing follows an image that ends it."""
+    images = tuple(laid.images)
+    if images and images[-1].end == len(laid.ids):
+        raise RequestError(
+            "The model's chat template puts nothing behind the image that the messages end with. "
+            "Send some text behind it.",
+            param="messages",
+        )
+    return BuiltPrompt(laid.ids, keys_of(laid.ids, images), images, header, kept, doubtful)
+
+
+def _words_of(message: dict[str, Any]) -> list[str]:
+    """Return what a template shows of an assistant message, one of it at least."""
+    names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+    content = message.get("content") or ""
+    return [word for word in (content.strip(), *names) if word]
+
+
+def _paired(
+    headers: list[tuple[int, int]], messages: list[int]
+) -> list[tuple[tuple[int, int], int]]:
+    """Return which headers each message has: all where it is alone, else one each, else none."""
+    if len(messages) == 1:
+        return [((headers[0][0], headers[-1][1]), messages[0])]
+    return list(zip(headers, messages, strict=True)) if len(headers) == len(messages) else []

@@ -1,0 +1,125 @@
+"""Messages to text, through the model's own chat template.
+
+Owner: the prompt thread, which alone uses the tokenizer after start. Touches no MLX.
+"""
+
+import inspect
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from hearth.shared.errors import RequestError
+from hearth.worker.prompt.adapt_messages import adapted
+from hearth.worker.prompt.chat_template import Template
+from hearth.worker.prompt.template_probe import EFFORTS, template_traits
+from hearth.worker.prompt.tools_as_text import ToolForm, markup
+
+log = logging.getLogger(__name__)
+
+# Arguments of the renderer itself: a client that could set them could bring its own template.
+NOT_TEMPLATE_VARIABLES = frozenset(
+    inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as text."""
+
+    text: str
+    runs: list[list[int]]  # as of suit.Suited
+
+
+class Renderer:
+    """Renders messages for one model.
+
+    template_failures counts prompts that the template refused; what a template raises is about
+    the request that it was given.
+    """
+
+    def __init__(self, tokenizer: Any, default_thinking: bool, preserve_thinking: bool) -> None:
+        self._template = Template(tokenizer)
+        self._manner = template_traits(self._template)
+        self._default_thinking = default_thinking
+        # Templates that know `preserve_thinking` keep the thinking of turns whose tokens are not
+        # known too; to others it is one variable more.
+        self._preserve_thinking = preserve_thinking
+        self.template_failures = 0
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model has a chat template; without one it gets a transcript."""
+        return self._template.exists
+
+    @property
+    def tool_form(self) -> ToolForm:
+        """How the model is told of its tools, and asked to call them."""
+        return self._manner.tool_form
+
+    @property
+    def markup(self) -> str:
+        """What is written around tools beside the template, "" where that writes it itself."""
+        return markup(self._manner.tool_form)
+
+    def rendered(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any],
+        options: dict[str, Any],
+        adds_header: bool = True,
+    ) -> Rendered:
+        """Return the messages as text, with the generation prompt where `adds_header`.
+
+        Raises:
+            RequestError: the template refuses them.
+        """
+        if not_variables := sorted(options.keys() & NOT_TEMPLATE_VARIABLES):
+            raise RequestError(
+                f"chat_template_kwargs has {', '.join(not_variables)}, which a template cannot be "
+                "given. Remove it.",
+                param="chat_template_kwargs",
+            )
+        suit = adapted(messages, tools, self._manner, adds_header)
+        variables = self._variables(options)
+        try:
+            text = self._template.text(suit.messages, suit.tools, variables, adds_header)
+        except Exception as error:  # a template is a program; it raises whatever it likes
+            self.template_failures += 1
+            log.info("template refused count=%d %s", self.template_failures, type(error).__name__)
+            raise RequestError(
+                f"The model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        return Rendered(text, suit.runs)
+
+    def _variables(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return what the template is given for a request's template options.
+
+        Whether to think is asked by two names, and a template knows one of them. Without tags
+        that tell thinking from the answer, only those who ask for thinking get it.
+        """
+        manner = self._manner
+        asked = dict(options)
+        for name, other in (("enable_thinking", "thinking"), ("thinking", "enable_thinking")):
+            if name not in asked and isinstance(options.get(other), bool):
+                asked[name] = options[other]
+        if "thinking" in manner.switches:
+            thinks = self._default_thinking and self._template.has_think_tags
+            asked.setdefault("thinking", thinks)
+        if asked.get("reasoning_effort") in EFFORTS:
+            asked["reasoning_effort"] = self._effort(asked["reasoning_effort"])
+        defaults = {
+            "enable_thinking": self._default_thinking,
+            "preserve_thinking": self._preserve_thinking,
+        }
+        given = defaults | asked
+        if manner.variables is None:
+            return given
+        return {name: value for name, value in given.items() if name in manner.variables}
+
+    def _effort(self, asked: str) -> str:
+        """Return the effort nearest to what is asked, of those that the template renders."""
+        known = self._manner.efforts or EFFORTS
+        place = EFFORTS.index(asked)
+        return min(known, key=lambda each: abs(EFFORTS.index(each) - place))

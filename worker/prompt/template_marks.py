@@ -1,0 +1,198 @@
+"""How a chat template marks messages, found by rendering probes.
+
+Runs once, when a model is loaded. Touches no MLX.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hearth.worker.prompt.chat_template import Template
+from hearth.worker.prompt.prefill_cuts import TurnMarks
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryMarks:
+    """How a rendered history shows where the model's own turns begin and end."""
+
+    header_ids: frozenset[int]  # a token of this set begins a message's header
+    assistant_texts: tuple[str, ...]  # what the model's own turns begin with
+    ends: frozenset[int]  # what ends them, where anything does
+
+
+def history_marks(tokenizer: Any, marks: TurnMarks, end_ids: frozenset[int]) -> HistoryMarks:
+    """Return the marks of the tokenizer's template; `end_ids` end what is generated."""
+    texts = tuple(tokenizer.decode(list(header)) for header in marks.assistant_headers)
+    between = _after_answer(tokenizer)
+    closing = [token for token in between if token in _control_ids(tokenizer)][:1]
+    ends = end_ids | (set(closing) - marks.header_ids)
+    texts = tuple(text for text in texts if text)
+    return HistoryMarks(marks.header_ids, texts, ends)
+
+
+def generation_prompt(tokenizer: Any) -> str:
+    """Return what the template writes behind a question, thinking allowed."""
+    question = [{"role": "user", "content": _FIRST}]
+    return _thinking_or_not(tokenizer, question, True, True).rpartition(_FIRST)[2]
+
+
+def turn_marks(tokenizer: Any) -> TurnMarks:
+    """Return how the tokenizer's template marks messages, found by rendering probes."""
+    prompts = sorted(
+        {p for thinking in (True, False) for p in _generation_prompt(tokenizer, thinking)}
+    )
+    special = _control_ids(tokenizer)
+    ends = {*tokenizer.eos_token_ids, *_template_ends(tokenizer)}
+    header_ids = {prompt[0] for prompt in prompts if prompt[0] in special}
+    for role in ("system", "user", "assistant", "tool"):
+        between = [token for token in _between(tokenizer, role) if token in special]
+        if not header_ids.intersection(between):
+            header_ids.update(_header_of(tokenizer, between, ends))
+    usable = [prompt for prompt in prompts if prompt[0] in header_ids]
+    others = [_header(tokenizer, role, header_ids) for role in ("system", "user", "tool")]
+    written = [_header(tokenizer, "assistant", header_ids, is_old) for is_old in (False, True)]
+    return TurnMarks(frozenset(header_ids), _assistant_headers(usable, written, others))
+
+
+def _header_of(tokenizer: Any, between: Sequence[int], ends: set[int]) -> Sequence[int]:
+    """Return the token that begins a message, of those between it and the one before.
+
+    The first that ends nothing; where all do, as GLM's role tokens, the first. Tags in a message's
+    content, such as <tool_response>, are added tokens but not special.
+    """
+    added = tokenizer.added_tokens_decoder
+    others = [token for token in between if token not in ends]
+    marks = [token for token in others if token not in added or added[token].special]
+    return (marks or [token for token in between if token in ends] or others)[:1]
+
+
+def _assistant_headers(
+    prompts: list[tuple[int, ...]], written: list[tuple[int, ...]], others: list[tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
+    """Return what the model's own turns begin with, however they go on.
+
+    Generation prompts with and without thinking, and headers of turns in the history, share their
+    first tokens: that one header stands for all, unless other messages begin so too.
+    """
+    known = [header for header in (*prompts, *written) if header]
+    shared = known[0] if known else ()
+    for header in known:
+        length = 0
+        while length < min(len(shared), len(header)) and shared[length] == header[length]:
+            length += 1
+        shared = shared[:length]
+    if shared and not any(other[: len(shared)] == shared for other in others):
+        return (shared,)
+    return tuple(prompts)
+
+
+def _header(
+    tokenizer: Any, role: str, header_ids: set[int], is_old: bool = False
+) -> tuple[int, ...]:
+    """Return what the template writes in front of a `role` message's content.
+
+    `is_old`: of one that a user's message follows, whose thinking templates leave out.
+    """
+    between = list(_between(tokenizer, role, is_old))
+    starts = [at for at, token in enumerate(between) if token in header_ids]
+    return tuple(between[starts[-1] :]) if starts else ()
+
+
+def end_of_turn_ids(tokenizer: Any, generation_config: dict[str, Any]) -> frozenset[int]:
+    """Return every token that ends a turn: of the model, its generation config, its template."""
+    configured = generation_config.get("eos_token_id")
+    configured = configured if isinstance(configured, list) else [configured]
+    ids = [*tokenizer.eos_token_ids, *configured, *_template_ends(tokenizer)]
+    return frozenset(token for token in ids if isinstance(token, int))
+
+
+def _template_ends(tokenizer: Any) -> list[int]:
+    """Return the token that the template puts behind the answer that ends a conversation.
+
+    Not what it puts between two messages: harmony ends a message of a turn, its reasoning for
+    one, with <|end|>, and only the whole turn with <|return|>.
+    """
+    messages = [{"role": "user", "content": _FIRST}, {"role": "assistant", "content": _SECOND}]
+    text = _probed(tokenizer, messages)
+    _, found, tail = text.partition(_SECOND)
+    special = _control_ids(tokenizer)
+    tail_ids = tokenizer.encode(tail, add_special_tokens=False) if found else []
+    return [token for token in tail_ids if token in special][:1]
+
+
+def _control_ids(tokenizer: Any) -> set[int]:
+    """Return the tokens that no merge makes: what a template's marks are.
+
+    `all_special_ids` alone has only those with a name of their own, such as eos_token.
+    """
+    return {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+
+
+_FIRST, _SECOND, _THIRD = "alpha", "omega", "sigma"  # words that no template writes by itself
+
+
+def _generation_prompt(tokenizer: Any, thinking: bool) -> list[tuple[int, ...]]:
+    """Return what the template puts in front of an answer, if it puts anything there."""
+    closed = _after_question(tokenizer, thinking, False)
+    opened = _after_question(tokenizer, thinking, True)
+    if opened == closed:  # as Mistral's: the question's own end is what an answer follows
+        special = _control_ids(tokenizer)
+        between = _between(tokenizer, "assistant")
+        starts = [at for at, token in enumerate(between) if token in special]
+        return [tuple(between[starts[0] :])] if starts else []
+    common = 0
+    while common < min(len(closed), len(opened)) and closed[common] == opened[common]:
+        common += 1
+    return [tuple(opened[common:])] if common < len(opened) else []
+
+
+def _after_question(tokenizer: Any, thinking: bool, add_generation_prompt: bool) -> list[int]:
+    question = [{"role": "user", "content": _FIRST}]
+    text = _thinking_or_not(tokenizer, question, thinking, add_generation_prompt)
+    _, found, tail = text.partition(_FIRST)
+    ids: list[int] = tokenizer.encode(tail, add_special_tokens=False) if found else []
+    return ids
+
+
+def _thinking_or_not(
+    tokenizer: Any, messages: list[dict[str, Any]], thinking: bool, adds_header: bool
+) -> str:
+    """Return the probe rendered with thinking switched on or off, by both names that it has.
+
+    A template that is a function takes only the name that it knows.
+    """
+    known = {"enable_thinking": thinking}
+    both = _probed(tokenizer, messages, adds_header, **known, thinking=thinking)
+    return both or _probed(tokenizer, messages, adds_header, **known)
+
+
+def _between(tokenizer: Any, role: str, is_old: bool = False) -> Sequence[int]:
+    """Return the tokens between the contents of a user's message and of a `role` message."""
+    messages = [{"role": "user", "content": _FIRST}, {"role": role, "content": _SECOND}]
+    messages += [{"role": "user", "content": _THIRD}] if is_old else []
+    text = _probed(tokenizer, messages)
+    _, _, rest = text.partition(_FIRST)
+    inner, found, _ = rest.partition(_SECOND)
+    between: list[int] = tokenizer.encode(inner, add_special_tokens=False) if found else []
+    return between
+
+
+def _after_answer(tokenizer: Any) -> Sequence[int]:
+    """Return the tokens between an answer and the user's message behind it."""
+    roles = (("user", _THIRD), ("assistant", _FIRST), ("user", _SECOND))
+    messages = [{"role": role, "content": content} for role, content in roles]
+    text = _probed(tokenizer, messages)
+    _, _, rest = text.partition(_FIRST)
+    inner, found, _ = rest.partition(_SECOND)
+    after: list[int] = tokenizer.encode(inner, add_special_tokens=False) if found else []
+    return after
+
+
+def _probed(
+    tokenizer: Any, messages: list[dict[str, Any]], adds_header: bool = False, **variables: Any
+) -> str:
+    """Return the rendered probe; "" where there is no template, or it does not allow this."""
+    template = Template(tokenizer)
+    if not template.exists:
+        return ""
+    return template.probed(messages, adds_header=adds_header, **variables)

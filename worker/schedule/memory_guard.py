@@ -1,0 +1,108 @@
+"""Lets no request start that has no room, and gives room back where the answers outgrow it.
+
+Owner: the inference thread.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from hearth.worker.cache.prefix_search import PrefixQuery
+
+GB: Final = 1024**3
+WARN_SHARE: Final = 0.8  # of a budget; the proxy's hearth_budget_tight tells the same
+_UNLIMITED: Final = 1 << 62
+
+log = logging.getLogger(__name__)
+
+
+class KVHolder(Protocol):
+    """What holds KV and can give some up."""
+
+    def releasable(self, spared: PrefixQuery | None = None) -> int: ...
+
+    def release(self, nbytes: int, spared: PrefixQuery | None = None) -> None: ...
+
+
+@dataclass(slots=True)
+class Watermark:
+    """Says once in the log that a budget is nearly used up. Owner: the inference thread."""
+
+    what: str  # is held
+    setting: str  # that raises the budget
+    used: Callable[[], int]
+    limit: int  # bytes
+    has_warned: bool = False
+
+    def look(self) -> None:
+        used = self.used()
+        if self.has_warned or used <= WARN_SHARE * self.limit:
+            return
+        self.has_warned = True
+        log.warning(
+            "%s: %.2f of %.2f GB are used, over %.0f %%; soon what saves the fewest tokens makes "
+            "way (hearth_evictions_total in /metrics). Raise %s if prompts are read again.",
+            self.what,
+            used / GB,
+            self.limit / GB,
+            WARN_SHARE * 100,
+            self.setting,
+        )
+
+
+def _none() -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGuard:
+    """The limit in bytes, weights included, and what tells how much is held now."""
+
+    limit: int = _UNLIMITED
+    used: Callable[[], int] = _none
+
+    def over(self, nbytes: int = 0) -> int:
+        """Return how many bytes are missing for `nbytes` more; 0 where they fit."""
+        return max(0, self.used() + nbytes - self.limit)
+
+    def admits(
+        self,
+        holder: KVHolder,
+        query: PrefixQuery,
+        cost: Callable[[], int],
+        cold_cost: int,
+        is_last: bool,
+    ) -> tuple[bool, int]:
+        """Make room for a prompt; say whether there is, and how many bytes it takes.
+
+        `cost()` is what it takes now, `cold_cost` what it does once nothing is kept of it. That
+        goes last, and only where nobody runs whose end would make room (`is_last`). Where what may
+        go would not do, nothing goes.
+        """
+        needed = cost()
+        for spared in (query, None) if is_last else (query,):
+            missing = self.over(needed if spared is not None else cold_cost)
+            if 0 < missing <= holder.releasable(spared):
+                holder.release(missing, spared)
+                needed = cost()
+            if not self.over(needed):
+                return True, needed
+        return False, needed
+
+    def makes_room(self, holder: KVHolder, nbytes: int) -> bool:
+        """Give up kept KV until `nbytes` more fit; say whether they do."""
+        missing = self.over(nbytes)
+        if missing:
+            holder.release(missing)
+            missing = self.over(nbytes)
+        return not missing
+
+    def refusal(self, prompt_tokens: int, nbytes: int) -> str:
+        """Return what a client is told whose prompt has no room though nobody else runs."""
+        free = max(0, self.limit - self.used())
+        return (
+            f"The prompt is {prompt_tokens:,} tokens, whose KV takes {nbytes / GB:.2f} GB, and "
+            f"{free / GB:.2f} GB of this server's {self.limit / GB:.2f} GB are free beside the "
+            "model. Send a shorter prompt, set KV_BITS=8, or raise MEMORY_LIMIT_MB."
+        )

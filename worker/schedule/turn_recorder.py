@@ -1,0 +1,51 @@
+"""Tells the sessions how a request ended."""
+
+import dataclasses
+from collections.abc import Callable
+
+from hearth.shared.wire_messages import Usage
+from hearth.worker.schedule.request_state import RenderNextPrompt, Request
+from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.session_manager import RequestEnding, SessionManager
+from hearth.worker.stream.output_format import AnswerParts
+
+
+class TurnRecorder:
+    """What the scheduler calls at each request's end. Owner: the inference thread."""
+
+    def __init__(
+        self, sessions: SessionManager, reuses: bool, foresee: Callable[[RenderNextPrompt], None]
+    ) -> None:
+        """`reuses` says whether this model's KV is kept at all; `foresee` never waits."""
+        self._sessions = sessions
+        self._reuses = reuses
+        self._foresee = foresee
+
+    def ended(self, request: Request, usage: Usage, reason: str, stop: str | None) -> Usage:
+        """Record the request; return its usage with whose it is and what it lost."""
+        visit = request.visit
+        if visit is None:
+            return usage
+        # Nobody goes on from what the watchdog has ended, as from what a client has left.
+        is_broken_off = reason == "cancelled" or request.is_expired
+        ending = RequestEnding(
+            request_id=request.request_id,
+            text=request.output.text,
+            said=_said(request.output.parts),
+            call_ids=tuple(request.call_ids),
+            signature=request.signature,
+            sampled=request.sampled,
+            usage=usage,
+            limit=request.query.limit if self._reuses else 0,
+            is_whole=stop is None and not is_broken_off and not request.output.is_cut,
+            is_cancelled=is_broken_off,
+        )
+        divergence = self._sessions.ended(visit, ending)
+        if self._reuses and not ending.is_cancelled:
+            self._foresee(RenderNextPrompt(request))
+        return dataclasses.replace(usage, divergence=divergence, session_kind=visit.kind)
+
+
+def _said(parts: AnswerParts) -> TurnContent:
+    calls = tuple((call.name, call.arguments) for call in parts.calls)
+    return TurnContent(parts.reasoning, parts.content, calls)

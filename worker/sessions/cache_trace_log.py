@@ -1,0 +1,174 @@
+"""The cache trace: one JSON line a request, in a file for each day and session.
+
+What a line says is its maker's business; this module names, opens, bounds and removes files.
+"""
+
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import date
+from hashlib import blake2b
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+from hearth.shared.private_directory import make_private
+
+FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # then it is rotated, once
+FILES_MAX: Final = 1_000  # of one day, `_OTHER` included, rotated ones not
+DAYS_MAX: Final = 14
+ROWS_WAITING_MAX: Final = 10_000  # on a disk that hangs, more are dropped
+CLOSE_WAIT_S_MAX: Final = 5.0
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
+_OURS: Final = re.compile(r"cache-session-[A-Za-z0-9._-]{1,64}\.log(\.1)?")
+_OTHER: Final = "cache-session-other.log"  # for sessions beyond FILES_MAX
+
+TraceRow = dict[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+class TraceLog:
+    """Appends rows to `<root>/<day>/cache-session-<name>.log`, directories 0700, files 0600.
+
+    A daemon thread of its own does all disk work and alone owns what `_Files` holds. A disk that
+    fails costs rows, which `lost` counts, and one warning. Several workers may share `root`: a
+    line is one write in append mode.
+    """
+
+    def __init__(self, root: Path, is_on: bool, today: Callable[[], date] = date.today) -> None:
+        self.lost = 0  # rows that were not written
+        self._is_on = is_on
+        self._files = _Files(root)
+        self._today = today
+        self._has_warned = False
+        self._queue: SimpleQueue[tuple[str, TraceRow] | None] = SimpleQueue()
+        self._writer = threading.Thread(target=self._run, name="trace-log", daemon=True)
+        if is_on:
+            self._writer.start()
+
+    def write(self, session: str, row: TraceRow) -> None:
+        """Have `row` written; it must not be changed from now on. Any thread; never blocks."""
+        if not self._is_on:
+            return
+        if self._queue.qsize() >= ROWS_WAITING_MAX:
+            self._count("its writer is behind")
+            return
+        self._queue.put((session, row))
+
+    def close(self) -> None:
+        """Write what waits, within CLOSE_WAIT_S_MAX; later rows are ignored. Any thread, once."""
+        if self._is_on:
+            self._is_on = False
+            self._queue.put(None)
+            self._writer.join(CLOSE_WAIT_S_MAX)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            session, row = item
+            # Escapes keep it one line of ASCII whatever a client named itself.
+            line = json.dumps(row, default=str, separators=(",", ":")).encode() + b"\n"
+            try:
+                self._files.append(self._today().isoformat(), session, line)
+            except OSError as error:
+                self._count(str(error))
+
+    def _count(self, reason: str) -> None:
+        self.lost += 1
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("cache trace: a row is lost, and later ones may be: %s", reason)
+
+
+class _Files:
+    """The files of the day. Owner: the writer thread."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._day = ""
+        self._names: set[str] = set()  # of this day's files that are known to be there
+
+    def append(self, day: str, session: str, line: bytes) -> None:
+        """Write `line` at the end of the session's file of `day`.
+
+        Raises:
+            OSError: the disk does not let it, or the line is over FILE_BYTES_MAX.
+        """
+        if len(line) > FILE_BYTES_MAX:
+            raise OSError(f"it is {len(line):,} bytes; the limit is {FILE_BYTES_MAX:,}")
+        directory = self._root / day
+        if day != self._day or not directory.is_dir():
+            self._begin(day)
+        path = directory / self._name_in(directory, session)
+        with suppress(FileNotFoundError):
+            if path.stat().st_size + len(line) > FILE_BYTES_MAX:
+                path.replace(path.with_name(path.name + ".1"))
+        _append(path, line)
+        self._names.add(path.name)
+
+    def _begin(self, day: str) -> None:
+        make_private(self._root / day)
+        self._day, self._names = day, set()
+        try:
+            _remove_old_days(self._root, day)
+        except OSError as error:  # the next day tries again
+            log.warning("cache trace: old days stay: %s", error)
+
+    def _name_in(self, directory: Path, session: str) -> str:
+        name = f"cache-session-{_name_of(session)}.log"
+        if name in self._names or (directory / name).exists():
+            return name
+        count = sum(each.endswith(".log") for each in os.listdir(directory))
+        return name if count < FILES_MAX - 1 else _OTHER
+
+
+def _name_of(session: str) -> str:
+    """Return the session's id where it is plain, a digest of it where it is not."""
+    if not session:
+        return "anonymous"
+    if _PLAIN.fullmatch(session):
+        return session
+    return blake2b(session.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Write `line` at the end of `path`, which is made for its owner alone and never a link."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(path, flags, mode=0o600)
+    try:
+        written = os.write(handle, line)
+    finally:
+        os.close(handle)
+    if written != len(line):
+        raise OSError(f"{path}: the disk took {written} of {len(line)} bytes")
+
+
+def _remove_old_days(root: Path, day: str) -> None:
+    """Remove the files of all but the newest DAYS_MAX days up to `day`; nothing that is not ours.
+
+    Raises:
+        OSError: the disk does not let it.
+    """
+    with os.scandir(root) as entries:
+        days = [
+            entry.name
+            for entry in entries
+            if _DAY.fullmatch(entry.name)
+            and entry.name <= day
+            and entry.is_dir(follow_symlinks=False)
+        ]
+    for name in sorted(days)[:-DAYS_MAX]:
+        with os.scandir(root / name) as entries:
+            files = list(entries)
+        for entry in files:
+            if _OURS.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):  # another worker may do the same
+                    os.unlink(entry.path)
+        with suppress(OSError):  # something else is in it: it stays
+            (root / name).rmdir()

@@ -1,0 +1,386 @@
+"""Sessions and their lines: which earlier conversation a request goes on with, or broke off from.
+
+A line is a conversation that only grows. A request that extends the canonical messages of a line
+goes on with it; one that extends none opens a line, so that a sub-agent never writes over its
+orchestrator's record. Nothing here decides what KV is valid.
+"""
+
+import hashlib
+import itertools
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hearth.shared.wire_messages import MessageName, Prompt, Speaker
+from hearth.worker.cache.block_hash import Tokens
+
+SESSIONS_MAX = 4_096
+LINES_MAX = 512  # remembered of all sessions together
+TOKENS_MAX = 32_000_000  # of all lines' prompts together: 128 MB
+PAST_MAX = 256  # requests of one line that a fork is recognised by
+REQUESTS_MAX = 64  # rows told of one line
+OVERLAP_MIN = 0.5  # a line whose messages this share of are here again is what this one was made of
+SIDE_MESSAGES_MAX = 4  # of a title, a topic check, a quota probe
+
+NAME_CHARS_MAX = 80  # of a tool or an option, in what is remembered and told
+
+START = b""
+UID_BYTES = 8
+
+
+def chains(names: Sequence[MessageName]) -> list[bytes]:
+    """Return for each message the digest of all canonical messages before it, then of them all.
+
+    A message whose canonical form is nothing leaves the chain as it is.
+    """
+    chain, found = START, [START]
+    for name in names:
+        if name.canonical:
+            chain = hashlib.blake2b(chain + name.canonical, digest_size=16).digest()
+        found.append(chain)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PromptShape:
+    """What was asked, without its text: enough to tell later what changed."""
+
+    names: tuple[MessageName, ...]
+    roles: tuple[str, ...]
+    tools: tuple[tuple[str, bytes], ...]  # name and digest of each, in the client's order
+    options: tuple[tuple[str, bytes], ...]  # of the template: name and digest of the value
+    chain: bytes
+    said: frozenset[bytes]  # what the messages say, in no order
+
+    def shared_names(self, other: "PromptShape") -> int:
+        """Return how many messages both begin with, canonically the same."""
+        pairs = zip(self.names, other.names, strict=False)
+        same = itertools.takewhile(lambda pair: pair[0].canonical == pair[1].canonical, pairs)
+        return sum(1 for _ in same)
+
+    @property
+    def is_side(self) -> bool:
+        """Whether it has the size of a side call: it can neither act nor tell much."""
+        return not self.tools and len(self.names) <= SIDE_MESSAGES_MAX
+
+
+@dataclass(eq=False, slots=True)
+class Line:
+    """One conversation. `shape` and `tokens` are of its last request, answer included.
+
+    `number` is what people call it, of one worker at a time; `uid` is the line's for ever.
+    `past` has the chain of each of its requests, with how many messages and tokens it was then.
+    """
+
+    number: int
+    used_at: float
+    parent: "Line | None" = field(default=None, repr=False)
+    branch_message: int = 0  # the first message that is not the parent's
+    branch_token: int = 0
+    shape: PromptShape | None = None
+    tokens: Tokens | None = None
+    prompt_tokens: int = 0  # of `tokens`, how many were the prompt
+    turns: int = 0
+    past: OrderedDict[bytes, tuple[int, int]] = field(default_factory=OrderedDict, repr=False)
+    rows: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
+    uid: bytes = field(default_factory=lambda: new_uid())
+    is_restored: bool = False  # from an earlier worker, and not gone on with since
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """All lines of one speaker. One without an id holds those of everyone who has none."""
+
+    speaker: Speaker
+    lines: dict[int, Line] = field(default_factory=dict)
+    loaded: dict[str, bytes] = field(default_factory=dict)  # deferred tool -> opening of where
+    used_at: float = 0.0
+
+    @property
+    def is_named(self) -> bool:
+        return bool(self.speaker.session)
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether its client says that it works for another."""
+        return bool(self.speaker.agent or self.speaker.parent)
+
+    @property
+    def has_main(self) -> bool:
+        """Whether it has a conversation that is more than a side call."""
+        return any(line.shape and not line.shape.is_side for line in self.lines.values())
+
+    @property
+    def label(self) -> str:
+        """What the session is called in logs and reports."""
+        return self.speaker.session or "anonymous"
+
+    def kind(self, line: Line) -> str:
+        """Return what `line` is to the session: main, branch, sub-agent or side."""
+        if line.parent is not None:
+            return "branch"
+        if self.is_agent:
+            return "sub-agent"
+        roots = [each for each in self.lines.values() if each.parent is None]
+        if not self.is_named or line is max(roots, key=lambda each: each.prompt_tokens):
+            return "main"
+        return "side" if line.shape is not None and line.shape.is_side else "sub-agent"
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierLine:
+    """What a request is held against: a line as it was when the request arrived."""
+
+    shape: PromptShape
+    tokens: Tokens
+    prompt_tokens: int
+    past: tuple[tuple[bytes, tuple[int, int]], ...]
+    is_own: bool  # it is this conversation, not one that only begins alike
+    is_restored: bool = False  # what was computed of it was computed before a restart
+
+
+@dataclass(frozen=True, slots=True)
+class LinePosition:
+    """Where a request stands: the line that it extends, else the one that it resembles most."""
+
+    session: Session
+    shape: PromptShape
+    line: Line | None  # extended
+    relative: Line | None  # not extended, but made of the same messages
+    links: Sequence[bytes]  # `chains` of its messages
+    before: EarlierLine | None
+
+    @property
+    def opening(self) -> bytes:
+        """What the conversation is told from others by: its first question."""
+        at = _first_user(self.shape)
+        return self.shape.names[at].exact if at < len(self.shape.names) else b""
+
+    def loaded_before(self) -> list[str]:
+        """Return the tools that the session loaded in conversations that are not this one."""
+        if not self.session.is_named:
+            return []
+        opening = self.opening
+        return [name for name, where in self.session.loaded.items() if where != opening]
+
+    @property
+    def is_side(self) -> bool:
+        """Whether it is a side call of a named session: it goes on with nothing, and is small."""
+        return self.session.is_named and self.before is None and self.shape.is_side
+
+
+class ConversationLines:
+    """All sessions of a worker. Not thread-safe: `Sessions` holds the lock."""
+
+    def __init__(self, lines_max: int, idle_s: float) -> None:
+        """`lines_max` of one session; a session unused for `idle_s` is forgotten. 0 = no limit."""
+        self._lines_max = lines_max
+        self._idle_s = idle_s
+        self._sessions: OrderedDict[tuple[str, str, str], Session] = OrderedDict()
+        self._number_max = 0  # of all lines that there were
+        self._lines: OrderedDict[Line, Session] = OrderedDict()  # least recently used first
+        self._tokens = 0
+
+    @property
+    def sessions(self) -> list[Session]:
+        return list(self._sessions.values())
+
+    def session(self, speaker: Speaker, now: float) -> Session:
+        """Return the speaker's session, opened where there is none."""
+        self._forget_idle(now)
+        session = self._used(Session(speaker), now)
+        self._trim_sessions()
+        return session
+
+    def restore(
+        self, speaker: Speaker, loaded: Mapping[str, bytes], line: Line | None, used_at: float
+    ) -> None:
+        """Take up a session as it was, and a line of it, behind all that is there.
+
+        A line whose number is taken gets another.
+        """
+        session = self._used(Session(speaker), used_at)
+        session.loaded.update(loaded)
+        if line is not None:
+            assert line.tokens is not None, "only a line that was written outlives its worker"
+            if any(line.number == other.number for other in self._lines):
+                line.number = self._number_max + 1
+            self._number_max = max(self._number_max, line.number)
+            self._tokens += len(line.tokens)
+            self._add(line, session)
+        self._trim_sessions()
+        self._trim_lines()
+
+    def session_of(self, line: Line) -> Session:
+        """Return the session that a remembered line belongs to."""
+        return self._lines[line]
+
+    def place(self, session: Session, shape: PromptShape, links: Sequence[bytes]) -> LinePosition:
+        """Return which line the request goes on with. Changes nothing."""
+        ends = {line.shape.chain: line for line in session.lines.values() if line.shape}
+        # Two conversations that share a system prompt alone are not one: without an id, the first
+        # user message must be the same too.
+        least = 1 if session.is_named else _first_user(shape) + 1
+        for count in range(len(links) - 1, least - 1, -1):
+            if links[count] != links[count - 1] and links[count] in ends:
+                line = ends[links[count]]
+                return LinePosition(session, shape, line, None, links, _before(line, shape, True))
+        relative, is_alike = self._relative(session, shape)
+        is_own = is_alike and session.is_named
+        return LinePosition(session, shape, None, relative, links, _before(relative, shape, is_own))
+
+    def _relative(self, session: Session, shape: PromptShape) -> tuple[Line | None, bool]:
+        """Return the line that most of whose messages are in this request too, and whether so.
+
+        Of a named session also the latest with the same system prompt and tools: one that its
+        client compacted has nothing else in common.
+        """
+        best: Line | None = None
+        best_share = OVERLAP_MIN
+        said = shape.said
+        for line in reversed(session.lines.values()):
+            if line.shape is None or not line.shape.names:
+                continue
+            known = line.shape.said
+            share = len(known & said) / max(1, min(len(known), len(said)))
+            has_head = bool(shape.names) and line.shape.names[0].exact == shape.names[0].exact
+            is_alike = (session.is_named or has_head) and len(known & said) > 1
+            if is_alike and share > best_share:
+                best, best_share = line, share
+            elif best is None and session.is_named and has_head and line.shape.tools == shape.tools:
+                best = line
+        return best, best_share > OVERLAP_MIN
+
+    def advance(self, place: LinePosition, now: float) -> Line:
+        """Return the line that this request's end is written to: its own, else a new one.
+
+        Its own only where that is still remembered and extended: of two requests on one line that
+        overlapped, the later to end opens a line.
+        """
+        session, line = self._used(place.session, now), place.line
+        if line is not None and line in self._lines:
+            assert line.shape is not None, "a line is written before a request is placed on it"
+            if line.shape.chain in place.links:
+                self._lines.move_to_end(line)
+                return line
+        return self._open(place, session, now)
+
+    def _used(self, session: Session, now: float) -> Session:
+        """Return the session that its speaker has now: it may be forgotten while a request runs."""
+        key = _key(session.speaker)
+        session = self._sessions.setdefault(key, session)
+        self._sessions.move_to_end(key)
+        session.used_at = now
+        return session
+
+    def _open(self, place: LinePosition, session: Session, now: float) -> Line:
+        known = place.line or place.relative
+        parent = known if known in self._lines else None
+        self._number_max += 1
+        line = Line(self._number_max, now, parent)
+        if parent is not None and parent.shape is not None:
+            line.branch_message = parent.shape.shared_names(place.shape)
+        self._add(line, session)
+        return line
+
+    def _add(self, line: Line, session: Session) -> None:
+        session.lines[line.number] = line
+        self._lines[line] = session
+        while self._lines_max and len(session.lines) > self._lines_max:
+            self._forget(next(each for each in self._lines if self._lines[each] is session))
+
+    def write(self, line: Line, shape: PromptShape, tokens: Tokens, prompt_tokens: int) -> None:
+        """Set what `line` holds now."""
+        self._tokens += len(tokens) - (len(line.tokens) if line.tokens is not None else 0)
+        line.shape, line.tokens, line.prompt_tokens = shape, tokens, prompt_tokens
+        line.turns += 1
+        line.is_restored = False
+        line.past[shape.chain] = (len(shape.names), len(tokens))
+        while len(line.past) > PAST_MAX:
+            line.past.popitem(last=False)
+        self._trim_lines()
+
+    def _trim_sessions(self) -> None:
+        """Forget those that were not used for longest where there are too many."""
+        while len(self._sessions) > SESSIONS_MAX:
+            self._forget_session(next(iter(self._sessions)))
+
+    def _trim_lines(self) -> None:
+        while len(self._lines) > LINES_MAX or (self._tokens > TOKENS_MAX and len(self._lines) > 1):
+            self._forget(next(iter(self._lines)))
+
+    def _forget(self, line: Line) -> None:
+        session = self._lines.pop(line)
+        session.lines.pop(line.number, None)
+        self._tokens -= len(line.tokens) if line.tokens is not None else 0
+        for other in self._lines:
+            if other.parent is line:
+                other.parent = line.parent
+
+    def _forget_idle(self, now: float) -> None:
+        for key, session in list(self._sessions.items()):
+            if not self._idle_s or now - session.used_at <= self._idle_s:
+                return
+            self._forget_session(key)
+
+    def _forget_session(self, key: tuple[str, str, str]) -> None:
+        for line in list(self._sessions.pop(key).lines.values()):
+            self._forget(line)
+
+    def forget_lines(self) -> None:
+        """Forget all lines; the sessions stay, with the tools that they loaded."""
+        for session in self._sessions.values():
+            session.lines.clear()
+        self._lines.clear()
+        self._tokens = 0
+
+
+def new_uid() -> bytes:
+    return secrets.token_bytes(UID_BYTES)
+
+
+def _key(speaker: Speaker) -> tuple[str, str, str]:
+    return speaker.key, speaker.session, speaker.agent
+
+
+def _before(line: Line | None, shape: PromptShape, is_own: bool) -> EarlierLine | None:
+    """Return what `line` is now; None where there is none."""
+    if line is None or line.shape is None or line.tokens is None:
+        return None
+    ours, theirs = shape.names[: _first_user(shape) + 1], line.shape.names
+    is_own = is_own or (bool(ours) and ours == theirs[: len(ours)])
+    past = tuple(line.past.items())
+    return EarlierLine(
+        line.shape, line.tokens, line.prompt_tokens, past, is_own, is_restored=line.is_restored
+    )
+
+
+def _first_user(shape: PromptShape) -> int:
+    """Return where the first user message stands; the last message where there is none."""
+    return next((at for at, role in enumerate(shape.roles) if role == "user"), len(shape.roles) - 1)
+
+
+def shape_of(prompt: Prompt, links: Sequence[bytes]) -> PromptShape:
+    """Return the shape of `prompt`, whose messages are all named."""
+    return PromptShape(
+        names=tuple(prompt.names),
+        roles=tuple(message["role"] for message in prompt.messages),
+        tools=tuple(_tool_name(tool) for tool in (*prompt.tools, *prompt.deferred)),
+        options=tuple(sorted(map(_option, prompt.template_kwargs.items()))),
+        chain=links[-1],
+        said=frozenset(name.exact for name in prompt.names),
+    )
+
+
+def _option(row: tuple[str, Any]) -> tuple[str, bytes]:
+    key, value = row
+    text = repr(value).encode("utf-8", "surrogatepass")
+    return key[:NAME_CHARS_MAX], hashlib.blake2b(text, digest_size=16).digest()
+
+
+def _tool_name(tool: Any) -> tuple[str, bytes]:
+    function = tool.get("function", {})
+    text = repr(tool).encode("utf-8", "surrogatepass")
+    return function.get("name", "")[:NAME_CHARS_MAX], hashlib.blake2b(text, digest_size=16).digest()

@@ -1,0 +1,467 @@
+"""What a worker remembers of who said what: turns, thinking, lines, and what each request lost.
+
+The prompt thread asks when a request arrives, the inference thread tells when it ended.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hearth.shared.wire_messages import Prompt, Usage
+from hearth.worker.cache.block_hash import Tokens, common_length, pack
+from hearth.worker.sessions.cache_trace_log import TraceLog
+from hearth.worker.sessions.conversation_lines import (
+    ConversationLines,
+    Line,
+    LinePosition,
+    Session,
+    chains,
+    shape_of,
+)
+from hearth.worker.sessions.divergence_cause import SLACK, Divergence, not_kept
+from hearth.worker.sessions.echo_match import (
+    Known,
+    TurnContent,
+    said_of,
+    says_the_same,
+    working_directories,
+)
+from hearth.worker.sessions.session_archive import (
+    ArchiveEntry,
+    Remembered,
+    SessionArchive,
+    entries,
+    state_of,
+)
+from hearth.worker.sessions.thinking_healing import HealingStore, healing_key
+from hearth.worker.sessions.turn_store import Turn, TurnStore
+
+log = logging.getLogger(__name__)
+
+TREE_LINES_MAX = 24  # of a session that is told in brief, the most recently used
+TREE_ROWS_MAX = 400  # of all of them together
+TREE_LINE_ROWS_MAX = 40  # of each, the last
+
+ID_CHARS = 22  # of letters and digits: 131 bits
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+# How an assistant turn is rendered: as sampled, as the client changed it, as it came (nothing is
+# known of it), or as the template has it, though its tokens are known.
+KEPT, CHANGED, RENDERED, DROPPED = "kept", "changed", "rendered", "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRules:
+    """What the settings say about sessions."""
+
+    lines_max: int = 0  # of one session, 0 = no cap
+    idle_s: float = 0.0  # until a session is forgotten, 0 = never
+    shows_text: bool = False  # snippets of prompts in logs and reports
+    is_exact: bool = False  # only what was prefilled is reused
+    worker_id: int = 0
+
+
+@dataclass(slots=True)
+class SessionVisit:
+    """One request as the sessions know it, from its arrival to its end.
+
+    Written by the prompt thread until it hands the request over, then by the inference thread.
+    """
+
+    prompt: Prompt
+    key: str  # what the speaker's is known by here
+    place: LinePosition
+    messages: list[dict[str, Any]]  # healed
+    turns: list[Turn | None]  # for each message
+    states: dict[int, str]  # of each assistant message
+    loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
+    is_side: bool = False
+    kind: str = "main"  # of what it is to its session: main, agent or side
+    healed: int = 0
+    doubtful: int = 0  # turns whose tokens are known and whose span was not found
+    ambiguous: int = 0  # echoes that more than one turn says
+    header: int = 0  # the token at which the generation prompt begins
+    tokens: Tokens = field(default_factory=lambda: pack([]))  # of the prompt
+    shared: int = 0  # tokens that the prompt shares with its own line's last
+    divergence: Divergence | None = None
+    said: TurnContent | None = None  # what was answered
+    turn: Turn | None = None  # the same as tokens, where all that was sampled was delivered
+
+    def set_prompt(self, tokens: Tokens, header: int, kept: frozenset[int]) -> None:
+        """Take the prompt's tokens, and which turns stand in it as they were sampled."""
+        self.tokens, self.header = tokens, header
+        if self.place.before is not None:
+            self.shared = common_length(tokens, self.place.before.tokens)
+        for at, turn in enumerate(self.turns):
+            if turn is not None and at not in kept:
+                self.states[at] = DROPPED
+
+    def count(self, state: str) -> int:
+        return sum(each == state for each in self.states.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnding:
+    """How a request ended."""
+
+    request_id: str
+    text: str  # as it was generated, markup included
+    said: TurnContent  # the same as it was delivered
+    sampled: Sequence[int]  # without an end-of-turn token
+    usage: Usage
+    limit: int  # the furthest position at which the prompt could be resumed
+    is_whole: bool  # not cut by a stop string, nor by a client that left
+    is_cancelled: bool = False
+    call_ids: tuple[str, ...] = ()  # of its calls, as the client was given them
+    signature: str = ""  # of its thinking, likewise
+
+
+class SessionManager:
+    """The turn store, the healing store and the lineage, under one lock. Any thread."""
+
+    def __init__(
+        self, rules: SessionRules, log: TraceLog, slack: int, directory: Path | None = None
+    ) -> None:
+        """Take up what is remembered in `directory`; None remembers in memory only.
+
+        Prefills are cut at most `slack` tokens apart.
+        """
+        self._rules = rules
+        self._log = log
+        self._slack = slack
+        self._lock = threading.Lock()
+        self._turns = TurnStore()
+        self._healing = HealingStore()
+        self._lineage = ConversationLines(rules.lines_max, rules.idle_s)
+        self.new_id: Callable[[], str] = _new_id
+        self.counts: Counter[str] = Counter(canonical_drift=0, exact_key_rejected_by_model_lcp=0)
+        self._archive = SessionArchive(directory, self._everything)
+        self._restore(self._archive.load())
+
+    # ------------------------------------------------------------ arrival
+
+    def arrive(self, prompt: Prompt, is_kept: bool = True) -> SessionVisit | None:
+        """Return what is known about the request; None where its messages are not named.
+
+        None also where it is not to be kept: it finds nothing, and nothing will be recorded of it.
+        """
+        if not is_kept or len(prompt.names) != len(prompt.messages):
+            return None
+        key = self._archive.owner(prompt.speaker.key)
+        with self._lock:
+            session = self._lineage.session(replace(prompt.speaker, key=key), time.monotonic())
+            links = chains(prompt.names)
+            place = self._lineage.place(session, shape_of(prompt, links), links)
+            if session.is_named:
+                _note_loaded(session, place, prompt)
+            visit = SessionVisit(prompt, key, place, list(prompt.messages), [], {})
+            visit.loaded = place.loaded_before()
+            visit.is_side = place.is_side and session.has_main
+            visit.kind = "side" if visit.is_side else _kind(session, place.line)
+            self._find_turns(visit)
+            return visit
+
+    def _find_turns(self, visit: SessionVisit) -> None:
+        """Find the tokens of each assistant message, or else the thinking it was stripped of."""
+        known = _known(visit.prompt)
+        for at, message in enumerate(visit.prompt.messages):
+            turn = None
+            if message["role"] == "assistant":
+                said, place = said_of(message), visit.place.links[at]
+                turn = self._find(visit, at, said, known)
+                reasoning = turn.said.reasoning if turn is not None else said.reasoning
+                if turn is None and not reasoning and visit.states[at] != CHANGED:
+                    reasoning = self._healing.get(healing_key(visit.key, place, said))
+                    visit.healed += bool(reasoning)
+                if reasoning and not said.reasoning:
+                    visit.messages[at] = message | {"reasoning_content": reasoning}
+            visit.turns.append(turn)
+
+    def _find(self, visit: SessionVisit, at: int, said: TurnContent, known: Known) -> Turn | None:
+        """Return the one turn that says what message `at` says, if there is one."""
+        found = self._turns.by_ids(visit.key, visit.prompt.messages[at])
+        if not found:
+            found = self._turns.by_place(visit.key, visit.place.links[at])
+        same = [turn for turn in found if _is_echo(turn, said, known)]
+        if len({turn.ids.tobytes() for turn in same}) == 1:
+            visit.states[at] = KEPT
+            return same[0]
+        visit.ambiguous += len(same) > 1
+        visit.states[at] = CHANGED if found and not same else RENDERED
+        return None
+
+    # ------------------------------------------------------------ end
+
+    def ended(self, visit: SessionVisit, ending: RequestEnding) -> dict[str, Any] | None:
+        """Record the turn and advance the line; return what the request lost, if anything."""
+        now = time.monotonic()
+        with self._lock:
+            divergence = visit.divergence or self._evicted(visit, ending)
+            row = self._row(visit, ending)
+            for state in (KEPT, CHANGED, RENDERED, DROPPED):
+                self.counts[f"turns_{state}"] += visit.count(state)
+            self.counts["turns_healed"] += visit.healed
+            self.counts["turns_ambiguous"] += visit.ambiguous
+            self.counts["turns_doubtful"] += visit.doubtful
+            if divergence is not None:
+                self._count(divergence)
+                row["divergence"] = divergence.told(self._rules.shows_text)
+                log.info("lost request=%s %s", ending.request_id, row["divergence"])
+            if not ending.is_cancelled:
+                visit.said = ending.said
+                if ending.is_whole and len(ending.sampled):
+                    visit.turn = self._remembered(visit, ending)
+                self._write(visit, ending, row, now)
+        self._log.write(visit.place.session.label, row)
+        return divergence.told(True) if divergence is not None else None
+
+    def _remembered(self, visit: SessionVisit, ending: RequestEnding) -> Turn:
+        """Record the turn and return it."""
+        said = ending.said
+        key, place = visit.key, visit.place.links[-1]
+        opening = visit.tokens[visit.header :]
+        turn = Turn(
+            key=key,
+            place=place,
+            ids=np.concatenate([opening, pack(list(ending.sampled))]),
+            said=said,
+            text=ending.text,
+            call_ids=ending.call_ids,
+            signature=ending.signature if said.reasoning else "",
+            made_at=time.time(),
+        )
+        self._turns.add(turn)
+        self._healing.put(healing_key(key, place, said), said.reasoning)
+        return turn
+
+    def _write(
+        self, visit: SessionVisit, ending: RequestEnding, row: dict[str, Any], now: float
+    ) -> None:
+        line = self._lineage.advance(visit.place, now)
+        was = (line.shape, line.tokens) if line.shape and line.tokens is not None else None
+        tokens = np.concatenate([visit.tokens, pack(list(ending.sampled))])
+        if visit.place.line is not line and visit.place.before is not None:
+            line.branch_token = visit.shared
+        self._lineage.write(line, visit.place.shape, tokens, len(visit.tokens))
+        line.used_at = now
+        session = self._lineage.session_of(line)
+        visit.kind = _kind(session, line)
+        row |= {
+            "line": line.number,
+            "parent": line.parent.number if line.parent is not None else None,
+            "kind": session.kind(line),
+            "turn": line.turns,
+        }
+        line.rows.append(row)
+        state = state_of(line, was)
+        speaker, loaded = session.speaker, dict(session.loaded)
+        self._archive.add(ArchiveEntry(time.time(), speaker, loaded, state, visit.turn))
+
+    def _evicted(self, visit: SessionVisit, ending: RequestEnding) -> Divergence | None:
+        """Return what of the line's own tokens was not kept."""
+        before = visit.place.before
+        if before is None or ending.is_cancelled:
+            return None
+        expected = min(visit.shared, ending.limit)
+        lost = expected - ending.usage.cached_tokens
+        if lost <= self._slack + SLACK:
+            return None
+        at = ending.usage.cached_tokens
+        is_answers = at + self._slack + SLACK >= before.prompt_tokens
+        cause = "restart" if before.is_restored else "eviction"
+        if self._rules.is_exact and is_answers:
+            cause = "exact mode"
+        return not_kept(cause, at, lost, len(visit.prompt.messages))
+
+    def _count(self, divergence: Divergence) -> None:
+        self.counts["lost_tokens"] += divergence.lost
+        self.counts["canonical_drift"] += divergence.cause.is_drift
+        is_unexplained = divergence.cause.name == "unexplained"
+        self.counts["exact_key_rejected_by_model_lcp"] += is_unexplained
+
+    def _row(self, visit: SessionVisit, ending: RequestEnding) -> dict[str, Any]:
+        """Return the request's line of the trace log. No text of the prompt."""
+        place, usage = visit.place, ending.usage
+        before = place.before.shape if place.before is not None else None
+        rules = {rule for name in visit.prompt.names for rule in name.rules}
+        return {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "worker": self._rules.worker_id,
+            "request_id": ending.request_id,
+            "session": place.session.speaker.session,
+            "agent": place.session.speaker.agent,
+            "messages": len(visit.prompt.messages),
+            "stable_prefix_msg_count": before.shared_names(place.shape) if before else 0,
+            "cache_key_delta_chars": visit.prompt.delta_chars,
+            "rules": sorted(rules),
+            "prompt": usage.prompt_tokens,
+            "cached": usage.cached_tokens,
+            "prefilled": usage.prefilled_tokens,
+            "source": usage.source,
+            "match": usage.match,
+            "completion": usage.completion_tokens,
+            "reused_turns": visit.count(KEPT),
+            "healed_turns": visit.healed,
+            "changed_turns": visit.count(CHANGED),
+            "queue_ms": usage.queue_ms,
+            "ttft_ms": usage.ttft_ms,
+            "finish_ms": usage.finish_ms,
+            "divergence": None,
+            "line": place.line.number if place.line is not None else None,
+        }
+
+    def forget_lines(self) -> None:
+        """The cache was emptied: nothing that follows loses anything against what was there."""
+        with self._lock:
+            self._lineage.forget_lines()
+            self._archive.add(ArchiveEntry(time.time(), forgets=True))
+
+    def close(self) -> None:
+        """Write what the archive and the trace log still hold."""
+        self._archive.close()
+        self._log.close()
+
+    # ------------------------------------------------------------ across restarts
+
+    def _restore(self, memory: Remembered) -> None:
+        """Take up what earlier workers left."""
+        for turn in memory.turns:
+            self._turns.add(turn)
+            if turn.said.reasoning:
+                self._healing.put(healing_key(turn.key, turn.place, turn.said), turn.said.reasoning)
+        for name, thinking in memory.thinking:
+            self._healing.put(name, thinking)
+        for row in memory.sessions:
+            used_at = time.monotonic() - max(0.0, time.time() - row.at)
+            self._lineage.restore(row.speaker, row.loaded, row.line, used_at)
+
+    def _everything(self) -> Iterator[ArchiveEntry]:
+        """Return all that is remembered. The archive's thread."""
+        with self._lock:
+            turns, thinking = list(self._turns), self._healing.items()
+            sessions = []
+            for session in self._lineage.sessions:
+                lines = [(line.used_at, state_of(line)) for line in session.lines.values()]
+                sessions.append((session.speaker, dict(session.loaded), session.used_at, lines))
+        return entries(turns, thinking, sessions)
+
+    # ------------------------------------------------------------ for people
+
+    def told_counts(self) -> dict[str, Any]:
+        """Return the counters and what is remembered."""
+        with self._lock:
+            held = {"turns": len(self._turns), "turn_bytes": self._turns.nbytes}
+            return {**self.counts, **held, "archive": self._archive.report()}
+
+    def report(self, key: str = "") -> list[dict[str, Any]]:
+        """Return a row for each session of `key`, "" = all, the most recently used first."""
+        now, owner = time.monotonic(), self._archive.owner(key) if key else ""
+        with self._lock:
+            return [
+                {
+                    "session": session.label,
+                    "agent": session.speaker.agent,
+                    "lines": len(session.lines),
+                    "turns": sum(line.turns for line in session.lines.values()),
+                    "idle_s": round(now - session.used_at, 1),
+                }
+                for session in reversed(self._lineage.sessions)
+                if owner in ("", session.speaker.key)
+            ]
+
+    def told(self, label: str, key: str = "") -> dict[str, Any] | None:
+        """Return the lines of the sessions called `label` of `key`, "" = all; None of none."""
+        with self._lock:
+            found = self._called(label, key)
+            lines = [_told(session, line, len(line.rows)) for session, line in found or ()]
+        return None if found is None else {"session": label, "lines": lines}
+
+    def tree(self, label: str, key: str = "") -> dict[str, Any] | None:
+        """Return what `told` does in brief, for who asks every second: the newest of it."""
+        left, lines = TREE_ROWS_MAX, []
+        with self._lock:
+            found = self._called(label, key)
+            newest = sorted(found or (), key=lambda pair: pair[1].used_at, reverse=True)
+            for session, line in newest[:TREE_LINES_MAX]:
+                count = min(left, TREE_LINE_ROWS_MAX, len(line.rows))
+                left -= count
+                lines.append(_told(session, line, count))
+        return None if found is None else {"session": label, "lines": lines}
+
+    def _called(self, label: str, key: str) -> list[tuple[Session, Line]] | None:
+        """Return the lines of sessions that `told` tells of; None where there is no such session.
+
+        The lock is held.
+        """
+        owner = self._archive.owner(key) if key else ""
+        found = [
+            each
+            for each in self._lineage.sessions
+            if each.label == label and owner in ("", each.speaker.key)
+        ]
+        lines = [(session, line) for session in found for line in session.lines.values()]
+        return lines if found else None
+
+
+def _told(session: Session, line: Line, count: int) -> dict[str, Any]:
+    """Return what is told of a line, with its last `count` requests."""
+    return {
+        "line": line.number,
+        "agent": session.speaker.agent,
+        "parent": line.parent.number if line.parent is not None else None,
+        "kind": session.kind(line),
+        "branch_message": line.branch_message,
+        "branch_token": line.branch_token,
+        "turns": line.turns,
+        "tokens": len(line.tokens) if line.tokens is not None else 0,
+        "requests": list(line.rows)[len(line.rows) - count :],
+    }
+
+
+def _kind(session: Session, line: Line | None) -> str:
+    """Return what a line is to its session, a branch as what it branched from; None = a new one."""
+    while line is not None and line.parent is not None:
+        line = line.parent
+    if line is None:
+        return "agent" if session.is_agent else "main"
+    kind = session.kind(line)
+    return "agent" if kind == "sub-agent" else kind
+
+
+def _note_loaded(session: Session, place: LinePosition, prompt: Prompt) -> None:
+    """Remember which deferred tools the session loads, and in which conversation.
+
+    One that it loaded is shown again where that conversation is gone, not where it goes back to
+    before the tool was loaded.
+    """
+    listed = {tool["function"]["name"] for tool in prompt.deferred}
+    for message in prompt.messages:
+        for name in message.get("tool_references") or ():
+            if name in listed:
+                session.loaded[name] = place.opening
+
+
+def _known(prompt: Prompt) -> Known:
+    functions = (tool["function"] for tool in (*prompt.tools, *prompt.deferred))
+    schemas = {row["name"]: row.get("parameters") or {} for row in functions}
+    return Known(working_directories(prompt.messages), schemas)
+
+
+def _is_echo(turn: Turn, said: TurnContent, known: Known) -> bool:
+    """Whether an echo says what the turn said: as written, to a client that parses, or parsed."""
+    if not (said.calls or said.reasoning) and said.content.strip() == turn.text.strip():
+        return True
+    return says_the_same(turn.said, said, known)
+
+
+def _new_id() -> str:
+    """Return an id that nobody can guess, of characters that every client sends back."""
+    return "".join(secrets.choice(ALPHABET) for _ in range(ID_CHARS))

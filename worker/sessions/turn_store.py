@@ -1,0 +1,125 @@
+"""The session turn store: each assistant turn as the tokens that were sampled.
+
+A turn is found again by what a client echoes: the ids of its tool calls, the signature of its
+thinking, or its place behind the same messages. Finding is not enough: whoever asks compares what
+the echo says (`hearth.worker.sessions.echo_match`) before the tokens are used.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hearth.worker.cache.block_hash import Tokens
+from hearth.worker.sessions.echo_match import TurnContent
+
+TURNS_MAX = 20_000
+PLACE_MAX = 64  # turns behind the same messages: one prompt asked again and again
+BYTES_MAX = 64 * 1024 * 1024
+
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9]")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One assistant turn as the model wrote it."""
+
+    key: str  # digest of the API key
+    place: bytes  # chain of the canonical messages before it
+    ids: Tokens  # its generation prompt and what was sampled, without the end-of-turn token
+    said: TurnContent
+    text: str = ""  # as it was generated, markup included
+    call_ids: tuple[str, ...] = ()  # as the client was given them
+    signature: str = ""  # of its thinking, as the client was given it
+    made_at: float = 0.0  # wall clock, in seconds
+
+    @property
+    def thinking(self) -> str:
+        return self.said.reasoning
+
+    @property
+    def nbytes(self) -> int:
+        said = self.said
+        text = len(said.reasoning) + len(said.content) + 2 * len(self.text)
+        return 4 * len(self.ids) + text + 512
+
+
+def plain_id(call_id: str) -> str:
+    """Return a tool-call id as every client sends it back: one strips all but letters, digits."""
+    return _NOT_PLAIN.sub("", call_id)
+
+
+class TurnStore:
+    """Turns by each way to find them; the least recently used go first.
+
+    Not thread-safe: `Sessions` holds the lock.
+    """
+
+    def __init__(self, turns_max: int = TURNS_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self._turns_max = turns_max
+        self._bytes_max = bytes_max
+        self._turns: OrderedDict[Turn, list[Hashable]] = OrderedDict()  # turn -> where it is listed
+        self._listed: dict[Hashable, list[Turn]] = {}
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __iter__(self) -> Iterator[Turn]:
+        """Yield all turns, the least recently used first."""
+        return iter(self._turns)
+
+    def add(self, turn: Turn) -> None:
+        """Remember `turn`; the same tokens at the same place, given by the same ids, are one."""
+        for other in self._listed.get(_at(turn.key, turn.place), ()):
+            if _is_same(other, turn):
+                self._turns.move_to_end(other)
+                return
+        places: list[Hashable] = [_at(turn.key, turn.place)]
+        places += [("call", turn.key, plain_id(call_id)) for call_id in turn.call_ids]
+        if turn.signature:
+            places.append(("signature", turn.key, turn.signature))
+        self._turns[turn] = places
+        for place in places:
+            self._listed.setdefault(place, []).append(turn)
+        self.nbytes += turn.nbytes
+        if len(siblings := self._listed[places[0]]) > PLACE_MAX:
+            self._drop(siblings[0])
+        while len(self._turns) > self._turns_max or self.nbytes > self._bytes_max:
+            self._drop(next(iter(self._turns)))
+
+    def _drop(self, turn: Turn) -> None:
+        for place in self._turns.pop(turn):
+            rest = [other for other in self._listed[place] if other is not turn]
+            if rest:
+                self._listed[place] = rest
+            else:
+                del self._listed[place]
+        self.nbytes -= turn.nbytes
+
+    def by_ids(self, key: str, message: dict[str, Any]) -> Sequence[Turn]:
+        """Return the turns whose ids, of calls or of thinking, `message` carries."""
+        calls = (plain_id(call.get("id") or "") for call in message.get("tool_calls") or ())
+        places = [("call", key, call_id) for call_id in calls if call_id]
+        places += [("signature", key, given) for given in message.get("signatures") or ()]
+        return self._used(places)
+
+    def by_place(self, key: str, place: bytes) -> Sequence[Turn]:
+        """Return the turns that were given behind exactly these messages."""
+        return self._used([_at(key, place)])
+
+    def _used(self, places: Iterable[Hashable]) -> Sequence[Turn]:
+        found = {turn: None for place in places for turn in self._listed.get(place, ())}
+        for turn in found:
+            self._turns.move_to_end(turn)
+        return list(found)
+
+
+def _is_same(one: Turn, other: Turn) -> bool:
+    given = one.call_ids == other.call_ids and one.signature == other.signature
+    return given and one.ids.tobytes() == other.ids.tobytes()
+
+
+def _at(key: str, place: bytes) -> Hashable:
+    return ("place", key, place)

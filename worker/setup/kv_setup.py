@@ -1,0 +1,157 @@
+"""Builds what keeps KV for a loaded model: reads the settings, and asks the model's own caches."""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from hearth.shared.errors import StartError
+from hearth.shared.load_settings import Settings
+from hearth.shared.zmq_transport import private_directory
+from hearth.worker.cache.block_hash import PrefixHash, root_hash
+from hearth.worker.cache.cache_budget import MB, SHARE_OF_WORKING_SET, Budget, auto_bytes
+from hearth.worker.disk.disk_thread import DiskThread
+from hearth.worker.disk.file_store import FileStore
+from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.kv_transfer import KeepRules
+from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
+from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.quantise_kv import QuantFormat
+
+log = logging.getLogger(__name__)
+
+GB = 1024 * MB
+SCHEMA = "1"  # of what is kept, and of the cut rule that it was made by
+
+
+def make_kv_manager(
+    engine: Engine, loaded: LoadedModel, settings: Settings, chunk: int
+) -> KVManager | NullKVManager:
+    """Return the model's keeper; NoKeeper, with one warning, where its caches are unknown.
+
+    Raises:
+        StartError: KV_BITS is set and upstream cannot quantise this model's caches, or
+            KV_CACHE_DIR is another user's.
+    """
+    running = _running_format(engine, settings)
+    try:
+        layers = LayerMap(engine.probe())
+    except UnknownCache as unknown:
+        log.warning("no KV is reused: the model keeps %s, which cannot be restored", unknown)
+        return NullKVManager(engine.new_cache)
+    exact, store_bits = is_exact(loaded, settings), settings.cache_store_bits
+    if exact and store_bits:
+        log.warning("CACHE_STORE_BITS is ignored: this model reuses exact KV only (CACHE_EXACT)")
+        store_bits = 0
+    rules = KeepRules(
+        slots_max=settings.live_slots_max,
+        chunk=chunk,
+        is_exact=exact,
+        ttl_s=settings.prompt_cache_ttl_seconds,
+        session_idle_s=settings.prompt_cache_session_max_idle_seconds,
+        store_format=QuantFormat(store_bits, settings.kv_group_size) if store_bits else None,
+        running_format=running,
+        running_from=settings.quantized_kv_start,
+    )
+    root = cache_root(loaded, settings, chunk)
+    budget = Budget(budget_bytes(settings))
+    return KVManager(root, layers, engine.new_cache, budget, rules, _courier(root, settings))
+
+
+def _courier(root: PrefixHash, settings: Settings) -> DiskThread | None:
+    """Return what carries KV to disk and back; None where nothing may be written.
+
+    Raises:
+        StartError: the directory is another user's, who could put there what they like.
+    """
+    if not settings.max_kv_size_gb:
+        return None
+    if settings.kv_cache_dir.exists():  # else the courier makes it, where the disk lets it
+        private_directory(settings.kv_cache_dir.resolve(), "KV_CACHE_DIR")
+    shelf = FileStore(
+        settings.kv_cache_dir,
+        root,
+        settings.max_kv_size_gb * GB,
+        settings.kv_disk_write_gb_per_day * GB,
+    )
+    return DiskThread(shelf)
+
+
+def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
+    """Return whether only canonical KV is reused.
+
+    By default where reusing what decoding wrote visibly changes logits (facts/mlx.md 2): MLA with
+    quantised weights, whose formula for one token is another, and Mamba2 below fp32, whose scan
+    depends on where a forward begins.
+    """
+    if settings.cache_exact != "auto":
+        return settings.cache_exact == "true"
+    config = loaded.config.get("text_config") or loaded.config
+    is_quantised = bool(loaded.config.get("quantization"))
+    is_mla = bool(config.get("kv_lora_rank"))
+    is_mamba = any(name.startswith(("mamba_", "ssm_")) for name in config)
+    return (is_mla and is_quantised) or (is_mamba and (is_quantised or not _is_fp32(loaded)))
+
+
+def cache_root(loaded: LoadedModel, settings: Settings, chunk: int) -> PrefixHash:
+    """Return the name of the empty prefix: all that decides what KV some tokens give."""
+    facts = loaded.facts
+    parts = [
+        *(SCHEMA, facts.path, *_weights(loaded), facts.cache_layout, facts.backend),
+        *(str(chunk), str(settings.kv_bits), str(settings.kv_group_size)),
+        *(str(settings.quantized_kv_start), str(settings.cache_store_bits)),
+        *(version("mlx"), version("mlx-lm")),
+        *([version("mlx-vlm")] if loaded.vision is not None else []),
+    ]
+    return root_hash(parts)
+
+
+def _weights(loaded: LoadedModel) -> Iterator[str]:
+    """Yield what tells these weights from others: the config's content, each file's stamp."""
+    for path in sorted(loaded.directory.glob("*")):
+        if path.name == "config.json":
+            yield hashlib.blake2b(path.read_bytes()).hexdigest()
+        elif path.suffix == ".safetensors":
+            stat = path.stat()
+            yield f"{path.name} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def _is_fp32(loaded: LoadedModel) -> bool:
+    kinds = {array.dtype for _, array in tree_flatten(loaded.model.parameters())}
+    return not kinds & {mx.float16, mx.bfloat16}
+
+
+def budget_bytes(settings: Settings) -> int:
+    """Return what kept KV may take beside the live caches.
+
+    By default no more than its share of MEMORY_LIMIT_MB: pins hold half of it, whoever needs room.
+    """
+    if settings.cache_ram_budget_mb:
+        return settings.cache_ram_budget_mb * MB
+    budget = auto_bytes(_working_set_bytes())
+    share = int(settings.memory_limit_mb * MB * SHARE_OF_WORKING_SET)
+    return min(budget, share) if share else budget
+
+
+def _working_set_bytes() -> int | None:
+    size: Any = mx.device_info().get("max_recommended_working_set_size")
+    return None if size is None else int(size)
+
+
+def _running_format(engine: Engine, settings: Settings) -> QuantFormat | None:
+    if not settings.kv_bits:
+        return None
+    form = QuantFormat(settings.kv_bits, settings.kv_group_size)
+    reason = engine.why_not_quantised(form.bits, form.group_size)
+    if reason is not None:
+        raise StartError(
+            f"KV_BITS is {form.bits}, and mlx-lm cannot quantise this model's KV: {reason}. "
+            "Set KV_BITS=off; CACHE_STORE_BITS quantises what is kept."
+        )
+    return form

@@ -1,0 +1,108 @@
+"""Makes what prompts and sessions need from a loaded model and the settings."""
+
+from pathlib import Path
+from typing import Any
+
+from hearth.shared.load_settings import Settings
+from hearth.worker.cache.block_hash import PrefixHash, root_hash
+from hearth.worker.constraint.answer_grammar import AnswerGrammar
+from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.prompt.images.image_placeholders import ImageForm
+from hearth.worker.prompt.prefill_cuts import TurnMarks
+from hearth.worker.prompt.prompt_builder import PromptBuilder
+from hearth.worker.prompt.render_messages import Renderer
+from hearth.worker.prompt.template_marks import end_of_turn_ids, generation_prompt, history_marks
+from hearth.worker.prompt.tokenise import PieceTokeniser
+from hearth.worker.sessions.cache_trace_log import TraceLog
+from hearth.worker.sessions.session_manager import SessionManager, SessionRules
+from hearth.worker.stream.detokenise import Vocabulary
+from hearth.worker.stream.output_format import OutputFormat, template_of
+from hearth.worker.threads.prompt_thread import Look, PromptFacts
+
+
+def make_builder(
+    tokenizer: Any,
+    marks: TurnMarks,
+    end_ids: frozenset[int],
+    context_tokens: int,
+    settings: Settings,
+    form: ImageForm | None = None,
+) -> PromptBuilder:
+    """Return what builds prompts; `end_ids` end a generated turn, `form` is how images stand."""
+    thinks, preserves = settings.default_thinking, settings.preserve_thinking
+    renderer = Renderer(tokenizer, thinks, preserves)
+    return PromptBuilder(
+        renderer,
+        PieceTokeniser(tokenizer, template_of(tokenizer) + renderer.markup),
+        history_marks(tokenizer, marks, end_ids),
+        context_tokens,
+        preserves,
+        form,
+    )
+
+
+def turns_directory(cache_directory: Path, loaded: LoadedModel) -> Path:
+    """Return where the turns of this model are remembered across restarts.
+
+    It is named by the model and by what makes its prompts, its tokenizer and its template: tokens
+    mean nothing to another. How KV is kept does not matter here.
+    """
+    tokenizer = loaded.tokenizer
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda row: row[1])
+    added = sorted(tokenizer.added_tokens_decoder.items())
+    parts = (loaded.facts.path, repr(vocabulary), repr(added), template_of(tokenizer))
+    return cache_directory / f"turns-{root_hash(parts).hex()}"
+
+
+def make_sessions(
+    settings: Settings,
+    chunk: int,
+    is_exact: bool = False,
+    worker_id: int = 0,
+    directory: Path | None = None,
+) -> SessionManager:
+    """Return the sessions that are remembered in `directory`; None remembers in memory only.
+
+    Prefills are cut at most `chunk` tokens apart.
+    """
+    rules = SessionRules(
+        lines_max=settings.prompt_cache_max_entries_per_session,
+        idle_s=settings.prompt_cache_session_max_idle_seconds,
+        shows_text=settings.log_prompts,
+        is_exact=is_exact,
+        worker_id=worker_id,
+    )
+    log = TraceLog(settings.log_root, settings.enable_request_logging)
+    return SessionManager(rules, log, slack=chunk, directory=directory)
+
+
+def prompt_facts(
+    loaded: LoadedModel,
+    root: PrefixHash,
+    builder: PromptBuilder,
+    vocabulary: Vocabulary,
+    look: Look | None = None,
+) -> PromptFacts:
+    """Return what prompts need to know of the model; `root` names its cache.
+
+    `look` has the images of a message read.
+    """
+    facts, tokenizer = loaded.facts, loaded.tokenizer
+    reader = OutputFormat(tokenizer)
+    return PromptFacts(
+        context_tokens=facts.context_tokens,
+        vocab_size=facts.vocab_size,
+        root=root,
+        opens_thinking=reader.is_thinking_open(generation_prompt(tokenizer)),
+        reader=reader,
+        constrainer=AnswerGrammar(
+            tokenizer,
+            facts.vocab_size,
+            end_of_turn_ids(tokenizer, loaded.generation_config),
+            reader,
+            vocabulary.token_bytes,
+            builder.tool_form,
+        ),
+        model_name=facts.name,
+        look=look,
+    )

@@ -1,0 +1,80 @@
+"""Builds what images take: the reader of files, the encoder, and how a prompt shows them."""
+
+import dataclasses
+import io
+import logging
+from typing import Final
+
+from PIL import Image
+
+from hearth.shared.errors import RequestError, StartError
+from hearth.shared.load_settings import Settings
+from hearth.worker.cache.cache_budget import MB
+from hearth.worker.engine.image_encoder import ImageEncoder
+from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.vision_self_test import checked_vision
+from hearth.worker.prompt.images.image_placeholders import ImageForm
+from hearth.worker.prompt.images.image_processor import ImageReader, image_marker
+
+log = logging.getLogger(__name__)
+
+_WHOLE: Final = 1 << 40  # tokens: more than any image has
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class VisionParts:
+    """What a model that takes images is given them by."""
+
+    reader: ImageReader
+    vision: ImageEncoder
+    form: ImageForm
+
+    def forget(self) -> None:
+        """Give up all that is kept of images: pixels, rows. Inference thread."""
+        self.reader.forget()
+        self.vision.forget()
+
+
+def make_vision(loaded: LoadedModel, settings: Settings) -> VisionParts | None:
+    """Return what gives this model images; None where it takes none, with a warning if it might.
+
+    Inference thread, which encodes a small image of our own here.
+    """
+    if loaded.vision is None:
+        return None
+    marker = image_marker(loaded.tokenizer, loaded.vision.processor)
+    if marker is None:
+        log.warning("images are refused: the chat template does not say how it shows one")
+        return None
+    try:
+        reader = ImageReader(
+            loaded.vision.processor, loaded.config, marker, settings.max_image_pixels
+        )
+        picture = reader.read("probe", _probe())
+    except (StartError, RequestError) as error:
+        log.warning("images are refused: %s", error)
+        return None
+    reader.counts.clear()  # of images that somebody showed
+    vision = checked_vision(loaded, picture, settings.vision_cache_mb * MB)
+    if vision is None:
+        return None
+    return VisionParts(reader, vision, ImageForm(reader.before, reader.after))
+
+
+def forwarded_at_once(chunk: int, sight: VisionParts | None) -> int:
+    """Return how many tokens of an image one forward reads at most."""
+    splits = sight is None or sight.vision.splits_images
+    return chunk if splits else _WHOLE
+
+
+def told(loaded: LoadedModel, sight: VisionParts | None) -> LoadedModel:
+    """Return the model with what is told of it: whether it takes images."""
+    facts = dataclasses.replace(loaded.facts, takes_images=sight is not None)
+    return dataclasses.replace(loaded, facts=facts)
+
+
+def _probe() -> bytes:
+    """Return the file of a small image that has something to see."""
+    file = io.BytesIO()
+    Image.linear_gradient("L").convert("RGB").save(file, "PNG")
+    return file.getvalue()

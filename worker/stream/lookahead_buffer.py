@@ -1,0 +1,143 @@
+"""Text that arrives in pieces, for readers that wait where they cannot decide yet.
+
+A reader is a generator: it yields where it needs more text, so what it makes of a text is the
+same however the text was cut. Offsets count from `LookaheadBuffer.at`, which stays where it is
+while a method waits.
+"""
+
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeVar
+
+import regex
+
+T = TypeVar("T")
+ReaderSteps = Generator[None, None, T]  # yields while it waits, returns what it found
+PartWriter = Callable[[str], None]
+
+TRIM_CHARS: Final = 4_096  # of text that was read, before it is let go
+KEEP_CHARS: Final = 256  # of text that was read and can be looked back to: more than any mark has
+
+
+class UnreadableOutput(Exception):
+    """What was taken for a call is none."""
+
+
+class Marks:
+    """Strings to look for; of two at one place the longer one counts."""
+
+    def __init__(self, *marks: str) -> None:
+        longest_first = sorted(set(filter(None, marks)), key=len, reverse=True)
+        self._pattern = regex.compile("|".join(map(regex.escape, longest_first)) or r"(?!)")
+        self._beginnings = {mark[:end] for mark in longest_first for end in range(1, len(mark))}
+        self._partial_max = max(map(len, longest_first), default=1) - 1
+
+    def find(self, text: str, at: int, is_over: bool) -> tuple[int, str]:
+        """Return where the first mark from `at` stands, and the mark.
+
+        Without a mark: where one may still begin, or the end of the text; and "".
+        """
+        found = self._pattern.search(text, at)
+        start = found.start() if found else len(text)
+        if not is_over:
+            for partial in range(max(at, len(text) - self._partial_max), min(start + 1, len(text))):
+                if text[partial:] in self._beginnings:
+                    return partial, ""
+        return start, found[0] if found else ""
+
+
+class LookaheadBuffer:
+    """The text of one answer, as far as it has come. Owner: the inference thread."""
+
+    def __init__(self) -> None:
+        self.at = 0  # what stands before it was read
+        self.is_over = False
+        self.is_complete = False  # it is over because the model ended its turn
+        self.is_cut = False  # it is over because it may not be longer
+        self._text = ""
+        self._held: int | None = None  # what begins here may have to be read again
+
+    def add(self, text: str) -> None:
+        """Append the next piece."""
+        if self._held is None and self.at > TRIM_CHARS:
+            self._text, self.at = self._text[self.at - KEEP_CHARS :], KEEP_CHARS
+        self._text += text
+
+    def finish(self, is_complete: bool, is_stopped: bool = False) -> None:
+        """No more text will come; `is_stopped`: because the client's stop string came."""
+        self.is_over, self.is_complete = True, is_complete
+        self.is_cut = not (is_complete or is_stopped)
+
+    def hold(self, back: int = 0) -> None:
+        """Keep the text from `back` characters before here, so that `rewind` can return to it."""
+        self._held = self.at - back
+
+    def release(self) -> None:
+        """Whatever was read is read for good."""
+        self._held = None
+
+    def rewind(self) -> int:
+        """Return to what is held, and tell how many characters will be read again."""
+        assert self._held is not None
+        count = self.at - self._held
+        self.at, self._held = self._held, None
+        return count
+
+    def before(self, count: int) -> str:
+        """Return the character in front of the last `count` that were read, "" at the beginning."""
+        at = self.at - count - 1
+        return self._text[at] if at >= 0 else ""
+
+    def peek(self, offset: int = 0) -> ReaderSteps[str]:
+        """Return the character at `offset`, "" if the text is over before."""
+        while self.at + offset >= len(self._text):
+            if self.is_over:
+                return ""
+            yield
+        return self._text[self.at + offset]
+
+    def starts(self, mark: str, offset: int = 0) -> ReaderSteps[bool]:
+        """Tell whether `mark` stands at `offset`; an empty one never does."""
+        while True:
+            start = self.at + offset
+            if self._text.startswith(mark, start):
+                return bool(mark)
+            if self.is_over or not mark.startswith(self._text[start : start + len(mark)]):
+                return False
+            yield
+
+    def run(self, pattern: Any, offset: int = 0) -> ReaderSteps[int]:
+        """Return the offset behind what `pattern` matches: characters of a class, or escapes."""
+        while True:
+            end = pattern.match(self._text, self.at + offset).end()
+            offset = end - self.at
+            if self._text[end : end + 2] not in ("", "\\") or self.is_over:
+                return offset
+            yield
+
+    def match(self, pattern: Any, offset: int = 0, is_lenient: bool = False) -> ReaderSteps[Any]:
+        """Return the match of `pattern` at `offset`, None if there is none.
+
+        The alternatives of a pattern must exclude each other. `is_lenient`: the beginning of a
+        match at the end of the text counts as one.
+        """
+        while True:
+            start = self.at + offset
+            found = pattern.match(self._text, start, partial=is_lenient or not self.is_over)
+            is_open = found is not None and found.end() == len(self._text)
+            if not is_open or self.is_over:
+                return found
+            yield
+
+    def scan(self, marks: Marks, write: PartWriter) -> ReaderSteps[str]:
+        """Write the text up to the first mark, and return the mark; "" where the text is over.
+
+        The mark is read, too.
+        """
+        while True:
+            found, mark = marks.find(self._text, self.at, self.is_over)
+            if found > self.at:
+                write(self._text[self.at : found])
+            self.at = found + len(mark)
+            if mark or self.is_over:
+                return mark
+            yield

@@ -1,0 +1,141 @@
+"""What one model writes: finds its marks, and makes what takes its answers apart by them."""
+
+from typing import Any, Final
+
+from hearth.worker.stream import harmony_reader
+from hearth.worker.stream.answer_splitter import AnswerSplitter
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
+from hearth.worker.stream.part_writer import AnswerCollector, AnswerParts, ToolCall
+from hearth.worker.stream.think_and_call_reader import (
+    AnswerContext,
+    OutputMarks,
+    ThinkAndCallReader,
+)
+from hearth.worker.stream.tool_calls import call_reader, upstream_parsers
+from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
+from hearth.worker.stream.tool_calls.call_reader import CallFormat
+
+__all__ = ["AnswerParts", "OutputFormat", "ToolCall", "template_of"]
+
+# Think marks that mlx-lm does not look for.
+_THINK_MARKS: Final = (
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+_RESPONSE_MARKS: Final = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+_GLM: Final = "[gMASK]"  # GLM's vocabulary has it: its models may not open what they close
+
+
+class OutputFormat:
+    """Takes apart what one model writes, by the marks that mlx-lm finds for its tokenizer.
+
+    Immutable: any thread may use it, also several at once.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Take mlx-lm's TokenizerWrapper."""
+        vocabulary = tokenizer.get_vocab().keys()
+        self._has_channels = vocabulary >= harmony_reader.MARKS
+        self._is_glm = _GLM in vocabulary
+        start, end = tokenizer.think_start or "", tokenizer.think_end or ""
+        for marks in _THINK_MARKS:
+            if not start and vocabulary >= set(marks):
+                start, end = marks
+        dropped = tuple(mark for mark in _RESPONSE_MARKS if mark in vocabulary)
+        self._dialect = OutputMarks(
+            start, end, _formats(tokenizer), (*tokenizer.structural_markers, *dropped)
+        )
+
+    @property
+    def think_marks(self) -> tuple[str, str]:
+        """What opens and closes a think block; ("", "") where the model writes none."""
+        return self._dialect.think_start, self._dialect.think_end
+
+    def is_thinking_open(self, prompt_tail: str) -> bool:
+        """Tell whether a generation prompt leaves a think block open.
+
+        `prompt_tail` is what the template writes behind the last message, nothing of a message.
+        """
+        if self._has_channels:
+            return prompt_tail.endswith(harmony_reader.ANALYSIS)
+        start, end = self.think_marks
+        return bool(start) and prompt_tail.rfind(start) > prompt_tail.rfind(end)
+
+    def may_think(self, prompt_tail: str) -> bool:
+        """Tell whether the answer may begin with a think block that nobody opens.
+
+        So GLM may answer where its prompt neither opens nor closes thinking.
+        """
+        return self._is_glm and not any(mark in prompt_tail for mark in self.think_marks)
+
+    def splitter(
+        self,
+        is_thinking: bool,
+        tools: list[Any],
+        takes_calls: bool = True,
+        may_think: bool = False,
+    ) -> AnswerSplitter:
+        """Return what takes one answer apart while it is generated.
+
+        `is_thinking` and `may_think` are what the methods of these names say of the prompt.
+        `tools` are the request's, in OpenAI's shape; they tell the types of arguments that a format
+        writes as plain text. Without `takes_calls` the marks of calls are content.
+
+        Reasoning is the think block that the text begins with, or that follows a call: with its
+        opening mark, or without it where the prompt wrote one, or the model may leave it out. A
+        block that never closes is all there is. Newlines at both ends of the block, and those
+        behind it, belong to the block; each block begins a line. The first closing mark of an
+        answer without a block is left out, with the newlines behind it.
+
+        What is no call is content, exactly as written, and so is all other text. Blanks beside a
+        call are content only between text and text: those in front of the call, or where there are
+        none, those behind it.
+        """
+        source, delivery, known = LookaheadBuffer(), AnswerCollector(), ArgumentTypes(tools)
+        if self._has_channels:
+            harmonic = harmony_reader.HarmonyReader(source, delivery, known, takes_calls)
+            return AnswerSplitter(source, delivery, harmonic.read(is_thinking))
+        setting = AnswerContext(known, is_thinking, may_think, takes_calls)
+        answer = ThinkAndCallReader(self._dialect, setting, source, delivery)
+        return AnswerSplitter(source, delivery, answer.read())
+
+    def read(self, text: str, is_thinking: bool, tools: list[Any]) -> AnswerParts:
+        """Return the parts of a complete generated text, without its end-of-turn token."""
+        splitter = self.splitter(is_thinking, tools)
+        splitter.feed(text)
+        splitter.finish(is_complete=True)
+        return splitter.parts
+
+
+def _formats(tokenizer: Any) -> tuple[CallFormat, ...]:
+    """Return the formats of calls: the template's own, and those of models that leave theirs."""
+    own = _own_format(tokenizer)
+    found = {} if own is None else {own.start: own}
+    if own and own.start == call_reader.KIMI:
+        found[call_reader.KIMI_CALL] = CallFormat(call_reader.KIMI_CALL, own.end, own.parser)
+    if own is None:
+        found[call_reader.TOOL_CODE] = CallFormat(call_reader.TOOL_CODE)
+    if call_reader.PYTHON_TAG in tokenizer.get_vocab():
+        found[call_reader.PYTHON_TAG] = CallFormat(call_reader.PYTHON_TAG)
+    for start in ("<tool_call>", "<function="):
+        found.setdefault(start, CallFormat(start, "</tool_call>"))
+    return tuple(found.values())
+
+
+def _own_format(tokenizer: Any) -> CallFormat | None:
+    module = upstream_parsers.of_mlx_vlm(template_of(tokenizer))
+    if module is not None:
+        return CallFormat(module.tool_call_start, module.tool_call_end, module.parse_tool_call)
+    if tokenizer.tool_parser is None:
+        return None
+    start, end = tokenizer.tool_call_start, tokenizer.tool_call_end
+    return CallFormat(start, end or "", tokenizer.tool_parser)
+
+
+def template_of(tokenizer: Any) -> str:
+    """Return the source of the tokenizer's chat template; "" where it has none."""
+    template = getattr(tokenizer, "chat_template", None) or ""
+    # A dictionary has one for tools beside the default.
+    return "\n".join(template.values()) if isinstance(template, dict) else str(template)

@@ -1,0 +1,202 @@
+"""Reads an answer that is text with think blocks and calls between marks."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import regex
+
+from hearth.worker.stream.lookahead_buffer import (
+    LookaheadBuffer,
+    Marks,
+    ReaderSteps,
+    UnreadableOutput,
+)
+from hearth.worker.stream.part_writer import AnswerCollector, ContentWriter, ReasoningWriter
+from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
+from hearth.worker.stream.tool_calls.call_reader import CallFormat, read_calls
+from hearth.worker.stream.tool_calls.call_writer import CallDesk
+from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls
+
+# Of failed calls in one answer, that are read again as text: a model that repeats itself.
+REREAD_CHARS_MAX: Final = 1_000_000
+_BLANKS: Final = regex.compile(r"\s*+")
+_FENCE: Final = regex.compile(r"```(?:json)?+\s++(?=\S)")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputMarks:
+    """The marks that one model writes."""
+
+    think_start: str = ""
+    think_end: str = ""
+    formats: tuple[CallFormat, ...] = ()
+    dropped: tuple[str, ...] = ()  # marks that only frame the content
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerContext:
+    """What a request says about its answer."""
+
+    tools: ArgumentTypes
+    is_thinking: bool  # the prompt left a think block open
+    may_think: bool  # the model may begin with a think block that nobody opened
+    takes_calls: bool
+
+
+class ThinkAndCallReader:
+    """Reads one answer. Owner: the inference thread."""
+
+    def __init__(
+        self,
+        dialect: OutputMarks,
+        setting: AnswerContext,
+        source: LookaheadBuffer,
+        delivery: AnswerCollector,
+    ) -> None:
+        self._dialect = dialect
+        self._setting = setting
+        self._source = source
+        self._delivery = delivery
+        self._reasoning = ReasoningWriter(delivery)
+        self._content = ContentWriter(delivery)
+        self._formats = {each.start: each for each in dialect.formats if setting.takes_calls}
+        self._call_count = 0
+        self._reread_chars = 0
+        self._may_close = not setting.is_thinking  # a closing mark may be an orphan
+
+    def read(self) -> ReaderSteps[None]:
+        """Read all of the answer."""
+        yield from self._opening()
+        dialect = self._dialect
+        marks = Marks(dialect.think_start, dialect.think_end, *dialect.dropped, *self._formats)
+        while True:
+            if self._content.is_fresh and (yield from self._bare_calls()):
+                continue
+            mark = yield from self._source.scan(marks, self._content.write)
+            if not mark:
+                break
+            if mark in self._formats:
+                yield from self._calls(self._formats[mark])
+            elif mark == dialect.think_start and self._content.is_fresh:
+                yield from self._think_block()
+            elif mark == dialect.think_end and self._may_close and not (yield from self._quotes()):
+                self._may_close = False
+                self._content.begin_answer()
+            elif mark not in dialect.dropped:
+                self._may_close = False
+                self._content.write(mark)
+        self._content.end()
+
+    # ------------------------------------------------------------ think blocks
+
+    def _opening(self) -> ReaderSteps[None]:
+        """Read the think block that the answer is to begin with."""
+        start = self._dialect.think_start
+        if not start:
+            return
+        blanks = yield from self._source.run(_BLANKS)
+        if (yield from self._source.starts(start, blanks)):
+            self._source.at += blanks + len(start)
+            yield from self._think_block()
+        elif self._setting.is_thinking:
+            yield from self._think_block()
+        elif self._setting.may_think:
+            yield from self._likely_block()
+
+    def _think_block(self) -> ReaderSteps[None]:
+        """Read a think block behind its mark; one that never closes is all there is."""
+        self._may_close = False
+        mark = yield from self._source.scan(Marks(self._dialect.think_end), self._reasoning.write)
+        self._reasoning.end()
+        if mark:
+            self._content.begin_answer()
+
+    def _likely_block(self) -> ReaderSteps[None]:
+        """Read a think block that nobody opened; a call ends it, too.
+
+        An answer without any end of a block was no reasoning after all: it is content as well.
+        """
+        texts: list[str] = []
+
+        def write(text: str) -> None:
+            texts.append(text)
+            self._reasoning.write(text)
+
+        mark = yield from self._source.scan(Marks(self._dialect.think_end, *self._formats), write)
+        self._reasoning.end()
+        self._may_close = False
+        if mark == self._dialect.think_end:
+            self._content.begin_answer()
+        elif mark:
+            self._source.at -= len(mark)
+        elif not self._source.is_cut:
+            self._content.write("".join(texts))
+
+    def _quotes(self) -> ReaderSteps[bool]:
+        """Tell whether the mark that was read stands between quotation marks."""
+        before = self._source.before(len(self._dialect.think_end))
+        return before in ("`", '"', "'") and (yield from self._source.starts(before))
+
+    # ------------------------------------------------------------ calls
+
+    def _desk(self, format: CallFormat) -> CallDesk:
+        return CallDesk(
+            self._source,
+            self._delivery,
+            self._setting.tools,
+            self._begin_call,
+            format.start,
+            format.end,
+        )
+
+    def _begin_call(self) -> None:
+        self._call_count += 1
+        self._may_close = False
+        self._content.begin_call()
+
+    def _calls(self, format: CallFormat) -> ReaderSteps[None]:
+        """Read the calls behind a mark that was read; what is none is content as written."""
+        count = self._call_count
+        self._source.hold(back=len(format.start))
+        try:
+            yield from read_calls(self._desk(format), format.parser)
+        except UnreadableOutput:
+            self._rewind()
+            if count == self._call_count:
+                self._source.at += len(format.start)
+                self._content.write(format.start)
+        self._source.release()
+
+    def _rewind(self) -> None:
+        self._reread_chars += self._source.rewind()
+        if self._reread_chars > REREAD_CHARS_MAX:
+            self._formats = {}
+
+    def _bare_calls(self) -> ReaderSteps[bool]:
+        """Read calls in JSON that nothing marks, where the answer begins; False if there are none.
+
+        Only of tools of the request: any other object is an answer. They may stand in a fence.
+        """
+        if not self._formats or not self._setting.tools:
+            return False
+        blanks = yield from self._source.run(_BLANKS)
+        fence = yield from self._source.match(_FENCE, blanks)
+        blanks += len(fence[0]) if fence else 0
+        if (yield from self._source.peek(blanks)) != "{":
+            return False
+        count = self._call_count
+        self._source.hold()
+        self._source.at += blanks
+        try:
+            yield from json_calls(
+                self._desk(CallFormat("")), Trust(any_name=False, any_order=False)
+            )
+        except UnreadableOutput:
+            self._rewind()
+        self._source.release()
+        is_call = self._call_count > count
+        if is_call and fence:
+            blanks = yield from self._source.run(_BLANKS)
+            if (yield from self._source.starts("```", blanks)):
+                self._source.at += blanks + 3
+        return is_call

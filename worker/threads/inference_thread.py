@@ -1,0 +1,92 @@
+"""The inference thread's loop: drain the inbox, step the scheduler once, send what it says."""
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from hearth.shared.wire_messages import Up
+from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
+from hearth.worker.schedule.scheduler import Scheduler
+
+INBOX_DRAIN_MAX = 64  # requests taken between two steps: bounds the stall of running ones
+IDLE_WAIT_S = 0.25  # how late an idle worker sees that it should stop
+IDLE_BEFORE_AHEAD_S = 0.05  # a worker is idle this long before it works ahead
+BLOCKED_WAIT_S = 0.05  # how late a client is seen to leave while all wait for the disk
+SWEEP_EVERY_TURNS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceTask:
+    """Something about the cache that only the inference thread may do."""
+
+    ticket: ClientLease
+    run: Callable[[], Up]
+
+
+Inbox = queue.SimpleQueue[
+    Request | InferenceTask | PrefixQuery | RecallDone
+]  # a Query: foreseen, for idle time
+
+
+class InferenceThread:
+    """Owns the only thread that touches the model and everything that it computed.
+
+    Any exception ends the process on purpose: what is in the caches after a surprise cannot be
+    trusted, and the supervisor starts a clean worker.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        scheduler: Scheduler,
+        send: Callable[[Up], None],
+        sweep: Callable[[], bool],
+    ) -> None:
+        self._inbox = inbox
+        self._scheduler = scheduler
+        self._send = send
+        self._sweep = sweep
+        self._idle_wait_s = IDLE_BEFORE_AHEAD_S
+        self._turns = 0
+        self.active_bytes = 0  # MLX memory in use after the last step; others may read it
+
+    def run_once(self) -> None:
+        """One turn. Blocks only when there is nothing to compute."""
+        self._drain(self._wait_s())
+        if not self._scheduler.is_idle:
+            for message in self._scheduler.step():
+                self._send(message)
+            self._idle_wait_s = IDLE_BEFORE_AHEAD_S
+        elif self._scheduler.work_ahead():
+            self._idle_wait_s = 0.0
+        else:
+            self._idle_wait_s = IDLE_WAIT_S
+        self._turns += 1
+        if self._turns % SWEEP_EVERY_TURNS == 0 and self._sweep():
+            mx.clear_cache()
+        self.active_bytes = mx.get_active_memory()
+
+    def _wait_s(self) -> float:
+        """Return how long there is nothing to do but to wait for the inbox."""
+        if self._scheduler.is_idle:
+            return self._idle_wait_s
+        return BLOCKED_WAIT_S if self._scheduler.is_blocked else 0.0
+
+    def _drain(self, wait_s: float) -> None:
+        for _ in range(INBOX_DRAIN_MAX):
+            try:
+                item = self._inbox.get(block=wait_s > 0, timeout=wait_s or None)
+            except queue.Empty:
+                return
+            if isinstance(item, InferenceTask):
+                self._send(item.run())
+            elif isinstance(item, PrefixQuery):
+                self._scheduler.foresee(item)
+            elif isinstance(item, RecallDone):
+                self._scheduler.recalled(item)
+            else:
+                self._send(self._scheduler.submit(item))
+            wait_s = 0.0
