@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint
-from hearth.worker.cache.line_priority import LinePriority
-from hearth.worker.cache.resume_likelihood import is_resumable, likelihood
+from hearth.worker.cache.resume_point_likelihood import is_resumable, likelihood
 
 SLACK = 0.02  # share of the budget freed beyond the need, so that sorting is not done each time
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens
 from hearth.worker.cache.cache_budget import Budget
-from hearth.worker.cache.line_priority import LinePriority
+from hearth.worker.cache.conversation_priority import LinePriority
 
 
 class Bytes(Protocol):

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from hearth.worker.cache.block_hash import PrefixHash
-from hearth.worker.disk.directory_usage import DirectoryUsage, locked
 from hearth.worker.disk.eviction_order import StoredFile, files_to_evict
 from hearth.worker.disk.file_format import Damaged, Record, encode, read, write
 from hearth.worker.disk.file_index import FileIndex
 from hearth.worker.disk.file_names import TEMP_PREFIX, FileName, is_root, parse
+from hearth.worker.disk.shared_usage_counters import UsageCounters, locked_counters
 
 FILE_BYTES_MIN: Final = 64 * 1024  # what a file counts at least, which bounds how many there are
 SLACK: Final = 0.05  # share of the cap freed beyond the need, so that sweeps stay rare
@@ -71,7 +71,7 @@ class FileStore:
         self._paused_at = -math.inf
         self._is_full = False
         self._warned: set[str] = set()
-        self._shared = DirectoryUsage()  # as of the last look
+        self._shared = UsageCounters()  # as of the last look
         self.refresh()
 
     # ------------------------------------------------------------ any thread
@@ -200,7 +200,7 @@ class FileStore:
     def clear(self) -> None:
         """Remove all files of this root; those of other roots stay."""
 
-        def remove(ledger: DirectoryUsage) -> bool:
+        def remove(ledger: UsageCounters) -> bool:
             self.refresh()
             for name in list(self._listed.values()):
                 self._remove(name)
@@ -208,9 +208,9 @@ class FileStore:
 
         self._under_lock(remove)
 
-    def _under_lock(self, act: Callable[[DirectoryUsage], bool]) -> bool:
+    def _under_lock(self, act: Callable[[UsageCounters], bool]) -> bool:
         try:
-            with locked(self._directory, LOCK_WAIT_S_MAX) as ledger:
+            with locked_counters(self._directory, LOCK_WAIT_S_MAX) as ledger:
                 if ledger.was_damaged:
                     self.counts["ledgers_damaged"] += 1
                 self._shared = ledger
@@ -228,7 +228,7 @@ class FileStore:
         text = "KV is not written to %s for %.0f s (%s); reading goes on. %s"
         self._warn(reason, text, self._directory, PAUSE_S, error, remedy)
 
-    def _put(self, record: Record, ledger: DirectoryUsage) -> bool:
+    def _put(self, record: Record, ledger: UsageCounters) -> bool:
         self.refresh()
         name = record.name
         for before in self.at(record.start):  # else what it hangs from could be swept first
@@ -257,7 +257,7 @@ class FileStore:
         return True
 
     def _charged(
-        self, ledger: DirectoryUsage, name: FileName, parts: list[memoryview], size: int
+        self, ledger: UsageCounters, name: FileName, parts: list[memoryview], size: int
     ) -> None:
         """Write a file that is paid for before: who dies amid it leaves the counts too high."""
         if _used(ledger) + _cost(size) > self._bytes_max:
@@ -269,13 +269,13 @@ class FileStore:
             self._charge(ledger, -size, -_cost(size))
             raise
 
-    def _charge(self, ledger: DirectoryUsage, size: int, cost: int) -> None:
+    def _charge(self, ledger: UsageCounters, size: int, cost: int) -> None:
         ledger.bytes_written += size
         ledger.bytes_used = _used(ledger) + cost
         ledger.save()
 
     def _write_making_room(
-        self, ledger: DirectoryUsage, name: FileName, parts: list[memoryview], size: int
+        self, ledger: UsageCounters, name: FileName, parts: list[memoryview], size: int
     ) -> None:
         """Write a file; where the disk is full, give back as much first, once until it is not."""
         try:
@@ -306,7 +306,7 @@ class FileStore:
 
     # ------------------------------------------------------------ sweeping
 
-    def _sweep(self, ledger: DirectoryUsage, goal: int) -> bool:
+    def _sweep(self, ledger: UsageCounters, goal: int) -> bool:
         """Remove what is worth least until all roots hold at most `goal` bytes."""
         files = list(self._stored())
         used = sum(file.nbytes for file in files)
@@ -375,7 +375,7 @@ def _cost(size: int) -> int:
     return max(size, FILE_BYTES_MIN)
 
 
-def _used(ledger: DirectoryUsage) -> int:
+def _used(ledger: UsageCounters) -> int:
     assert ledger.bytes_used is not None, "_under_lock has counted"
     return ledger.bytes_used
 

@@ -15,9 +15,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, path_to
-from hearth.worker.cache.line_priority import LinePriority
 from hearth.worker.cache.pinned_prompts import Pin
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.disk.disk_thread import DiskThread

@@ -14,9 +14,9 @@ import mlx.core as mx
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.extent_store import ExtentStore, path_to
 from hearth.worker.cache.image_keys import ImageRun, is_inside
-from hearth.worker.cache.line_priority import LinePriorities, LinePriority
 from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
@@ -27,7 +27,7 @@ from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slots import LiveSlot
 from hearth.worker.kv.release_memory import give_back
-from hearth.worker.kv.uncached_request import UncachedRequest
+from hearth.worker.kv.uncached_kv_manager import UncachedKVManager
 
 
 class KVManager:
@@ -48,7 +48,7 @@ class KVManager:
     ) -> None:
         self.rules = rules
         self.store = ExtentStore(root, layers.layout, budget)
-        self.apart = UncachedRequest(
+        self.apart = UncachedKVManager(
             layers, new_cache, rules
         )  # for requests that are not to be kept
         self._pins = Pins(budget)

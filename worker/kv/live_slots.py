@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from hearth.worker.cache.block_hash import Tokens
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, Joint
 from hearth.worker.cache.image_keys import ImageRun
-from hearth.worker.cache.line_priority import LinePriority
 from hearth.worker.cache.resume_planner import SlotView
 from hearth.worker.kv.quantise_kv import QuantFormat
 

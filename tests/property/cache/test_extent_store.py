@@ -7,9 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, Layout
-from hearth.worker.cache.line_priority import LinePriorities, LinePriority
 from scripts.harness.store_builders import (
     DENSE,
     HYBRID,

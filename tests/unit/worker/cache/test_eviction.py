@@ -8,9 +8,9 @@ import pytest
 
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.cache_budget import BUFFERS_MAX, MB, Budget, auto_bytes
+from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.eviction import SLACK, Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Layout
-from hearth.worker.cache.line_priority import LinePriorities, LinePriority
 from hearth.worker.cache.prefix_search import PrefixSearch
 from scripts.harness.store_builders import (
     DENSE,

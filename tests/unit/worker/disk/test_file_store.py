@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from hearth.worker.disk import file_store as module
-from hearth.worker.disk.directory_usage import FILE_NAME, locked
 from hearth.worker.disk.file_format import encode
 from hearth.worker.disk.file_index import FileIndex
 from hearth.worker.disk.file_names import TEMP_PREFIX, FileKind
 from hearth.worker.disk.file_store import FILE_BYTES_MIN, PAUSE_S, FileStore
+from hearth.worker.disk.shared_usage_counters import FILE_NAME, locked_counters
 from tests.helpers.disk_records import OTHER_ROOT, ROOT, chain, contents, record
 
 MB = 1 << 20
@@ -289,7 +289,7 @@ def test_a_lock_that_is_never_freed_stops_writes_for_a_while_and_no_reads(
     clock = Clock()
     shelf = shelf_in(tmp_path, now=clock)
     assert shelf.put(record(1))
-    with locked(tmp_path, 1.0):
+    with locked_counters(tmp_path, 1.0):
         assert not shelf.put(record(2)) and not shelf.put(record(2))
         assert shelf.get(record(1).name) is not None
     assert shelf.counts["writes_refused_busy"] == shelf.counts["writes_refused_paused"] == 1

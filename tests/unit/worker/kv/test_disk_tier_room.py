@@ -9,9 +9,9 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
 from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import ExtentStore, Layout
-from hearth.worker.cache.line_priority import LinePriority
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind

@@ -9,7 +9,7 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Failed, Prompt, Sampling, Submit, Usage
-from hearth.worker.cache import line_priority, pinned_prompts as module
+from hearth.worker.cache import conversation_priority, pinned_prompts as module
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.pinned_prompts import Pins
@@ -28,7 +28,7 @@ ME, OTHER = "me", "another key"
 @pytest.fixture(autouse=True)
 def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversations that come after another do not count as its sub-agents."""
-    monkeypatch.setattr(line_priority, "SPONSOR_WAIT_S", -1.0)
+    monkeypatch.setattr(conversation_priority, "SPONSOR_WAIT_S", -1.0)
 
 
 def prefill(warm: Machine, ids: list[int], **how: Any) -> Usage:

@@ -13,13 +13,13 @@ from typing import Any, Final
 from hearth.shared.private_directory import make_private
 
 FILE_NAME: Final = ".ledger"
-BYTES: Final = 256  # of the file: always the same ones, so that a full disk still takes them
+FILE_BYTES: Final = 256  # of the file: always the same ones, so that a full disk still takes them
 POLL_S: Final = 0.002
 _INTEGER_MAX: Final = 1 << 62
 
 
 @dataclass(slots=True)
-class DirectoryUsage:
+class UsageCounters:
     """The file's content, while its lock is held. `save` makes changes last.
 
     `bytes_used` may exceed what is there (a file that somebody removed by hand), never fall short
@@ -39,13 +39,13 @@ class DirectoryUsage:
 
     def save(self) -> None:
         fields = {k: v for k, v in asdict(self).items() if k not in ("handle", "was_damaged")}
-        text = json.dumps(fields).encode().ljust(BYTES - 1) + b"\n"
-        assert len(text) == BYTES
+        text = json.dumps(fields).encode().ljust(FILE_BYTES - 1) + b"\n"
+        assert len(text) == FILE_BYTES
         os.pwrite(self.handle, text, 0)
 
 
 @contextmanager
-def locked(directory: Path, wait_s: float) -> Iterator[DirectoryUsage]:
+def locked_counters(directory: Path, wait_s: float) -> Iterator[UsageCounters]:
     """Hold the directory's lock; give its ledger. The system frees it when a process dies.
 
     Raises:
@@ -56,7 +56,7 @@ def locked(directory: Path, wait_s: float) -> Iterator[DirectoryUsage]:
     handle = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         _lock(handle, wait_s)
-        ledger = _parse(os.pread(handle, BYTES, 0))
+        ledger = _parse(os.pread(handle, FILE_BYTES, 0))
         ledger.handle = handle
         yield ledger
     finally:
@@ -75,19 +75,19 @@ def _lock(handle: int, wait_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def _parse(text: bytes) -> DirectoryUsage:
+def _parse(text: bytes) -> UsageCounters:
     if not text:
-        return DirectoryUsage()  # a new file
+        return UsageCounters()  # a new file
     try:
         fields: Any = json.loads(text)
         used = fields["bytes_used"]
-        ledger = DirectoryUsage(
+        ledger = UsageCounters(
             _count(fields["day"]),
             _count(fields["bytes_written"]),
             None if used is None else _count(used),
         )
     except (ValueError, KeyError, TypeError, RecursionError):
-        return DirectoryUsage(was_damaged=True)
+        return UsageCounters(was_damaged=True)
     return ledger
 
 

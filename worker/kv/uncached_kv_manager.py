@@ -12,7 +12,7 @@ from hearth.worker.kv.live_slots import LiveSlot
 from hearth.worker.kv.null_kv_manager import NullKVManager
 
 
-class UncachedRequest(NullKVManager):
+class UncachedKVManager(NullKVManager):
     """Computes what the keeper would from an empty cache: its slots grow and are packed alike.
 
     Owner: the inference thread.

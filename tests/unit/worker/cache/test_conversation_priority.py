@@ -2,7 +2,7 @@
 
 import pytest
 
-from hearth.worker.cache.line_priority import (
+from hearth.worker.cache.conversation_priority import (
     HALF_LIFE_S,
     SPONSOR_WAIT_S,
     LinePriorities,
