@@ -1,4 +1,4 @@
-"""Makes room: what is cheapest to do without goes first, never more than what comes is worth.
+"""Evicts kept KV to make room: the cheapest first, never what is worth more than what comes.
 
 Worth is likelihood of need x tokens to prefill again / bytes. Leaf by leaf, so that what is
 shared outlives what hangs from it; bytes that a live slot holds too go before all.
@@ -20,13 +20,17 @@ SLACK = 0.02  # share of the budget freed beyond the need, so that sorting is no
 
 
 class Evictor:
-    """Frees bytes and buffers of one store. Owner: the inference thread."""
+    """Frees bytes and buffers of one store.
+
+    Invariant: what is pinned, and what a running request stands on, stays.
+    Owner: the inference thread.
+    """
 
     def __init__(self, store: ExtentStore, chunk: int, ttl_s: float) -> None:
         self.store = store
         self._chunk = chunk
         self._ttl_s = ttl_s
-        self.evicted: Counter[str] = Counter()  # of each kind of victim, how many
+        self.evicted: Counter[str] = Counter()  # how many of each kind
         self.evicted_bytes: Counter[str] = Counter()  # and how much they gave back
 
     @property
@@ -38,6 +42,7 @@ class Evictor:
 
         `worth` is that of what comes (`worth_of`); only what is worth no more goes.
         """
+        assert nbytes >= 0 and buffers >= 0, (nbytes, buffers)
         budget = self.store.budget
         if nbytes > budget.bytes_max or buffers > budget.buffers_max:
             return False
@@ -45,23 +50,26 @@ class Evictor:
             return True
         slack = min(int(budget.bytes_max * SLACK), budget.bytes_max - nbytes)
         order = itertools.count()  # equals go in the order in which they came
-        heap = [(victim.worth(self, now), next(order), victim) for victim in self._victims()]
+        heap = [
+            (candidate.worth(self, now), next(order), candidate) for candidate in self._candidates()
+        ]
         heapq.heapify(heap)
         while heap and budget.missing(nbytes + slack, buffers) != (0, 0):
-            believed, _, victim = heapq.heappop(heap)
-            if not victim.is_there():
+            last_worth, _, candidate = heapq.heappop(heap)
+            if not candidate.is_there():
                 continue
-            current = victim.worth(self, now)
-            if current > believed:  # what else it could be resumed from has gone meanwhile
-                heapq.heappush(heap, (current, next(order), victim))
+            current = candidate.worth(self, now)
+            if current > last_worth:  # what else it could be resumed from has gone meanwhile
+                heapq.heappush(heap, (current, next(order), candidate))
                 continue
             if current > worth:
                 break
             held = budget.bytes_used
-            for exposed in victim.go(self.store):
+            for exposed in candidate.evict(self.store):
                 heapq.heappush(heap, (exposed.worth(self, now), next(order), exposed))
-            self.evicted[victim.KIND] += 1
-            self.evicted_bytes[victim.KIND] += held - budget.bytes_used
+            assert budget.bytes_used <= held, (budget.bytes_used, held)
+            self.evicted[candidate.KIND] += 1
+            self.evicted_bytes[candidate.KIND] += held - budget.bytes_used
         return budget.missing(nbytes, buffers) == (0, 0)
 
     def worth_of(
@@ -118,11 +126,11 @@ class Evictor:
                 break
         return position - joint.position
 
-    def _victims(self) -> "Iterator[_Victim]":
+    def _candidates(self) -> "Iterator[_Candidate]":
         """Yield all that could go now."""
         for extent in self.store.extents:
             if extent.body is not None and extent.holders and not extent.pinned:
-                yield _OwnBytes(extent)
+                yield _Copy(extent)
             if extent.window is not None and not extent.window_pinned:
                 yield _Window(extent)
             if _is_leaf(extent) and extent.nbytes:
@@ -132,7 +140,7 @@ class Evictor:
                 yield _Snapshot(joint)
 
 
-class _Victim(Protocol):
+class _Candidate(Protocol):
     """Something that could go."""
 
     KIND: ClassVar[str]  # what it is called where evictions are told
@@ -141,13 +149,13 @@ class _Victim(Protocol):
 
     def worth(self, evictor: Evictor, now: float) -> float: ...
 
-    def go(self, store: ExtentStore) -> "list[_Leaf]":
+    def evict(self, store: ExtentStore) -> "list[_Leaf]":
         """Free it; return the extents that are leaves now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnBytes:
+class _Copy:
     """A slot holds the same rows: their copy costs nothing to give up."""
 
     KIND: ClassVar = "copy"
@@ -159,7 +167,7 @@ class _OwnBytes:
     def worth(self, evictor: Evictor, now: float) -> float:
         return 0.0
 
-    def go(self, store: ExtentStore) -> "list[_Leaf]":
+    def evict(self, store: ExtentStore) -> "list[_Leaf]":
         store.set_body(self.extent, None)
         return []
 
@@ -176,7 +184,7 @@ class _Window:
         assert self.extent.window is not None
         return evictor.window_worth(self.extent, self.extent.window.nbytes, now)
 
-    def go(self, store: ExtentStore) -> "list[_Leaf]":
+    def evict(self, store: ExtentStore) -> "list[_Leaf]":
         store.set_window(self.extent, None, self.extent.end.position)
         store.prune(self.extent.end)
         return []
@@ -194,7 +202,7 @@ class _Snapshot:
         assert self.joint.snapshot is not None
         return evictor.resume_worth(self.joint, self.joint.snapshot.nbytes, now)
 
-    def go(self, store: ExtentStore) -> "list[_Leaf]":
+    def evict(self, store: ExtentStore) -> "list[_Leaf]":
         store.set_snapshot(self.joint, None)
         store.prune(self.joint)
         return []
@@ -215,7 +223,7 @@ class _Leaf:
         snapshot = self.extent.end.snapshot
         return self.extent.nbytes + (snapshot.nbytes if snapshot is not None else 0)
 
-    def go(self, store: ExtentStore) -> "list[_Leaf]":
+    def evict(self, store: ExtentStore) -> "list[_Leaf]":
         start = self.extent.start
         store.remove(self.extent)
         store.prune(start)

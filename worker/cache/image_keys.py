@@ -1,4 +1,4 @@
-"""Images in a prompt, as the cache sees them: runs of tokens that are named by what they show.
+"""Makes the keys of a prompt: its token ids, with each image's tokens named by what it shows.
 
 A prompt has the same token for every piece of every image. What is hashed and compared are the
 prompt's keys: its token ids, and for an image's tokens negative numbers made from its content. So

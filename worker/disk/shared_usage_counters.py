@@ -1,4 +1,4 @@
-"""What all workers of one directory share: a lock, and how much they have written and hold."""
+"""Holds the lock of a KV directory, and the counters of bytes that all its workers share."""
 
 import fcntl
 import json
@@ -22,8 +22,8 @@ _INTEGER_MAX: Final = 1 << 62
 class UsageCounters:
     """The file's content, while its lock is held. `save` makes changes last.
 
-    `bytes_used` may exceed what is there (a file that somebody removed by hand), never fall short
-    of what workers have put there; a sweep sets it right.
+    Invariant: `bytes_used` may exceed what is there (a file that somebody removed by hand), never
+    fall short of what workers have put there; a sweep sets it right.
     """
 
     day: int = 0  # since the epoch, UTC
@@ -38,15 +38,16 @@ class UsageCounters:
             self.day, self.bytes_written = day, 0
 
     def save(self) -> None:
+        assert self.handle >= 0, "counters are saved only under their lock"
         fields = {k: v for k, v in asdict(self).items() if k not in ("handle", "was_damaged")}
         text = json.dumps(fields).encode().ljust(FILE_BYTES - 1) + b"\n"
-        assert len(text) == FILE_BYTES
+        assert len(text) == FILE_BYTES, len(text)
         os.pwrite(self.handle, text, 0)
 
 
 @contextmanager
 def locked_counters(directory: Path, wait_s: float) -> Iterator[UsageCounters]:
-    """Hold the directory's lock; give its ledger. The system frees it when a process dies.
+    """Hold the directory's lock; yield its counters. The system frees it when a process dies.
 
     Raises:
         TimeoutError: another worker has held it for `wait_s`.
@@ -56,9 +57,12 @@ def locked_counters(directory: Path, wait_s: float) -> Iterator[UsageCounters]:
     handle = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         _lock(handle, wait_s)
-        ledger = _parse(os.pread(handle, FILE_BYTES, 0))
-        ledger.handle = handle
-        yield ledger
+        counters = _parse(os.pread(handle, FILE_BYTES, 0))
+        counters.handle = handle
+        try:
+            yield counters
+        finally:
+            counters.handle = -1
     finally:
         os.close(handle)
 
@@ -81,14 +85,14 @@ def _parse(text: bytes) -> UsageCounters:
     try:
         fields: Any = json.loads(text)
         used = fields["bytes_used"]
-        ledger = UsageCounters(
+        counters = UsageCounters(
             _count(fields["day"]),
             _count(fields["bytes_written"]),
             None if used is None else _count(used),
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         return UsageCounters(was_damaged=True)
-    return ledger
+    return counters
 
 
 def _count(value: Any) -> int:

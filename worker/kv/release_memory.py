@@ -1,4 +1,4 @@
-"""Memory that is free in this process goes back to the system."""
+"""Gives memory that is free in this process back to the system."""
 
 import ctypes
 from typing import Final

@@ -99,12 +99,12 @@ def test_no_damage_gives_a_record_and_each_is_counted_and_removed(
     path = tmp_path / ROOT.hex() / ONE.name.file_name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(file)
-    shelf = FileStore(tmp_path, ROOT, MB, 0)
-    assert shelf.at(ONE.end) == [ONE.name]
-    assert shelf.get(ONE.name) is None
-    (reason, count), *more = shelf.counts.items()
+    file_store = FileStore(tmp_path, ROOT, MB, 0)
+    assert file_store.at(ONE.end) == [ONE.name]
+    assert file_store.get(ONE.name) is None
+    (reason, count), *more = file_store.counts.items()
     assert reason.startswith("damaged_") and count == 1 and not more
-    assert not path.exists() and shelf.at(ONE.end) == []
+    assert not path.exists() and file_store.at(ONE.end) == []
 
 
 def test_every_bit_of_a_file_is_told_when_it_flips() -> None:

@@ -353,12 +353,12 @@ class Agents:
         if line is None:
             line = self.lines.open(now, turns)
         else:
-            self.lines.proceed(line, now, max(turns, line.turns + 1))
+            self.lines.begin_turn(line, now, max(turns, line.turns + 1))
         for extent in found.path:
             if extent.line.sponsor is not None or line.sponsor is None:
                 extent.line = line
         self.prefill(line, tokens, cuts, found.path, now)
-        self.lines.rest(line, now + took_s)
+        self.lines.end_turn(line, now + took_s)
         return line
 
     def prefill(
