@@ -28,7 +28,7 @@ class LinePriority:
     turns: int = 1  # prompts on its path, those of the line that it branched from included
     is_running: bool = False
     sponsor: "LinePriority | None" = field(default=None, repr=False)
-    family: str = ""  # of its session; "" where the client tells none
+    family: str = ""  # of its session; "" where the client names none
     is_side: bool = False  # a title or a topic check of its session
     ended_at: float = 0.0  # when a request of its own last ended
     tip: PrefixHash | None = None  # the last cut of its last prompt

@@ -127,7 +127,7 @@ class Evictor:
         return position - joint.position
 
     def _candidates(self) -> "Iterator[_Candidate]":
-        """Yield all that could go now."""
+        """Yield all that may be evicted now."""
         for extent in self.store.extents:
             if extent.body is not None and extent.holders and not extent.pinned:
                 yield _Copy(extent)
@@ -141,16 +141,16 @@ class Evictor:
 
 
 class _Candidate(Protocol):
-    """Something that could go."""
+    """A part of the kept KV that may be evicted now."""
 
-    KIND: ClassVar[str]  # what it is called where evictions are told
+    KIND: ClassVar[str]  # its name in reports of evictions
 
     def is_there(self) -> bool: ...
 
     def worth(self, evictor: Evictor, now: float) -> float: ...
 
     def evict(self, store: ExtentStore) -> "list[_Leaf]":
-        """Free it; return the extents that are leaves now."""
+        """Free it; return the extents that have become leaves."""
         ...
 
 
@@ -174,6 +174,8 @@ class _Copy:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
+    """The window rows of an extent."""
+
     KIND: ClassVar = "window"
     extent: Extent
 
@@ -192,6 +194,8 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
+    """The snapshot at a joint."""
+
     KIND: ClassVar = "snapshot"
     joint: Joint
 
@@ -210,6 +214,8 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
+    """An extent that nothing hangs from, with the snapshot at its end."""
+
     KIND: ClassVar = "extent"
     extent: Extent
 

@@ -130,7 +130,7 @@ class Pins:
             self.drop(pin_id)
 
     def report(self, key: str = "") -> dict[str, Any]:
-        """Return what `/v1/cache` tells: the pins of `key`, "" = everyone's, and what all hold."""
+        """Return the pins of `key`, "" = everyone's, and what all hold, for `/v1/cache`."""
         rows = [
             {"id": pin_id, "tokens": pin.tokens, "bytes": _total(pin.parts())[0]}
             for pin_id, pin in self._pins.items()

@@ -26,8 +26,8 @@ class DiskThread:
     """The I/O thread. It alone reads, writes and sweeps `file_store`; reads go before writes.
 
     Every read that is taken is answered once, with None for what could not be had; after `close`
-    with nothing else. An error of the disk, of the file store or of who asked ends its job only:
-    it is counted, and the thread goes on.
+    with nothing else. An error of the disk, the file store or a caller ends its job only: it is
+    counted, and the thread goes on.
     Records must be evaluated arrays that nobody writes: they leave this module unchanged.
     Invariant: at most `queue_bytes_max` wait to be written, and READS_MAX reads.
     Any thread may call any method; none but `flush` and `close` blocks.

@@ -1,4 +1,4 @@
-"""Makes and parses the names of KV files, which tell the record without opening the file.
+"""Makes and parses the names of KV files, which name a record without its file being opened.
 
 Names are read from disk: nothing in them is true because it is written there, and the file's own
 metadata must agree (file_format.py).
@@ -30,6 +30,8 @@ class FileKind(StrEnum):
 
 
 class Quality(StrEnum):
+    """The word in a file's name for `is_canonical`."""
+
     CANONICAL = "canonical"
     FAST = "fast"
 
@@ -58,7 +60,7 @@ class FileName:
 
 
 def parse(file_name: str) -> FileName | None:
-    """Return what a file's name tells; None where it is no name of ours."""
+    """Return the record's name that a file's name spells; None where it is no name of ours."""
     match = _FILE.fullmatch(file_name)
     if match is None:
         return None

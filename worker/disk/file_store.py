@@ -261,7 +261,7 @@ class FileStore:
     def _write_charged(
         self, counters: UsageCounters, name: FileName, parts: list[memoryview], size: int
     ) -> None:
-        """Write a file that is paid for before: who dies amid it leaves the counts too high."""
+        """Count a file, then write it: a worker that dies between leaves the counters too high."""
         if _bytes_used(counters) + _counted_bytes(size) > self._bytes_max:
             self._sweep(counters, self._bytes_max - _counted_bytes(size))
         self._charge(counters, size, _counted_bytes(size))

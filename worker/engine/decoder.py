@@ -35,7 +35,7 @@ class Sequence:
     tail: list[int]
     choice: TokenChoice
     tokens_max: int  # of the completion
-    before_forward: Callable[[int], None] = _nothing  # told how many tokens it will hold
+    before_forward: Callable[[int], None] = _nothing  # called with how many tokens it will hold
     before_join: Callable[[], None] = _nothing  # its cache is about to be copied into a batch
     shift: int = 0  # of positions, by the prompt's images: see ImageEncoder.shift
 

@@ -97,7 +97,7 @@ class ImageEncoder:
         Those of the names `spared` do not make way for them.
 
         Raises:
-            Unsliceable: they cannot be cut by tokens.
+            UnknownImageInputs: they cannot be cut by tokens.
         """
         name = picture.name
         if name in self._encoded:

@@ -27,7 +27,7 @@ from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
 from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slots import LiveSlot
-from hearth.worker.kv.release_memory import give_back
+from hearth.worker.kv.release_memory import release_memory
 from hearth.worker.kv.uncached_kv_manager import UncachedKVManager
 
 
@@ -67,7 +67,7 @@ class KVManager:
     # ------------------------------------------------------------ a request's life
 
     def plan(self, query: PrefixQuery) -> ResumePlan:
-        """Return what `open` would do now. Changes nothing."""
+        """Return the plan that `open` would carry out now. Changes nothing."""
         idle = [slot.view() for slot in self._slots.values() if not slot.is_busy]
         return make_plan(self.store, idle, query, self.rules.is_exact)
 
@@ -261,7 +261,7 @@ class KVManager:
     def recall(
         self, query: PrefixQuery, then: Callable[[Sequence[Record | None]], None]
     ) -> DiskRecall | None:
-        """Have what the prompt needs from disk read; `then` gets it, on the disk's thread.
+        """Have the prompt's KV read from disk, and `then` called with it on the disk's thread.
 
         None where there is nothing to wait for.
         """
@@ -280,14 +280,14 @@ class KVManager:
         return self.disk.take_in(records, query, line)
 
     def disk_report(self) -> dict[str, Any] | None:
-        """Return what `/v1/cache` tells about the disk; None where there is none."""
+        """Return what `/v1/cache` reports of the disk; None where there is none."""
         if self.disk is None:
             return None
         report = self.disk.thread.report()
         return report | {"counts": report["counts"] | dict(self.disk.counts)}
 
     def hand_over(self) -> None:
-        """Give the disk's thread what it had no room for when it was committed."""
+        """Give the disk's thread the KV that it had no room for at its commit."""
         if self.disk is not None:
             self.disk.write_rest(self._slots.values())
 
@@ -394,7 +394,7 @@ class KVManager:
         self.store.clear()
         if self.disk is not None:
             self.disk.thread.clear()
-        give_back()
+        release_memory()
 
     @property
     def counts(self) -> Counter[str]:

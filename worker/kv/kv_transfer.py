@@ -21,7 +21,7 @@ from hearth.worker.kv.quantise_kv import LayerRows, QuantFormat
 
 @dataclass(frozen=True, slots=True)
 class KeepRules:
-    """How KV is kept: settings, and what the model allows."""
+    """The rules by which KV is kept: settings, and what the model allows."""
 
     slots_max: int
     chunk: int  # tokens of one prefill forward

@@ -1,4 +1,4 @@
-"""Gives each request an empty slot and keeps nothing: for models whose caches cannot be reused."""
+"""Gives each request an empty slot and keeps nothing: for models whose caches can't be reused."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True)
 class QuantFormat:
-    """How quantised rows are packed."""
+    """The bits and the group size in which rows are packed."""
 
     bits: int  # 4 or 8
     group_size: int  # elements of a row that share scale and bias

@@ -139,7 +139,7 @@ def test_positions_that_are_a_little_off_are_found_out(
 def test_an_image_that_is_not_seen_is_found_out(
     name: str, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = ImageEncoder.stretch
+    whole = ImageEncoder.model_arguments
 
     def blind(self: ImageEncoder, *given: Any) -> dict[str, Any]:
         told = whole(self, *given)
@@ -147,7 +147,7 @@ def test_an_image_that_is_not_seen_is_found_out(
             name: value * 0 if name == "inputs_embeds" else value for name, value in told.items()
         }
 
-    monkeypatch.setattr(ImageEncoder, "stretch", blind)
+    monkeypatch.setattr(ImageEncoder, "model_arguments", blind)
     assert "images are refused" in refusal(name, caplog)
 
 
@@ -155,14 +155,14 @@ def test_a_model_that_reads_an_image_only_whole_is_given_it_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "qwen3_vl"
-    right = ImageEncoder.stretch
+    right = ImageEncoder.model_arguments
 
     def split_wrongly(self: ImageEncoder, ids: Any, at: int, runs: Any) -> dict[str, Any]:
         told = right(self, ids, at, runs)
         amid = any(run.start < at < run.end for run in runs)
         return told | {"inputs_embeds": told["inputs_embeds"] * 0} if amid else told
 
-    monkeypatch.setattr(ImageEncoder, "stretch", split_wrongly)
+    monkeypatch.setattr(ImageEncoder, "model_arguments", split_wrongly)
     vision = checked_vision(loaded(name), picture(name, 1), 1000)
     assert vision is not None and not vision.splits_images
 

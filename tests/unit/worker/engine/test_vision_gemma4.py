@@ -93,12 +93,12 @@ def test_images_are_refused_where_their_tokens_see_what_follows(
 
 
 def test_layer_inputs_that_are_left_out_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ImageEncoder.stretch
+    right = ImageEncoder.model_arguments
 
     def without(self: ImageEncoder, *given: Any) -> dict[str, Any]:
         told = right(self, *given)
         told.pop("per_layer_inputs", None)
         return told
 
-    monkeypatch.setattr(ImageEncoder, "stretch", without)
+    monkeypatch.setattr(ImageEncoder, "model_arguments", without)
     assert checked_vision(gemma4(16, None), shown(), 1) is None
