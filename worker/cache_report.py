@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from hearth.worker.cache.block_hash import key_root
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, Joint
-from hearth.worker.cache.line_priority import LinePriority
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.setup.vision_setup import VisionParts

@@ -87,14 +87,14 @@ class Machine:
         words: Vocabulary,
         keeps: bool = True,
         budget_mb: float = 512,
-        courier: DiskThread | None = None,
+        disk_thread: DiskThread | None = None,
         **rules: Any,
     ) -> None:
         rules = {"slots_max": 4, "is_exact": False} | rules
         chunk = rules.pop("chunk", CHUNK)
         self._root: PrefixHash = rules.pop("root", ROOT)
         end_ids = rules.pop("end_ids", frozenset())
-        self._posted: queue.SimpleQueue[RecallDone] = queue.SimpleQueue()
+        self.posted: queue.SimpleQueue[RecallDone] = queue.SimpleQueue()
         names = [name for name in ("ended", "memory") if name in rules]
         told = {name: rules.pop(name) for name in names}
         self.rule = CutRule(chunk, turn_marks)
@@ -114,7 +114,7 @@ class Machine:
             budget = Budget(int(budget_mb * MB))
             keep_rules = KeepRules(chunk=chunk, **rules)
             self.keeper: Any = KVManager(
-                self._root, self.layers, self.engine.new_cache, budget, keep_rules, courier
+                self._root, self.layers, self.engine.new_cache, budget, keep_rules, disk_thread
             )
         else:
             self.keeper = NullKVManager(self.engine.new_cache)
@@ -129,7 +129,7 @@ class Machine:
                 self.rule.natural,
                 chunk,
                 **told,
-                post=self._posted.put,
+                post=self.posted.put,
             ),
         )
 
@@ -174,7 +174,7 @@ class Machine:
         with mx.stream(generation_stream):
             events = []
             if self.scheduler.is_blocked:
-                self.scheduler.recalled(self._posted.get(timeout=60))
+                self.scheduler.recalled(self.posted.get(timeout=60))
             for event in self.scheduler.step():
                 events.append(event)
                 if isinstance(event, Finished):
@@ -211,7 +211,7 @@ class Machine:
         store.check()
         standing = [slot.joint for slot in slots if slot.is_busy]
         assert sum(joint.pins for joint in store.joints) == len(standing)
-        held = {(extent, slot.number) for slot in slots for extent in slot.backs}
+        held = {(extent, slot.number) for slot in slots for extent in slot.held_extents}
         assert all((e, number) in held for e in store.extents for number in e.holders)
 
 

@@ -61,10 +61,12 @@ def make_kv_manager(
     )
     root = cache_root(loaded, settings, chunk)
     budget = Budget(budget_bytes(settings))
-    return KVManager(root, layers, engine.new_cache, budget, rules, _courier(root, settings))
+    return KVManager(
+        root, layers, engine.new_cache, budget, rules, make_disk_thread(root, settings)
+    )
 
 
-def _courier(root: PrefixHash, settings: Settings) -> DiskThread | None:
+def make_disk_thread(root: PrefixHash, settings: Settings) -> DiskThread | None:
     """Return what carries KV to disk and back; None where nothing may be written.
 
     Raises:
@@ -72,15 +74,15 @@ def _courier(root: PrefixHash, settings: Settings) -> DiskThread | None:
     """
     if not settings.max_kv_size_gb:
         return None
-    if settings.kv_cache_dir.exists():  # else the courier makes it, where the disk lets it
+    if settings.kv_cache_dir.exists():  # else the file store makes it, where the disk lets it
         private_directory(settings.kv_cache_dir.resolve(), "KV_CACHE_DIR")
-    shelf = FileStore(
+    file_store = FileStore(
         settings.kv_cache_dir,
         root,
         settings.max_kv_size_gb * GB,
         settings.kv_disk_write_gb_per_day * GB,
     )
-    return DiskThread(shelf)
+    return DiskThread(file_store)
 
 
 def is_exact(loaded: LoadedModel, settings: Settings) -> bool:

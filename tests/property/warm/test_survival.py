@@ -71,7 +71,7 @@ class Life:
         budget = self.warm.keeper.store.budget
         assert budget.bytes_used <= budget.bytes_max
         assert len(self.warm.keeper.slots) <= self.warm.keeper.rules.slots_max
-        counts = self._workers.shelf.report()["counts"]
+        counts = self._workers.file_store.report()["counts"]
         assert not [name for name in counts if name.startswith("damaged_")], counts
 
     def ask(self) -> None:
@@ -188,8 +188,8 @@ class Life:
 
 def _deliver(warm: Machine) -> None:
     """Have what the disk has read come in now, though nobody waits for it."""
-    while not warm._posted.empty():
-        warm.scheduler.recalled(warm._posted.get_nowait())
+    while not warm.posted.empty():
+        warm.scheduler.recalled(warm.posted.get_nowait())
 
 
 @slow(3)

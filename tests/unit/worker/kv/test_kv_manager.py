@@ -308,9 +308,9 @@ def test_entries_stored_under_another_setting_are_still_read() -> None:
     ids = prompt("qwen3", 300, 100)
     warm.ask(ids, 2)
     warm.ask(prompt("qwen3", 30, 10, seed=4), 2)
-    mover = warm.keeper._mover
+    transfer = warm.keeper.transfer
     for form in (None, QuantFormat(4, 64)):
-        mover._rules = type(mover._rules)(
+        transfer.rules = type(transfer.rules)(
             slots_max=1, chunk=CHUNK, is_exact=False, store_format=form
         )
         assert warm.ask(ids, 2).cached > 350

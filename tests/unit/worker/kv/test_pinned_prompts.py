@@ -9,7 +9,7 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Failed, Prompt, Sampling, Submit, Usage
-from hearth.worker.cache import line_priority, pinned_prompts as module
+from hearth.worker.cache import conversation_priority, pinned_prompts as module
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.pinned_prompts import Pins
@@ -28,7 +28,7 @@ ME, OTHER = "me", "another key"
 @pytest.fixture(autouse=True)
 def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversations that come after another do not count as its sub-agents."""
-    monkeypatch.setattr(line_priority, "SPONSOR_WAIT_S", -1.0)
+    monkeypatch.setattr(conversation_priority, "SPONSOR_WAIT_S", -1.0)
 
 
 def prefill(warm: Machine, ids: list[int], **how: Any) -> Usage:
@@ -59,9 +59,9 @@ def pressed(warm: Machine, count: int = 12) -> None:
 def need_all(warm: Machine) -> None:
     """Have everything go that may."""
     for slot in warm.keeper.slots:
-        warm.keeper._vacate(slot)
+        warm.keeper.give_up(slot)
     budget = warm.keeper.store.budget
-    warm.keeper._mover.evictor.make_room(budget.bytes_max, 1, math.inf, time.monotonic())
+    warm.keeper.transfer.evictor.make_room(budget.bytes_max, 1, math.inf, time.monotonic())
     warm.check()
 
 
@@ -161,7 +161,7 @@ def test_a_pin_has_all_that_its_end_needs_though_there_was_no_room_before(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm, ids = small(name), prompt(name, 150, 150)
-    monkeypatch.setattr(warm.keeper._mover, "_has_room", lambda *_: False)
+    monkeypatch.setattr(warm.keeper.transfer, "has_room_at", lambda *_: False)
     prefill(warm, ids, pin_key=ME)
     monkeypatch.undo()
     need_all(warm)

@@ -1,4 +1,4 @@
-"""How likely a request resumes at a joint: what decides which snapshots and windows are kept.
+"""Rates how likely a request resumes at a joint: it decides which snapshots and windows stay.
 
 A snapshot of a big hybrid is as large as the KV of thousands of tokens, and one is taken at every
 cut. While there is room all stay; under pressure those go first whose loss costs the fewest

@@ -23,7 +23,7 @@ PACKED = {"running_format": QuantFormat(8, 32), "running_from": 100}
 
 
 @pytest.fixture
-def courier(tmp_path: Path) -> Iterator[DiskThread]:
+def disk_thread(tmp_path: Path) -> Iterator[DiskThread]:
     made = DiskThread(FileStore(tmp_path, ROOT, GB, 0))
     yield made
     made.close()
@@ -46,7 +46,7 @@ def tiers(warm: Machine, directory: Path | None = None) -> dict[str, Any]:
             (slot.number, slot.tokens.tolist(), list(slot.trail), slot.used_at)
             for slot in keeper.slots
         ],
-        "lines": [(line.number, line.used_at) for line in keeper._lines._all],
+        "lines": [(line.number, line.used_at) for line in keeper.lines],
         "counts": dict(keeper.counts),
         "disk": keeper.disk_report(),
         "files": sorted(path.name for path in directory.rglob("*")) if directory else [],
@@ -65,31 +65,31 @@ def assert_cold(answer: Answer, cold: Answer) -> None:
 @pytest.mark.parametrize("is_exact", [True, False])
 @pytest.mark.parametrize("name", KINDS)
 def test_no_tier_is_read_or_written(
-    name: str, is_exact: bool, courier: DiskThread, tmp_path: Path
+    name: str, is_exact: bool, disk_thread: DiskThread, tmp_path: Path
 ) -> None:
     warm, cold = (
-        machine(name, is_exact=is_exact, courier=courier),
+        machine(name, is_exact=is_exact, disk_thread=disk_thread),
         machine(name, keeps=False, is_exact=is_exact),
     )
     ids = prompt(name, 150, 100)
     answer = warm.ask(ids)
     warm.work_ahead()
-    assert courier.flush(20)
+    assert disk_thread.flush(20)
     before = tiers(warm, tmp_path)
     assert before["extents"] and before["slots"] and before["files"]
     for asked in (ids, follow(name, ids, answer.tokens, 30), prompt(name, 40, 40, seed=9)):
         assert_cold(warm.ask(asked, is_kept=False), cold.ask(asked))
     assert not warm.scheduler.work_ahead(), "there is nothing to do for them in idle time"
-    assert courier.flush(20)
+    assert disk_thread.flush(20)
     assert tiers(warm, tmp_path) == before
     warm.check()
 
 
-def test_what_is_on_disk_is_not_read(courier: DiskThread) -> None:
+def test_what_is_on_disk_is_not_read(disk_thread: DiskThread) -> None:
     ids = prompt("qwen3", 150, 100)
-    machine("qwen3", courier=courier).ask(ids)
-    assert courier.flush(20)
-    warm = machine("qwen3", courier=courier)
+    machine("qwen3", disk_thread=disk_thread).ask(ids)
+    assert disk_thread.flush(20)
+    warm = machine("qwen3", disk_thread=disk_thread)
     answer = warm.submit(ids, is_kept=False)
     assert answer.request.recall is None
     warm.run()

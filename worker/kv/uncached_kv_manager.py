@@ -1,4 +1,4 @@
-"""What a request runs in that neither finds nor leaves anything."""
+"""Runs requests with `use_kv_cache: false`, which neither find KV in the cache nor leave any."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +12,10 @@ from hearth.worker.kv.live_slots import LiveSlot
 from hearth.worker.kv.null_kv_manager import NullKVManager
 
 
-class UncachedRequest(NullKVManager):
-    """Computes what the keeper would from an empty cache: its slots grow and are packed alike.
+class UncachedKVManager(NullKVManager):
+    """The KV manager of requests that do not use the cache.
 
+    They compute what `KVManager` would from an empty cache: slots grow and are packed alike.
     Owner: the inference thread.
     """
 
@@ -33,6 +34,7 @@ class UncachedRequest(NullKVManager):
         slot, plan = super().open(query, rows)
         self._quantise(slot, 0)
         slot.capacity = self._layers.reserve(slot.cache, rows)
+        assert slot.position == 0 and slot.capacity >= rows, (slot.position, slot.capacity, rows)
         return slot, plan
 
     def commit(self, slot: LiveSlot, tokens: Tokens, name: PrefixHash) -> None:

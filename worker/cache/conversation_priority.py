@@ -1,8 +1,9 @@
-"""Lines: conversations as the cache sees them, and how likely each is to go on.
+"""Ranks lines, which are conversations as the cache sees them, by how likely each goes on.
 
 A request that extends what a line last prefilled continues that line; any other opens one.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hearth.worker.cache.block_hash import PrefixHash
@@ -16,7 +17,10 @@ SPONSOR_WAIT_S = 600.0  # how long a waiting line counts as what the new ones wo
 
 @dataclass(eq=False, slots=True)
 class LinePriority:
-    """One conversation. `sponsor` is the line that was waiting when this one was opened."""
+    """One line. `sponsor` is the line that was waiting when this one was opened.
+
+    Invariant: a sponsor has no sponsor. Owner: the inference thread.
+    """
 
     number: int
     opened_at: float
@@ -24,7 +28,7 @@ class LinePriority:
     turns: int = 1  # prompts on its path, those of the line that it branched from included
     is_running: bool = False
     sponsor: "LinePriority | None" = field(default=None, repr=False)
-    family: str = ""  # of its session; "" where the client tells none
+    family: str = ""  # of its session; "" where the client names none
     is_side: bool = False  # a title or a topic check of its session
     ended_at: float = 0.0  # when a request of its own last ended
     tip: PrefixHash | None = None  # the last cut of its last prompt
@@ -50,11 +54,17 @@ class LinePriority:
 
 
 class LinePriorities:
-    """Opens and continues lines. Owner: the inference thread."""
+    """All lines: opens them, and notes when a request of theirs begins and ends.
+
+    Invariant: no two lines have the same number. Owner: the inference thread.
+    """
 
     def __init__(self) -> None:
         self._all: list[LinePriority] = []
         self._number = 0
+
+    def __iter__(self) -> Iterator[LinePriority]:
+        return iter(self._all)
 
     def open(self, now: float, turns: int, family: str = "", is_side: bool = False) -> LinePriority:
         """Open a line. The one of its family that waits on it, if any, becomes its sponsor.
@@ -78,6 +88,7 @@ class LinePriorities:
         )
         sponsor = latest.sponsor or latest if latest is not None else None
         if sponsor is not None:
+            assert sponsor.sponsor is None, sponsor.number
             sponsor.used_at = now  # it waits for this one from now on
         self._number += 1
         line = LinePriority(
@@ -86,12 +97,13 @@ class LinePriorities:
         self._all.append(line)
         return line
 
-    def proceed(self, line: LinePriority, now: float, turns: int) -> None:
-        """A request goes on with this line."""
+    def begin_turn(self, line: LinePriority, now: float, turns: int) -> None:
+        """Note that a request goes on with this line."""
+        assert not line.is_running, line.number
         line.used_at, line.turns, line.is_running = now, max(turns, line.turns), True
 
-    def rest(self, line: LinePriority, now: float) -> None:
-        """Its request ended."""
+    def end_turn(self, line: LinePriority, now: float) -> None:
+        """Note that its request ended."""
         line.used_at, line.ended_at, line.is_running = now, now, False
 
     def forget(self, kept: set[LinePriority]) -> None:

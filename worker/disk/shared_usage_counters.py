@@ -1,4 +1,4 @@
-"""What all workers of one directory share: a lock, and how much they have written and hold."""
+"""Holds the lock of a KV directory, and the counters of bytes that all its workers share."""
 
 import fcntl
 import json
@@ -13,17 +13,17 @@ from typing import Any, Final
 from hearth.shared.private_directory import make_private
 
 FILE_NAME: Final = ".ledger"
-BYTES: Final = 256  # of the file: always the same ones, so that a full disk still takes them
+FILE_BYTES: Final = 256  # of the file: always the same ones, so that a full disk still takes them
 POLL_S: Final = 0.002
 _INTEGER_MAX: Final = 1 << 62
 
 
 @dataclass(slots=True)
-class DirectoryUsage:
+class UsageCounters:
     """The file's content, while its lock is held. `save` makes changes last.
 
-    `bytes_used` may exceed what is there (a file that somebody removed by hand), never fall short
-    of what workers have put there; a sweep sets it right.
+    Invariant: `bytes_used` may exceed what is there (a file that somebody removed by hand), never
+    fall short of what workers have put there; a sweep sets it right.
     """
 
     day: int = 0  # since the epoch, UTC
@@ -38,15 +38,16 @@ class DirectoryUsage:
             self.day, self.bytes_written = day, 0
 
     def save(self) -> None:
+        assert self.handle >= 0, "counters are saved only under their lock"
         fields = {k: v for k, v in asdict(self).items() if k not in ("handle", "was_damaged")}
-        text = json.dumps(fields).encode().ljust(BYTES - 1) + b"\n"
-        assert len(text) == BYTES
+        text = json.dumps(fields).encode().ljust(FILE_BYTES - 1) + b"\n"
+        assert len(text) == FILE_BYTES, len(text)
         os.pwrite(self.handle, text, 0)
 
 
 @contextmanager
-def locked(directory: Path, wait_s: float) -> Iterator[DirectoryUsage]:
-    """Hold the directory's lock; give its ledger. The system frees it when a process dies.
+def locked_counters(directory: Path, wait_s: float) -> Iterator[UsageCounters]:
+    """Hold the directory's lock; yield its counters. The system frees it when a process dies.
 
     Raises:
         TimeoutError: another worker has held it for `wait_s`.
@@ -56,9 +57,12 @@ def locked(directory: Path, wait_s: float) -> Iterator[DirectoryUsage]:
     handle = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         _lock(handle, wait_s)
-        ledger = _parse(os.pread(handle, BYTES, 0))
-        ledger.handle = handle
-        yield ledger
+        counters = _parse(os.pread(handle, FILE_BYTES, 0))
+        counters.handle = handle
+        try:
+            yield counters
+        finally:
+            counters.handle = -1
     finally:
         os.close(handle)
 
@@ -75,20 +79,20 @@ def _lock(handle: int, wait_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def _parse(text: bytes) -> DirectoryUsage:
+def _parse(text: bytes) -> UsageCounters:
     if not text:
-        return DirectoryUsage()  # a new file
+        return UsageCounters()  # a new file
     try:
         fields: Any = json.loads(text)
         used = fields["bytes_used"]
-        ledger = DirectoryUsage(
+        counters = UsageCounters(
             _count(fields["day"]),
             _count(fields["bytes_written"]),
             None if used is None else _count(used),
         )
     except (ValueError, KeyError, TypeError, RecursionError):
-        return DirectoryUsage(was_damaged=True)
-    return ledger
+        return UsageCounters(was_damaged=True)
+    return counters
 
 
 def _count(value: Any) -> int:
