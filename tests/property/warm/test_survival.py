@@ -96,7 +96,7 @@ class Life:
         (ids,) = self._some(1)
         answer = self.warm.submit(ids, TOKENS_MAX)
         self._run(self._chance.randrange(12))
-        answer.request.ticket.is_cancelled = True
+        answer.request.lease.is_cancelled = True
         self._run()
         assert self._ends[answer.request.request_id] == 1
         again = self.warm.submit(ids, TOKENS_MAX)
@@ -189,7 +189,7 @@ class Life:
 def _deliver(warm: Machine) -> None:
     """Have what the disk has read come in now, though nobody waits for it."""
     while not warm._posted.empty():
-        warm.scheduler.recalled(warm._posted.get_nowait())
+        warm.scheduler.take_recalled(warm._posted.get_nowait())
 
 
 @slow(3)

@@ -11,7 +11,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.load_settings import load_settings
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.setup.kv_setup import _courier
+from hearth.worker.setup.kv_setup import _disk_thread
 from tests.helpers.disk_records import ROOT, record
 
 
@@ -24,7 +24,7 @@ def umask_000() -> Iterator[None]:
 
 def courier_in(directory: Path) -> None:
     """Open `directory` as a worker does that starts, and close it."""
-    courier = _courier(ROOT, load_settings({"KV_CACHE_DIR": str(directory)}, None))
+    courier = _disk_thread(ROOT, load_settings({"KV_CACHE_DIR": str(directory)}, None))
     assert isinstance(courier, DiskThread)
     courier.close()
 

@@ -79,7 +79,7 @@ def test_no_tier_is_read_or_written(
     assert before["extents"] and before["slots"] and before["files"]
     for asked in (ids, follow(name, ids, answer.tokens, 30), prompt(name, 40, 40, seed=9)):
         assert_cold(warm.ask(asked, is_kept=False), cold.ask(asked))
-    assert not warm.scheduler.work_ahead(), "there is nothing to do for them in idle time"
+    assert not warm.scheduler.prefill_idle(), "there is nothing to do for them in idle time"
     assert courier.flush(20)
     assert tiers(warm, tmp_path) == before
     warm.check()
@@ -137,7 +137,7 @@ def test_one_that_is_cancelled_leaves_nothing() -> None:
     before = tiers(warm)
     answer = warm.submit(prompt("qwen3", 300, 100), is_kept=False)
     warm.step()
-    answer.request.ticket.is_cancelled = True
+    answer.request.lease.is_cancelled = True
     warm.run()
     assert answer.reason == "cancelled"
     assert tiers(warm) == before
@@ -169,7 +169,7 @@ def test_apart_from_the_cache_is_apart_from_the_turns(tmp_path: Path) -> None:
 
 def _submitted(desk: Desk, messages: list[Any]) -> Request:
     """Return the request that the prompt thread makes where `messages` are not to be kept."""
-    ticket = ClientLease("apart", b"peer")
-    ticket.lease_until = float("inf")
+    lease = ClientLease("apart", b"peer")
+    lease.lease_until = float("inf")
     named = desk.named(Prompt(messages))
-    return desk.prompter.request(ticket, Submit("apart", named, Sampling(), use_kv_cache=False))
+    return desk.builder.build(lease, Submit("apart", named, Sampling(), use_kv_cache=False))
