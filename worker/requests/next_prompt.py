@@ -28,6 +28,7 @@ def next_prompt(
     It ends where the next message begins. None where the answer's own tokens stand there as they
     were fed, so that the slot holds them, or where the template refuses such a conversation.
     """
+    assert request.slot is None, request.request_id
     visit = request.visit
     if visit is None or visit.said is None:
         return None

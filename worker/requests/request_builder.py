@@ -77,6 +77,7 @@ class RequestBuilder:
 
     def _tokens_max(self, message: Submit, built: BuiltPrompt) -> int:
         """Return how long the answer may be: what was asked for, or what the context has left."""
+        assert len(built.ids) < self._facts.context_tokens, len(built.ids)
         asked = message.sampling.max_tokens or self._default_max_tokens
         return min(asked, self._facts.context_tokens - len(built.ids))
 

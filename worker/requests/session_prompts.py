@@ -75,6 +75,7 @@ class SessionPrompts:
     def explain(self, visit: SessionVisit, built: BuiltPrompt, images: PromptImages) -> None:
         """Find out what the request loses against its own line; note it in its visit."""
         tokens = built.keys
+        assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
         visit.set_prompt(tokens, built.header, built.kept)
         visit.doubtful = built.doubtful
 

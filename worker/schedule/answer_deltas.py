@@ -14,12 +14,6 @@ from hearth.worker.stream.logprobs import describe
 from hearth.worker.stream.token_output import OutputPiece
 
 
-def add_token(request: Request, sampled: SampledToken, vocabulary: Vocabulary) -> OutputPiece:
-    """Append a sampled token to the answer; return what its client may be sent for it."""
-    request.sampled.append(sampled.token_id)
-    return request.output.add(sampled.token_id, _logprob(request, sampled, vocabulary))
-
-
 def piece_deltas(request: Request, piece: OutputPiece) -> Iterator[Delta]:
     """Yield the deltas of a piece; the first one carries the log probabilities that waited."""
     request.logprobs += piece.logprobs
@@ -44,9 +38,10 @@ def _delta(request: Request, part: AnswerPart) -> Delta:
     return Delta(request.request_id, request.seq - 1, part.channel, part.text, logprobs, call)
 
 
-def _logprob(
+def token_logprob(
     request: Request, sampled: SampledToken, vocabulary: Vocabulary
 ) -> TokenLogprob | None:
+    """Return the log probabilities that the client asked for of one token; None if of none."""
     if sampled.logprobs is None:
         return None
     wanted = request.sampling.top_logprobs

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
 
-class Waiting(Protocol):
+class WaitingRequest(Protocol):
     """A request that waits for a slot. Owner: the inference thread."""
 
     @property
@@ -17,7 +17,7 @@ class Waiting(Protocol):
     turn: int  # slots that had been given when it came, or when its asker was given the last one
 
 
-W = TypeVar("W", bound=Waiting)
+W = TypeVar("W", bound=WaitingRequest)
 
 
 def in_turn(waiting: Iterable[W], turn: int) -> Iterator[W]:
@@ -42,7 +42,7 @@ def in_turn(waiting: Iterable[W], turn: int) -> Iterator[W]:
         yield each
 
 
-def give_turn(to: Waiting, waiting: Iterable[Waiting], turn: int) -> int:
+def give_turn(to: WaitingRequest, waiting: Iterable[WaitingRequest], turn: int) -> int:
     """Note that `to` was given a slot, and return how many have been given now."""
     assert to.turn <= turn, (to.turn, turn)
     for each in waiting:

@@ -10,8 +10,8 @@ from hearth.worker.schedule.request_state import Request
 class GenerationWatchdog:
     """Holds the limits in seconds; 0 = none. Owner: the inference thread.
 
-    The clock of a generation starts when its prefill ends, so that a long prompt costs an answer
-    nothing. A request that waits, for a slot, for the disk or for another's prefill, has no clock.
+    The time of a generation starts when its prefill ends, so that a long prompt costs an answer
+    nothing. A request that waits, for a slot, for the disk or for another's prefill, has no times.
     A forward that never returns is not seen here: the supervisor sees that the steps stand still.
     """
 

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from hearth.worker.cache.prefix_search import PrefixQuery
 
 GB: Final = 1024**3
-WARN_SHARE: Final = 0.8  # of a budget; the proxy's hearth_budget_tight tells the same
+WARN_SHARE: Final = 0.8  # of a budget; the proxy's hearth_budget_tight is 1 from there on
 _UNLIMITED: Final = 1 << 62
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class MemoryGuard:
         cold_cost: int,
         is_last: bool,
     ) -> tuple[bool, int]:
-        """Make room for a prompt; say whether there is, and how many bytes it takes.
+        """Free memory for a prompt; say whether there is enough, and how many bytes it takes.
 
         `cost()` is what it takes now, `cold_cost` what it does once nothing is kept of it. That
         goes last, and only where nobody runs whose end would make room (`is_last`). Where what may
@@ -101,7 +101,7 @@ class MemoryGuard:
         return not missing
 
     def refusal(self, prompt_tokens: int, nbytes: int) -> str:
-        """Return what a client is told whose prompt has no room though nobody else runs."""
+        """Return the error text for a prompt that has no room though no other request runs."""
         free = max(0, self.limit - self.used())
         return (
             f"The prompt is {prompt_tokens:,} tokens, whose KV takes {nbytes / GB:.2f} GB, and "

@@ -16,7 +16,7 @@ from hearth.worker.engine.decoder import SampledToken
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.schedule.admission import Admission, rows_of
-from hearth.worker.schedule.answer_deltas import add_token, last_deltas, piece_deltas
+from hearth.worker.schedule.answer_deltas import last_deltas, piece_deltas, token_logprob
 from hearth.worker.schedule.fair_queue import give_turn, in_turn
 from hearth.worker.schedule.idle_prefill import IdlePrefill
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
@@ -354,7 +354,7 @@ class Scheduler:
 
     def _take_token(self, request: Request, sampled: SampledToken) -> Iterator[Up]:
         """Give one sampled token to its request; end it where that token, or its text, says so."""
-        assert request.is_prefilled and request.times is not None, request.request_id
+        assert request.times is not None, request.request_id
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
         request.times.note_token()
@@ -366,7 +366,9 @@ class Scheduler:
             request.end_id = sampled.token_id
             yield from self._finish(request, "stop")
             return
-        piece = add_token(request, sampled, self._vocabulary)
+        request.sampled.append(sampled.token_id)
+        logprob = token_logprob(request, sampled, self._vocabulary)
+        piece = request.output.add(sampled.token_id, logprob)
         yield from piece_deltas(request, piece)
         if piece.stop is not None:
             yield from self._end(request, "stop", piece.stop)

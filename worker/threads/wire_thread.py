@@ -82,7 +82,7 @@ class WireThread:
         self.image_jobs: ImageJobs | None = None  # stays None for a model that takes no images
 
     def run(self, is_stopping: Callable[[], bool]) -> None:
-        """Work until told to stop, or until the supervisor's end of our stdin closes."""
+        """Work until `is_stopping`, or until the supervisor's end of our stdin closes."""
         while not is_stopping():
             for peer, message in self._port.turn(self._wait_s()):
                 self._handle(peer, message)
@@ -194,6 +194,6 @@ class WireThread:
 
 
 def _supervisor_is_gone() -> bool:
-    """Whether stdin reached its end: the supervisor holds the other end while it lives."""
+    """Return whether stdin reached its end: the supervisor holds the other end while it lives."""
     readable, _, _ = select.select([sys.stdin], [], [], 0)
     return bool(readable) and os.read(sys.stdin.fileno(), 4096) == b""

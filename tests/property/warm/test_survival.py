@@ -86,7 +86,7 @@ class Life:
     def apart(self) -> None:
         (ids,) = self._some(1)
         beside = self.warm.submit(self._some(1)[0], TOKENS_MAX)
-        answer = self.warm.submit(ids, TOKENS_MAX, is_kept=False)
+        answer = self.warm.submit(ids, TOKENS_MAX, uses_cache=False)
         self._run()
         self._is_answered(beside, beside.request.ids)
         assert not self._is_answered(answer, ids) or answer.cached == 0

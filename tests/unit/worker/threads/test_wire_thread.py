@@ -196,3 +196,14 @@ def test_counting_is_answered_like_everything_else() -> None:
     desk.hear(Count("n", PROMPT))
     desk.wire.send(Counted("n", 12))
     assert desk.said() == [Counted("n", 12)]
+
+
+def test_a_message_with_images_goes_to_the_image_thread_where_there_is_one() -> None:
+    desk = Desk(open_max=9)
+    shows = Prompt([], images={"digest": b"file"})
+    desk.hear(Submit("text model", shows, Sampling()))
+    desk.wire.image_jobs = image_jobs = queue.SimpleQueue()
+    desk.hear(submit("words"), Submit("image", shows, Sampling()), Count("count", shows))
+    assert [image_jobs.get()[1].request_id for _ in range(2)] == ["image", "count"]
+    assert [desk.jobs.get()[0].request_id for _ in range(2)] == ["text model", "words"]
+    assert image_jobs.empty() and desk.jobs.empty()
