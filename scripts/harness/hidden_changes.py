@@ -166,7 +166,7 @@ class Proof:
         for exchange in session:
             self._prime(exchange)
         for desk in (self.warm, self.cold):
-            desk.prompter._explain = _nothing_lost  # type: ignore[method-assign]
+            desk.prompts.explain = _nothing_lost  # type: ignore[method-assign]
         self.plain = [
             (self._seen(self.warm, exchange.prompt), self._seen(self.cold, exchange.prompt))
             for exchange in session

@@ -35,8 +35,8 @@ def answered(
     while not desk.machine.scheduler.is_idle:
         events += (row for row in desk.machine.step() if isinstance(row, Delta | Finished))
     answer = Scripted(*events, signature=worker_request.signature)
-    ticket = AdmittedRequest(request, "m", answer)
-    return worker_request, asyncio.run(WHOLES[request.dialect](ticket))
+    admitted = AdmittedRequest(request, "m", answer)
+    return worker_request, asyncio.run(WHOLES[request.dialect](admitted))
 
 
 def check_found(desk: Desk, first: Request, body: dict[str, Any], dialect: str) -> None:

@@ -56,7 +56,7 @@ class Shop:
         ids = desk.sessions.new_id
         desk.sessions = make_sessions(desk.settings, CHUNK, directory=self.directory)
         desk.sessions.new_id = ids
-        desk.prompter._sessions = desk.sessions
+        desk.prompts.sessions = desk.sessions
 
     def prompt(self) -> Prompt:
         body = self.client.body()

@@ -1,22 +1,21 @@
-"""What the scheduler needs: something that keeps KV, and what it is told of model and settings."""
+"""Declares the methods by which the scheduler uses a KV manager."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hearth.shared.wire_messages import Usage
 from hearth.worker.cache.block_hash import PrefixHash, Tokens
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.kv.disk_tier import DiskRecall
 from hearth.worker.kv.live_slots import LiveSlot
-from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
-from hearth.worker.schedule.memory_guard import MemoryGuard
-from hearth.worker.schedule.request_state import RecallDone, Request
 
 
 class KVManagerInterface(Protocol):
-    """What keeps KV between requests: `Keeper`, or `NoKeeper`, which never does."""
+    """Hands out live slots and keeps KV between requests.
+
+    `KVManager` keeps it; `NullKVManager` and `UncachedRequest` never do. Owner: the inference
+    thread; no method may be called from elsewhere, and none blocks.
+    """
 
     @property
     def apart(self) -> "KVManagerInterface": ...
@@ -58,25 +57,3 @@ class KVManagerInterface(Protocol):
     def close_spare(self, slot: LiveSlot) -> None: ...
 
     def clear(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerRules:
-    """What the scheduler is told about the model and the settings."""
-
-    slots_max: int  # requests that compute at once
-    natural_cuts: Callable[[Tokens], list[int]]  # of every prompt that begins with some tokens
-    chunk: int = 1 << 40  # tokens; a forward amid an image ends at a multiple of this
-    # Told of each request's end (request, reason, stop string); gives what its client is told.
-    ended: Callable[[Request, Usage, str, str | None], Usage] = lambda _r, usage, _w, _s: usage
-    # Has the inference thread take in what the disk's thread has read.
-    post: Callable[[RecallDone], None] = lambda _: None
-    watchdog: GenerationWatchdog = GenerationWatchdog()
-    memory: MemoryGuard = MemoryGuard()
-
-    def forward_end(self, position: int, cut: int) -> int:
-        """Return where a forward to a prompt's next `cut` ends: there, or amid a long image.
-
-        Idle work asks here too, so that it reads a prompt in the forwards that a request takes.
-        """
-        return min(cut, (position // self.chunk + 1) * self.chunk)
