@@ -17,12 +17,12 @@ from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
 from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.engine.sampler import TokenChoice
-from hearth.worker.prompt.template_marks import end_of_turn_ids, generation_prompt, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, generation_prompt, turn_marks
 from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, Request
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.setup.prompt_setup import make_builder, make_sessions
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from hearth.worker.threads.prompt_thread import PromptFacts, PromptThread
 from scripts.fixtures.fixture_cache import TINY_NAMES
 from scripts.harness.constrained_answers import constrainer_for

@@ -11,10 +11,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from hearth.shared.load_settings import load_settings
 from hearth.shared.wire_messages import Constraints, Sampling
-from hearth.worker.constraint.answer_grammar import AnswerGrammar
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine.sampler import TokenChoice, make_token_choice
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures import checkpoint_files
@@ -31,10 +31,10 @@ def end_ids(tokenizer: Any) -> frozenset[int]:
 
 def constrainer_for(
     family: Family, tokenizer: Any = None, tool_form: str = "native", reader: Any = None
-) -> AnswerGrammar:
+) -> GrammarCompiler:
     """Return a constrainer for a family, or for another tokenizer that thinks as it does."""
     tokenizer = tokenizer or family.tokenizer
-    return AnswerGrammar(
+    return GrammarCompiler(
         tokenizer,
         checkpoint_files.VOCAB_SIZE,
         end_ids(tokenizer),
@@ -112,7 +112,7 @@ def closers(tokenizer: Any) -> frozenset[int]:
 
 
 def walk(
-    constrainer: AnswerGrammar,
+    constrainer: GrammarCompiler,
     constraints: Constraints,
     tools: list[Any],
     opening: str = "",

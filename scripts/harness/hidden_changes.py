@@ -22,7 +22,7 @@ from hearth.worker.cache.resume_planner import SlotView, make_plan
 from hearth.worker.prompt.prompt_builder import BuiltPrompt
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.session_manager import SessionVisit
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
 from scripts.harness.body_mutations import SCHEMAS, Mutation, Where, mutations, reshaped
@@ -66,7 +66,7 @@ THINKING: Final = frozenset(("thinking", "reasoning_content", "summary"))
 def differences(record: AnswerParts, message: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return what of `message` the recorded turn hides, and which rules the rest took.
 
-    Written apart from hearth.worker.sessions.echo_match, whose judgement it checks.
+    Written apart from hearth.worker.sessions.echoed_turn_match, whose judgement it checks.
     """
     hidden, rules = [], []
     thinking = (message.get("reasoning_content") or "").strip()

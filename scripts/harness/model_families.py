@@ -19,9 +19,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.chat_template import Template
-from hearth.worker.prompt.template_probe import TemplateTraits, template_traits
+from hearth.worker.prompt.template_capabilities import TemplateCapabilities, template_capabilities
 from hearth.worker.prompt.tools_as_text import ToolForm, call_text
-from hearth.worker.stream.output_format import AnswerParts, OutputFormat, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, OutputFormat, ToolCall
 from scripts.fixtures import checkpoint_files
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -101,9 +101,9 @@ class Family:
         return OutputFormat(self.tokenizer)
 
     @cached_property
-    def manner(self) -> TemplateTraits:
+    def manner(self) -> TemplateCapabilities:
         """Return what the template takes and shows."""
-        return template_traits(Template(self.tokenizer))
+        return template_capabilities(Template(self.tokenizer))
 
     @property
     def tool_form(self) -> ToolForm:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.worker.stream.tool_calls.argument_types import referred
+from hearth.worker.stream.tool_calls.request_tools import referred
 
 HOPS_MAX: Final = 16  # from one $ref to the next
 CHOICES_DEPTH_MAX: Final = 4  # of choices among choices

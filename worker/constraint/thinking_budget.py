@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.worker.stream import harmony_reader
+from hearth.worker.stream import harmony_parser
 
 log = logging.getLogger(__name__)
 
 CHARACTER_TOKENS_MAX: Final = 3  # that an unfinished character is given to become whole
 TAIL_BYTES: Final = 64  # of the answer that are looked at for a mark; all are shorter
-_CHANNEL: Final = harmony_reader.CHANNEL.encode()
+_CHANNEL: Final = harmony_parser.CHANNEL.encode()
 _HARMONY_END: Final = "<|end|>"
 _HARMONY_CLOSE: Final = (
-    f"{_HARMONY_END}<|start|>assistant{harmony_reader.CHANNEL}"  # another channel
+    f"{_HARMONY_END}<|start|>assistant{harmony_parser.CHANNEL}"  # another channel
 )
 
 
@@ -51,8 +51,8 @@ def think_marks(tokenizer: Any, has_channels: bool, marks: tuple[str, str]) -> T
         return tuple(tokenizer.encode(text, add_special_tokens=False))
 
     if has_channels:
-        again = tokens(harmony_reader.ANALYSIS.removeprefix(harmony_reader.CHANNEL))[0]
-        return ThinkMarks(harmony_reader.ANALYSIS, _HARMONY_END, tokens(_HARMONY_CLOSE), again)
+        again = tokens(harmony_parser.ANALYSIS.removeprefix(harmony_parser.CHANNEL))[0]
+        return ThinkMarks(harmony_parser.ANALYSIS, _HARMONY_END, tokens(_HARMONY_CLOSE), again)
     start, end = marks
     if not start:
         return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.worker.prompt.chat_template import text_of
-from hearth.worker.prompt.template_probe import TemplateTraits
+from hearth.worker.prompt.template_capabilities import TemplateCapabilities
 from hearth.worker.prompt.tools_as_text import ToolForm, call_text, result_text, tool_prompt
 
 Messages = list[dict[str, Any]]
@@ -36,7 +36,7 @@ class AdaptedMessages:
 
 
 def adapted(
-    messages: Messages, tools: list[Any], manner: TemplateTraits, adds_header: bool
+    messages: Messages, tools: list[Any], manner: TemplateCapabilities, adds_header: bool
 ) -> AdaptedMessages:
     """Return the messages and the tools as this template takes them."""
     rows = [(message, at) for at, message in enumerate(messages)]
@@ -106,7 +106,7 @@ def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
 # ---------------------------------------------------------------- one message
 
 
-def _suited(message: dict[str, Any], at: int, manner: TemplateTraits) -> dict[str, Any]:
+def _suited(message: dict[str, Any], at: int, manner: TemplateCapabilities) -> dict[str, Any]:
     """Return message `at` as this template takes it.
 
     A system message behind the first stays where it is, as a user's where the template knows
@@ -123,7 +123,7 @@ def _suited(message: dict[str, Any], at: int, manner: TemplateTraits) -> dict[st
     return message
 
 
-def _suited_result(message: dict[str, Any], manner: TemplateTraits) -> dict[str, Any]:
+def _suited_result(message: dict[str, Any], manner: TemplateCapabilities) -> dict[str, Any]:
     if not manner.shows_results:
         return _told(message, manner)
     if manner.shortens_ids and (given := message.get("tool_call_id")):
@@ -131,12 +131,12 @@ def _suited_result(message: dict[str, Any], manner: TemplateTraits) -> dict[str,
     return message
 
 
-def _told(result: dict[str, Any], manner: TemplateTraits) -> dict[str, Any]:
+def _told(result: dict[str, Any], manner: TemplateCapabilities) -> dict[str, Any]:
     """Return a tool's result as a message of the user's."""
     return {"role": "user", "content": result_text(text_of(result), manner.tool_form)}
 
 
-def _suited_calls(message: dict[str, Any], manner: TemplateTraits) -> dict[str, Any]:
+def _suited_calls(message: dict[str, Any], manner: TemplateCapabilities) -> dict[str, Any]:
     """Return a message with calls as this template takes it.
 
     Mistral's demands call ids of nine letters and digits; harmony's refuses words and thinking
@@ -181,7 +181,7 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_order(
-    rows: Iterable[MessageRow], manner: TemplateTraits, adds_header: bool
+    rows: Iterable[MessageRow], manner: TemplateCapabilities, adds_header: bool
 ) -> list[MessageRow]:
     """Return the messages, none behind one that it may not follow in this template.
 

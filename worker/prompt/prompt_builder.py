@@ -15,7 +15,7 @@ from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_marks import HistoryMarks
+from hearth.worker.prompt.template_turn_tokens import HistoryMarks
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
 from hearth.worker.prompt.tools_as_text import ToolForm
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from hearth.shared.errors import RequestError
 from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.chat_template import Template
-from hearth.worker.prompt.template_probe import EFFORTS, template_traits
+from hearth.worker.prompt.template_capabilities import EFFORTS, template_capabilities
 from hearth.worker.prompt.tools_as_text import ToolForm, markup
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Renderer:
 
     def __init__(self, tokenizer: Any, default_thinking: bool, preserve_thinking: bool) -> None:
         self._template = Template(tokenizer)
-        self._manner = template_traits(self._template)
+        self._manner = template_capabilities(self._template)
         self._default_thinking = default_thinking
         # Templates that know `preserve_thinking` keep the thinking of turns whose tokens are not
         # known too; to others it is one variable more.

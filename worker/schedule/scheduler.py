@@ -34,7 +34,7 @@ from hearth.worker.schedule.wait_estimate import Load, Pace, Work
 from hearth.worker.stream.answer_splitter import AnswerPart
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.logprobs import describe
-from hearth.worker.stream.token_output import OutputPiece
+from hearth.worker.stream.output_processor import OutputPiece
 
 log = logging.getLogger(__name__)
 

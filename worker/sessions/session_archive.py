@@ -19,8 +19,8 @@ from hearth.shared.journal_writer import open_journal_writer
 from hearth.shared.wire_messages import MessageName, Speaker
 from hearth.worker.cache.block_hash import Tokens, common_length
 from hearth.worker.sessions.conversation_lines import PAST_MAX, Line, PromptShape, chains, new_uid
-from hearth.worker.sessions.echo_match import TurnContent
-from hearth.worker.sessions.thinking_healing import healing_key
+from hearth.worker.sessions.echoed_turn_match import TurnContent
+from hearth.worker.sessions.thinking_store import thinking_key
 from hearth.worker.sessions.turn_store import Turn
 
 SCHEMA: Final = 1
@@ -155,7 +155,7 @@ def entries(
     brought: dict[bytes, str] = {}
     for turn in turns:
         if turn.said.reasoning:
-            brought[healing_key(turn.key, turn.place, turn.said)] = turn.said.reasoning
+            brought[thinking_key(turn.key, turn.place, turn.said)] = turn.said.reasoning
         yield ArchiveEntry(turn.made_at, turn=turn)
     for name, text in thinking:
         if brought.get(name) != text:

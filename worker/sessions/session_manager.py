@@ -27,11 +27,11 @@ from hearth.worker.sessions.conversation_lines import (
     shape_of,
 )
 from hearth.worker.sessions.divergence_cause import SLACK, Divergence, not_kept
-from hearth.worker.sessions.echo_match import (
+from hearth.worker.sessions.echoed_turn_match import (
     Known,
     TurnContent,
-    said_of,
     says_the_same,
+    turn_content,
     working_directories,
 )
 from hearth.worker.sessions.session_archive import (
@@ -41,7 +41,7 @@ from hearth.worker.sessions.session_archive import (
     entries,
     state_of,
 )
-from hearth.worker.sessions.thinking_healing import HealingStore, healing_key
+from hearth.worker.sessions.thinking_store import ThinkingStore, thinking_key
 from hearth.worker.sessions.turn_store import Turn, TurnStore
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class SessionManager:
         self._slack = slack
         self._lock = threading.Lock()
         self._turns = TurnStore()
-        self._healing = HealingStore()
+        self._healing = ThinkingStore()
         self._lineage = ConversationLines(rules.lines_max, rules.idle_s)
         self.new_id: Callable[[], str] = _new_id
         self.counts: Counter[str] = Counter(canonical_drift=0, exact_key_rejected_by_model_lcp=0)
@@ -175,11 +175,11 @@ class SessionManager:
         for at, message in enumerate(visit.prompt.messages):
             turn = None
             if message["role"] == "assistant":
-                said, place = said_of(message), visit.place.links[at]
+                said, place = turn_content(message), visit.place.links[at]
                 turn = self._find(visit, at, said, known)
                 reasoning = turn.said.reasoning if turn is not None else said.reasoning
                 if turn is None and not reasoning and visit.states[at] != CHANGED:
-                    reasoning = self._healing.get(healing_key(visit.key, place, said))
+                    reasoning = self._healing.get(thinking_key(visit.key, place, said))
                     visit.healed += bool(reasoning)
                 if reasoning and not said.reasoning:
                     visit.messages[at] = message | {"reasoning_content": reasoning}
@@ -239,7 +239,7 @@ class SessionManager:
             made_at=time.time(),
         )
         self._turns.add(turn)
-        self._healing.put(healing_key(key, place, said), said.reasoning)
+        self._healing.put(thinking_key(key, place, said), said.reasoning)
         return turn
 
     def _write(
@@ -336,7 +336,9 @@ class SessionManager:
         for turn in memory.turns:
             self._turns.add(turn)
             if turn.said.reasoning:
-                self._healing.put(healing_key(turn.key, turn.place, turn.said), turn.said.reasoning)
+                self._healing.put(
+                    thinking_key(turn.key, turn.place, turn.said), turn.said.reasoning
+                )
         for name, thinking in memory.thinking:
             self._healing.put(name, thinking)
         for row in memory.sessions:

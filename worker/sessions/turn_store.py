@@ -2,7 +2,7 @@
 
 A turn is found again by what a client echoes: the ids of its tool calls, the signature of its
 thinking, or its place behind the same messages. Finding is not enough: whoever asks compares what
-the echo says (`hearth.worker.sessions.echo_match`) before the tokens are used.
+the echo says (`hearth.worker.sessions.echoed_turn_match`) before the tokens are used.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hearth.worker.cache.block_hash import Tokens
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 
 TURNS_MAX = 20_000
 PLACE_MAX = 64  # turns behind the same messages: one prompt asked again and again

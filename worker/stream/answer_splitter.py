@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, ReaderSteps
-from hearth.worker.stream.part_writer import AnswerCollector, AnswerPart, AnswerParts, Channel
+from hearth.worker.stream.answer_parts import AnswerCollector, AnswerPart, AnswerParts, Channel
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, ParserSteps
 
 __all__ = ["AnswerPart", "AnswerSplitter", "Channel"]
 
@@ -17,7 +17,7 @@ class AnswerSplitter:
     """
 
     def __init__(
-        self, source: LookaheadBuffer, delivery: AnswerCollector, reading: ReaderSteps[None]
+        self, source: LookaheadBuffer, delivery: AnswerCollector, reading: ParserSteps[None]
     ) -> None:
         """`reading` reads `source` and tells `delivery` what it finds."""
         self._source = source

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 import regex
 
 T = TypeVar("T")
-ReaderSteps = Generator[None, None, T]  # yields while it waits, returns what it found
-PartWriter = Callable[[str], None]
+ParserSteps = Generator[None, None, T]  # yields while it waits, returns what it found
+WriteText = Callable[[str], None]
 
 TRIM_CHARS: Final = 4_096  # of text that was read, before it is let go
 KEEP_CHARS: Final = 256  # of text that was read and can be looked back to: more than any mark has
@@ -87,7 +87,7 @@ class LookaheadBuffer:
         at = self.at - count - 1
         return self._text[at] if at >= 0 else ""
 
-    def peek(self, offset: int = 0) -> ReaderSteps[str]:
+    def peek(self, offset: int = 0) -> ParserSteps[str]:
         """Return the character at `offset`, "" if the text is over before."""
         while self.at + offset >= len(self._text):
             if self.is_over:
@@ -95,7 +95,7 @@ class LookaheadBuffer:
             yield
         return self._text[self.at + offset]
 
-    def starts(self, mark: str, offset: int = 0) -> ReaderSteps[bool]:
+    def starts(self, mark: str, offset: int = 0) -> ParserSteps[bool]:
         """Tell whether `mark` stands at `offset`; an empty one never does."""
         while True:
             start = self.at + offset
@@ -105,7 +105,7 @@ class LookaheadBuffer:
                 return False
             yield
 
-    def run(self, pattern: Any, offset: int = 0) -> ReaderSteps[int]:
+    def run(self, pattern: Any, offset: int = 0) -> ParserSteps[int]:
         """Return the offset behind what `pattern` matches: characters of a class, or escapes."""
         while True:
             end = pattern.match(self._text, self.at + offset).end()
@@ -114,7 +114,7 @@ class LookaheadBuffer:
                 return offset
             yield
 
-    def match(self, pattern: Any, offset: int = 0, is_lenient: bool = False) -> ReaderSteps[Any]:
+    def match(self, pattern: Any, offset: int = 0, is_lenient: bool = False) -> ParserSteps[Any]:
         """Return the match of `pattern` at `offset`, None if there is none.
 
         The alternatives of a pattern must exclude each other. `is_lenient`: the beginning of a
@@ -128,7 +128,7 @@ class LookaheadBuffer:
                 return found
             yield
 
-    def scan(self, marks: Marks, write: PartWriter) -> ReaderSteps[str]:
+    def scan(self, marks: Marks, write: WriteText) -> ParserSteps[str]:
         """Write the text up to the first mark, and return the mark; "" where the text is over.
 
         The mark is read, too.

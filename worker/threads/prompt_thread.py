@@ -24,7 +24,7 @@ from hearth.shared.wire_messages import (
 from hearth.worker.cache.block_hash import PrefixHash, common_length, key_root, prefix_hashes
 from hearth.worker.cache.image_keys import PromptImages, keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.constraint.answer_grammar import AnswerGrammar
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine.sampler import check
 from hearth.worker.prompt.deferred_tools import with_loaded_tools
@@ -38,14 +38,14 @@ from hearth.worker.schedule.request_state import (
     RenderNextPrompt,
     Request,
 )
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.find_divergence import explain
 from hearth.worker.sessions.session_manager import SessionManager, SessionVisit
 from hearth.worker.sessions.turn_store import Turn
 from hearth.worker.stream.answer_splitter import AnswerSplitter
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.output_format import OutputFormat
-from hearth.worker.stream.token_output import TokenOutput
+from hearth.worker.stream.model_output_format import OutputFormat
+from hearth.worker.stream.output_processor import OutputProcessor
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class PromptFacts:
     root: PrefixHash
     opens_thinking: bool  # whether its template's generation prompt does
     reader: OutputFormat  # tells what the model writes
-    constrainer: AnswerGrammar  # holds it to what it has to write
+    constrainer: GrammarCompiler  # holds it to what it has to write
     model_name: str = ""
     # Reads the images of a request, which comes back as Seen; None for a model that takes none.
     look: Look | None = None
@@ -173,7 +173,7 @@ class PromptThread:
             query=self._query(message, built, is_side),
             sampling=message.sampling,
             tokens_max=min(asked, self._facts.context_tokens - len(ids)),
-            output=TokenOutput(
+            output=OutputProcessor(
                 self._vocabulary.detokeniser(),
                 message.sampling.stop,
                 splitter,

@@ -21,7 +21,7 @@ from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.prompt import tokenise
 from hearth.worker.sessions import session_manager
-from hearth.worker.sessions.echo_match import says_the_same
+from hearth.worker.sessions.echoed_turn_match import says_the_same
 from scripts.harness import captured_sessions
 from scripts.harness.body_mutations import WORD, Key, Mutation, leaves, mutations, shortened
 from scripts.harness.captured_sessions import Exchange

@@ -4,19 +4,19 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hearth.worker.stream.answer_parts import AnswerCollector, ToolCall, object_or_text
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, UnreadableOutput
-from hearth.worker.stream.part_writer import AnswerCollector, ToolCall, object_or_text
-from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
 from hearth.worker.stream.tool_calls.lenient_json import json_text
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 
 @dataclass(frozen=True, slots=True)
-class CallDesk:
+class CallContext:
     """What the readers of calls share."""
 
     source: LookaheadBuffer
     delivery: AnswerCollector
-    tools: ArgumentTypes
+    tools: RequestTools
     begins: Callable[[], None]  # is told of each call before it is delivered
     start: str  # the mark in front of calls, "" = there is none
     end: str  # the mark behind them, "" = there is none
@@ -49,7 +49,7 @@ class CallDesk:
 class CallWriter:
     """Writes one call. What it writes goes out when the call is open."""
 
-    def __init__(self, desk: CallDesk) -> None:
+    def __init__(self, desk: CallContext) -> None:
         self.is_open = False
         self._texts: list[str] = []
         self._desk = desk

@@ -5,10 +5,10 @@ from typing import Final
 
 import regex
 
-from hearth.worker.stream.lookahead_buffer import ReaderSteps, UnreadableOutput
-from hearth.worker.stream.part_writer import object_or_text
-from hearth.worker.stream.tool_calls.call_writer import CallDesk, CallWriter
-from hearth.worker.stream.tool_calls.lenient_json import JsonReader, Transcoder
+from hearth.worker.stream.answer_parts import object_or_text
+from hearth.worker.stream.lookahead_buffer import ParserSteps, UnreadableOutput
+from hearth.worker.stream.tool_calls.call_writer import CallContext, CallWriter
+from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser, Transcoder
 
 NAME_CHARS_MAX: Final = 128
 _NAMES: Final = frozenset({"name", "tool_name", "function", "tool"})
@@ -25,7 +25,7 @@ class Trust:
     any_order: bool = True  # also arguments in front of the name
 
 
-def json_calls(desk: CallDesk, trust: Trust) -> ReaderSteps[None]:
+def json_calls(desk: CallContext, trust: Trust) -> ParserSteps[None]:
     """Read the call that begins here, or a list of calls, and those that follow at once.
 
     Raises Unreadable where the next one is none; those before it are delivered.
@@ -34,7 +34,7 @@ def json_calls(desk: CallDesk, trust: Trust) -> ReaderSteps[None]:
     is_list = yield from source.starts("[")
     source.at += is_list
     while True:
-        yield from _Reader(desk, trust, "[{" if is_list else "{").read()
+        yield from _CallObjectParser(desk, trust, "[{" if is_list else "{").read()
         offset = yield from source.run(_SEPARATORS)
         if is_list and (yield from source.starts("]", offset)):
             source.at += offset + 1
@@ -45,12 +45,14 @@ def json_calls(desk: CallDesk, trust: Trust) -> ReaderSteps[None]:
         source.at += offset
 
 
-def named_call(desk: CallDesk, name: str, reader: JsonReader | None = None) -> ReaderSteps[None]:
+def named_call(
+    desk: CallContext, name: str, reader: LenientJsonParser | None = None
+) -> ParserSteps[None]:
     """Read the arguments of the call of `name`: the JSON object that comes here.
 
     Raises Unreadable where it is no call.
     """
-    reader, pen = reader or JsonReader(desk.source, desk.marks), CallWriter(desk)
+    reader, pen = reader or LenientJsonParser(desk.source, desk.marks), CallWriter(desk)
     if not 0 < len(name) <= NAME_CHARS_MAX or (yield from reader.blanks()) != "{":
         raise UnreadableOutput
     if desk.tools.known(name):
@@ -62,20 +64,20 @@ def named_call(desk: CallDesk, name: str, reader: JsonReader | None = None) -> R
         pen.open(name)
 
 
-class _Reader:
+class _CallObjectParser:
     """Reads one call that is an object with a name and arguments."""
 
-    def __init__(self, desk: CallDesk, trust: Trust, outer: str) -> None:
+    def __init__(self, desk: CallContext, trust: Trust, outer: str) -> None:
         """`outer` are the openers up to the call's own brace."""
         self._desk = desk
         self._trust = trust
-        self._json = JsonReader(desk.source, desk.marks)
+        self._json = LenientJsonParser(desk.source, desk.marks)
         self._json.outer = outer
         self._pen = CallWriter(desk)
         self._name = ""
         self._text: str | None = None  # arguments that were given as a text
 
-    def read(self) -> ReaderSteps[None]:
+    def read(self) -> ParserSteps[None]:
         """Read and deliver the call. Raises Unreadable where it is none."""
         if (yield from self._json.blanks()) != "{":
             raise UnreadableOutput
@@ -93,7 +95,7 @@ class _Reader:
                 break
         yield from self._finish(is_closed=not depth)
 
-    def _member(self, key: str) -> ReaderSteps[bool]:
+    def _member(self, key: str) -> ParserSteps[bool]:
         """Read the value of a key, and tell whether it is an object that was only entered."""
         char = yield from self._json.blanks()
         if key in ("function", "tool") and char == "{" and not self._name:
@@ -112,7 +114,7 @@ class _Reader:
             raise UnreadableOutput
         return False
 
-    def _read_name(self) -> ReaderSteps[None]:
+    def _read_name(self) -> ParserSteps[None]:
         texts: list[str] = []
         yield from self._json.value(texts.append)
         row = object_or_text(f'{{"name": {"".join(texts)}}}')
@@ -125,7 +127,7 @@ class _Reader:
         if self._pen.text and self._desk.tools.known(self._name):
             self._pen.open(self._name)
 
-    def _read_arguments(self, char: str) -> ReaderSteps[None]:
+    def _read_arguments(self, char: str) -> ParserSteps[None]:
         if char == "{":
             if self._desk.tools.known(self._name):
                 self._pen.open(self._name)
@@ -138,7 +140,7 @@ class _Reader:
         elif (yield from self._json.word()) != "null":
             raise UnreadableOutput
 
-    def _finish(self, is_closed: bool) -> ReaderSteps[None]:
+    def _finish(self, is_closed: bool) -> ParserSteps[None]:
         """Deliver what is not yet. Raises Unreadable where it is no call."""
         if self._pen.is_open:
             return

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import regex
 
-from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, PartWriter, ReaderSteps
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, ParserSteps, WriteText
 
 _BLANKS: Final = regex.compile(r"\s*+")
 _BLANKS_OR_COMMAS: Final = regex.compile(r"[\s,]*+")
@@ -56,7 +56,7 @@ class _Frame:
     has_bare_keys: bool = False
 
 
-class JsonReader:
+class LenientJsonParser:
     """Reads values from a source and writes them as strict JSON.
 
     `ends` are the marks that end the JSON wherever they stand outside of its strings, and in a
@@ -80,7 +80,7 @@ class JsonReader:
         }
         self._behind_bare = Marks(*',}]{["\n', quote, *self._ends)
 
-    def value(self, write: PartWriter) -> ReaderSteps[bool]:
+    def value(self, write: WriteText) -> ParserSteps[bool]:
         """Write the next value and tell whether it ended by itself.
 
         One that did not is closed, unless the text was cut off in it. Where no value stands,
@@ -97,13 +97,13 @@ class JsonReader:
         self._frames = []
         return is_whole
 
-    def string(self, write: PartWriter) -> ReaderSteps[bool]:
+    def string(self, write: WriteText) -> ParserSteps[bool]:
         """Write what the string says that begins here, and tell whether it was closed."""
         mark = yield from self._opening_quote()
         self._source.at += len(mark)
         return (yield from self._string(mark, write))
 
-    def key(self) -> ReaderSteps[str | None]:
+    def key(self) -> ParserSteps[str | None]:
         """Return the next key of the outer object, None where there is no more.
 
         Its colon is read, too, and so is the brace that closes the object. What is no key is "".
@@ -117,12 +117,12 @@ class JsonReader:
             return None
         return (yield from self._key()) or ""
 
-    def blanks(self) -> ReaderSteps[str]:
+    def blanks(self) -> ParserSteps[str]:
         """Read blanks, and return the character behind them; "" at an end."""
         self._source.at += yield from self._source.run(_BLANKS)
         return (yield from self._peek())
 
-    def word(self) -> ReaderSteps[str]:
+    def word(self) -> ParserSteps[str]:
         """Return as JSON the value without quotes that stands here, "" where none does.
 
         A number, a word of JSON or Python, or else a string.
@@ -135,7 +135,7 @@ class JsonReader:
 
     # ------------------------------------------------------------ one value
 
-    def _begin(self, prefix: str, write: PartWriter) -> ReaderSteps[None]:
+    def _begin(self, prefix: str, write: WriteText) -> ParserSteps[None]:
         """Write the value that begins here, of an object or array only its opener."""
         self._is_unclosed = False
         char = yield from self.blanks()
@@ -157,14 +157,14 @@ class JsonReader:
             if word and not (yield from self._is_cut()):
                 self._member(prefix + word, write)
 
-    def _member(self, text: str, write: PartWriter) -> None:
+    def _member(self, text: str, write: WriteText) -> None:
         if self._frames:
             self._frames[-1].count += 1
         write(text)
 
     # ------------------------------------------------------------ what stands between values
 
-    def _next(self, write: PartWriter) -> ReaderSteps[str | None]:
+    def _next(self, write: WriteText) -> ParserSteps[str | None]:
         """Return what stands in front of the next value; None where there is none.
 
         Objects and arrays that end here are closed.
@@ -187,7 +187,7 @@ class JsonReader:
                     return f'{comma}"{json_text(key)}": '
         return None
 
-    def _close(self, opener: str, write: PartWriter) -> None:
+    def _close(self, opener: str, write: WriteText) -> None:
         """Close what is open up to the last such opener; a closer of nothing is nothing."""
         if all(frame.opener != opener for frame in self._frames):
             return
@@ -197,7 +197,7 @@ class JsonReader:
             if frame.opener == opener:
                 return
 
-    def _key(self) -> ReaderSteps[str | None]:
+    def _key(self) -> ParserSteps[str | None]:
         """Return the key that stands here, with its colon read; None where there is none.
 
         Something is read in either case.
@@ -229,7 +229,7 @@ class JsonReader:
 
     # ------------------------------------------------------------ strings
 
-    def _opening_quote(self) -> ReaderSteps[str]:
+    def _opening_quote(self) -> ParserSteps[str]:
         """Return the quote that stands here, "" if there is none."""
         if self._quote and (yield from self._source.starts(self._quote)):
             return self._quote
@@ -239,7 +239,7 @@ class JsonReader:
                 return quote * 3 if is_long else quote
         return ""
 
-    def _string(self, mark: str, write: PartWriter, is_key: bool = False) -> ReaderSteps[bool]:
+    def _string(self, mark: str, write: WriteText, is_key: bool = False) -> ParserSteps[bool]:
         """Write what a string says up to its closing quote, and tell whether there is one."""
         while True:
             found = yield from self._source.scan(self._in_string[mark], write)
@@ -258,7 +258,7 @@ class JsonReader:
             else:
                 write(mark)
 
-    def _escape(self, write: PartWriter) -> ReaderSteps[None]:
+    def _escape(self, write: WriteText) -> ParserSteps[None]:
         """Write what stands behind a backslash; the backslash itself where that is no escape."""
         char = yield from self._source.peek()
         if char == "u":
@@ -276,7 +276,7 @@ class JsonReader:
         else:
             write("\\")
 
-    def _character(self, code: int) -> ReaderSteps[str]:
+    def _character(self, code: int) -> ParserSteps[str]:
         """Return what an escape stands for, with the one behind it where both make one character.
 
         Half a character alone cannot be written anywhere: U+FFFD stands for it.
@@ -290,7 +290,7 @@ class JsonReader:
                 return chr(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00))
         return "" if code < 0xDC00 and (yield from self._ends_in_escape()) else "\ufffd"
 
-    def _ends_in_escape(self) -> ReaderSteps[bool]:
+    def _ends_in_escape(self) -> ParserSteps[bool]:
         """Tell whether the text was cut off where an escape may stand."""
         if self._source.is_complete:
             return False
@@ -299,7 +299,7 @@ class JsonReader:
             end = yield from self._source.run(_HEXES, 2)
         return not (yield from self._source.peek(end))
 
-    def _is_closing(self, quote: str) -> ReaderSteps[bool]:
+    def _is_closing(self, quote: str) -> ParserSteps[bool]:
         """Tell by what follows whether the quote that was read closes its string."""
         openers = self.outer + "".join(frame.opener for frame in self._frames)
         blanks = yield from self._source.run(_BLANKS)
@@ -322,7 +322,7 @@ class JsonReader:
                 return (yield from self._source.peek(offset)) not in _NEVER_FOLLOW
             offset = yield from self._source.run(_BLANKS, offset)
 
-    def _leads_on(self, quote: str, offset: int) -> ReaderSteps[bool]:
+    def _leads_on(self, quote: str, offset: int) -> ParserSteps[bool]:
         """Tell whether an object goes on behind the comma in front of `offset`."""
         offset = yield from self._source.run(_BLANKS_OR_COMMAS, offset)
         char = yield from self._source.peek(offset)
@@ -334,24 +334,24 @@ class JsonReader:
             return False
         return (yield from self._is_key(_BARE_KEY_AND_COLON, offset))
 
-    def _is_key(self, pattern: Any, offset: int) -> ReaderSteps[bool]:
+    def _is_key(self, pattern: Any, offset: int) -> ParserSteps[bool]:
         """Tell whether a key stands at `offset`, or begins there where the text ends."""
         return bool((yield from self._source.match(pattern, offset, is_lenient=True)))
 
     # ------------------------------------------------------------ ends
 
-    def _peek(self) -> ReaderSteps[str]:
+    def _peek(self) -> ParserSteps[str]:
         """Return the next character, "" at an end."""
         is_end = yield from self._is_end(0)
         return "" if is_end else (yield from self._source.peek())
 
-    def _is_end(self, offset: int) -> ReaderSteps[bool]:
+    def _is_end(self, offset: int) -> ParserSteps[bool]:
         for mark in self._ends:
             if (yield from self._source.starts(mark, offset)):
                 return True
         return False
 
-    def _is_cut(self) -> ReaderSteps[bool]:
+    def _is_cut(self) -> ParserSteps[bool]:
         """Tell whether the text was cut off here, and not ended."""
         if (yield from self._is_end(0)) or (yield from self._source.peek()):
             return False
@@ -364,7 +364,7 @@ class Transcoder:
     def __init__(self) -> None:
         self._source = LookaheadBuffer()
         self._written: list[str] = []
-        self._reading = JsonReader(self._source).value(self._written.append)
+        self._reading = LenientJsonParser(self._source).value(self._written.append)
 
     def feed(self, text: str) -> str:
         """Take the next piece of text and return the JSON that it makes certain."""

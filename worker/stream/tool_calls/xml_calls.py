@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import regex
 
-from hearth.worker.stream.lookahead_buffer import Marks, ReaderSteps, UnreadableOutput
-from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
-from hearth.worker.stream.tool_calls.call_writer import CallDesk, CallWriter
+from hearth.worker.stream.lookahead_buffer import Marks, ParserSteps, UnreadableOutput
+from hearth.worker.stream.tool_calls.call_writer import CallContext, CallWriter
 from hearth.worker.stream.tool_calls.json_calls import named_call
 from hearth.worker.stream.tool_calls.lenient_json import json_text
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from hearth.worker.stream.tool_calls.upstream_parsers import UpstreamParser, calls_in, of_mlx_lm
 
 _BLANKS: Final = regex.compile(r"(?:\s|\\n)*+")  # GLM also spells newlines out
@@ -112,7 +112,7 @@ BARE_FORMS: Final = tuple(
 )
 
 
-def element_call(desk: CallDesk, form: XmlForm, head: Any) -> ReaderSteps[None]:
+def element_call(desk: CallContext, form: XmlForm, head: Any) -> ParserSteps[None]:
     """Read the call that begins with `head`, which was read. Raises Unreadable where it is none."""
     name = head["name"].strip("\"'").strip()
     pen = CallWriter(desk)
@@ -140,7 +140,7 @@ class _Arguments:
     """Reads the arguments of one call."""
 
     def __init__(
-        self, desk: CallDesk, form: XmlForm, head: str, pen: CallWriter, name: str
+        self, desk: CallContext, form: XmlForm, head: str, pen: CallWriter, name: str
     ) -> None:
         self._desk = desk
         self._form = form
@@ -152,7 +152,7 @@ class _Arguments:
         self._ends = Marks(form.closes, form.begins, form.tail, desk.end)
         self._between = Marks(form.begins, form.tail, *desk.marks)
 
-    def read(self) -> ReaderSteps[None]:
+    def read(self) -> ParserSteps[None]:
         """Read all arguments and what ends the call, except for the mark behind calls.
 
         Raises Unreadable where it is no call.
@@ -186,7 +186,7 @@ class _Arguments:
         if mark or self._desk.source.is_complete:
             self._pen.write("}")
 
-    def _argument(self, opened: Any) -> ReaderSteps[bool]:
+    def _argument(self, opened: Any) -> ParserSteps[bool]:
         """Write one argument; False where the text was cut off in it."""
         key = opened["key"].strip().strip("\"'")
         pen = CallWriter(self._desk) if key in self._keys else self._pen  # the first one counts
@@ -206,7 +206,7 @@ class _Arguments:
         value.end(self._head, opened[0].removesuffix(self._form.begins_value))
         return True
 
-    def _is_end(self, mark: str) -> ReaderSteps[bool]:
+    def _is_end(self, mark: str) -> ParserSteps[bool]:
         """Tell by what follows whether a mark that was read ends the argument, or is quoted in it.
 
         The argument's own mark may be missing.
@@ -234,7 +234,7 @@ class _Value:
 
     def __init__(
         self,
-        tools: ArgumentTypes,
+        tools: RequestTools,
         pen: CallWriter,
         form: XmlForm,
         argument: tuple[str, str],

@@ -21,7 +21,7 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache_report import cache_report
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.schedule.request_state import ClientLease, Request
-from hearth.worker.stream.token_output import TokenOutput
+from hearth.worker.stream.output_processor import OutputProcessor
 from hearth.worker.threads.prompt_thread import PromptFacts, PromptThread
 from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine, vocabulary
 from tests.unit.proxy.http.test_app import ask, edge_of
@@ -124,7 +124,7 @@ def submitted(made: Machine, ids: list[int], key: str, guide: TokenMask | None =
         query=PrefixQuery(tokens, cuts, prefix_hashes(root, tokens, cuts), root=root),
         sampling=Sampling(),
         tokens_max=8,
-        output=TokenOutput(vocabulary("qwen3").detokeniser(), []),
+        output=OutputProcessor(vocabulary("qwen3").detokeniser(), []),
         guide=guide,
     )
     return made.enter(request)

@@ -10,7 +10,7 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.answer_grammar import AnswerGrammar
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from scripts.harness.constrained_answers import (
     Walk,
     closers,
@@ -115,7 +115,7 @@ def parser_of(name: str) -> Any:
 
 
 @cache
-def constrainer(name: str) -> AnswerGrammar:
+def constrainer(name: str) -> GrammarCompiler:
     """Return a constrainer for a format: of its family, or in plain text."""
     if name in FAMILY_OF:
         return constrainer_for(family(FAMILY_OF[name]))

@@ -10,7 +10,7 @@ from mlx_lm.tool_parsers import gemma4
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.json_schemas import is_text
-from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from scripts.harness.constrained_answers import constrainer_for, tool, with_parser
 from scripts.harness.model_families import FAMILIES, family
 
@@ -60,7 +60,7 @@ def test_choices_of_choices_are_not_followed_for_ever() -> None:
     root = {"$defs": defs}
     started = time.process_time()
     assert not is_text({"$ref": "#/$defs/d0"}, root)
-    tools = ArgumentTypes([tool("f", {"properties": {"a": {"$ref": "#/$defs/d0"}}, **root})])
+    tools = RequestTools([tool("f", {"properties": {"a": {"$ref": "#/$defs/d0"}}, **root})])
     assert not tools.is_text("f", "a")
     assert time.process_time() - started < SECONDS_MAX
 

@@ -13,11 +13,11 @@ from hearth.shared.load_settings import load_settings
 from hearth.worker.prompt.adapt_messages import NONE
 from hearth.worker.prompt.prompt_builder import PromptContent
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.prompt.tools_as_text import call_text
 from hearth.worker.setup.prompt_setup import make_builder
 from scripts.harness.model_families import TEMPLATES, family
-from tests.unit.worker.prompt.test_template_marks import CHATML, LLAMA, tokenizer_with
+from tests.unit.worker.prompt.test_template_turn_tokens import CHATML, LLAMA, tokenizer_with
 
 Messages = list[dict[str, Any]]
 

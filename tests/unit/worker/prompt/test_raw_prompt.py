@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.shared.load_settings import load_settings
 from hearth.worker.prompt.prompt_builder import PromptBuilder
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_setup import make_builder
 from scripts.harness.model_families import FAMILIES, family
 

@@ -9,7 +9,7 @@ import pytest
 from hearth.shared.wire_messages import Finished, Prompt, Up
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from tests.unit.worker.schedule.test_scheduler import (

@@ -11,7 +11,7 @@ import pytest
 from hearth.shared import journal
 from hearth.worker.sessions import session_archive as module
 from hearth.worker.sessions.conversation_lines import Line
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import ArchiveEntry, LineState, SessionArchive
 from tests.helpers.archive_records import ME, grown, loaded, plain, saved, the_file, turn
 

@@ -15,7 +15,7 @@ from hearth.shared.wire_messages import Prompt, Speaker, Usage
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import conversation_lines, turn_store
 from hearth.worker.sessions.cache_trace_log import TraceLog
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import ArchiveEntry
 from hearth.worker.sessions.session_manager import (
     KEPT,

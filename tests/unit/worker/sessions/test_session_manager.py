@@ -13,7 +13,7 @@ from hearth.shared.wire_messages import Prompt, Speaker, Usage
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import session_manager as module
 from hearth.worker.sessions.cache_trace_log import TraceLog, TraceRow
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_manager import (
     CHANGED,
     DROPPED,

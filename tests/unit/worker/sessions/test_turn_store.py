@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.turn_store import Turn, TurnStore, plain_id
 
 KEY, OTHER_KEY = "key-a", "key-b"

@@ -2,9 +2,9 @@
 
 import pytest
 
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.lookahead_buffer import TRIM_CHARS
-from hearth.worker.stream.part_writer import AnswerParts, ToolCall
-from hearth.worker.stream.think_and_call_reader import REREAD_CHARS_MAX
+from hearth.worker.stream.reasoning_and_tool_parser import REREAD_CHARS_MAX
 from tests.helpers.output_formats import OUTPUTS, joined, outputs, reader, streamed, tool
 
 FILES = sorted(path.stem for path in OUTPUTS.glob("*.jsonl"))

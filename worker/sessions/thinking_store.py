@@ -10,13 +10,13 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 
 ENTRIES_MAX = 2_000
 CHARS_MAX = 32 * 1024 * 1024
 
 
-def healing_key(key: str, place: bytes, said: TurnContent) -> bytes:
+def thinking_key(key: str, place: bytes, said: TurnContent) -> bytes:
     """Return what a turn is known by without its thinking."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (key.encode(), place, *_written([said.content.strip(), said.calls])):
@@ -43,8 +43,8 @@ def _written(value: Any) -> Iterator[bytes]:
             yield json.dumps(int(value) if is_whole else value).encode()
 
 
-class HealingStore:
-    """Thinking by `healing_key`; the least recently used goes first. Under `Sessions`' lock."""
+class ThinkingStore:
+    """Thinking by `thinking_key`; the least recently used goes first. Under `Sessions`' lock."""
 
     def __init__(self, entries_max: int = ENTRIES_MAX, chars_max: int = CHARS_MAX) -> None:
         self._entries_max = entries_max

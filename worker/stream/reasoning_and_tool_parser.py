@@ -5,17 +5,17 @@ from typing import Final
 
 import regex
 
+from hearth.worker.stream.answer_parts import AnswerCollector, ContentWriter, ReasoningWriter
 from hearth.worker.stream.lookahead_buffer import (
     LookaheadBuffer,
     Marks,
-    ReaderSteps,
+    ParserSteps,
     UnreadableOutput,
 )
-from hearth.worker.stream.part_writer import AnswerCollector, ContentWriter, ReasoningWriter
-from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
-from hearth.worker.stream.tool_calls.call_reader import CallFormat, read_calls
-from hearth.worker.stream.tool_calls.call_writer import CallDesk
+from hearth.worker.stream.tool_calls.call_parser import CallFormat, read_calls
+from hearth.worker.stream.tool_calls.call_writer import CallContext
 from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 # Of failed calls in one answer, that are read again as text: a model that repeats itself.
 REREAD_CHARS_MAX: Final = 1_000_000
@@ -37,13 +37,13 @@ class OutputMarks:
 class AnswerContext:
     """What a request says about its answer."""
 
-    tools: ArgumentTypes
+    tools: RequestTools
     is_thinking: bool  # the prompt left a think block open
     may_think: bool  # the model may begin with a think block that nobody opened
     takes_calls: bool
 
 
-class ThinkAndCallReader:
+class ReasoningAndToolParser:
     """Reads one answer. Owner: the inference thread."""
 
     def __init__(
@@ -64,7 +64,7 @@ class ThinkAndCallReader:
         self._reread_chars = 0
         self._may_close = not setting.is_thinking  # a closing mark may be an orphan
 
-    def read(self) -> ReaderSteps[None]:
+    def read(self) -> ParserSteps[None]:
         """Read all of the answer."""
         yield from self._opening()
         dialect = self._dialect
@@ -89,7 +89,7 @@ class ThinkAndCallReader:
 
     # ------------------------------------------------------------ think blocks
 
-    def _opening(self) -> ReaderSteps[None]:
+    def _opening(self) -> ParserSteps[None]:
         """Read the think block that the answer is to begin with."""
         start = self._dialect.think_start
         if not start:
@@ -103,7 +103,7 @@ class ThinkAndCallReader:
         elif self._setting.may_think:
             yield from self._likely_block()
 
-    def _think_block(self) -> ReaderSteps[None]:
+    def _think_block(self) -> ParserSteps[None]:
         """Read a think block behind its mark; one that never closes is all there is."""
         self._may_close = False
         mark = yield from self._source.scan(Marks(self._dialect.think_end), self._reasoning.write)
@@ -111,7 +111,7 @@ class ThinkAndCallReader:
         if mark:
             self._content.begin_answer()
 
-    def _likely_block(self) -> ReaderSteps[None]:
+    def _likely_block(self) -> ParserSteps[None]:
         """Read a think block that nobody opened; a call ends it, too.
 
         An answer without any end of a block was no reasoning after all: it is content as well.
@@ -132,15 +132,15 @@ class ThinkAndCallReader:
         elif not self._source.is_cut:
             self._content.write("".join(texts))
 
-    def _quotes(self) -> ReaderSteps[bool]:
+    def _quotes(self) -> ParserSteps[bool]:
         """Tell whether the mark that was read stands between quotation marks."""
         before = self._source.before(len(self._dialect.think_end))
         return before in ("`", '"', "'") and (yield from self._source.starts(before))
 
     # ------------------------------------------------------------ calls
 
-    def _desk(self, format: CallFormat) -> CallDesk:
-        return CallDesk(
+    def _desk(self, format: CallFormat) -> CallContext:
+        return CallContext(
             self._source,
             self._delivery,
             self._setting.tools,
@@ -154,7 +154,7 @@ class ThinkAndCallReader:
         self._may_close = False
         self._content.begin_call()
 
-    def _calls(self, format: CallFormat) -> ReaderSteps[None]:
+    def _calls(self, format: CallFormat) -> ParserSteps[None]:
         """Read the calls behind a mark that was read; what is none is content as written."""
         count = self._call_count
         self._source.hold(back=len(format.start))
@@ -172,7 +172,7 @@ class ThinkAndCallReader:
         if self._reread_chars > REREAD_CHARS_MAX:
             self._formats = {}
 
-    def _bare_calls(self) -> ReaderSteps[bool]:
+    def _bare_calls(self) -> ParserSteps[bool]:
         """Read calls in JSON that nothing marks, where the answer begins; False if there are none.
 
         Only of tools of the request: any other object is an answer. They may stand in a fence.

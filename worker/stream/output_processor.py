@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from hearth.shared.wire_messages import TokenLogprob
 from hearth.worker.stream.answer_splitter import AnswerPart, AnswerSplitter, Channel
 from hearth.worker.stream.detokenise import Detokeniser
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from hearth.worker.stream.stop_strings import StopMatcher
 
 
@@ -19,7 +19,7 @@ class OutputPiece:
     stop: str | None = None
 
 
-class TokenOutput:
+class OutputProcessor:
     """Turns tokens into pieces; all pieces together are the answer, cut before a stop string.
 
     A token's log probability travels with the piece that brings its text, so a token that is

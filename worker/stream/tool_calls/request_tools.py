@@ -21,7 +21,7 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
-class ArgumentTypes:
+class RequestTools:
     """The tools of one request, in OpenAI's shape; what has another shape is no tool."""
 
     def __init__(self, tools: Iterable[Any]) -> None:

@@ -17,8 +17,8 @@ from hearth.worker.constraint.json_schemas import ToolSchema, fault, tool_of
 from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, TEXT, Expression, Lark
 from hearth.worker.constraint.thinking_budget import ThinkingBudget, think_marks
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.stream import harmony_reader
-from hearth.worker.stream.output_format import OutputFormat
+from hearth.worker.stream import harmony_parser
+from hearth.worker.stream.model_output_format import OutputFormat
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _SILENT: Final = 0  # llguidance's log level: above it the answer is quoted on s
 ANY_OBJECT: Final = {"type": "object"}
 
 
-class AnswerGrammar:
+class GrammarCompiler:
     """Makes guides for one model's answers. Owner: the prompt thread."""
 
     def __init__(
@@ -52,7 +52,7 @@ class AnswerGrammar:
         self._end_ids = end_ids
         self._is_thinking_open = reader.is_thinking_open
         self._token_bytes = token_bytes
-        self._has_channels = tokenizer.get_vocab().keys() >= harmony_reader.MARKS
+        self._has_channels = tokenizer.get_vocab().keys() >= harmony_parser.MARKS
         self._format = call_grammar(tokenizer, tool_form)
         self._thinking = think_marks(tokenizer, self._has_channels, reader.think_marks)
         self._marks = _marks(tokenizer, reader.think_marks)

@@ -2,18 +2,18 @@
 
 from typing import Any, Final
 
-from hearth.worker.stream import harmony_reader
+from hearth.worker.stream import harmony_parser
+from hearth.worker.stream.answer_parts import AnswerCollector, AnswerParts, ToolCall
 from hearth.worker.stream.answer_splitter import AnswerSplitter
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
-from hearth.worker.stream.part_writer import AnswerCollector, AnswerParts, ToolCall
-from hearth.worker.stream.think_and_call_reader import (
+from hearth.worker.stream.reasoning_and_tool_parser import (
     AnswerContext,
     OutputMarks,
-    ThinkAndCallReader,
+    ReasoningAndToolParser,
 )
-from hearth.worker.stream.tool_calls import call_reader, upstream_parsers
-from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
-from hearth.worker.stream.tool_calls.call_reader import CallFormat
+from hearth.worker.stream.tool_calls import call_parser, upstream_parsers
+from hearth.worker.stream.tool_calls.call_parser import CallFormat
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 __all__ = ["AnswerParts", "OutputFormat", "ToolCall", "template_of"]
 
@@ -37,7 +37,7 @@ class OutputFormat:
     def __init__(self, tokenizer: Any) -> None:
         """Take mlx-lm's TokenizerWrapper."""
         vocabulary = tokenizer.get_vocab().keys()
-        self._has_channels = vocabulary >= harmony_reader.MARKS
+        self._has_channels = vocabulary >= harmony_parser.MARKS
         self._is_glm = _GLM in vocabulary
         start, end = tokenizer.think_start or "", tokenizer.think_end or ""
         for marks in _THINK_MARKS:
@@ -59,7 +59,7 @@ class OutputFormat:
         `prompt_tail` is what the template writes behind the last message, nothing of a message.
         """
         if self._has_channels:
-            return prompt_tail.endswith(harmony_reader.ANALYSIS)
+            return prompt_tail.endswith(harmony_parser.ANALYSIS)
         start, end = self.think_marks
         return bool(start) and prompt_tail.rfind(start) > prompt_tail.rfind(end)
 
@@ -93,12 +93,12 @@ class OutputFormat:
         call are content only between text and text: those in front of the call, or where there are
         none, those behind it.
         """
-        source, delivery, known = LookaheadBuffer(), AnswerCollector(), ArgumentTypes(tools)
+        source, delivery, known = LookaheadBuffer(), AnswerCollector(), RequestTools(tools)
         if self._has_channels:
-            harmonic = harmony_reader.HarmonyReader(source, delivery, known, takes_calls)
+            harmonic = harmony_parser.HarmonyParser(source, delivery, known, takes_calls)
             return AnswerSplitter(source, delivery, harmonic.read(is_thinking))
         setting = AnswerContext(known, is_thinking, may_think, takes_calls)
-        answer = ThinkAndCallReader(self._dialect, setting, source, delivery)
+        answer = ReasoningAndToolParser(self._dialect, setting, source, delivery)
         return AnswerSplitter(source, delivery, answer.read())
 
     def read(self, text: str, is_thinking: bool, tools: list[Any]) -> AnswerParts:
@@ -113,12 +113,12 @@ def _formats(tokenizer: Any) -> tuple[CallFormat, ...]:
     """Return the formats of calls: the template's own, and those of models that leave theirs."""
     own = _own_format(tokenizer)
     found = {} if own is None else {own.start: own}
-    if own and own.start == call_reader.KIMI:
-        found[call_reader.KIMI_CALL] = CallFormat(call_reader.KIMI_CALL, own.end, own.parser)
+    if own and own.start == call_parser.KIMI:
+        found[call_parser.KIMI_CALL] = CallFormat(call_parser.KIMI_CALL, own.end, own.parser)
     if own is None:
-        found[call_reader.TOOL_CODE] = CallFormat(call_reader.TOOL_CODE)
-    if call_reader.PYTHON_TAG in tokenizer.get_vocab():
-        found[call_reader.PYTHON_TAG] = CallFormat(call_reader.PYTHON_TAG)
+        found[call_parser.TOOL_CODE] = CallFormat(call_parser.TOOL_CODE)
+    if call_parser.PYTHON_TAG in tokenizer.get_vocab():
+        found[call_parser.PYTHON_TAG] = CallFormat(call_parser.PYTHON_TAG)
     for start in ("<tool_call>", "<function="):
         found.setdefault(start, CallFormat(start, "</tool_call>"))
     return tuple(found.values())

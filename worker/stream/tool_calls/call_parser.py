@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import regex
 
-from hearth.worker.stream.lookahead_buffer import Marks, ReaderSteps, UnreadableOutput
-from hearth.worker.stream.part_writer import ToolCall
-from hearth.worker.stream.tool_calls.call_writer import CallDesk
+from hearth.worker.stream.answer_parts import ToolCall
+from hearth.worker.stream.lookahead_buffer import Marks, ParserSteps, UnreadableOutput
+from hearth.worker.stream.tool_calls.call_writer import CallContext
 from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls, named_call
-from hearth.worker.stream.tool_calls.lenient_json import JsonReader
+from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser
 from hearth.worker.stream.tool_calls.upstream_parsers import (
     UpstreamParser,
     calls_in,
@@ -55,7 +55,7 @@ class CallFormat:
     parser: UpstreamParser | None = None  # None: only of tools of the request, of any form
 
 
-def read_calls(desk: CallDesk, parser: UpstreamParser | None) -> ReaderSteps[None]:
+def read_calls(desk: CallContext, parser: UpstreamParser | None) -> ParserSteps[None]:
     """Read the calls behind the mark that was read, and the mark behind them.
 
     `parser` is the template's own where the mark is. Raises Unreadable where the next call is
@@ -75,7 +75,7 @@ def read_calls(desk: CallDesk, parser: UpstreamParser | None) -> ReaderSteps[Non
         yield from _section(desk, parser)
 
 
-def _section(desk: CallDesk, parser: UpstreamParser | None) -> ReaderSteps[None]:
+def _section(desk: CallContext, parser: UpstreamParser | None) -> ParserSteps[None]:
     """Read calls up to their end mark, or to where it is missing."""
     source = desk.source
     while True:
@@ -96,7 +96,7 @@ def _section(desk: CallDesk, parser: UpstreamParser | None) -> ReaderSteps[None]
         source.at += offset
 
 
-def _one(desk: CallDesk, parser: UpstreamParser | None) -> ReaderSteps[None]:
+def _one(desk: CallContext, parser: UpstreamParser | None) -> ParserSteps[None]:
     """Read what is one call in most forms, without the mark behind it."""
     source = desk.source
     fence = yield from source.match(_FENCE)
@@ -115,7 +115,7 @@ def _one(desk: CallDesk, parser: UpstreamParser | None) -> ReaderSteps[None]:
     head = yield from source.match(_GEMMA)
     if head:
         source.at += len(head[0])
-        reader = JsonReader(source, desk.marks, _QUOTES.get(desk.start, ""))
+        reader = LenientJsonParser(source, desk.marks, _QUOTES.get(desk.start, ""))
         yield from named_call(desk, head["name"], reader)
         return
     for form in BARE_FORMS:
@@ -126,21 +126,21 @@ def _one(desk: CallDesk, parser: UpstreamParser | None) -> ReaderSteps[None]:
     yield from _block(desk, parser)
 
 
-def _is_list(desk: CallDesk) -> ReaderSteps[bool]:
+def _is_list(desk: CallContext) -> ParserSteps[bool]:
     offset = yield from desk.source.run(_BLANKS, 1)
     return (yield from desk.source.starts("{", offset))
 
 
 def _element(
-    desk: CallDesk, form: XmlForm, head: Any, parser: UpstreamParser | None
-) -> ReaderSteps[None]:
+    desk: CallContext, form: XmlForm, head: Any, parser: UpstreamParser | None
+) -> ParserSteps[None]:
     if parser is None and not desk.tools.known(head["name"].strip("\"'")):
         raise UnreadableOutput
     desk.source.at += len(head[0])
     yield from element_call(desk, form, head)
 
 
-def _is_bare_head(desk: CallDesk, form: XmlForm, head: Any) -> ReaderSteps[bool]:
+def _is_bare_head(desk: CallContext, form: XmlForm, head: Any) -> ParserSteps[bool]:
     """Tell whether a name that stands alone begins a call: nearly any text begins with one."""
     offset = yield from desk.source.run(_BLANKS, len(head[0]))
     if (yield from desk.source.starts(form.begins, offset)):
@@ -153,7 +153,7 @@ def _is_bare_head(desk: CallDesk, form: XmlForm, head: Any) -> ReaderSteps[bool]
     return not (yield from desk.source.peek(offset)) and desk.source.is_complete
 
 
-def _block(desk: CallDesk, parser: UpstreamParser | None) -> ReaderSteps[None]:
+def _block(desk: CallContext, parser: UpstreamParser | None) -> ParserSteps[None]:
     """Read calls that only a parser can read, once they are whole."""
     source = desk.source
     is_other = parser is not None and not parser.__module__.startswith("mlx_lm.tool_parsers.")
@@ -181,7 +181,7 @@ def _block(desk: CallDesk, parser: UpstreamParser | None) -> ReaderSteps[None]:
     desk.deliver_all(calls)
 
 
-def _plain(call: ToolCall, desk: CallDesk) -> ToolCall:
+def _plain(call: ToolCall, desk: CallContext) -> ToolCall:
     """Return a call with the text that glm47's parser could not make arguments of."""
     given = call.arguments
     is_raw = isinstance(given, dict) and [*given] == ["raw"]
@@ -191,7 +191,7 @@ def _plain(call: ToolCall, desk: CallDesk) -> ToolCall:
     return ToolCall(call.name, str(given["raw"]))
 
 
-def _mistral(desk: CallDesk) -> ReaderSteps[None]:
+def _mistral(desk: CallContext) -> ParserSteps[None]:
     """Read a list, or names with arguments behind them; there is no end mark."""
     source = desk.source
     source.at += yield from source.run(_BLANKS)
@@ -211,7 +211,7 @@ def _mistral(desk: CallDesk) -> ReaderSteps[None]:
     raise UnreadableOutput
 
 
-def _kimi(desk: CallDesk, section_end: str) -> ReaderSteps[None]:
+def _kimi(desk: CallContext, section_end: str) -> ParserSteps[None]:
     """Read the calls of a section, each between marks of its own."""
     source = desk.source
     while True:
@@ -235,7 +235,7 @@ def _kimi(desk: CallDesk, section_end: str) -> ReaderSteps[None]:
         source.at += offset
 
 
-def _code(desk: CallDesk) -> ReaderSteps[None]:
+def _code(desk: CallContext) -> ParserSteps[None]:
     """Read a fenced block of Python that is nothing but calls."""
     texts: list[str] = []
     for _ in range(FENCES_MAX):
@@ -253,7 +253,7 @@ def _code(desk: CallDesk) -> ReaderSteps[None]:
     raise UnreadableOutput
 
 
-def _tagged(desk: CallDesk) -> ReaderSteps[None]:
+def _tagged(desk: CallContext) -> ParserSteps[None]:
     """Read what Llama writes behind its tag: JSON, or Python up to the end."""
     source = desk.source
     source.at += yield from source.run(_BLANKS)

@@ -14,7 +14,7 @@ from hearth.worker.engine.model_loader import POCKET_DIR
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.prompt_builder import PromptBuilder, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_setup import make_builder
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.answer_grammar import COMPILED_MAX, AnswerGrammar
+from hearth.worker.constraint.grammar_compiler import COMPILED_MAX, GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
 from scripts.fixtures import checkpoint_files
 from scripts.harness.constrained_answers import Walk, constrainer_for, end_ids, tool, walk
@@ -241,7 +241,7 @@ def test_a_tokenizer_that_llguidance_cannot_read_is_a_refusal() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(base.tokenizer, name)
 
-    found = AnswerGrammar(Slow(), 10, end_ids(base.tokenizer), base.reader, lambda _: b"")
+    found = GrammarCompiler(Slow(), 10, end_ids(base.tokenizer), base.reader, lambda _: b"")
     with pytest.raises(RequestError, match="its tokenizer cannot be read"):
         found.guide(JSON, [], "", 0)
 

@@ -80,7 +80,7 @@ class Known:
     schemas: Mapping[str, dict[str, Any]]  # tool name -> JSON schema of its parameters
 
 
-def said_of(message: dict[str, Any]) -> TurnContent:
+def turn_content(message: dict[str, Any]) -> TurnContent:
     """Return what `message` says, an assistant's of `wire.Prompt`."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     return TurnContent(

@@ -13,10 +13,10 @@ from typing import Final
 
 import regex
 
-from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, PartWriter, ReaderSteps
-from hearth.worker.stream.part_writer import AnswerCollector, Channel
-from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
+from hearth.worker.stream.answer_parts import AnswerCollector, Channel
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, ParserSteps, WriteText
 from hearth.worker.stream.tool_calls.lenient_json import Transcoder, json_text
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 CHANNEL: Final = "<|channel|>"
 MESSAGE: Final = "<|message|>"
@@ -35,7 +35,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _NOT_FUNCTIONS = frozenset({"user", "assistant", "all"})  # whom a message may be for
 
 
-class HarmonyReader:
+class HarmonyParser:
     """Reads one answer: text outside of any message is content, as of a model that left the format.
 
     A header whose message never begins is nothing. Messages of one kind stand on lines of their
@@ -46,7 +46,7 @@ class HarmonyReader:
         self,
         source: LookaheadBuffer,
         delivery: AnswerCollector,
-        tools: ArgumentTypes,
+        tools: RequestTools,
         takes_calls: bool,
     ) -> None:
         self._source = source
@@ -55,7 +55,7 @@ class HarmonyReader:
         self._takes_calls = takes_calls
         self._spoken: set[Channel] = set()  # channels that have text
 
-    def read(self, is_thinking: bool) -> ReaderSteps[None]:
+    def read(self, is_thinking: bool) -> ParserSteps[None]:
         """Read all of the answer; `is_thinking`: the prompt has begun the analysis."""
         mark = (yield from self._text("reasoning")) if is_thinking else ""
         while True:
@@ -66,7 +66,7 @@ class HarmonyReader:
             if not mark:
                 return
 
-    def _is_header(self) -> ReaderSteps[bool]:
+    def _is_header(self) -> ParserSteps[bool]:
         """Tell whether a header stands here though no mark has begun it."""
         self._skipped = yield from self._source.run(_BLANKS)
         for beginning in _HEADER_BEGINS:
@@ -74,7 +74,7 @@ class HarmonyReader:
                 return True
         return not (yield from self._source.peek(self._skipped))
 
-    def _message(self) -> ReaderSteps[str]:
+    def _message(self) -> ParserSteps[str]:
         """Read a message from its header on, and return the mark behind it."""
         texts: list[str] = []
         mark = yield from self._source.scan(_HEADER_ENDS, texts.append)
@@ -87,7 +87,7 @@ class HarmonyReader:
         is_analysis = _channel(header) == "analysis"
         return (yield from self._text("reasoning" if is_analysis else "content"))
 
-    def _text(self, channel: Channel) -> ReaderSteps[str]:
+    def _text(self, channel: Channel) -> ParserSteps[str]:
         """Deliver the text of a message, and return the mark behind it."""
         is_first = True
 
@@ -100,7 +100,7 @@ class HarmonyReader:
 
         return (yield from self._source.scan(_BODY_ENDS, write))
 
-    def _call(self, name: str) -> ReaderSteps[str]:
+    def _call(self, name: str) -> ParserSteps[str]:
         """Deliver the call of `name`, and return the mark behind it."""
         name = self._tools.known(name) or name
         arguments = _Arguments(self._delivery, name, self._tools.sole_text(name))
@@ -121,7 +121,7 @@ class _Arguments:
         self._sole = sole
         self._json: Transcoder | None = None
         self._text = ""  # that was not yet delivered
-        self._write: PartWriter | None = None  # takes text, once it is clear what it is
+        self._write: WriteText | None = None  # takes text, once it is clear what it is
 
     def write(self, text: str) -> None:
         """Take the next piece of the message."""
