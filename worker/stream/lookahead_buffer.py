@@ -1,6 +1,6 @@
-"""Text that arrives in pieces, for readers that wait where they cannot decide yet.
+"""Buffers text that arrives in pieces, for parsers that wait where they cannot decide yet.
 
-A reader is a generator: it yields where it needs more text, so what it makes of a text is the
+A parser is a generator: it yields where it needs more text, so what it makes of a text is the
 same however the text was cut. Offsets count from `LookaheadBuffer.at`, which stays where it is
 while a method waits.
 """
@@ -19,11 +19,11 @@ KEEP_CHARS: Final = 256  # of text that was read and can be looked back to: more
 
 
 class UnreadableOutput(Exception):
-    """What was taken for a call is none."""
+    """The text that was taken for a call is none."""
 
 
 class Marks:
-    """Strings to look for; of two at one place the longer one counts."""
+    """A set of strings to search for; of two at one place the longer one counts. Immutable."""
 
     def __init__(self, *marks: str) -> None:
         longest_first = sorted(set(filter(None, marks)), key=len, reverse=True)
@@ -46,7 +46,10 @@ class Marks:
 
 
 class LookaheadBuffer:
-    """The text of one answer, as far as it has come. Owner: the inference thread."""
+    """The text of one answer, as far as it has come. Owner: the inference thread.
+
+    Invariant: `0 <= at <= len(text)`, and what is held begins at or before `at`.
+    """
 
     def __init__(self) -> None:
         self.at = 0  # what stands before it was read
@@ -54,31 +57,35 @@ class LookaheadBuffer:
         self.is_complete = False  # it is over because the model ended its turn
         self.is_cut = False  # it is over because it may not be longer
         self._text = ""
-        self._held: int | None = None  # what begins here may have to be read again
+        self._held: int | None = None  # the text from here on may have to be read again
 
     def add(self, text: str) -> None:
         """Append the next piece."""
+        assert not self.is_over
         if self._held is None and self.at > TRIM_CHARS:
             self._text, self.at = self._text[self.at - KEEP_CHARS :], KEEP_CHARS
         self._text += text
 
     def finish(self, is_complete: bool, is_stopped: bool = False) -> None:
-        """No more text will come; `is_stopped`: because the client's stop string came."""
+        """Take it that no more text comes; `is_stopped`: because the client's stop string came."""
+        assert not self.is_over
         self.is_over, self.is_complete = True, is_complete
         self.is_cut = not (is_complete or is_stopped)
 
     def hold(self, back: int = 0) -> None:
         """Keep the text from `back` characters before here, so that `rewind` can return to it."""
         self._held = self.at - back
+        assert 0 <= self._held <= self.at, (self._held, self.at, back)
 
     def release(self) -> None:
-        """Whatever was read is read for good."""
+        """Let go what is held: what was read is not read again."""
         self._held = None
 
     def rewind(self) -> int:
-        """Return to what is held, and tell how many characters will be read again."""
+        """Go back to the held text, and return how many characters will be read again."""
         assert self._held is not None
         count = self.at - self._held
+        assert count >= 0, (self._held, self.at)
         self.at, self._held = self._held, None
         return count
 

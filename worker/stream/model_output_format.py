@@ -1,4 +1,4 @@
-"""What one model writes: finds its marks, and makes what takes its answers apart by them."""
+"""Finds the marks that one model writes, and makes the splitter for its answers."""
 
 from typing import Any, Final
 
@@ -7,7 +7,7 @@ from hearth.worker.stream.answer_parts import AnswerCollector, AnswerParts, Tool
 from hearth.worker.stream.answer_splitter import AnswerSplitter
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
 from hearth.worker.stream.reasoning_and_tool_parser import (
-    AnswerContext,
+    AnswerOptions,
     OutputMarks,
     ReasoningAndToolParser,
 )
@@ -29,7 +29,7 @@ _GLM: Final = "[gMASK]"  # GLM's vocabulary has it: its models may not open what
 
 
 class OutputFormat:
-    """Takes apart what one model writes, by the marks that mlx-lm finds for its tokenizer.
+    """The format of one model's answers: the marks that mlx-lm finds for its tokenizer.
 
     Immutable: any thread may use it, also several at once.
     """
@@ -44,14 +44,14 @@ class OutputFormat:
             if not start and vocabulary >= set(marks):
                 start, end = marks
         dropped = tuple(mark for mark in _RESPONSE_MARKS if mark in vocabulary)
-        self._dialect = OutputMarks(
+        self._marks = OutputMarks(
             start, end, _formats(tokenizer), (*tokenizer.structural_markers, *dropped)
         )
 
     @property
     def think_marks(self) -> tuple[str, str]:
-        """What opens and closes a think block; ("", "") where the model writes none."""
-        return self._dialect.think_start, self._dialect.think_end
+        """The marks around a think block; ("", "") where the model writes none."""
+        return self._marks.think_start, self._marks.think_end
 
     def is_thinking_open(self, prompt_tail: str) -> bool:
         """Tell whether a generation prompt leaves a think block open.
@@ -77,10 +77,10 @@ class OutputFormat:
         takes_calls: bool = True,
         may_think: bool = False,
     ) -> AnswerSplitter:
-        """Return what takes one answer apart while it is generated.
+        """Return the splitter of one answer.
 
-        `is_thinking` and `may_think` are what the methods of these names say of the prompt.
-        `tools` are the request's, in OpenAI's shape; they tell the types of arguments that a format
+        `is_thinking` is `is_thinking_open` of the prompt, `may_think` the method of that name.
+        `tools` are the request's, in OpenAI's shape; they have the types of arguments that a format
         writes as plain text. Without `takes_calls` the marks of calls are content.
 
         Reasoning is the think block that the text begins with, or that follows a call: with its
@@ -93,13 +93,13 @@ class OutputFormat:
         call are content only between text and text: those in front of the call, or where there are
         none, those behind it.
         """
-        source, delivery, known = LookaheadBuffer(), AnswerCollector(), RequestTools(tools)
+        buffer, collector, known = LookaheadBuffer(), AnswerCollector(), RequestTools(tools)
         if self._has_channels:
-            harmonic = harmony_parser.HarmonyParser(source, delivery, known, takes_calls)
-            return AnswerSplitter(source, delivery, harmonic.read(is_thinking))
-        setting = AnswerContext(known, is_thinking, may_think, takes_calls)
-        answer = ReasoningAndToolParser(self._dialect, setting, source, delivery)
-        return AnswerSplitter(source, delivery, answer.read())
+            harmony = harmony_parser.HarmonyParser(buffer, collector, known, takes_calls)
+            return AnswerSplitter(buffer, collector, harmony.read(is_thinking))
+        options = AnswerOptions(known, is_thinking, may_think, takes_calls)
+        parser = ReasoningAndToolParser(self._marks, options, buffer, collector)
+        return AnswerSplitter(buffer, collector, parser.read())
 
     def read(self, text: str, is_thinking: bool, tools: list[Any]) -> AnswerParts:
         """Return the parts of a complete generated text, without its end-of-turn token."""

@@ -1,4 +1,4 @@
-"""Calls behind a mark, in whatever form the model writes them there."""
+"""Parses the calls behind a mark, in whatever form the model writes them there."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -48,204 +48,205 @@ _PYTHON_LIST: Final = regex.compile(r"\[\s*+[\w.-]++\s*+\(")
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """The calls that a model writes between two marks."""
+    """The marks around a model's calls, and the parser for what stands between. Immutable."""
 
     start: str
     end: str = ""
     parser: UpstreamParser | None = None  # None: only of tools of the request, of any form
 
 
-def read_calls(desk: CallContext, parser: UpstreamParser | None) -> ParserSteps[None]:
+def read_calls(context: CallContext, parser: UpstreamParser | None) -> ParserSteps[None]:
     """Read the calls behind the mark that was read, and the mark behind them.
 
-    `parser` is the template's own where the mark is. Raises Unreadable where the next call is
-    none, with those before it delivered and the source holding the rest.
+    `parser` is the template's own where the mark is. Raises UnreadableOutput where the next call
+    is none, with those before it written and the buffer holding the rest.
     """
-    if desk.start in HEADS:
-        desk.source.at -= len(desk.start)
-    if desk.start == MISTRAL:
-        yield from _mistral(desk)
-    elif desk.start in (KIMI, KIMI_CALL):
-        yield from _kimi(replace(desk, end=_KIMI_END), desk.end)
-    elif desk.start == TOOL_CODE:
-        yield from _code(desk)
-    elif desk.start == PYTHON_TAG:
-        yield from _tagged(desk)
+    assert context.start, "calls stand behind a mark"
+    if context.start in HEADS:
+        context.buffer.at -= len(context.start)
+    if context.start == MISTRAL:
+        yield from _mistral(context)
+    elif context.start in (KIMI, KIMI_CALL):
+        yield from _kimi(replace(context, end=_KIMI_END), context.end)
+    elif context.start == TOOL_CODE:
+        yield from _code(context)
+    elif context.start == PYTHON_TAG:
+        yield from _tagged(context)
     else:
-        yield from _section(desk, parser)
+        yield from _section(context, parser)
 
 
-def _section(desk: CallContext, parser: UpstreamParser | None) -> ParserSteps[None]:
+def _section(context: CallContext, parser: UpstreamParser | None) -> ParserSteps[None]:
     """Read calls up to their end mark, or to where it is missing."""
-    source = desk.source
+    buffer = context.buffer
     while True:
-        source.at += yield from source.run(_BLANKS)
-        yield from _one(desk, parser)
+        buffer.at += yield from buffer.run(_BLANKS)
+        yield from _one(context, parser)
         for between in (_BLANKS, _JUNK):
-            offset = yield from source.run(between)
-            if (yield from source.starts(desk.end, offset)):
-                source.at += offset + len(desk.end)
+            offset = yield from buffer.run(between)
+            if (yield from buffer.starts(context.end, offset)):
+                buffer.at += offset + len(context.end)
                 return
-        char = yield from source.peek(offset)
-        if not char or (yield from source.starts(desk.start, offset)):
-            source.at += offset
+        char = yield from buffer.peek(offset)
+        if not char or (yield from buffer.starts(context.start, offset)):
+            buffer.at += offset
             return
         if char != "<":
             return
-        source.hold()
-        source.at += offset
+        buffer.hold()
+        buffer.at += offset
 
 
-def _one(desk: CallContext, parser: UpstreamParser | None) -> ParserSteps[None]:
+def _one(context: CallContext, parser: UpstreamParser | None) -> ParserSteps[None]:
     """Read what is one call in most forms, without the mark behind it."""
-    source = desk.source
-    fence = yield from source.match(_FENCE)
+    buffer = context.buffer
+    fence = yield from buffer.match(_FENCE)
     if fence:
-        source.at += len(fence[0])
-        source.at += yield from source.run(_BLANKS)
-    char = yield from source.peek()
-    if char == "{" or (char == "[" and (yield from _is_list(desk))):
-        yield from json_calls(desk, Trust(any_name=parser is not None))
+        buffer.at += len(fence[0])
+        buffer.at += yield from buffer.run(_BLANKS)
+    char = yield from buffer.peek()
+    if char == "{" or (char == "[" and (yield from _is_list(context))):
+        yield from json_calls(context, Trust(any_name=parser is not None))
         return
     for form in FORMS:
-        head = yield from source.match(form.head)
+        head = yield from buffer.match(form.head)
         if head:
-            yield from _element(desk, form, head, parser)
+            yield from _element(context, form, head, parser)
             return
-    head = yield from source.match(_GEMMA)
+    head = yield from buffer.match(_GEMMA)
     if head:
-        source.at += len(head[0])
-        reader = LenientJsonParser(source, desk.marks, _QUOTES.get(desk.start, ""))
-        yield from named_call(desk, head["name"], reader)
+        buffer.at += len(head[0])
+        reader = LenientJsonParser(buffer, context.marks, _QUOTES.get(context.start, ""))
+        yield from named_call(context, head["name"], reader)
         return
     for form in BARE_FORMS:
-        head = yield from source.match(form.head)
-        if head and (yield from _is_bare_head(desk, form, head)):
-            yield from _element(desk, form, head, parser)
+        head = yield from buffer.match(form.head)
+        if head and (yield from _is_bare_head(context, form, head)):
+            yield from _element(context, form, head, parser)
             return
-    yield from _block(desk, parser)
+    yield from _block(context, parser)
 
 
-def _is_list(desk: CallContext) -> ParserSteps[bool]:
-    offset = yield from desk.source.run(_BLANKS, 1)
-    return (yield from desk.source.starts("{", offset))
+def _is_list(context: CallContext) -> ParserSteps[bool]:
+    offset = yield from context.buffer.run(_BLANKS, 1)
+    return (yield from context.buffer.starts("{", offset))
 
 
 def _element(
-    desk: CallContext, form: XmlForm, head: Any, parser: UpstreamParser | None
+    context: CallContext, form: XmlForm, head: Any, parser: UpstreamParser | None
 ) -> ParserSteps[None]:
-    if parser is None and not desk.tools.known(head["name"].strip("\"'")):
+    if parser is None and not context.tools.known(head["name"].strip("\"'")):
         raise UnreadableOutput
-    desk.source.at += len(head[0])
-    yield from element_call(desk, form, head)
+    context.buffer.at += len(head[0])
+    yield from element_call(context, form, head)
 
 
-def _is_bare_head(desk: CallContext, form: XmlForm, head: Any) -> ParserSteps[bool]:
+def _is_bare_head(context: CallContext, form: XmlForm, head: Any) -> ParserSteps[bool]:
     """Tell whether a name that stands alone begins a call: nearly any text begins with one."""
-    offset = yield from desk.source.run(_BLANKS, len(head[0]))
-    if (yield from desk.source.starts(form.begins, offset)):
+    offset = yield from context.buffer.run(_BLANKS, len(head[0]))
+    if (yield from context.buffer.starts(form.begins, offset)):
         return True
-    if not desk.tools.known(head[0]):
+    if not context.tools.known(head[0]):
         return False
-    for mark in ("{", *desk.marks):
-        if (yield from desk.source.starts(mark, offset)):
+    for mark in ("{", *context.marks):
+        if (yield from context.buffer.starts(mark, offset)):
             return True
-    return not (yield from desk.source.peek(offset)) and desk.source.is_complete
+    return not (yield from context.buffer.peek(offset)) and context.buffer.is_complete
 
 
-def _block(desk: CallContext, parser: UpstreamParser | None) -> ParserSteps[None]:
+def _block(context: CallContext, parser: UpstreamParser | None) -> ParserSteps[None]:
     """Read calls that only a parser can read, once they are whole."""
-    source = desk.source
+    buffer = context.buffer
     is_other = parser is not None and not parser.__module__.startswith("mlx_lm.tool_parsers.")
-    name = yield from source.match(BARE_FORMS[0].head)
-    is_named = bool(name) and bool(desk.tools.known(name[0]))
-    is_list = bool((yield from source.match(_PYTHON_LIST)))
+    name = yield from buffer.match(BARE_FORMS[0].head)
+    is_named = bool(name) and bool(context.tools.known(name[0]))
+    is_list = bool((yield from buffer.match(_PYTHON_LIST)))
     if not is_other and not is_named and not is_list:
         raise UnreadableOutput
     texts: list[str] = []
-    mark = yield from source.scan(Marks(*desk.marks), texts.append)
-    source.at -= len(mark)
+    mark = yield from buffer.scan(Marks(*context.marks), texts.append)
+    buffer.at -= len(mark)
     text = "".join(texts).strip()
     # A name in front of prose that never ends is none of a call.
-    is_whole = bool(mark) or (source.is_complete and (is_other or is_list))
+    is_whole = bool(mark) or (buffer.is_complete and (is_other or is_list))
     if len(text) > BLOCK_CHARS_MAX or not is_whole:
         raise UnreadableOutput
-    calls = python_calls(text, desk.tools) if is_list else []
+    calls = python_calls(text, context.tools) if is_list else []
     for each in (parser, of_mlx_lm("glm47")):
         if not calls and each:
-            calls = [_plain(call, desk) for call in calls_in(each, text, desk.tools)]
-            calls = calls if all(desk.tools.known(call.name) for call in calls) else []
+            calls = [_plain(call, context) for call in calls_in(each, text, context.tools)]
+            calls = calls if all(context.tools.known(call.name) for call in calls) else []
     if not calls:
         raise UnreadableOutput
-    source.release()
-    desk.deliver_all(calls)
+    buffer.release()
+    context.write_all(calls)
 
 
-def _plain(call: ToolCall, desk: CallContext) -> ToolCall:
+def _plain(call: ToolCall, context: CallContext) -> ToolCall:
     """Return a call with the text that glm47's parser could not make arguments of."""
     given = call.arguments
     is_raw = isinstance(given, dict) and [*given] == ["raw"]
-    if not is_raw or "raw" in desk.tools.arguments(call.name):
+    if not is_raw or "raw" in context.tools.arguments(call.name):
         return call
     assert isinstance(given, dict)
     return ToolCall(call.name, str(given["raw"]))
 
 
-def _mistral(desk: CallContext) -> ParserSteps[None]:
+def _mistral(context: CallContext) -> ParserSteps[None]:
     """Read a list, or names with arguments behind them; there is no end mark."""
-    source = desk.source
-    source.at += yield from source.run(_BLANKS)
-    if (yield from source.peek()) in ("[", "{"):
-        yield from json_calls(desk, Trust())
+    buffer = context.buffer
+    buffer.at += yield from buffer.run(_BLANKS)
+    if (yield from buffer.peek()) in ("[", "{"):
+        yield from json_calls(context, Trust())
         return
-    head = yield from source.match(_MISTRAL)
+    head = yield from buffer.match(_MISTRAL)
     while head:
-        source.at += len(head[0])
-        yield from named_call(desk, head["name"])
-        offset = yield from source.run(_BLANKS)
-        if not (yield from source.match(_MISTRAL_NEXT, offset)):
+        buffer.at += len(head[0])
+        yield from named_call(context, head["name"])
+        offset = yield from buffer.run(_BLANKS)
+        if not (yield from buffer.match(_MISTRAL_NEXT, offset)):
             return
-        source.hold()
-        source.at += offset
-        head = yield from source.match(_MISTRAL)
+        buffer.hold()
+        buffer.at += offset
+        head = yield from buffer.match(_MISTRAL)
     raise UnreadableOutput
 
 
-def _kimi(desk: CallContext, section_end: str) -> ParserSteps[None]:
+def _kimi(context: CallContext, section_end: str) -> ParserSteps[None]:
     """Read the calls of a section, each between marks of its own."""
-    source = desk.source
+    buffer = context.buffer
     while True:
-        source.at += yield from source.run(_BLANKS)
-        if (yield from source.starts(KIMI_CALL)):
-            source.at += len(KIMI_CALL)
-            source.at += yield from source.run(_BLANKS)
-        head = yield from source.match(_KIMI_HEAD)
+        buffer.at += yield from buffer.run(_BLANKS)
+        if (yield from buffer.starts(KIMI_CALL)):
+            buffer.at += len(KIMI_CALL)
+            buffer.at += yield from buffer.run(_BLANKS)
+        head = yield from buffer.match(_KIMI_HEAD)
         if not head:
             raise UnreadableOutput
-        source.at += len(head[0])
-        yield from named_call(desk, head["name"])
+        buffer.at += len(head[0])
+        yield from named_call(context, head["name"])
         for mark in (_KIMI_END, section_end):
-            offset = yield from source.run(_JUNK)
-            if (yield from source.starts(mark, offset)):
-                source.at += offset + len(mark)
-        offset = yield from source.run(_BLANKS)
-        if not (yield from source.starts(KIMI_CALL, offset)):
+            offset = yield from buffer.run(_JUNK)
+            if (yield from buffer.starts(mark, offset)):
+                buffer.at += offset + len(mark)
+        offset = yield from buffer.run(_BLANKS)
+        if not (yield from buffer.starts(KIMI_CALL, offset)):
             return
-        source.hold()
-        source.at += offset
+        buffer.hold()
+        buffer.at += offset
 
 
-def _code(desk: CallContext) -> ParserSteps[None]:
+def _code(context: CallContext) -> ParserSteps[None]:
     """Read a fenced block of Python that is nothing but calls."""
     texts: list[str] = []
     for _ in range(FENCES_MAX):
-        mark = yield from desk.source.scan(Marks("```"), texts.append)
-        if not mark and not desk.source.is_complete:
+        mark = yield from context.buffer.scan(Marks("```"), texts.append)
+        if not mark and not context.buffer.is_complete:
             break
-        calls = python_calls("".join(texts), desk.tools)
+        calls = python_calls("".join(texts), context.tools)
         if calls:
-            desk.source.release()
-            desk.deliver_all(calls)
+            context.buffer.release()
+            context.write_all(calls)
             return
         if not mark:
             break
@@ -253,17 +254,17 @@ def _code(desk: CallContext) -> ParserSteps[None]:
     raise UnreadableOutput
 
 
-def _tagged(desk: CallContext) -> ParserSteps[None]:
+def _tagged(context: CallContext) -> ParserSteps[None]:
     """Read what Llama writes behind its tag: JSON, or Python up to the end."""
-    source = desk.source
-    source.at += yield from source.run(_BLANKS)
-    if (yield from source.peek()) == "{":
-        yield from json_calls(desk, Trust(any_name=False))
+    buffer = context.buffer
+    buffer.at += yield from buffer.run(_BLANKS)
+    if (yield from buffer.peek()) == "{":
+        yield from json_calls(context, Trust(any_name=False))
         return
     texts: list[str] = []
-    yield from source.scan(Marks(), texts.append)
-    calls = python_calls("".join(texts), desk.tools) if source.is_complete else []
+    yield from buffer.scan(Marks(), texts.append)
+    calls = python_calls("".join(texts), context.tools) if buffer.is_complete else []
     if not calls:
         raise UnreadableOutput
-    source.release()
-    desk.deliver_all(calls)
+    buffer.release()
+    context.write_all(calls)

@@ -1,4 +1,4 @@
-"""What mlx-lm's and mlx-vlm's parsers of tool calls make of a text, whatever the text."""
+"""Runs mlx-lm's and mlx-vlm's parsers of tool calls, and Python's, on any text without raising."""
 
 import ast
 import importlib
