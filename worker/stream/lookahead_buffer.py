@@ -61,7 +61,7 @@ class LookaheadBuffer:
 
     def add(self, text: str) -> None:
         """Append the next piece."""
-        assert not self.is_over
+        assert not self.is_over and 0 <= self.at <= len(self._text), (self.at, len(self._text))
         if self._held is None and self.at > TRIM_CHARS:
             self._text, self.at = self._text[self.at - KEEP_CHARS :], KEEP_CHARS
         self._text += text
@@ -120,6 +120,15 @@ class LookaheadBuffer:
             if self._text[end : end + 2] not in ("", "\\") or self.is_over:
                 return offset
             yield
+
+    def skip(self, pattern: Any) -> ParserSteps[None]:
+        """Read what `pattern` matches here: characters of a class, or escapes.
+
+        Not `at += yield from run(...)`: that takes `at` as it was before the wait, and `add` moves
+        it meanwhile where it lets read text go.
+        """
+        count = yield from self.run(pattern)
+        self.at += count
 
     def match(self, pattern: Any, offset: int = 0, is_lenient: bool = False) -> ParserSteps[Any]:
         """Return the match of `pattern` at `offset`, None if there is none.

@@ -80,7 +80,7 @@ def _section(context: CallContext, parser: UpstreamParser | None) -> ParserSteps
     """Read calls up to their end mark, or to where it is missing."""
     buffer = context.buffer
     while True:
-        buffer.at += yield from buffer.run(_BLANKS)
+        yield from buffer.skip(_BLANKS)
         yield from _one(context, parser)
         for between in (_BLANKS, _JUNK):
             offset = yield from buffer.run(between)
@@ -103,7 +103,7 @@ def _one(context: CallContext, parser: UpstreamParser | None) -> ParserSteps[Non
     fence = yield from buffer.match(_FENCE)
     if fence:
         buffer.at += len(fence[0])
-        buffer.at += yield from buffer.run(_BLANKS)
+        yield from buffer.skip(_BLANKS)
     char = yield from buffer.peek()
     if char == "{" or (char == "[" and (yield from _is_list(context))):
         yield from json_calls(context, Trust(any_name=parser is not None))
@@ -195,7 +195,7 @@ def _plain(call: ToolCall, context: CallContext) -> ToolCall:
 def _mistral(context: CallContext) -> ParserSteps[None]:
     """Read a list, or names with arguments behind them; there is no end mark."""
     buffer = context.buffer
-    buffer.at += yield from buffer.run(_BLANKS)
+    yield from buffer.skip(_BLANKS)
     if (yield from buffer.peek()) in ("[", "{"):
         yield from json_calls(context, Trust())
         return
@@ -216,10 +216,10 @@ def _kimi(context: CallContext, section_end: str) -> ParserSteps[None]:
     """Read the calls of a section, each between marks of its own."""
     buffer = context.buffer
     while True:
-        buffer.at += yield from buffer.run(_BLANKS)
+        yield from buffer.skip(_BLANKS)
         if (yield from buffer.starts(KIMI_CALL)):
             buffer.at += len(KIMI_CALL)
-            buffer.at += yield from buffer.run(_BLANKS)
+            yield from buffer.skip(_BLANKS)
         head = yield from buffer.match(_KIMI_HEAD)
         if not head:
             raise UnreadableOutput
@@ -257,7 +257,7 @@ def _code(context: CallContext) -> ParserSteps[None]:
 def _tagged(context: CallContext) -> ParserSteps[None]:
     """Read what Llama writes behind its tag: JSON, or Python up to the end."""
     buffer = context.buffer
-    buffer.at += yield from buffer.run(_BLANKS)
+    yield from buffer.skip(_BLANKS)
     if (yield from buffer.peek()) == "{":
         yield from json_calls(context, Trust(any_name=False))
         return

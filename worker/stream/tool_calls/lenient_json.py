@@ -108,7 +108,7 @@ class LenientJsonParser:
 
         Its colon is read, too, and so is the brace that closes the object. What is no key is "".
         """
-        self._buffer.at += yield from self._buffer.run(_BLANKS_OR_COMMAS)
+        yield from self._buffer.skip(_BLANKS_OR_COMMAS)
         char = yield from self._peek()
         self.is_closed = char == "}"
         if self.is_closed:
@@ -119,7 +119,7 @@ class LenientJsonParser:
 
     def blanks(self) -> ParserSteps[str]:
         """Read blanks, and return the character behind them; "" at an end."""
-        self._buffer.at += yield from self._buffer.run(_BLANKS)
+        yield from self._buffer.skip(_BLANKS)
         return (yield from self._peek())
 
     def word(self) -> ParserSteps[str]:
@@ -171,7 +171,7 @@ class LenientJsonParser:
         """
         while self._frames:
             frame = self._frames[-1]
-            self._buffer.at += yield from self._buffer.run(_BLANKS_OR_COMMAS)
+            yield from self._buffer.skip(_BLANKS_OR_COMMAS)
             char = yield from self._peek()
             if not char:
                 return None
