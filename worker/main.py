@@ -216,7 +216,7 @@ class Worker:
                 if sight is not None:
                     sight.forget()
             report = cache_report(keeper, scheduler.idle_tokens, message.key)
-            report |= {"sessions": sessions.told_counts(), "vision": vision_report(sight)}
+            report |= {"sessions": sessions.counters(), "vision": vision_report(sight)}
             report |= scheduler.report() | {"wire_waiting_frames": self._port.waiting_frames}
             return Told(message.request_id, report)
 

@@ -220,7 +220,7 @@ class Desk:
         assert visit is not None and answer.usage is not None
         turn = next(
             turn
-            for turn in self.sessions._turns.by_place(
+            for turn in self.sessions.turns.by_place(
                 visit.prompt.speaker.key, visit.place.links[-1]
             )
             if turn.ids.tolist() == answer.request.ids[visit.header :] + answer.request.sampled

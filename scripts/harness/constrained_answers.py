@@ -18,7 +18,7 @@ from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_mark
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures import checkpoint_files
-from scripts.harness.model_families import Family
+from scripts.harness.model_families import Family, bare_tokenizer
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 
 QUESTION = "omega"
@@ -47,7 +47,7 @@ def constrainer_for(
 def with_parser(family: Family, parser: Any) -> Any:
     """Return the family's tokenizer with another of mlx-lm's tool parsers (its module)."""
     return TokenizerWrapper(
-        family.tokenizer._tokenizer,
+        bare_tokenizer(family.tokenizer),
         eos_token_ids=list(family.tokenizer.eos_token_ids),
         tool_parser=parser.parse_tool_call,
         tool_call_start=parser.tool_call_start,
@@ -118,9 +118,9 @@ def walk(
     opening: str = "",
 ) -> Walk:
     """Return an answer that has not begun."""
-    guide = constrainer.guide(constraints, tools, opening, prompt_tokens=0)
+    guide = constrainer.token_mask(constraints, tools, opening, prompt_tokens=0)
     assert guide is not None
-    return Walk(guide, constrainer._end_ids)
+    return Walk(guide, constrainer.end_ids)
 
 
 # ---------------------------------------------------------------- with a model
@@ -178,7 +178,7 @@ class GuidedMachine(Machine):
         text = self.family.render([{"role": "user", "content": QUESTION}], tools, **options)
         opening = text.rpartition(QUESTION)[2]
         ids = self.family.tokenizer.encode(text, add_special_tokens=False)
-        guide = self.constrainer.guide(constraints, tools, opening, len(ids))
+        guide = self.constrainer.token_mask(constraints, tools, opening, len(ids))
         self._asked[self._number + 1] = (sampling or Sampling(temperature=1.0, seed=0), guide)
         answer = self.submit(ids, tokens_max)
         return Asked(answer, opening, guide, self.family.tokenizer)

@@ -168,7 +168,7 @@ class Proof:
         for desk in (self.warm, self.cold):
             desk.prompter._explain = _nothing_lost  # type: ignore[method-assign]
         self.plain = [
-            (self._seen(self.warm, exchange.prompt), self._seen(self.cold, exchange.prompt))
+            (self.seen(self.warm, exchange.prompt), self.seen(self.cold, exchange.prompt))
             for exchange in session
         ]
 
@@ -190,7 +190,7 @@ class Proof:
         slot = SlotView(len(self.records), tokens, tuple(request.query.cuts))
         self.slots = [slot, *self.slots][:SLOTS]
 
-    def _seen(self, desk: Desk, prompt: Prompt) -> Seen:
+    def seen(self, desk: Desk, prompt: Prompt) -> Seen:
         try:
             request = desk.request(desk.named(prompt))
         except RequestError as error:
@@ -257,7 +257,7 @@ class Proof:
 
         `reason` is why it need not reach the model, "" where it must.
         """
-        warm, cold = self._seen(self.warm, prompt), self._seen(self.cold, prompt)
+        warm, cold = self.seen(self.warm, prompt), self.seen(self.cold, prompt)
         before_warm, before_cold = self.plain[at]
         if warm.refusal or cold.refusal:
             same = warm.refusal == cold.refusal

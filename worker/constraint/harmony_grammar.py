@@ -1,4 +1,4 @@
-"""Grammars of harmony turns (gpt-oss): free thinking, and what the last message has to be."""
+"""Writes grammars of harmony turns (gpt-oss): free thinking, then the message that is asked for."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -20,6 +20,7 @@ def final_message(lark: Lark, answer: Expression) -> Expression:
 
 def call_message(lark: Lark, tools: Sequence[ToolSchema]) -> Expression:
     """Return the message that calls one of the tools."""
+    assert tools, "a call needs a tool"
     return lark.any_of([_call(lark, tool) for tool in tools])
 
 

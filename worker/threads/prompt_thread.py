@@ -134,7 +134,8 @@ class PromptThread:
         if message.what == "sessions":
             return {"sessions": self._sessions.report(message.key)}
         if message.what in ("session", "tree"):
-            told = self._sessions.told if message.what == "session" else self._sessions.tree
+            sessions, is_brief = self._sessions, message.what == "tree"
+            told = sessions.session_brief if is_brief else sessions.session_report
             body = told(message.about, message.key)
             text = f"No session {message.about!r:.80} is remembered by this worker."
         else:
@@ -215,7 +216,7 @@ class PromptThread:
             may_think=reader.may_think(opening) and not constraints.is_json,
         )
         shown = _shown_tools(prompt, [*constraints.tool_names, *(visit.loaded if visit else ())])
-        guide = self._facts.constrainer.guide(constraints, shown, opening, len(built.ids))
+        guide = self._facts.constrainer.token_mask(constraints, shown, opening, len(built.ids))
         return splitter, guide
 
     # ------------------------------------------------------------ what is asked

@@ -84,7 +84,7 @@ def test_any_tool_gives_a_guide_or_a_refusal(name: str, schema: Any, words: str)
 def step(found: GrammarCompiler, constraints: Constraints, tools: list[Any]) -> None:
     """Ask for a guide, and its first token."""
     try:
-        guide = found.guide(constraints, tools, "", 0)
+        guide = found.token_mask(constraints, tools, "", 0)
     except RequestError as error:
         assert error.status == 400
         assert str(error)

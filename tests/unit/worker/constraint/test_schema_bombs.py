@@ -20,7 +20,7 @@ SECONDS_MAX = 10.0  # far from what they take, near to what they took
 
 def guide(name: str, schema: dict[str, Any]) -> None:
     maker = constrainer_for(family(name), tool_form=family(name).tool_form)
-    maker.guide(CALL, [tool("f", schema)], "", 4)
+    maker.token_mask(CALL, [tool("f", schema)], "", 4)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -76,8 +76,8 @@ def test_marks_that_only_the_reader_knows_are_the_grammars_too(marks: tuple[str,
             return opening.endswith(marks[0])
 
     maker = constrainer_for(base, reader=Reader())
-    assert maker._thinking is not None
-    assert (maker._thinking.start, maker._thinking.end) == marks
+    assert maker.think_marks is not None
+    assert (maker.think_marks.start, maker.think_marks.end) == marks
 
 
 @pytest.mark.parametrize("fan", [3, 8])
@@ -88,5 +88,5 @@ def test_a_schema_that_holds_itself_many_times_is_refused_and_soon(fan: int) -> 
     maker = constrainer_for(base, with_parser(base, gemma4))
     started = time.process_time()
     with pytest.raises(RequestError, match="rules"):
-        maker.guide(CALL, [tool("f", schema)], "", 4)
+        maker.token_mask(CALL, [tool("f", schema)], "", 4)
     assert time.process_time() - started < SECONDS_MAX

@@ -148,7 +148,7 @@ def test_apart_from_the_cache_is_apart_from_the_turns(tmp_path: Path) -> None:
     desk = Desk("qwen3", family("qwen3"), tmp_path)
     asked = [{"role": "user", "content": "What is in the harbor?"}]
     desk.ask(desk.named(Prompt(asked)), AnswerParts("Let me think.", "Boats."))
-    counts = desk.sessions.told_counts()
+    counts = desk.sessions.counters()
     turns = [row["turns"] for row in desk.sessions.report()]
     echo = [*asked, {"role": "assistant", "content": "Boats."}, {"role": "user", "content": "Ok"}]
     known = desk.request(desk.named(Prompt(echo)))
@@ -163,7 +163,7 @@ def test_apart_from_the_cache_is_apart_from_the_turns(tmp_path: Path) -> None:
     desk.machine.run()
     assert answer.cached == 0 and answer.usage is not None and answer.usage.divergence is None
     assert all(job.request is not request for job in desk.foreseen)
-    assert desk.sessions.told_counts() == counts
+    assert desk.sessions.counters() == counts
     assert [row["turns"] for row in desk.sessions.report()] == turns
 
 

@@ -35,7 +35,7 @@ def test_a_text_is_tokenised_as_the_tokenizer_does_it(name: str, data: st.DataOb
 
 def test_the_beginning_of_text_is_added_once() -> None:
     tokenizer = family("llama3").tokenizer
-    backend = tokenizer._tokenizer.backend_tokenizer
+    backend = tokenizer.backend_tokenizer
     plain = tokenizer.encode("a", add_special_tokens=False)
     start = tokenizer.convert_tokens_to_ids("<|begin_of_text|>")
     known = backend.post_processor

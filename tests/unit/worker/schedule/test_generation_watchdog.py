@@ -112,9 +112,9 @@ def test_half_an_answer_is_no_turn_and_its_prompt_stays_in_the_cache(tmp_path: P
     answer.request.clock.prefilled_at -= 601
     desk.machine.run()
     assert answer.reason == "length" and 2 <= len(answer.request.sampled) < 10
-    assert desk.sessions.told_counts()["turns"] == 0
+    assert desk.sessions.counters()["turns"] == 0
     assert desk.sessions.report()[0]["lines"] == 0
     assert desk.foreseen == []
     again = desk.ask(prompt, story)
     assert again.cached == again.answer.request.query.limit
-    assert desk.sessions.told_counts()["turns"] == 1
+    assert desk.sessions.counters()["turns"] == 1

@@ -127,7 +127,7 @@ def test_prompts_after_a_restart_are_those_without_one(
         if not parts.calls:
             living.client.user(f"And {number}?")
             restarted.client.user(f"And {number}?")
-    assert restarted.desk.sessions.told_counts()["turns"] == 9
+    assert restarted.desk.sessions.counters()["turns"] == 9
     for shop in (living, restarted):
         shop.desk.sessions.close()
 
