@@ -41,7 +41,7 @@ _TAILS: Final[dict[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateTraits:
+class TemplateCapabilities:
     """What one template takes and shows."""
 
     tool_form: ToolForm
@@ -61,7 +61,7 @@ class TemplateTraits:
     efforts: tuple[str, ...]  # of EFFORTS, those that it renders
 
 
-def template_traits(template: Template) -> TemplateTraits:
+def template_capabilities(template: Template) -> TemplateCapabilities:
     """Return what the template takes and shows."""
     is_shown, completes_tools = _shows_tools(template)
     tools = [_tool(is_whole=completes_tools)] if is_shown else []
@@ -78,7 +78,7 @@ def template_traits(template: Template) -> TemplateTraits:
     long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
     variables = _variables(template)
     several = ("user", "two calls", *(("tool", "tool") if shows_results else ()))
-    return TemplateTraits(
+    return TemplateCapabilities(
         tool_form=form,
         shows_calls=shows_calls,
         shows_results=shows_results,
