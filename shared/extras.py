@@ -1,6 +1,5 @@
 """Tells which optional packages are installed, and how to add the missing ones."""
 
-import functools
 import importlib.util
 from typing import Final
 
@@ -9,7 +8,6 @@ VISION_REMEDY: Final = (
 )
 
 
-@functools.cache
 def has_vision() -> bool:
     """Return whether mlx-vlm is installed, without importing it."""
     return importlib.util.find_spec("mlx_vlm") is not None
