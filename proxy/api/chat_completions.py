@@ -21,7 +21,7 @@ from hearth.proxy.api.body.message_content import (
     result_content,
     said_texts,
 )
-from hearth.proxy.api.merge_choices import MergedChoices
+from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, TokenLogprob, Usage

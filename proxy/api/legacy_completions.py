@@ -11,7 +11,7 @@ from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.body import field_readers as fields, sampling_params
 from hearth.proxy.api.chat_completions import CHOICES_MAX, LOGPROB_MIN, usage_fields
 from hearth.proxy.api.error_bodies import openai_error
-from hearth.proxy.api.merge_choices import MergedChoices
+from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Prompt, TokenLogprob

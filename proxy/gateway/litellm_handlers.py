@@ -28,8 +28,8 @@ from litellm.types.utils import (
 )
 
 from hearth.proxy.api import chat_completions
-from hearth.proxy.api.merge_choices import MergedChoices
 from hearth.proxy.api.messages import messages_events
+from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest, current_request
 from hearth.shared import wire_messages
 from hearth.shared.errors import RequestError

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from hearth.proxy.http.body_budget import BodyBudget
+from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.pool.answer_stream import ClientGone
 from hearth.shared.errors import RequestError
 

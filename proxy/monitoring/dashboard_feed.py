@@ -18,7 +18,7 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.merge_choices import merged
+from hearth.proxy.api.multi_choice_stream import merged
 from hearth.proxy.monitoring.request_metrics import prefill_speed
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerPool

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from hearth.proxy.api.error_bodies import refused
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.cache_affinity import CacheAffinity, marks_of
-from hearth.proxy.pool.wait_for_worker import WaitForWorker
+from hearth.proxy.pool.waiting_requests import WaitingRequests
 from hearth.proxy.request.parsed_request import ClientLeft, ParsedRequest
 from hearth.proxy.workers.model_swap_policy import WaitingRequest
 from hearth.shared.errors import Overloaded, RequestError, WireError, WorkerLost
@@ -331,7 +331,7 @@ class WorkerPool:
     affinity: CacheAffinity = field(default_factory=CacheAffinity)
     is_apart: bool = False  # of Submit
     links: dict[int, WorkerLink] = field(default_factory=dict)
-    room: WaitForWorker = field(default_factory=WaitForWorker)
+    room: WaitingRequests = field(default_factory=WaitingRequests)
     _renewer: asyncio.Task[None] | None = None
     _known: dict[str, ModelFacts] = field(default_factory=dict)  # of models that were unloaded
     why_nobody: str = ""  # told to requests that find no worker; "" = it is loading

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hearth.proxy.pool.wait_for_worker import LOADING, READY_WAIT_S_MAX
+from hearth.proxy.pool.waiting_requests import LOADING, READY_WAIT_S_MAX
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers.model_swap_policy import (

@@ -45,7 +45,7 @@ class NullModelHost:
         return Overloaded(LOADING)
 
 
-class WaitForWorker:
+class WaitingRequests:
     """Holds each request until a worker takes it, as long as the host says. Owner: the event loop.
 
     Invariant: `wants` has one row for each request that waits, at most WAITING_MAX.
