@@ -88,7 +88,7 @@ class ProxyApp:
         self._front = front
         self._relay = Relay(front, token)
         self._room = BodyBudget()
-        self._dashboard = Dashboard(settings, routes.watch)
+        self._dashboard = Dashboard(settings, routes.feed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -251,7 +251,7 @@ class ProxyApp:
         exchange.is_counted = True
         broken = exchange.broken_by
         self._metrics.ended(request, answers, broken)
-        self._routes.watch.note(request, answers, started, broken)
+        self._routes.requests.note(request, answers, started, broken)
         answer = answers[0]
         log.info(
             "request id=%s dialect=%s stream=%d prompt=%d cached=%d ended=%s wall_ms=%d",

@@ -178,7 +178,7 @@ class Hearth:
         """End clients, workers and the server, in an order in which nobody waits for another."""
         log.info("shutting down")
         self._remote.stop()
-        self._routes.watch.close()
+        self._routes.feed.close()
         self._pool.close()
         ending = asyncio.create_task(self._supervisor.stop())
         if self._server is not None and self._server.started:

@@ -7,9 +7,11 @@ from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
 from hearth.proxy.monitoring import request_metrics
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
-from hearth.proxy.pool.worker_pool import ReportKind, WorkerPool
+from hearth.proxy.monitoring.recent_requests import RecentRequests
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import ReportKind
+from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
 from hearth.proxy.request.model_names import ModelNames
-from hearth.proxy.request.parsed_request import ClientLeft
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.request.volatile_fields import telemetry_dropped
 from hearth.proxy.workers.remote_workers import RemoteWorker
@@ -27,7 +29,6 @@ _ITEMS: Final = "/input_items"
 
 _UP_OR_DOWN: Final = {"ready", "dead", "restarting", "unreachable"}  # all but at its first start
 
-Told = dict[int, dict[str, Any] | RequestError]  # by worker
 Methods = dict[str, Callable[[HttpExchange], Awaitable[None]]]  # HEAD is answered as GET
 
 
@@ -60,8 +61,9 @@ class AdminRoutes:
             request_metrics.PATH: {"GET": self._metrics},
         }
         self._shows_prompts = settings.cache_debug
-        self.watch = DashboardFeed(pool, self.health, is_apart=len(settings.api_keys) > 1)
-        pool.on_left = self._left
+        self.requests = RecentRequests(is_apart=len(settings.api_keys) > 1)
+        self.feed = DashboardFeed(pool, self.health, self.requests)
+        pool.count_unread = self._count_unread
 
     async def serve(self, exchange: HttpExchange) -> None:
         """Answer a request for one of our paths.
@@ -136,7 +138,7 @@ class AdminRoutes:
             body = _absent(worker) if row is None else body
             rows.append({"worker": worker.worker_id, **body})
         dropped = {"blocks": telemetry_dropped.blocks, "chars": telemetry_dropped.chars}
-        totals = self.watch.totals(self._whose(exchange))
+        totals = self.requests.totals(self._whose(exchange))
         body = {"object": "cache", "totals": totals, "telemetry_dropped": dropped, "workers": rows}
         await exchange.send_json(200, body)
 
@@ -171,7 +173,7 @@ class AdminRoutes:
             else:
                 error = _absent(worker) if body is None else {"error": str(body)}
                 errors.append({"worker": worker.worker_id, **error})
-        recent = self.watch.recent(key)
+        recent = self.requests.recent(key)
         listing = {"object": "list", "sessions": rows, "recent": recent, "errors": errors}
         await exchange.send_json(200, listing)
 
@@ -216,7 +218,7 @@ class AdminRoutes:
 
     def _whose(self, exchange: HttpExchange) -> str:
         """Return whose sessions may be told of: with one key, or none, everyone's."""
-        return self.watch.whose(_key(exchange))
+        return self.requests.whose(_key(exchange))
 
     async def _health(self, exchange: HttpExchange) -> None:
         body = self.health()
@@ -231,10 +233,10 @@ class AdminRoutes:
         text = self.metrics.text([worker.row() for worker in self._workers], told)
         await exchange.send_whole(200, text, request_metrics.CONTENT_TYPE)
 
-    def _left(self, usage: Usage, left: ClientLeft) -> None:
-        """Count what a request has cost whose client had left."""
-        self.metrics.spent(usage, left.model, is_read=not left.is_repeat)
-        self.watch.spent(usage, left.key, is_read=not left.is_repeat)
+    def _count_unread(self, answer: AnswerStream, usage: Usage) -> None:
+        """Count what an answer cost whose client had left."""
+        self.metrics.spent(usage, answer.model, is_read=not answer.is_repeat)
+        self.requests.spent(usage, answer.key, is_read=not answer.is_repeat)
 
     def health(self) -> dict[str, Any]:
         """Return what /health says: "ok" only while every worker is ready, or unloaded unused."""
@@ -271,14 +273,16 @@ def _rest(path: str, *prefixes: str) -> str:
     return next((path[len(prefix) :] for prefix in prefixes if path.startswith(prefix)), "")
 
 
-def _known(told: Told, text: str) -> dict[int, dict[str, Any]]:
+def _known(reports: WorkerReports, text: str) -> dict[int, dict[str, Any]]:
     """Return what those workers tell that know what they were asked about.
 
     Raises:
         RequestError: 404 with `text` where none does, or why one that may know does not tell.
     """
-    known = {worker_id: row for worker_id, row in told.items() if isinstance(row, dict)}
+    known = {worker_id: row for worker_id, row in reports.items() if isinstance(row, dict)}
     if known:
         return known
-    failures = (row for row in told.values() if isinstance(row, RequestError) and row.status != 404)
+    failures = (
+        row for row in reports.values() if isinstance(row, RequestError) and row.status != 404
+    )
     raise next(failures, RequestError(text, status=404, code="not_found"))

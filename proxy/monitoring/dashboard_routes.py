@@ -75,9 +75,9 @@ def _digest(token: str) -> bytes:
 class Dashboard:
     """Serves all under PATH, and checks by itself who asks. Owner: the event loop."""
 
-    def __init__(self, settings: Settings, watch: DashboardFeed) -> None:
+    def __init__(self, settings: Settings, feed: DashboardFeed) -> None:
         self._keys = ApiKeyCheck(settings.api_keys)
-        self._watch = watch
+        self._feed = feed
         self._passes = SignIns()
         self._cookie = f"hearth-{settings.proxy_port}"  # a browser tells no port from another
         self._files = {
@@ -161,14 +161,14 @@ class Dashboard:
         if key is None:
             text = f"Sign in at {PATH}, or send a key as the API takes it."
             raise RequestError(text, status=401, code="invalid_api_key")
-        with self._watch.listening(self._watch.whose(key)) as events:
+        with self._feed.listening(self._feed.requests.whose(key)) as events:
             sending = exchange.send_events(events, SEND_WAIT_S_MAX)
             try:
                 await exchange.while_connected(sending)
             except ClientGone:
                 pass  # as every page does in the end: nobody has left an answer
             except TimeoutError:
-                self._watch.dropped += 1
+                self._feed.dropped += 1
                 log.info("a dashboard has read nothing for %g s: ended", SEND_WAIT_S_MAX)
 
 

@@ -19,8 +19,9 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from hearth.proxy.monitoring.worker_metrics import Told, WorkerMetrics
+from hearth.proxy.monitoring.worker_metrics import WorkerMetrics
 from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_pool import WorkerReports
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Usage
@@ -111,8 +112,8 @@ class RequestMetrics:
             ("session_kind",),
             _SHARES,
         )
-        self._figures = WorkerMetrics()
-        registry.register(self._figures)
+        self._workers = WorkerMetrics()
+        registry.register(self._workers)
         self._begin()
 
     def _begin(self) -> None:
@@ -180,9 +181,9 @@ class RequestMetrics:
         if usage.completion_tokens > DECODE_TOKENS_MIN and decode_ms > 0:
             decode.observe((usage.completion_tokens - 1) * 1000 / decode_ms)
 
-    def text(self, workers: Sequence[Mapping[str, Any]], told: Told) -> bytes:
-        """Return all of it; `workers` are /health's rows, `told` what each says of its cache."""
-        self._figures.workers, self._figures.told = workers, told
+    def text(self, workers: Sequence[Mapping[str, Any]], reports: WorkerReports) -> bytes:
+        """Return all of it; `workers` are /health's rows, `reports` what each says of its cache."""
+        self._workers.workers, self._workers.reports = workers, reports
         return generate_latest(self.registry)
 
 

@@ -1,4 +1,4 @@
-"""An answer while it arrives: what a worker sent for one request, until its client takes it."""
+"""Holds what a worker sends for one request until the client's task takes it."""
 
 import asyncio
 import contextlib
@@ -43,17 +43,29 @@ class _TooSlow(RequestError):
 class AnswerStream:
     """One request's events, from Submit to its one Finished or Failed.
 
-    Invariant: after `_ended` is set nothing is added, and `_release` has been called exactly once.
+    Invariant: after `_ended` is set nothing is added, and `_release` has been called exactly once;
+    deltas that wait take UNREAD_BYTES_MAX at most.
     Owner: the event loop. `take` and `close` never block.
     """
 
-    def __init__(self, request_id: str, release: Callable[[bool], None], key: str = "") -> None:
+    def __init__(
+        self,
+        request_id: str,
+        release: Callable[[bool], None],
+        key: str = "",
+        *,
+        model: str = "",
+        is_repeat: bool = False,
+    ) -> None:
         """`release(cancel)` forgets this answer at its link, and cancels it at the worker.
 
-        `key` is the digest of the API key that it is for.
+        `key` is the digest of the API key that it is for, `model` and `is_repeat` are the
+        request's `target` and `is_repeat`.
         """
         self.request_id = request_id
         self.key = key
+        self.model = model
+        self.is_repeat = is_repeat
         self.asked_at = time.monotonic()
         self.prompt_tokens = 0
         self.cached_tokens = 0  # when the model took it; `usage` has what was then used
@@ -100,6 +112,7 @@ class AnswerStream:
 
     def take(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
         """Accept the worker's next message about this request."""
+        assert message.request_id == self.request_id, (message.request_id, self.request_id)
         if self._ended:
             return
         if isinstance(message, Admitted):
@@ -216,6 +229,7 @@ class AnswerStream:
         self._given_at = time.monotonic()
         given = _merged(first, self._inbox)
         self._unread_bytes -= _bytes_of(given)
+        assert self._unread_bytes >= 0, (self.request_id, self._unread_bytes)
         return given
 
     async def _pace(self) -> None:

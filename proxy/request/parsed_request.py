@@ -60,15 +60,6 @@ class ParsedRequest:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLeft:
-    """A request whose client left: whose its cost is, once its worker tells it."""
-
-    key: str  # digest of the API key
-    model: str  # as `ParsedRequest.target`
-    is_repeat: bool
-
-
 def _reseeded(sampling: Sampling, index: int) -> Sampling:
     if sampling.seed is None:
         return sampling

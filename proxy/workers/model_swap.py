@@ -62,7 +62,7 @@ class ModelSwapper:
         self._unload_s = unload_s
         self._failures: dict[str, LoadFailure] = {}
         self._nudge = asyncio.Event()
-        pool.room.host = self
+        pool.waiting.host = self
         supervisor.on_early_death = self._load_failed
 
     async def run(self) -> None:
@@ -71,7 +71,7 @@ class ModelSwapper:
             self._nudge.clear()
             self._arrange()
             with contextlib.suppress(TimeoutError):
-                limit_s = LOOK_SOON_S if self._pool.room.wants else LOOK_S
+                limit_s = LOOK_SOON_S if self._pool.waiting.wants else LOOK_S
                 await asyncio.wait_for(self._nudge.wait(), limit_s)
 
     def _arrange(self) -> None:
@@ -90,7 +90,7 @@ class ModelSwapper:
 
     def _wants(self) -> list[WaitingRequest]:
         """Return what is waited for, less what is known to be in vain."""
-        return [want for want in self._pool.room.wants if self._failure(want.model) is None]
+        return [want for want in self._pool.waiting.wants if self._failure(want.model) is None]
 
     @staticmethod
     def _place(worker: WorkerProcess) -> WorkerModel:
@@ -113,7 +113,7 @@ class ModelSwapper:
             return
         if goal is None and link.closed_at is not None:
             link.closed_at = None
-            self._pool.room.wake()
+            self._pool.waiting.wake()
         elif goal is not None and link.closed_at is None:
             link.closed_at = now
 

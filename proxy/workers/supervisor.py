@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from hearth.proxy.pool.worker_pool import WorkerLink, WorkerPool, link_row
+from hearth.proxy.pool.worker_link import WorkerLink, link_row
+from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers.hang_detector import HangDetector
 from hearth.shared.errors import EXIT_CANNOT_START
@@ -252,7 +253,7 @@ class Supervisor:
         worker.restarts += 1
         self._was_ready |= was_ready
         self._count_death(worker, how, was_ready=was_ready)
-        self._pool.room.wake()  # who waits for it need not wait for its return
+        self._pool.waiting.wake()  # who waits for it need not wait for its return
         self.on_change()
 
     def _tell_clients(self, worker: WorkerProcess, how: str) -> None:

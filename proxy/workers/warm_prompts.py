@@ -14,7 +14,7 @@ from hearth.proxy.api import prefill_endpoint
 from hearth.proxy.api.parse_body import BodyParser
 from hearth.proxy.http.http_exchange import BODY_BYTES_MAX
 from hearth.proxy.http.strict_json import parse_object
-from hearth.proxy.pool.worker_pool import WorkerLink
+from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError, StartError, WorkerLost

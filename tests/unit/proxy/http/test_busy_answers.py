@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.http import body_budget, http_exchange
+from hearth.proxy.http import body_memory_budget, http_exchange
 from tests.unit.proxy.http.test_app import edge_of
 from tests.unit.proxy.monitoring.test_admin_routes import KEY, Front, front
 from tests.unit.proxy.pool.test_worker_pool import run
@@ -135,7 +135,7 @@ TALK = 4_000  # characters: more than half of the room
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "BODIES_BYTES_MAX", 6_000)
+    monkeypatch.setattr(body_memory_budget, "BODIES_BYTES_MAX", 6_000)
 
 
 def long_body(words: str) -> bytes:
