@@ -92,7 +92,7 @@ class WorkerPool:
 
     @property
     def facts(self) -> ModelFacts | None:
-        """What is served, once a worker has loaded it."""
+        """Return the facts of a model, once a worker has loaded one."""
         return self.facts_of("")
 
     def facts_of(self, model: str) -> ModelFacts | None:

@@ -385,7 +385,7 @@ def test_time_in_which_this_process_stood_still_is_no_stall(directory: Path) -> 
     async def body() -> None:
         async with host(directory, stall_s=20.0) as made:
             answer = await made.open("pocket", "n=9999 delay=0.2 hang=1")
-            clock = made.supervisor.workers[0].stall
+            clock = made.supervisor.workers[0].hang_detector
             await made.until(lambda: clock.stalled_s > 0.5)
             before_s = clock.stalled_s
             time.sleep(3)  # the whole loop stands still
