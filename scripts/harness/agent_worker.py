@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from hearth.proxy.request.volatile_fields import Canonicaliser
+from hearth.proxy.request.message_digests import MessageDigester
 from hearth.shared.load_settings import Settings, load_settings
 from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
 from hearth.worker.cache.block_hash import common_length, pack
@@ -164,7 +164,7 @@ class Desk:
         self.builder = RequestBuilder(
             self.prompts, RecentPrompts(False), self.facts, self.settings.default_max_tokens
         )
-        self.canonicaliser = Canonicaliser(
+        self.digester = MessageDigester(
             self.settings.cache_canonicalize_tool_context, self.settings.cache_norm_safety_check
         )
         self._number = 0
@@ -172,7 +172,7 @@ class Desk:
 
     def named(self, prompt: Prompt, speaker: Speaker | None = None) -> Prompt:
         """Return the prompt as the proxy sends it."""
-        names, delta = self.canonicaliser.names(prompt.messages)
+        names, delta = self.digester.names(prompt.messages)
         speaker = speaker or prompt.speaker
         return replace(prompt, names=names, delta_chars=delta, speaker=speaker)
 

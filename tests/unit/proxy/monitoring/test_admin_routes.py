@@ -15,7 +15,7 @@ import pytest
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.pool import worker_pool as pool_module
+from hearth.proxy.pool import worker_link as link_module
 from hearth.shared.load_settings import load_settings
 from tests.unit.proxy.http.test_app import HOST, Reply, _front, ask, asked, edge_of
 from tests.unit.proxy.pool.test_worker_pool import Bench, bench, request, run
@@ -87,7 +87,7 @@ async def front(count: int = 2, **environ: str) -> AsyncIterator[Front]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "STATUS_WAIT_S_MAX", 0.4)
+    monkeypatch.setattr(link_module, "STATUS_WAIT_S_MAX", 0.4)
 
 
 def test_each_worker_tells_about_its_cache_and_empties_it() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.monitoring import dashboard_routes as dashboard_module
-from hearth.proxy.monitoring.dashboard_routes import FORM_BYTES_MAX, PASSES_MAX, SignIns
+from hearth.proxy.monitoring.dashboard_routes import FORM_BYTES_MAX, SIGN_INS_MAX, SignIns
 from hearth.proxy.request.session_id import key_digest
 from tests.unit.proxy.http.test_app import HOST, Reply, ask, edge_of
 from tests.unit.proxy.http.test_http_limits import serving
@@ -59,7 +59,7 @@ async def first_event(edge: ProxyApp, *headers: tuple[bytes, bytes]) -> str:
 
 def note(edge: ProxyApp, key: str) -> None:
     digest = key_digest({"x-api-key": key})
-    edge._routes.watch.note(request_of(key=digest), [ended(key=digest)], time.monotonic())
+    edge._routes.requests.note(request_of(key=digest), [ended(key=digest)], time.monotonic())
 
 
 # ---------------------------------------------------------------- the page
@@ -214,12 +214,12 @@ def test_another_sites_page_can_neither_sign_in_nor_listen(tmp_path: Any) -> Non
 
 def test_sign_ins_are_bounded_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = SignIns()
-    tokens = [passes.issue(str(number)) for number in range(PASSES_MAX + 1)]
-    assert len(set(tokens)) == PASSES_MAX + 1
+    tokens = [passes.issue(str(number)) for number in range(SIGN_INS_MAX + 1)]
+    assert len(set(tokens)) == SIGN_INS_MAX + 1
     assert passes.key_of(tokens[0]) is None
     assert passes.key_of(tokens[1]) == "1"
-    assert passes.key_of(tokens[-1]) == str(PASSES_MAX)
-    monkeypatch.setattr(dashboard_module, "PASS_S", 0.0)
+    assert passes.key_of(tokens[-1]) == str(SIGN_INS_MAX)
+    monkeypatch.setattr(dashboard_module, "SIGN_IN_S", 0.0)
     assert passes.key_of(passes.issue("late")) is None
     assert not any(token in repr(vars(passes)) for token in tokens)
 
@@ -254,7 +254,7 @@ def test_with_one_key_its_sign_in_shows_all(tmp_path: Any) -> None:
 def test_a_stream_ends_with_its_page(tmp_path: Any) -> None:
     edge = edge_of(tmp_path)
     asyncio.run(first_event(edge))
-    assert (edge._routes.watch.listeners, edge._routes.watch.is_looking) == (0, False)
+    assert (edge._routes.feed.listeners, edge._routes.feed.is_polling) == (0, False)
 
 
 def test_a_page_that_does_not_read_is_dropped_and_counted(
@@ -276,7 +276,7 @@ def test_a_page_that_does_not_read_is_dropped_and_counted(
             await edge(scope | {"headers": [HOST]}, receive, send)
 
     asyncio.run(body())
-    assert (edge._routes.watch.dropped, edge._routes.watch.listeners) == (1, 0)
+    assert (edge._routes.feed.dropped, edge._routes.feed.listeners) == (1, 0)
 
 
 def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_on(
@@ -284,7 +284,7 @@ def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_o
 ) -> None:
     monkeypatch.setattr(dashboard_module, "SEND_WAIT_S_MAX", 0.2)
     edge = edge_of(tmp_path)
-    watch = edge._routes.watch
+    feed = edge._routes.feed
     request = f"GET {EVENTS} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
 
     async def body() -> None:
@@ -294,13 +294,13 @@ def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_o
             for each in (silent_writer, writer):
                 each.write(request)
             reading = asyncio.create_task(read_all(reader))
-            while not watch.dropped:
+            while not feed.dropped:
                 for _ in range(50):
                     note(edge, "")
                 await asyncio.sleep(0.001)
-            assert watch.listeners == 1
+            assert feed.listeners == 1
             note(edge, "")
-            last = watch._ledger("").requests
+            last = feed.requests.of("").requests
             while f'"number":{last}' not in b"".join(reading_tail).decode(errors="ignore"):
                 await asyncio.sleep(0.01)
             await silent.read()  # what was on its way, and the end
@@ -315,4 +315,4 @@ def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_o
             reading_tail.append(piece)
 
     asyncio.run(body())
-    assert (watch.dropped, watch.listeners) == (1, 0)
+    assert (feed.dropped, feed.listeners) == (1, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hearth.proxy.request.volatile_fields import Canonicaliser
+from hearth.proxy.request.message_digests import MessageDigester
 from hearth.shared.wire_messages import Prompt, Speaker, Usage
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import session_manager as module
@@ -52,7 +52,7 @@ class Desk:
     def __init__(self, **rules: Any) -> None:
         self.log = Rows()
         self.sessions = SessionManager(SessionRules(**rules), self.log, SLACK)
-        self.names = Canonicaliser(True, False)
+        self.names = MessageDigester(True, False)
 
     def arrive(
         self, messages: Sequence[dict[str, Any]], speaker: Speaker = ME, **more: Any

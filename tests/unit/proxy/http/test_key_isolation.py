@@ -104,7 +104,7 @@ def test_an_exception_that_quotes_a_prompt_is_logged_with_its_place_and_without_
     text = logged(shows_text=False)
     assert CANARY not in text
     assert "it broke request=r1" in text and "KeyError" in text and "ValueError" in text
-    assert text.count("test_keys_apart.py") == 2, "both places are told"
+    assert text.count("test_key_isolation.py") == 2, "both places are told"
     assert CANARY in logged(shows_text=True)
 
 

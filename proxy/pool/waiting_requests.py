@@ -1,4 +1,7 @@
-"""Requests that no worker is there for, until one is: it starts, or it has another model first."""
+"""Holds requests that no worker can take yet, until one can or their time is up.
+
+A worker may be starting, or has to load another model first.
+"""
 
 import asyncio
 import contextlib
@@ -17,7 +20,7 @@ T = TypeVar("T")
 
 
 class ModelHost(Protocol):
-    """Who gives models to workers. Owner: the event loop; nothing here blocks."""
+    """Gives models to workers. Owner: the event loop; nothing here blocks."""
 
     def wanted(self) -> None:
         """A request waits for a model: it is among the `wants`."""
@@ -45,7 +48,7 @@ class NullModelHost:
         return Overloaded(LOADING)
 
 
-class WaitForWorker:
+class WaitingRequests:
     """Holds each request until a worker takes it, as long as the host says. Owner: the event loop.
 
     Invariant: `wants` has one row for each request that waits, at most WAITING_MAX.
@@ -88,6 +91,7 @@ class WaitForWorker:
                 wait_s = began + self.host.wait_s(want.model) - time.monotonic()
                 if wait_s <= 0:
                     break
+                assert len(self.wants) <= WAITING_MAX, len(self.wants)
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), wait_s)
