@@ -18,11 +18,11 @@ from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.prompt.template_marks import end_of_turn_ids, generation_prompt, turn_marks
-from hearth.worker.requests.next_prompt import next_prompt
+from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.recent_prompts import RecentPrompts
 from hearth.worker.requests.request_builder import RequestBuilder
-from hearth.worker.requests.session_prompts import SessionPrompts
+from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, Request
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.setup.prompt_setup import make_builder, make_sessions
@@ -160,7 +160,7 @@ class Desk:
             vocabulary,
             self.machine.rule,
         )
-        self.prompts = SessionPrompts(prompt_builder, self.sessions, self.facts)
+        self.prompts = SessionPromptBuilder(prompt_builder, self.sessions, self.facts)
         self.builder = RequestBuilder(
             self.prompts, RecentPrompts(False), self.facts, self.settings.default_max_tokens
         )
@@ -239,7 +239,7 @@ class Desk:
     def idle(self) -> None:
         """The client is busy with its tools: do all that idle time is for."""
         for job in self.foreseen:
-            if (query := next_prompt(job.request, self.prompts, self.facts)) is not None:
+            if (query := predict_next_prompt(job.request, self.prompts, self.facts)) is not None:
                 self.machine.scheduler.prefill_later(query)
         self.foreseen.clear()
         self.machine.work_ahead()

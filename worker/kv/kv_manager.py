@@ -52,7 +52,7 @@ class KVManager:
     ) -> None:
         self.rules = rules
         self.store = ExtentStore(root, layers.layout, budget)
-        self.apart = UncachedKVManager(
+        self.uncached = UncachedKVManager(
             layers, new_cache, rules
         )  # for requests that are not to be kept
         self.pins = Pins(budget)

@@ -35,7 +35,14 @@ def probed(
 
 def ran(server: Server, script: str, *arguments: str) -> tuple[int, str]:
     """Return the exit status of a script, and what it said."""
-    command = [sys.executable, "-m", f"hearth.commands.{script}", *arguments, "--base-url", server.url]
+    command = [
+        sys.executable,
+        "-m",
+        f"hearth.commands.{script}",
+        *arguments,
+        "--base-url",
+        server.url,
+    ]
     done = subprocess.run(
         command, cwd=PROJECT_DIR, capture_output=True, text=True, timeout=PROBE_S_MAX
     )

@@ -26,7 +26,7 @@ def is_raw(prompt: Prompt) -> bool:
     return prompt.text is not None or bool(prompt.ids)
 
 
-class SessionPrompts:
+class SessionPromptBuilder:
     """Builds prompts from messages and from what their sessions remember. Owner: the prompt thread.
 
     Invariant: what the model sampled stands in a later prompt as it was sampled, where it is known.

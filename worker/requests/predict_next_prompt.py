@@ -11,7 +11,7 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.prompt.prompt_builder import PromptContent
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.request_builder import family_of
-from hearth.worker.requests.session_prompts import SessionPrompts
+from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.echo_match import TurnContent
 from hearth.worker.sessions.session_manager import SessionVisit
@@ -20,8 +20,8 @@ from hearth.worker.sessions.turn_store import Turn
 log = logging.getLogger(__name__)
 
 
-def next_prompt(
-    request: Request, prompts: SessionPrompts, facts: PromptFacts
+def predict_next_prompt(
+    request: Request, prompts: SessionPromptBuilder, facts: PromptFacts
 ) -> PrefixQuery | None:
     """Return the beginning of the prompt that follows an answer. Prompt thread.
 
@@ -49,7 +49,7 @@ def next_prompt(
 
 
 def _next_content(
-    request: Request, visit: SessionVisit, said: TurnContent, prompts: SessionPrompts
+    request: Request, visit: SessionVisit, said: TurnContent, prompts: SessionPromptBuilder
 ) -> PromptContent:
     """Return the conversation with the answer, and the messages that will follow it, empty."""
     echo, following = _continuation(said, visit.turn)
