@@ -43,7 +43,7 @@ def tiers(warm: Machine, directory: Path | None = None) -> dict[str, Any]:
             for joint in keeper.store.joints
         ],
         "slots": [
-            (slot.number, slot.tokens.tolist(), list(slot.trail), slot.used_at)
+            (slot.number, slot.tokens.tolist(), list(slot.canonical_cuts), slot.used_at)
             for slot in keeper.slots
         ],
         "lines": [(line.number, line.used_at) for line in keeper.lines],
