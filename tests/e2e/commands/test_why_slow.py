@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from hearth.shared.load_settings import PROJECT_DIR
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 WAIT_S = 60.0
 GUIDE = (PROJECT_DIR / "docs" / "why-slow.md").read_text()

@@ -12,7 +12,7 @@ import pytest
 from hearth.shared import journal as journals, journal_writer as writer_module
 from hearth.shared.journal import SECRET_NAME, STALE_S, Journal, remove_stale
 from hearth.shared.journal_writer import NullJournalWriter
-from tests.helpers.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
+from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hearth.proxy.api import chat_completions, server_sent_events as sse
 from hearth.proxy.api.chat_completions import ChatChunk, WholeChoice
 from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.shared.wire_messages import Delta
-from tests.helpers.fixed_answers import (
+from tests.helpers.worker_processes.fixed_answers import (
     Step,
     arguments,
     call,

@@ -12,7 +12,7 @@ from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage
-from tests.helpers.fixed_answers import Scripted, Step, end, listed, said, ticket
+from tests.helpers.worker_processes.fixed_answers import Scripted, Step, end, listed, said, ticket
 
 
 def made(*scripts: Sequence[Step]) -> AdmittedRequest:

@@ -2,32 +2,17 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
 import pytest
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.http import body_memory_budget, http_exchange
-from tests.unit.proxy.http.test_app import edge_of
-from tests.unit.proxy.monitoring.test_admin_routes import KEY, Front, front
-from tests.unit.proxy.pool.test_worker_pool import run
-
-OTHER_KEY = (b"x-api-key", b"other")
-PATHS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "/v1/chat/completions": lambda text: {"messages": [{"role": "user", "content": text}]},
-    "/v1/completions": lambda text: {"prompt": text},
-    "/v1/responses": lambda text: {"input": text},
-    "/v1/messages": lambda text: {
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": 9,
-    },
-}
-
-
-def body_of(path: str, text: str, **fields: Any) -> bytes:
-    return orjson.dumps({"model": "claude-x", **PATHS[path](text), **fields})
+from tests.helpers.proxy.app_over_workers import KEY, Front, front
+from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.proxy_app import app_of
+from tests.helpers.proxy.request_bodies import OTHER_KEY, PATHS, body_of
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -206,7 +191,7 @@ def part(size: int, more: bool = True) -> dict[str, Any]:
 def test_whatever_becomes_of_a_body_its_room_is_free_again(
     tmp_path: Any, little_room: None, messages: list[Any]
 ) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     held = []
 
     def watched(message: Any) -> Any:
@@ -225,7 +210,7 @@ def test_a_body_that_turns_out_too_long_takes_no_room_while_its_rest_arrives(
     tmp_path: Any, little_room: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_exchange, "BODY_BYTES_MAX", 1_000)
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     held = []
 
     def rest() -> Any:
@@ -237,7 +222,7 @@ def test_a_body_that_turns_out_too_long_takes_no_room_while_its_rest_arrives(
 
 
 def test_a_length_that_is_only_told_takes_nobodys_room(tmp_path: Any, little_room: None) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     held = []
 
     def leave() -> Any:
@@ -253,5 +238,5 @@ def test_a_body_past_its_own_limit_is_told_of_that_whatever_room_there_is(
 ) -> None:
     monkeypatch.setattr(http_exchange, "BODY_BYTES_MAX", 1_000)
     length = (b"content-length", b"8000")
-    sent = asyncio.run(replied(edge_of(tmp_path), [part(8_000, more=False)], length))
+    sent = asyncio.run(replied(app_of(tmp_path), [part(8_000, more=False)], length))
     assert sent[0]["status"] == 413

@@ -23,8 +23,8 @@ from hearth.worker.requests.request_builder import root_of
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.stream.token_output import TokenOutput
 from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine, vocabulary
-from tests.unit.proxy.http.test_app import ask, edge_of
-from tests.unit.worker.sessions.test_session_manager import QUESTION, SAID, Desk
+from tests.helpers.proxy.proxy_app import app_of, ask
+from tests.helpers.worker.session_prompts import QUESTION, SAID, Desk
 
 MINE, THEIRS = Speaker("mine", "s1"), Speaker("theirs", "s1")
 CANARY = "cAnArY-7731"
@@ -57,11 +57,11 @@ def asked_of_workers(
 def test_a_key_asks_for_its_own_sessions_prompts_and_lines_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, what: tuple[str, str]
 ) -> None:
-    several = edge_of(tmp_path, PROXY_API_KEYS="mine, theirs", CACHE_DEBUG="true")
+    several = app_of(tmp_path, PROXY_API_KEYS="mine, theirs", CACHE_DEBUG="true")
     for key in ("mine", "theirs"):
         digest = key_digest({"x-api-key": key})
         assert asked_of_workers(several, path, key, monkeypatch) == [(*what, digest)]
-    single = edge_of(tmp_path, PROXY_API_KEY="mine", CACHE_DEBUG="true")
+    single = app_of(tmp_path, PROXY_API_KEY="mine", CACHE_DEBUG="true")
     assert asked_of_workers(single, path, "mine", monkeypatch) == [(*what, "")]
 
 

@@ -20,7 +20,7 @@ from hearth.proxy.images.image_fetch import ImageFetcher, NamedImage
 from hearth.proxy.images.prompt_images import IMAGES_MAX, shows_images, with_images
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Prompt
-from tests.unit.proxy.http.test_app import HOST, edge_of
+from tests.helpers.proxy.proxy_app import HOST, app_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ONE, TWO = PNG + b"one", PNG + b"two"
@@ -406,7 +406,7 @@ def test_a_message_is_named_by_what_its_images_show_and_not_by_where_they_are(
     tmp_path: Path,
 ) -> None:
     async def talk() -> None:
-        body_parser = edge_of(tmp_path)._body_parser
+        body_parser = app_of(tmp_path)._body_parser
         names, held = [], list[int]()
         for url in (data_url(ONE), data_url(ONE).replace("png", "any"), data_url(TWO)):
             content = [{"type": "image_url", "image_url": url}]
@@ -425,7 +425,7 @@ def test_an_image_is_not_waited_for_once_the_client_has_left(tmp_path: Path, pat
     """Nobody answers the fetch: only the client's leaving can end the request."""
 
     async def talk() -> None:
-        edge = edge_of(tmp_path)
+        edge = app_of(tmp_path)
         reader = edge._body_parser._images = Slow(9)
         left = asyncio.Event()
         body = {"model": "pocket", "messages": [{"role": "user", "content": [CHAT[1](ONE)]}]}

@@ -17,20 +17,12 @@ from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Admitted, Cancel, Failed, Finished, Speaker, Usage
-from tests.helpers.scraped_metrics import total
-from tests.unit.proxy.http.test_app import HOST, edge_of
-from tests.unit.proxy.monitoring.test_admin_routes import KEY, Front, front
-from tests.unit.proxy.monitoring.test_dashboard_feed import read, read_until
-from tests.unit.proxy.monitoring.test_request_metrics import (
-    ASKED,
-    USAGE,
-    answered,
-    failed,
-    made,
-    value,
-    values,
-)
-from tests.unit.proxy.pool.test_worker_pool import run
+from tests.helpers.clients.scraped_metrics import total
+from tests.helpers.proxy.app_over_workers import KEY, Front, front
+from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.feed_events import read, read_until
+from tests.helpers.proxy.metric_values import ASKED, USAGE, answered, failed, made, value, values
+from tests.helpers.proxy.proxy_app import HOST, app_of
 
 EVENTS = "/dashboard/events"
 RESPONSES = "/v1/responses"
@@ -145,7 +137,7 @@ def test_the_worst_end_of_its_choices_is_what_a_request_came_to(
 
 
 def test_a_dashboard_that_is_closed_is_no_client_that_left_its_answer(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     asyncio.run(left(edge, "GET", EVENTS, asyncio.Event()))
     assert edge._routes.feed.listeners == 0
     assert value(edge._metrics, "client_disconnects_total") == 0
@@ -191,7 +183,7 @@ def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_
     request = legacy_completions.parse(asked_for)
 
     async def body() -> None:
-        edge = edge_of(tmp_path)
+        edge = app_of(tmp_path)
         link, line = linked(edge)
         answers = [
             link.submit(each, f"r-{index}") for index, each in enumerate(request.submissions())
@@ -226,7 +218,7 @@ def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_
 
 def test_what_a_refused_request_would_have_cost_is_nobodys(tmp_path: Any) -> None:
     async def body() -> None:
-        edge = edge_of(tmp_path)
+        edge = app_of(tmp_path)
         link, _ = linked(edge)
         before = values(edge._metrics)
         answer = link.submit(ASKED, "r")
@@ -243,7 +235,7 @@ def test_what_a_refused_request_would_have_cost_is_nobodys(tmp_path: Any) -> Non
 
 def test_with_several_keys_what_a_client_left_behind_is_told_to_its_own_key(tmp_path: Any) -> None:
     async def body() -> None:
-        edge = edge_of(tmp_path, PROXY_API_KEYS="one,two")
+        edge = app_of(tmp_path, PROXY_API_KEYS="one,two")
         link, _ = linked(edge)
         request: ParsedRequest = dataclasses.replace(
             ASKED, prompt=dataclasses.replace(ASKED.prompt, speaker=Speaker("theirs"))

@@ -9,11 +9,11 @@ from hearth.proxy.monitoring.recent_requests import RECENT_MAX
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.wire_messages import Admitted, Delta, Progress, Usage
 from hearth.worker.sessions.session_manager import TREE_LINE_ROWS_MAX, TREE_LINES_MAX, TREE_ROWS_MAX
-from tests.unit.proxy.http.test_busy_answers import OTHER_KEY, body_of
-from tests.unit.proxy.monitoring.test_admin_routes import KEY, Front, front
-from tests.unit.proxy.monitoring.test_dashboard_feed import USAGE, ended, feed_of, request_of
-from tests.unit.proxy.pool.test_worker_pool import run
-from tests.unit.worker.sessions.test_session_manager import QUESTION, WORDS, Desk, echo
+from tests.helpers.proxy.app_over_workers import KEY, Front, front
+from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.feed_events import USAGE, ended, feed_of, request_of
+from tests.helpers.proxy.request_bodies import OTHER_KEY, body_of
+from tests.helpers.worker.session_prompts import QUESTION, WORDS, Desk, echo
 
 # ---------------------------------------------------------------- the last requests
 

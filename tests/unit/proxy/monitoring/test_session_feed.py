@@ -1,18 +1,12 @@
 """Watch: the lines of sessions, which are asked of the workers where they changed."""
 
+import pytest
+
 from hearth.proxy.monitoring import worker_poller as poller_module
 from hearth.shared.errors import Overloaded
-from tests.unit.proxy.monitoring.test_dashboard_feed import (
-    SESSION,
-    Workers,
-    feed_of,
-    quick,
-    read_until,
-    run,
-    snapshot_of,
-)
+from tests.helpers.proxy.feed_events import SESSION, Workers, feed_of, read_until, run, snapshot_of
 
-__all__ = ["quick"]  # for every test here too
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_a_sessions_lines_are_asked_for_again_only_after_it_went_on() -> None:

@@ -17,10 +17,10 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.main import sweep_of
 from hearth.worker.schedule.memory_guard import GB, MemoryGuard, Watermark
 from scripts.harness.socketless_worker import machine
-from tests.helpers.scraped_metrics import families_of
-from tests.unit.proxy.monitoring.test_admin_routes import front
-from tests.unit.proxy.monitoring.test_request_metrics import scraped
-from tests.unit.proxy.pool.test_worker_pool import run
+from tests.helpers.clients.scraped_metrics import families_of
+from tests.helpers.proxy.app_over_workers import front
+from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.metric_values import scraped
 
 HEALTH: dict[str, Any] = {
     "id": 0,

@@ -14,11 +14,9 @@ import pytest
 
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.request.volatile_fields import telemetry_dropped
-from tests.unit.proxy.http.test_app import ask, edge_of
-from tests.unit.proxy.monitoring.test_admin_routes import DEBUG, KEY, Front, front, impatient
-from tests.unit.proxy.pool.test_worker_pool import request as request_of, run
-
-__all__ = ["impatient"]  # a fixture
+from tests.helpers.proxy.app_over_workers import DEBUG, KEY, Front, front
+from tests.helpers.proxy.fake_worker_pool import request as request_of, run
+from tests.helpers.proxy.proxy_app import app_of, ask
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.329.649; cc_entrypoint=sdk-cli;"
 REMINDER = "<system-reminder>\nToday's date is 2026-11-21.\n</system-reminder>"
@@ -196,7 +194,7 @@ def test_a_session_that_an_unloaded_worker_may_know_is_no_404() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/sessions", "/v1/sessions/s"])
 def test_sessions_take_get_from_whoever_has_the_key(tmp_path: Path, path: str) -> None:
-    edge = edge_of(tmp_path, **DEBUG)
+    edge = app_of(tmp_path, **DEBUG)
     assert ask(edge, "GET", path).status == 401
     for method in ("POST", "DELETE", "PUT"):
         reply = ask(edge, method, path, KEY)
@@ -205,6 +203,6 @@ def test_sessions_take_get_from_whoever_has_the_key(tmp_path: Path, path: str) -
 
 
 def test_a_worker_that_is_not_ready_has_no_sessions_to_tell_of(tmp_path: Path) -> None:
-    reply = ask(edge_of(tmp_path), "GET", "/v1/sessions")
+    reply = ask(app_of(tmp_path), "GET", "/v1/sessions")
     assert (reply.status, reply.json["sessions"]) == (200, [])
     assert "not ready" in reply.json["errors"][0]["error"]

@@ -26,8 +26,8 @@ from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.model_swap_policy import WaitingRequest
 from hearth.proxy.workers.supervisor import RestartRules, Supervisor, WorkerProcess
 from hearth.shared.errors import RequestError, WorkerLost
-from tests.helpers.fake_worker import MISSING
-from tests.unit.proxy.pool.test_worker_pool import COMMAND, ROOT, read, request, stop
+from tests.helpers.proxy.fake_worker_pool import COMMAND, ROOT, read, request, stop
+from tests.helpers.worker_processes.fake_worker import MISSING
 
 MODELS = (ServedModel("pocket"), ServedModel("b", "/b"), ServedModel("broken", MISSING))
 

@@ -20,8 +20,8 @@ from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.warm_prompts import WarmPrompts
 from hearth.shared.errors import StartError
 from hearth.shared.load_settings import load_settings
-from tests.unit.proxy.http.test_app import edge_of
-from tests.unit.proxy.pool.test_worker_pool import Bench, run, start, stop
+from tests.helpers.proxy.fake_worker_pool import Bench, run, start, stop
+from tests.helpers.proxy.proxy_app import app_of
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 CHAT = {"messages": [SYSTEM, {"role": "user", "content": "?"}]}
@@ -41,7 +41,7 @@ def warmer(directory: Path, *files: Any, **environ: str) -> WarmPrompts:
 def named_warmer(directory: Path, *names: str, **environ: str) -> WarmPrompts:
     environ = {"WARM_PROMPTS": ",".join(names), "RUN_DIR": str(directory)} | environ
     settings = load_settings({"MAX_KV_SIZE_GB": "0"} | environ, None)
-    return WarmPrompts(settings, edge_of(directory)._body_parser, ModelNames.of(settings))
+    return WarmPrompts(settings, app_of(directory)._body_parser, ModelNames.of(settings))
 
 
 @contextlib.asynccontextmanager

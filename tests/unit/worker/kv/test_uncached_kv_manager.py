@@ -16,7 +16,7 @@ from hearth.worker.stream.output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine
-from tests.unit.worker.kv.test_kv_manager import KINDS, follow, prompt
+from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
 
 GB = 1 << 30
 PACKED = {"running_format": QuantFormat(8, 32), "running_from": 100}

@@ -25,7 +25,7 @@ from hearth.worker.sessions.session_manager import (
     SessionRules,
     SessionVisit,
 )
-from tests.helpers.archive_records import ME, plain
+from tests.helpers.records.archive_records import ME, plain
 
 WAIT_S = 60.0
 QUESTION = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "fix it"}]

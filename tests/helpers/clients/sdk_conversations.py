@@ -13,9 +13,9 @@ import openai
 
 from hearth.worker.stream.output_format import AnswerParts, ToolCall
 from scripts.harness.model_families import family
-from tests.helpers.run_clients import MODEL
-from tests.helpers.scripted_server import ScriptedServer
-from tests.helpers.scripted_worker import DICTATION
+from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.servers.scripted_server import ScriptedServer
+from tests.helpers.worker_processes.scripted_worker import DICTATION
 
 Tool = dict[str, Any]  # name, description, parameters
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 LAUNCH = """
 import os, sys
@@ -21,7 +21,7 @@ def audit(event, args):
             print(event, host, file=file)
 sys.addaudithook(audit)
 from hearth.proxy.main import end, main
-end(main([sys.executable, "-m", "tests.helpers.fake_worker"]))
+end(main([sys.executable, "-m", "tests.helpers.worker_processes.fake_worker"]))
 """
 
 

@@ -13,7 +13,7 @@ from hearth.worker.stream.answer_splitter import AnswerPart, AnswerSplitter
 from hearth.worker.stream.output_format import AnswerParts, OutputFormat, ToolCall
 from scripts.harness.model_families import FAMILIES, family
 
-OUTPUTS = Path(__file__).parents[1] / "data" / "outputs"
+OUTPUTS = Path(__file__).parents[2] / "data" / "outputs"
 
 
 @dataclass(frozen=True)
@@ -151,3 +151,14 @@ def streamed(splitter: AnswerSplitter, texts: Iterable[str], is_complete: bool) 
     for text in texts:
         parts += splitter.feed(text)
     return parts + splitter.finish(is_complete)
+
+
+MARKS = sorted({mark for each in FAMILIES.values() for mark in (*each.controls, *each.marks)})
+
+PIECES = [
+    *MARKS,
+    *('{"name": "f", "arguments": {', '"a": ', "}}", "{", "}", "[", "]", '"', "\\", ",", "null"),
+    *("<function=f>\n", "</function>", "<parameter=a>\n", "\n</parameter>\n", "[ARGS]", "f", "é"),
+    *("to=functions.f", "to=", "analysis", "final", "commentary", " ", "\n", "\n\n", "x = 1"),
+    *("\\ud800", "\x00", "1e999", "-", "NaN", "b'x'", "(1, {2})"),
+]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.model_families import family
-from tests.helpers.run_clients import CONTEXT_TOKENS, MODEL
-from tests.helpers.server import Server
+from tests.helpers.clients.run_clients import CONTEXT_TOKENS, MODEL
+from tests.helpers.servers.server import Server
 
 LAUNCH = """
 import sys
 from hearth.proxy.main import end, main
-end(main([sys.executable, "-m", "tests.helpers.scripted_worker"]))
+end(main([sys.executable, "-m", "tests.helpers.worker_processes.scripted_worker"]))
 """
 
 

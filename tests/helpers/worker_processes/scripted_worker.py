@@ -1,4 +1,4 @@
-"""`python -m tests.helpers.scripted_worker`: a real worker whose model says what it is told to.
+"""Runs a real worker whose model says what it is told to.
 
 Only the sampled tokens are scripted: sockets, prompts, cache, forwards and all that is made of
 the tokens are the worker's own. The model is asked for secret words that stand in files, and

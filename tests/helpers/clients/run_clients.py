@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.helpers import npm_clients
-from tests.helpers.npm_clients import node_bin, node_modules
+from tests.helpers.clients import npm_clients
+from tests.helpers.clients.npm_clients import node_bin, node_modules
 
 RUN_WAIT_S_MAX: Final = 240
 MODEL: Final = "local-model"
