@@ -11,12 +11,6 @@ from tests.helpers.servers.scripted_server import ScriptedServer
 from tests.helpers.servers.server import Server
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "/e2e/" in str(item.path):
-            item.add_marker(pytest.mark.e2e)
-
-
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """Serves the qwen3 fixture under the public name `local`."""

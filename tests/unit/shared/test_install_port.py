@@ -399,14 +399,22 @@ def test_a_hub_id_is_passed_on_as_it_is(started: Path, free_port: int) -> None:
     assert became.value.args[1]["MODEL_PATH"] == "org/name"
 
 
-def test_the_test_command_becomes_pytest_with_every_further_argument(
-    started: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "module"),
+    [
+        (["-q", "--help", "tests/unit", "--port"], "pytest"),
+        ([], "tests.run_suite"),
+        (["fast"], "tests.run_suite"),
+    ],
+)
+def test_the_test_command_becomes_the_suite_or_pytest_with_every_argument(
+    arguments: list[str], module: str, started: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = []
     monkeypatch.setattr(install_and_run, "prepare", lambda venv, extras: installed.append(extras))
     with pytest.raises(Became) as became:
-        install_and_run.main(["test", "-q", "--help", "tests/unit", "--port"])
-    assert became.value.args[0] == ["-m", "pytest", "-q", "--help", "tests/unit", "--port"]
+        install_and_run.main(["test", *arguments])
+    assert became.value.args[0] == ["-m", module, *arguments]
     assert installed == [["dev"]]
 
 
