@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Proves that no request is answered from KV that hides what its client changed.
 
-    python -m scripts.replay.mutate_traces [TRACE ...] [--families qwen3,harmony] [--sample N]
-    python -m scripts.replay.mutate_traces [TRACE ...] --forwards 50
-    python -m scripts.replay.mutate_traces TRACE ... --excerpt OUT_DIR --requests 8 --chars 400
+    python -m scripts.mutate_traces [TRACE ...] [--families qwen3,harmony] [--sample N]
+    python -m scripts.mutate_traces [TRACE ...] --forwards 50
+    python -m scripts.mutate_traces TRACE ... --excerpt OUT_DIR --requests 8 --chars 400
 
 Sessions are primed with a captured session. Then each string that means something is changed in the
 raw body of the last request that has it, and messages come, go and change their shape; the prompt
@@ -41,7 +41,7 @@ from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 from scripts.replay.traces import Captured, load_trace
 
-TRACES_DIR: Final = Path(__file__).resolve().parents[3] / "shared" / "traces"
+TRACES_DIR: Final = Path(__file__).resolve().parents[2] / "shared" / "traces"
 FAMILIES: Final = tuple(FIXTURES)
 PROGRESS_S: Final = 20.0
 FORWARD_CHARS: Final = 160  # of a text, and
