@@ -31,7 +31,8 @@ from hearth.worker.stream.output_format import AnswerParts, ToolCall
 from scripts.fixtures.fixture_cache import TINY_NAMES
 from scripts.harness.constrained_answers import constrainer_for
 from scripts.harness.model_families import Family
-from scripts.harness.socketless_worker import ROOT, Answer, Machine, loaded
+from scripts.harness.socketless_worker import Answer, Machine, loaded
+from scripts.harness.store_builders import ROOT
 
 CONTEXT_TOKENS = 200_000
 LONG = 100_000

@@ -30,5 +30,5 @@ def chat_events() -> list[Any]:
 
 
 def captured(dialect: str, body: dict[str, Any], said: str = "", **times: Any) -> Captured:
-    whole = {"trace": "a", "began_s": 0.0, "ended_s": 1.0} | times
+    whole: dict[str, Any] = {"trace": "a", "began_s": 0.0, "ended_s": 1.0} | times
     return Captured(dialect=dialect, path="/v1/x", headers={}, body=body, said=said, **whole)

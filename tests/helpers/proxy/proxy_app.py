@@ -99,7 +99,7 @@ async def serving(edge: ProxyApp, **options: Any) -> AsyncIterator[int]:
         **options,
     )
     server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)

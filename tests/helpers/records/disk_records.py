@@ -37,7 +37,7 @@ def record(
         array("0.keys", "BF16", (1, 2, nbytes // 8, 1), seed),
         array("0.values", "F32", (nbytes // 8,), seed + 1),
     )
-    known = {"is_canonical": True, "kind": FileKind.ROWS, "arrays": arrays}
+    known: dict[str, Any] = {"is_canonical": True, "kind": FileKind.ROWS, "arrays": arrays}
     return Record(root, start, end, position, tokens, **(known | fields))
 
 

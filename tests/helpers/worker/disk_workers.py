@@ -7,7 +7,8 @@ from typing import Any
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
-from scripts.harness.socketless_worker import ROOT, Machine, loaded, machine
+from scripts.harness.socketless_worker import Machine, loaded, machine
+from scripts.harness.store_builders import ROOT
 
 GB = 1 << 30
 TEXT = "The harbor lies in the north. Boats come at seven and leave at nine. " * 8

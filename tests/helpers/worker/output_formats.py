@@ -40,11 +40,11 @@ class StandIn:
         return self._of_parser("parse_tool_call")
 
     @property
-    def tool_call_start(self) -> str | None:
+    def tool_call_start(self) -> Any:
         return self._of_parser("tool_call_start")
 
     @property
-    def tool_call_end(self) -> str | None:
+    def tool_call_end(self) -> Any:
         return self._of_parser("tool_call_end")
 
 

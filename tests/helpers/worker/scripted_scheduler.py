@@ -114,7 +114,7 @@ def scheduler(slots: int = 4, **scripts: list[int]) -> tuple[Scheduler, Scripted
 
 
 def run(scheduler: Scheduler) -> list[Up]:
-    events = []
+    events: list[Up] = []
     for _ in range(10_000):
         if scheduler.is_idle:
             return events

@@ -105,7 +105,7 @@ class Talk:
         return self._answers[tuple(ids)]
 
     def ask(self, ids: list[int], is_exact: bool) -> Answer:
-        answer = self.warm.ask(ids, TOKENS_MAX)
+        answer: Answer = self.warm.ask(ids, TOKENS_MAX)
         self.compare(answer, ids, is_exact)
         self.prefilled.append(ids)
         return answer

@@ -19,6 +19,8 @@ from hearth.proxy.api.messages import messages_request
 from hearth.proxy.request.message_digests import MessageDigester
 from scripts.replay.stream_client import Tokens
 
+pytestmark = pytest.mark.process
+
 Row = dict[str, Any]
 Probe = Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
 

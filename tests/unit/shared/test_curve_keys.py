@@ -29,6 +29,8 @@ from hearth.shared.zmq_transport import (
 )
 from tests.helpers.servers.server import free_port
 
+pytestmark = pytest.mark.process
+
 WAIT_S = 0.7  # for what must not arrive
 
 

@@ -26,6 +26,8 @@ from hearth.shared.processes import (
 )
 from install_and_run import PROJECT, Stop
 
+pytestmark = pytest.mark.process
+
 HOST = "127.0.0.1"
 LISTENER = """
 import signal, socket, sys

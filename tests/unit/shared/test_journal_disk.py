@@ -14,6 +14,8 @@ from hearth.shared import journal as journals, journal_writer as scribes
 from hearth.shared.journal_writer import NullJournalWriter, open_journal_writer
 from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:

@@ -14,6 +14,8 @@ from tests.helpers.proxy.fake_worker_pool import run
 from tests.helpers.proxy.proxy_app import app_of
 from tests.helpers.proxy.request_bodies import OTHER_KEY, PATHS, body_of
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)

@@ -17,6 +17,8 @@ from hearth.proxy.http.strict_json import DEPTH_MAX, parse_object
 from hearth.shared.errors import RequestError
 from tests.helpers.proxy.proxy_app import app_of, ask, asked, serving
 
+pytestmark = pytest.mark.process
+
 HOST = b"Host: 127.0.0.1\r\n"
 HEAD = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]

@@ -15,6 +15,8 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Admitted, CallStart, Delta, Finished, TokenLogprob, Usage
 from tests.helpers.proxy.proxy_app import serving
 
+pytestmark = pytest.mark.process
+
 CHANNELS = ("reasoning", "content")
 USAGE = Usage(5, 2, 3, 5)
 BIG = 8 * 1024 * 1024

@@ -12,6 +12,8 @@ from tests.helpers.proxy.app_over_workers import DEBUG, KEY, front
 from tests.helpers.proxy.fake_worker_pool import request, run
 from tests.helpers.proxy.proxy_app import HOST, app_of, ask
 
+pytestmark = pytest.mark.process
+
 
 def test_each_worker_tells_about_its_cache_and_empties_it() -> None:
     async def body() -> None:

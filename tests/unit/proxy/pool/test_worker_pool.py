@@ -20,6 +20,8 @@ from hearth.shared.wire_messages import Admitted, Delta, Finished, Progress, Usa
 from hearth.shared.zmq_transport import LEASE_S, SILENCE_S_MAX
 from tests.helpers.proxy.fake_worker_pool import bench, read, request, run, start, stop
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def directory() -> Iterator[Path]:

@@ -18,6 +18,8 @@ from tests.helpers.proxy.app_over_workers import DEBUG, KEY, Front, front
 from tests.helpers.proxy.fake_worker_pool import request as request_of, run
 from tests.helpers.proxy.proxy_app import app_of, ask
 
+pytestmark = pytest.mark.process
+
 BILLING = "x-anthropic-billing-header: cc_version=2.1.329.649; cc_entrypoint=sdk-cli;"
 REMINDER = "<system-reminder>\nToday's date is 2026-11-21.\n</system-reminder>"
 

@@ -29,6 +29,8 @@ from hearth.shared.errors import RequestError, WorkerLost
 from tests.helpers.proxy.fake_worker_pool import COMMAND, ROOT, read, request, stop
 from tests.helpers.worker_processes.fake_worker import MISSING
 
+pytestmark = pytest.mark.process
+
 MODELS = (ServedModel("pocket"), ServedModel("b", "/b"), ServedModel("broken", MISSING))
 
 

@@ -33,6 +33,8 @@ from hearth.shared.load_settings import Settings, load_settings
 from tests.helpers.proxy.fake_worker_pool import COMMAND, ROOT, read, request
 from tests.helpers.servers.server import free_port
 
+pytestmark = pytest.mark.process
+
 LONG = "n=100000 delay=0.01"
 MODELS = models_of(load_settings({}, None))
 

@@ -23,6 +23,8 @@ from hearth.shared.load_settings import load_settings
 from tests.helpers.proxy.fake_worker_pool import Bench, run, start, stop
 from tests.helpers.proxy.proxy_app import app_of
 
+pytestmark = pytest.mark.process
+
 SYSTEM = {"role": "system", "content": "Be brief."}
 CHAT = {"messages": [SYSTEM, {"role": "user", "content": "?"}]}
 TEXT = {"prompt": "a b c"}
