@@ -36,7 +36,7 @@ from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
-from hearth.worker.requests.session_prompts import SessionPrompts
+from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
 from hearth.worker.schedule.progress_log import StartSteps
@@ -297,7 +297,7 @@ class Worker:
         )
         root = cache_root(loaded, self._settings, cut_rule.chunk)
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule)
-        thread = PromptThread(SessionPrompts(builder, sessions, facts), facts, self._settings)
+        thread = PromptThread(SessionPromptBuilder(builder, sessions, facts), facts, self._settings)
         run = functools.partial(thread.run, self._jobs, self._inbox.put, self._wire.send)
         _start_thread("prompt", run)
 

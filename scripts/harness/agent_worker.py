@@ -11,18 +11,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from hearth.proxy.request.volatile_fields import Canonicaliser
+from hearth.proxy.request.message_digests import MessageDigester
 from hearth.shared.load_settings import Settings, load_settings
 from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
 from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, generation_prompt, turn_marks
-from hearth.worker.requests.next_prompt import next_prompt
+from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.recent_prompts import RecentPrompts
 from hearth.worker.requests.request_builder import RequestBuilder
-from hearth.worker.requests.session_prompts import SessionPrompts
+from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, Request
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.setup.prompt_setup import make_builder, make_sessions
@@ -31,7 +31,8 @@ from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.fixtures.fixture_cache import TINY_NAMES
 from scripts.harness.constrained_answers import constrainer_for
 from scripts.harness.model_families import Family
-from scripts.harness.socketless_worker import ROOT, Answer, Machine, loaded
+from scripts.harness.socketless_worker import Answer, Machine, loaded
+from scripts.harness.store_builders import ROOT
 
 CONTEXT_TOKENS = 200_000
 LONG = 100_000
@@ -160,11 +161,11 @@ class Desk:
             vocabulary,
             self.machine.rule,
         )
-        self.prompts = SessionPrompts(prompt_builder, self.sessions, self.facts)
+        self.prompts = SessionPromptBuilder(prompt_builder, self.sessions, self.facts)
         self.builder = RequestBuilder(
             self.prompts, RecentPrompts(False), self.facts, self.settings.default_max_tokens
         )
-        self.canonicaliser = Canonicaliser(
+        self.digester = MessageDigester(
             self.settings.cache_canonicalize_tool_context, self.settings.cache_norm_safety_check
         )
         self._number = 0
@@ -172,7 +173,7 @@ class Desk:
 
     def named(self, prompt: Prompt, speaker: Speaker | None = None) -> Prompt:
         """Return the prompt as the proxy sends it."""
-        names, delta = self.canonicaliser.names(prompt.messages)
+        names, delta = self.digester.names(prompt.messages)
         speaker = speaker or prompt.speaker
         return replace(prompt, names=names, delta_chars=delta, speaker=speaker)
 
@@ -239,7 +240,7 @@ class Desk:
     def idle(self) -> None:
         """The client is busy with its tools: do all that idle time is for."""
         for job in self.foreseen:
-            if (query := next_prompt(job.request, self.prompts, self.facts)) is not None:
+            if (query := predict_next_prompt(job.request, self.prompts, self.facts)) is not None:
                 self.machine.scheduler.prefill_later(query)
         self.foreseen.clear()
         self.machine.work_ahead()

@@ -78,12 +78,14 @@ def keep(
     """
     line = line or new_line()
     packed = pack(tokens)
-    joint, kept = start or store.root, []
+    joint = start or store.root
+    kept: list[Extent] = []
     for end, name in zip(ends, prefix_hashes(ROOT, packed, ends), strict=True):
         run = packed[joint.position : end]
         joint, extent = store.commit(joint, name, run, is_canonical, line)
         if extent is not None:
             furnish(store, extent)
+        assert joint.arrival is not None
         kept.append(joint.arrival)
     return kept
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.cache_budget import MB, Budget
-from hearth.worker.cache.extent_store import Bytes, Extent, Joint
+from hearth.worker.cache.extent_store import Extent, Joint, KVArrays
 
 PINS_MAX: Final = 1_000
 SHARE: Final = 2  # the part of the budget that pins may hold: one half
@@ -36,7 +36,7 @@ class Pin:
     def tokens(self) -> int:
         return self.path[-1].end.position
 
-    def parts(self) -> Iterator[Bytes]:
+    def parts(self) -> Iterator[KVArrays]:
         parts = [
             *(extent.body for extent in self.path),
             *(extent.window for extent in self.windows),
@@ -140,7 +140,7 @@ class Pins:
         return {"pins": rows, "pinned_bytes": self.nbytes, "pinned_bytes_max": limit}
 
 
-def _total(parts: Iterable[Bytes]) -> tuple[int, int]:
+def _total(parts: Iterable[KVArrays]) -> tuple[int, int]:
     """Return the bytes and buffers of `parts`, each counted once."""
     once = {id(part): part for part in parts}.values()
     return sum(part.nbytes for part in once), sum(part.buffers for part in once)

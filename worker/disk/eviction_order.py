@@ -25,7 +25,7 @@ AGE_UNIT_S: Final = 3600.0
 DISTANCE_UNIT_TOKENS: Final = 64
 REACH_TOKENS_MAX: Final = 16_384  # how far along a line is looked
 
-JointHashes = tuple[str, PrefixHash]  # (root directory, name of the prefix): roots never meet
+RootedPrefix = tuple[str, PrefixHash]  # (root directory, name of the prefix): roots never meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class StoredFile:
     used_at: float  # seconds since the epoch
 
     @property
-    def start(self) -> JointHashes:
+    def start(self) -> RootedPrefix:
         return self.root, self.name.start
 
     @property
-    def end(self) -> JointHashes:
+    def end(self) -> RootedPrefix:
         return self.root, self.name.end
 
     @property
-    def needs(self) -> JointHashes:
+    def needs(self) -> RootedPrefix:
         """The prefix without which it is of no use."""
         return self.start if self.name.kind is FileKind.ROWS else self.end
 
@@ -79,8 +79,8 @@ class _FileChains:
 
     def __init__(self, files: Iterable[StoredFile]) -> None:
         self.files = dict.fromkeys(files)
-        self._arrivals: defaultdict[JointHashes, list[StoredFile]] = defaultdict(list)
-        self._needed_by: defaultdict[JointHashes, dict[StoredFile, None]] = defaultdict(dict)
+        self._arrivals: defaultdict[RootedPrefix, list[StoredFile]] = defaultdict(list)
+        self._needed_by: defaultdict[RootedPrefix, dict[StoredFile, None]] = defaultdict(dict)
         for file in self.files:
             self._needed_by[file.needs][file] = None
             if file.name.kind is FileKind.ROWS:
@@ -113,23 +113,23 @@ class _FileChains:
 
     def _since_last_state(self, state: StoredFile) -> int:
         """Return how many tokens would be read again if a resume had to do without it."""
-        tokens, joint = state.name.token_count, state.start
-        while tokens < REACH_TOKENS_MAX and not self._has_state(joint):
-            arrival = next(iter(self._arrivals[joint]), None)
+        tokens, prefix = state.name.token_count, state.start
+        while tokens < REACH_TOKENS_MAX and not self._has_state(prefix):
+            arrival = next(iter(self._arrivals[prefix]), None)
             if arrival is None:
                 break
-            tokens, joint = tokens + arrival.name.token_count, arrival.start
+            tokens, prefix = tokens + arrival.name.token_count, arrival.start
         return tokens
 
-    def _has_state(self, joint: JointHashes) -> bool:
-        return any(file.name.kind is FileKind.STATE for file in self._needed_by[joint])
+    def _has_state(self, prefix: RootedPrefix) -> bool:
+        return any(file.name.kind is FileKind.STATE for file in self._needed_by[prefix])
 
-    def _tokens_after(self, joint: JointHashes) -> int:
+    def _tokens_after(self, prefix: RootedPrefix) -> int:
         """Return how many tokens follow until the line ends or parts."""
         tokens = 0
         while tokens < REACH_TOKENS_MAX:
-            leaving = [f for f in self._needed_by[joint] if f.name.kind is FileKind.ROWS]
+            leaving = [f for f in self._needed_by[prefix] if f.name.kind is FileKind.ROWS]
             if len(leaving) != 1:
                 break
-            tokens, joint = tokens + leaving[0].name.token_count, leaving[0].end
+            tokens, prefix = tokens + leaving[0].name.token_count, leaving[0].end
         return tokens

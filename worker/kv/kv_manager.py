@@ -52,7 +52,7 @@ class KVManager:
     ) -> None:
         self.rules = rules
         self.store = ExtentStore(root, layers.layout, budget)
-        self.apart = UncachedKVManager(
+        self.uncached = UncachedKVManager(
             layers, new_cache, rules
         )  # for requests that are not to be kept
         self.pins = Pins(budget)
@@ -84,7 +84,7 @@ class KVManager:
         slot.joint.resumed += plan.position > 0
         slot.is_spare = slot.is_settled = False
         # What another prompt's last cut ended is not what this one's prefill would have written.
-        slot.trail = shared_cuts(slot.trail, query.cuts)
+        slot.canonical_cuts = shared_cuts(slot.canonical_cuts, query.cuts)
         slot.capacity = self._layers.reserve(slot.cache, rows)
         self._check_depth(slot)
         assert slot.position == plan.position <= query.limit, (slot.position, plan.position)
@@ -116,7 +116,7 @@ class KVManager:
         is_canonical = slot.is_canonical
         slot.tokens = tokens
         if is_canonical:
-            slot.trail.append(end)
+            slot.canonical_cuts.append(end)
         self._check_depth(slot)
         if is_canonical or not self.rules.is_exact:
             self.transfer.index(slot, start, end, name, is_canonical)
@@ -360,7 +360,7 @@ class KVManager:
         """Return up to where these tokens of a live slot were read canonically before."""
         for slot in self._slots.values():
             if slot.tokens is query.tokens:
-                return max(slot.idle_prefilled_to, slot.trail[-1] if slot.trail else 0)
+                return max(slot.idle_prefilled_to, slot.canonical_to)
         return 0
 
     def close_spare(self, slot: LiveSlot) -> None:

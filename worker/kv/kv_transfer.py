@@ -12,7 +12,7 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import Bytes, Extent, ExtentStore, Joint
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
 from hearth.worker.kv.live_slots import LiveSlot
@@ -170,11 +170,12 @@ class KVTransfer:
         slot.held_extents = [extent for extent in slot.held_extents if extent in self.store]
         slot.joint = slot.root
         slot.joint.pins += slot.is_busy
-        if slot.format is not None and slot.trail and not self.is_due(slot.trail[0]):
-            slot.trail = []  # a shorter cold run has raw rows where these are packed
+        first_cut = slot.canonical_cuts[0] if slot.canonical_cuts else 0
+        if slot.format is not None and first_cut and not self.is_due(first_cut):
+            slot.canonical_cuts = []  # a shorter cold run has raw rows where these are packed
         start = 0
-        names = prefix_hashes(slot.root.name, slot.tokens, slot.trail)
-        for end, name in zip(slot.trail, names, strict=True):
+        names = prefix_hashes(slot.root.name, slot.tokens, slot.canonical_cuts)
+        for end, name in zip(slot.canonical_cuts, names, strict=True):
             self.index(slot, start, end, name, is_canonical=True)
             start = end
 
@@ -238,7 +239,7 @@ class KVTransfer:
         self.give_up_rows(slot, plan.position)
         self._layers.trim(slot.cache, plan.position)
         self._put_windows_and_states(slot, plan, windows)
-        slot.trail = [cut for cut in slot.trail if cut <= plan.position]
+        slot.canonical_cuts = [cut for cut in slot.canonical_cuts if cut <= plan.position]
         slot.idle_prefilled_to = min(slot.idle_prefilled_to, plan.position)
         self._set_position(slot, plan)
 
@@ -260,7 +261,7 @@ class KVTransfer:
                     slot.held_extents.append(extent)
         self._put_windows_and_states(slot, plan, self._window_runs(plan))
         self.counts["restored_tokens"] += plan.position
-        slot.trail = _canonical_cuts(plan.path, plan.position)
+        slot.canonical_cuts = _canonical_cuts(plan.path, plan.position)
         self._set_position(slot, plan)
 
     def _set_position(self, slot: LiveSlot, plan: ResumePlan) -> None:
@@ -347,7 +348,7 @@ class KVTransfer:
         slot.format, slot.floor = form, position
 
 
-def _as_rows(part: Bytes) -> KVRows:
+def _as_rows(part: KVArrays) -> KVRows:
     assert isinstance(part, KVRows)
     return part
 

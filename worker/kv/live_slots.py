@@ -18,7 +18,7 @@ class LiveSlot:
     """One live cache.
 
     Invariants: the layers hold exactly `tokens`; `held_extents` are extents along `tokens` whose
-    rows are this slot's; what is canonical of it ends at `trail[-1]`.
+    rows are this slot's; its KV is canonical up to `canonical_to`.
     Owner: the inference thread.
     """
 
@@ -28,7 +28,7 @@ class LiveSlot:
     line: LinePriority | None = None
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     images: tuple[ImageRun, ...] = ()  # of the prompt that it was opened for, bare
-    trail: list[int] = field(default_factory=list)  # canonical cuts
+    canonical_cuts: list[int] = field(default_factory=list)  # of its canonical prefill
     held_extents: list[Extent] = field(default_factory=list)
     lent_extents: list[Extent] = field(default_factory=list)  # held before it joined a batch
     floor: int = 0  # it cannot be taken back further than this
@@ -49,9 +49,14 @@ class LiveSlot:
         return len(self.tokens)
 
     @property
+    def canonical_to(self) -> int:
+        return self.canonical_cuts[-1] if self.canonical_cuts else 0
+
+    @property
     def is_canonical(self) -> bool:
         """Whether a prefill of its tokens would have written the very same."""
-        return self.position == (self.trail[-1] if self.trail else 0)
+        return self.position == self.canonical_to
 
     def view(self) -> SlotView:
-        return SlotView(self.number, self.tokens, tuple(self.trail), self.floor, self.root.name)
+        cuts = tuple(self.canonical_cuts)
+        return SlotView(self.number, self.tokens, cuts, self.floor, self.root.name)

@@ -25,7 +25,7 @@ class NullKVManager:
         self._new_cache = new_cache
 
     @property
-    def apart(self) -> "NullKVManager":
+    def uncached(self) -> "NullKVManager":
         """The KV manager of requests that are not to be kept."""
         return self
 

@@ -12,7 +12,7 @@ from hearth.worker.engine.sampler import check
 from hearth.worker.prompt.prompt_builder import BuiltPrompt
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.recent_prompts import RecentPrompts
-from hearth.worker.requests.session_prompts import SessionPrompts, is_raw
+from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder, is_raw
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.sessions.session_manager import SessionVisit
 from hearth.worker.stream.answer_splitter import AnswerSplitter
@@ -29,7 +29,7 @@ class RequestBuilder:
 
     def __init__(
         self,
-        prompts: SessionPrompts,
+        prompts: SessionPromptBuilder,
         recent: RecentPrompts,
         facts: PromptFacts,
         default_max_tokens: int,

@@ -27,7 +27,7 @@ class Admission:
     ) -> None:
         """`counts` counts recalls and refusals; the scheduler's counts are in it too."""
         self._kv_manager = kv_manager
-        self._uncached = kv_manager.apart
+        self._uncached = kv_manager.uncached
         self._config = config
         self._counts = counts
         self._epoch = 0  # times that the cache was emptied

@@ -13,12 +13,12 @@ from hearth.worker.kv.live_slots import LiveSlot
 class KVManagerInterface(Protocol):
     """Hands out live slots and keeps KV between requests.
 
-    `KVManager` keeps it; `NullKVManager` and `UncachedRequest` never do. Owner: the inference
+    `KVManager` keeps it; `NullKVManager` and `UncachedKVManager` never do. Owner: the inference
     thread; no method may be called from elsewhere, and none blocks.
     """
 
     @property
-    def apart(self) -> "KVManagerInterface": ...
+    def uncached(self) -> "KVManagerInterface": ...
 
     def plan(self, query: PrefixQuery) -> ResumePlan: ...
 

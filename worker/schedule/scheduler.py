@@ -54,7 +54,6 @@ class Scheduler:
     ) -> None:
         self._engine = engine
         self._kv_manager = kv_manager
-        self._uncached = kv_manager.apart
         self._vocabulary = vocabulary
         self._end_ids = end_ids
         self._choose = choose

@@ -8,11 +8,11 @@ from hearth.shared.load_settings import Settings
 from hearth.shared.wire_messages import Admitted, Count, Counted, Failed, Status, Submit, Told, Up
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.requests.next_prompt import next_prompt
+from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.recent_prompts import RecentPrompts
 from hearth.worker.requests.request_builder import RequestBuilder
-from hearth.worker.requests.session_prompts import SessionPrompts
+from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.requests.session_report import session_report
 from hearth.worker.schedule.request_state import (
     ClientLease,
@@ -33,7 +33,9 @@ class PromptThread:
     one answer. A RequestError ends the one request that it is about.
     """
 
-    def __init__(self, prompts: SessionPrompts, facts: PromptFacts, settings: Settings) -> None:
+    def __init__(
+        self, prompts: SessionPromptBuilder, facts: PromptFacts, settings: Settings
+    ) -> None:
         self._prompts = prompts
         self._facts = facts
         self._recent = RecentPrompts(settings.cache_debug)
@@ -49,7 +51,7 @@ class PromptThread:
         while (job := jobs.get()) is not None:
             lease, message = job
             if isinstance(message, RenderNextPrompt):
-                query = next_prompt(message.request, self._prompts, self._facts)
+                query = predict_next_prompt(message.request, self._prompts, self._facts)
                 if query is not None:
                     put(query)
             elif lease.is_gone:

@@ -17,7 +17,7 @@ from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
-from tests.helpers.api_events import Scripted
+from tests.helpers.clients.api_events import Scripted
 
 OMITTED = {"type": "adaptive", "display": "omitted"}
 PARSERS = {"messages": messages_request.parse, "responses": responses_request.parse}

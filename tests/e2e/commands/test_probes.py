@@ -14,7 +14,7 @@ from hearth.commands import diff_turns
 from hearth.commands.server_client import SLACK_TOKENS, log_lines
 from hearth.shared.load_settings import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 PROBE_S_MAX = 180.0
 # A dense and a window model too where somebody asks for more (HEARTH_EXAMPLES, any number).

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from hearth.shared.load_settings import PROJECT_DIR
-from tests.helpers.server import Server, free_port
+from tests.helpers.servers.server import Server, free_port
 
 WAIT_S = 60.0
 ROWS, COLUMNS = 24, 80

@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from tests.helpers.fake_server import LAUNCH, FakeServer
-from tests.helpers.fake_worker import IMAGE_TOKENS
+from tests.helpers.servers.fake_server import LAUNCH, FakeServer
+from tests.helpers.worker_processes.fake_worker import IMAGE_TOKENS
 
 # Only the test's own web server stands for the internet.
 OPENED = """

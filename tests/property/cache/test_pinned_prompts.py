@@ -15,9 +15,9 @@ from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixSearch
 from scripts.harness.socketless_worker import CHUNK, Machine, machine
 from scripts.harness.store_builders import Part, ask, path_to, prefix_of, rows
-from tests.property.cache.test_extent_store import LAYOUTS, PICKS, Caching
-from tests.property.warm.test_warm_equals_cold import slow
-from tests.unit.worker.kv.test_kv_manager import KINDS, follow, prompt
+from tests.helpers.worker.extent_store_machine import LAYOUTS, PICKS, Caching
+from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
+from tests.helpers.worker.warm_talks import slow
 
 IDS = st.sampled_from(["a", "b", "c"])
 KEYS = st.sampled_from(["mine", "theirs"])

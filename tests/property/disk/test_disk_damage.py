@@ -12,8 +12,8 @@ import pytest
 from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_store import FileStore
 from scripts.harness.socketless_worker import Answer, machine
-from tests.helpers.disk_records import OTHER_ROOT
-from tests.property.disk.test_disk_restart import TEXT, Workers, prompt
+from tests.helpers.records.disk_records import OTHER_ROOT
+from tests.helpers.worker.disk_workers import TEXT, Workers, prompt
 
 SEED = 7
 

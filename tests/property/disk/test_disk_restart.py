@@ -1,20 +1,15 @@
 """What a worker has computed is there for the next one: warm from disk equals cold."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hearth.worker.cache.block_hash import PrefixHash
-from hearth.worker.disk.disk_thread import DiskThread
-from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.quantise_kv import QuantFormat
-from scripts.harness.socketless_worker import ROOT, Answer, Machine, loaded, machine
-
-GB = 1 << 30
-TEXT = "The harbor lies in the north. Boats come at seven and leave at nine. " * 8
+from scripts.harness.socketless_worker import Answer, loaded, machine
+from tests.helpers.worker.disk_workers import GB, TEXT, Workers, prompt
 
 
 @pytest.fixture
@@ -22,45 +17,6 @@ def workers(tmp_path: Path) -> Iterator["Workers"]:
     made = Workers(tmp_path)
     yield made
     made.kill()
-
-
-class Workers:
-    """One worker after another on one directory."""
-
-    def __init__(self, directory: Path, kind: type[FileStore] = FileStore) -> None:
-        self._directory = directory
-        self._kind = kind
-        self._disk_thread: DiskThread | None = None
-
-    @property
-    def file_store(self) -> FileStore:
-        assert self._disk_thread is not None
-        return self._disk_thread.file_store
-
-    def start(
-        self,
-        name: str,
-        root: PrefixHash = ROOT,
-        make: Callable[..., Machine] = machine,
-        **rules: Any,
-    ) -> Machine:
-        self.kill()
-        self._disk_thread = DiskThread(self._kind(self._directory, root, GB, 0))
-        return make(name, disk_thread=self._disk_thread, root=root, **rules)
-
-    def flush(self) -> None:
-        assert self._disk_thread is not None
-        assert self._disk_thread.flush(20)
-
-    def kill(self) -> None:
-        if self._disk_thread is not None:
-            self._disk_thread.close()
-
-
-def prompt(name: str, *said: str) -> list[int]:
-    text = "".join(f"<|im_start|>user\n{part}<|im_end|>\n" for part in said)
-    ids: list[int] = loaded(name).tokenizer.encode(text + "<|im_start|>assistant\n")
-    return ids
 
 
 def assert_same(warm: Answer, cold: Answer, is_exact: bool) -> None:

@@ -17,7 +17,7 @@ from hearth.worker.cache.block_hash import pack
 from hearth.worker.disk.file_format import DTYPES, Damaged, Record, decode, encode
 from hearth.worker.disk.file_names import FileKind, parse
 from hearth.worker.disk.file_store import FileStore
-from tests.helpers.disk_records import OTHER_ROOT, ROOT, array, contents, record
+from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, array, contents, record
 
 MB = 1 << 20
 NAMES = st.text(string.printable, max_size=8).filter(lambda name: name != "__metadata__")

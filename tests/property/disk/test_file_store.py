@@ -12,7 +12,7 @@ from hearth.worker.disk.eviction_order import StoredFile, files_to_evict
 from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_names import FileKind, FileName
 from hearth.worker.disk.file_store import FILE_BYTES_MIN, FileStore
-from tests.helpers.disk_records import OTHER_ROOT, ROOT, contents, record
+from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, contents, record
 
 FILES_MAX = 6
 CAP = FILES_MAX * FILE_BYTES_MIN

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from scripts.fixtures.fixture_cache import VISION_NAMES
-from scripts.harness.vision_worker import SIZES, LookingMachine, LookingTalk, shown, swapped
-from tests.property.disk.test_disk_restart import Workers
-from tests.property.warm.test_warm_equals_cold import OPERATIONS, TOKENS_MAX, play, slow
+from scripts.harness.vision_worker import SIZES, LookingMachine, shown, swapped
+from tests.helpers.worker.disk_workers import Workers
+from tests.helpers.worker.vision_talks import LookingTalk
+from tests.helpers.worker.warm_talks import OPERATIONS, TOKENS_MAX, play, slow
 
 
 @pytest.fixture(scope="module", params=VISION_NAMES)

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import Metric
 
 from hearth.proxy.monitoring.request_metrics import RequestMetrics
-from hearth.proxy.pool import worker_pool as pool_module
+from hearth.proxy.pool import worker_link as link_module
 from hearth.shared.errors import Overloaded
 from hearth.shared.load_settings import PROJECT_DIR
 from hearth.worker.cache_report import DEPTHS, cache_report
@@ -17,10 +17,10 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.main import sweep_of
 from hearth.worker.schedule.memory_guard import GB, MemoryGuard, Watermark
 from scripts.harness.socketless_worker import machine
-from tests.helpers.scraped_metrics import families_of
-from tests.unit.proxy.monitoring.test_admin_routes import front
-from tests.unit.proxy.monitoring.test_request_metrics import scraped
-from tests.unit.proxy.pool.test_worker_pool import run
+from tests.helpers.clients.scraped_metrics import families_of
+from tests.helpers.proxy.app_over_workers import front
+from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.metric_values import scraped
 
 HEALTH: dict[str, Any] = {
     "id": 0,
@@ -160,7 +160,7 @@ def test_a_report_counts_every_entry_by_its_depth_and_what_was_evicted() -> None
 def test_a_worker_that_hangs_is_down_while_the_others_tell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool_module, "STATUS_WAIT_S_MAX", 0.4)
+    monkeypatch.setattr(link_module, "STATUS_WAIT_S_MAX", 0.4)
 
     async def body() -> None:
         async with front(2) as made:

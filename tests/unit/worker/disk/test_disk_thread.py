@@ -13,7 +13,7 @@ from hearth.worker.disk.disk_thread import DiskThread, Records
 from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_names import FileName
 from hearth.worker.disk.file_store import FileStore
-from tests.helpers.disk_records import ROOT, chain, contents, record
+from tests.helpers.records.disk_records import ROOT, chain, contents, record
 
 WAIT_S = 60.0
 

@@ -21,7 +21,7 @@ from hearth.worker.disk.file_index import FileIndex
 from hearth.worker.disk.file_names import TEMP_PREFIX, FileKind
 from hearth.worker.disk.file_store import FILE_BYTES_MIN, PAUSE_S, FileStore
 from hearth.worker.disk.shared_usage_counters import FILE_NAME, locked_counters
-from tests.helpers.disk_records import OTHER_ROOT, ROOT, chain, contents, record
+from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, chain, contents, record
 
 MB = 1 << 20
 DAY_S = 86_400.0

@@ -12,7 +12,7 @@ from hearth.shared.load_settings import load_settings
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.setup.kv_setup import make_disk_thread
-from tests.helpers.disk_records import ROOT, record
+from tests.helpers.records.disk_records import ROOT, record
 
 
 @pytest.fixture

@@ -9,10 +9,14 @@ import time
 from ast import literal_eval
 from pathlib import Path
 
+import pytest
+
 from hearth.worker.disk.file_format import Record, encode
 from hearth.worker.disk.file_names import TEMP_PREFIX, parse
 from hearth.worker.disk.file_store import FileStore
-from tests.helpers.disk_records import OTHER_ROOT, ROOT, contents, record
+from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, contents, record
+
+pytestmark = pytest.mark.process
 
 REPOSITORY = Path(__file__).parents[4]
 CAP = 3 << 20

@@ -16,7 +16,7 @@ from hearth.worker.engine.vlm_language_model import VLMLanguageModel
 from scripts.fixtures.fixture_cache import VISION_NAMES
 from scripts.harness.processed_images import noise, picture_of, prompt
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.vision_engine import as_mlx_vlm, new_vision, picture, text
+from tests.helpers.models.vision_engine import as_mlx_vlm, new_vision, picture, text
 
 MROPE = [name for name in VISION_NAMES if name != "gemma3"]
 SIZES = [(60, 60), (200, 60), (60, 140), (90, 120)]  # pixels

@@ -15,7 +15,7 @@ from hearth.worker.kv.quantise_kv import QuantFormat
 from scripts.fixtures.fixture_cache import VISION_NAMES
 from scripts.harness.processed_images import prompt
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.vision_engine import (
+from tests.helpers.models.vision_engine import (
     answer,
     as_mlx_vlm,
     cuts_of,

@@ -18,7 +18,7 @@ from hearth.worker.engine.vlm_language_model import VLMLanguageModel
 from hearth.worker.engine.vlm_loader import VisionModel
 from scripts.harness.processed_images import prompt
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.vision_engine import text
+from tests.helpers.models.vision_engine import text
 
 IMAGE, BEGIN, END = 3069, 3067, 3068
 VOCABULARY = 3072

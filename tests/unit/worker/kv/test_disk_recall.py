@@ -12,8 +12,8 @@ from hearth.worker.cache.cache_budget import MB
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from scripts.harness.socketless_worker import Machine, machine
-from tests.property.disk.test_disk_restart import Workers
-from tests.unit.worker.kv.test_kv_manager import KINDS, follow, prompt
+from tests.helpers.worker.disk_workers import Workers
+from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
 
 
 @pytest.fixture

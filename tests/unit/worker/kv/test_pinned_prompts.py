@@ -20,7 +20,7 @@ from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import CHUNK, Machine, machine
 from scripts.harness.store_builders import HYBRID, keep, new_store, rows, text
-from tests.unit.worker.kv.test_kv_manager import KINDS, follow, kept_bytes, message, prompt, words
+from tests.helpers.worker.kv_prompts import KINDS, follow, kept_bytes, message, prompt, words
 
 ME, OTHER = "me", "another key"
 

@@ -16,7 +16,7 @@ from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine
-from tests.unit.worker.kv.test_kv_manager import KINDS, follow, prompt
+from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
 
 GB = 1 << 30
 PACKED = {"running_format": QuantFormat(8, 32), "running_from": 100}
@@ -43,7 +43,7 @@ def tiers(warm: Machine, directory: Path | None = None) -> dict[str, Any]:
             for joint in keeper.store.joints
         ],
         "slots": [
-            (slot.number, slot.tokens.tolist(), list(slot.trail), slot.used_at)
+            (slot.number, slot.tokens.tolist(), list(slot.canonical_cuts), slot.used_at)
             for slot in keeper.slots
         ],
         "lines": [(line.number, line.used_at) for line in keeper.lines],

@@ -16,7 +16,7 @@ from hearth.worker.prompt.images.image_placeholders import (
 )
 from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptContent
 from scripts.harness.model_families import FAMILIES, family
-from tests.unit.worker.prompt.test_prompt_builder import (
+from tests.helpers.worker.prompt_builders import (
     ASKED,
     NEXT,
     SYSTEM,

@@ -6,7 +6,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Status, Submit
 from hearth.worker.requests.recent_prompts import RECENT_MAX, RecentPrompts
 from hearth.worker.requests.session_report import session_report
-from tests.unit.worker.sessions.test_session_manager import QUESTION, Desk
+from tests.helpers.worker.session_prompts import QUESTION, Desk
 
 MINE = Speaker("mine", "s1")
 

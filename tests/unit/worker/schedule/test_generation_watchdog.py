@@ -12,14 +12,7 @@ from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
-from tests.unit.worker.schedule.test_scheduler import (
-    END,
-    finish_of,
-    request,
-    run,
-    scheduler,
-    text_of,
-)
+from tests.helpers.worker.scripted_scheduler import END, finish_of, request, run, scheduler, text_of
 
 
 def watched(made: Any, generation_s: float = 0.0, stall_s: float = 0.0) -> None:

@@ -13,7 +13,7 @@ from hearth.worker.engine.model_loader import POCKET_DIR, load_model
 from hearth.worker.schedule import progress_log
 from hearth.worker.schedule.progress_log import LOG_EVERY_S, StartSteps
 from hearth.worker.schedule.request_state import Request
-from tests.unit.worker.schedule.test_scheduler import CHUNK, request, run, scheduler
+from tests.helpers.worker.scripted_scheduler import CHUNK, request, run, scheduler
 
 WAIT_S = 60.0
 PROMPT = 30 * CHUNK + 1

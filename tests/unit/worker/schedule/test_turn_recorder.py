@@ -3,7 +3,7 @@
 from hearth.shared.wire_messages import Speaker, Usage
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from scripts.harness.socketless_worker import machine
-from tests.unit.worker.sessions.test_session_manager import QUESTION, WORDS, Desk, echo
+from tests.helpers.worker.session_prompts import QUESTION, WORDS, Desk, echo
 
 TOOLS = [{"type": "function", "function": {"name": "read"}}]
 TITLE = [{"role": "user", "content": "make a title"}]

@@ -21,7 +21,7 @@ from scripts.harness import agent_worker
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import PARSE
 from scripts.harness.model_families import family
-from tests.helpers.client_echoes import CLIENTS, CWD, Client
+from tests.helpers.clients.client_echoes import CLIENTS, CWD, Client
 
 CHUNK = 256
 KINDS = {"qwen3": "qwen3", "harmony": "gpt_oss", "glm4": "qwen3"}

@@ -21,7 +21,7 @@ from hearth.shared.wire_messages import (
 from hearth.worker.cache.block_hash import PrefixHash, pack
 from hearth.worker.prompt.prompt_builder import BuiltPrompt
 from hearth.worker.requests.prompt_facts import PromptFacts
-from hearth.worker.requests.session_prompts import SessionPrompts
+from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.request_state import (
     ClientLease,
     MessageWithImages,
@@ -68,7 +68,7 @@ def run(*jobs: tuple[ClientLease, PromptJob]) -> tuple[list[Any], list[Up], Scri
     went_on: list[Any] = []
     sent: list[Up] = []
     prompts = ScriptedPrompts()
-    thread = PromptThread(cast(SessionPrompts, prompts), FACTS, load_settings({}, None))
+    thread = PromptThread(cast(SessionPromptBuilder, prompts), FACTS, load_settings({}, None))
     thread.run(todo, went_on.append, sent.append)
     return went_on, sent, prompts
 
