@@ -1,4 +1,4 @@
-"""Several answers to one request as one stream of events: its choices, and what they cost."""
+"""Merges the choices (n > 1) of one request into one stream of events, and adds up their usage."""
 
 import asyncio
 import dataclasses
@@ -13,11 +13,14 @@ ChoiceEvent = tuple[
 
 
 class MergedChoices:
-    """The choices of one ticket while they arrive. Owner: the task that serves it."""
+    """The choices of one request while they arrive. Owner: the task that serves it.
 
-    def __init__(self, ticket: AdmittedRequest) -> None:
-        self._answers = ticket.answers
-        self._per_prompt = ticket.request.choices
+    Invariant: once `events` has ended every answer is closed, and nothing of it runs on.
+    """
+
+    def __init__(self, admitted: AdmittedRequest) -> None:
+        self._answers = admitted.answers
+        self._per_prompt = admitted.request.choices
         self._usages: dict[int, Usage] = {}  # by choice, once it has ended
 
     async def events(self, wait_s: float | None = None) -> AsyncGenerator[ChoiceEvent, None]:
@@ -58,12 +61,13 @@ class MergedChoices:
 
     @property
     def usage(self) -> Usage:
-        """What all cost together, once each has ended."""
+        """Return what all cost together, once each has ended."""
         return merged([self._usages[i] for i in range(len(self._answers))], self._per_prompt)
 
 
 def merged(usages: Sequence[Usage], per_prompt: int) -> Usage:
     """Return what the choices of a request cost together: a prompt counts once for its own."""
+    assert usages and len(usages) % per_prompt == 0, (len(usages), per_prompt)
     firsts = usages[::per_prompt]
     return dataclasses.replace(
         firsts[0],

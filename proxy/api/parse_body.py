@@ -1,4 +1,4 @@
-"""Makes a client's body our request: its dialect's fields, and what all dialects share."""
+"""Parses a client's body into our request: its dialect's fields, and what all dialects share."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ _PARSERS: Final = {
 
 
 class BodyParser:
-    """Reads bodies. Owner: the event loop."""
+    """Parses bodies, reads their images, and names their messages. Owner: the event loop."""
 
     def __init__(self, settings: Settings, stored: ResponseStore) -> None:
         self._digester = MessageDigester(

@@ -1,4 +1,4 @@
-"""How many bytes of request bodies, and of the images they name, this process holds at once."""
+"""Bounds the bytes of request bodies and their images that this process holds at once."""
 
 from typing import Final
 
@@ -27,6 +27,7 @@ class BodyBudget:
 
     def take(self, count: int) -> None:
         """Hold `count` bytes more. Raises: Overloaded."""
+        assert count >= 0, count
         self.check(count)
         self.bytes_held += count
 

@@ -1,4 +1,4 @@
-"""The routes about the server itself: health, models, cache, sessions. All else is a 404."""
+"""Serves the routes about the server itself: health, models, cache, sessions. All else is a 404."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -33,7 +33,10 @@ Methods = dict[str, Callable[[HttpExchange], Awaitable[None]]]  # HEAD is answer
 
 
 class AdminRoutes:
-    """Answers what is asked about the server itself."""
+    """Answers requests about the server itself. Owner: the event loop.
+
+    Invariant: a key sees its own sessions, requests and prompts only, where there are several.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class AdminRoutes:
             request_metrics.PATH: {"GET": self._metrics},
         }
         self._shows_prompts = settings.cache_debug
-        self.requests = RecentRequests(is_apart=len(settings.api_keys) > 1)
+        self.requests = RecentRequests(separates_keys=len(settings.api_keys) > 1)
         self.feed = DashboardFeed(pool, self.health, self.requests)
         pool.count_unread = self._count_unread
 
@@ -125,15 +128,15 @@ class AdminRoutes:
         Raises:
             RequestError: the cache was to be emptied, and no worker is there that could.
         """
-        told = await exchange.while_connected(self._pool.ask(what, key=self._whose(exchange)))
-        if what == "clear_cache" and not told:
+        reports = await exchange.while_connected(self._pool.ask(what, key=self._whose(exchange)))
+        if what == "clear_cache" and not reports:
             raise Overloaded(
                 "Nothing was emptied: no worker is ready. Send a request, which loads a model, and "
                 "ask again; or stop the server and remove KV_CACHE_DIR."
             )
         rows = []
         for worker in self._workers:
-            row = told.get(worker.worker_id)
+            row = reports.get(worker.worker_id)
             body = row if isinstance(row, dict) else {"error": str(row)}
             body = _absent(worker) if row is None else body
             rows.append({"worker": worker.worker_id, **body})
@@ -145,29 +148,29 @@ class AdminRoutes:
     async def _unpin(self, exchange: HttpExchange) -> None:
         """Have every worker that holds the pin give it up."""
         pin_id = _rest(exchange.path, _PINS)
-        told = await exchange.while_connected(
+        reports = await exchange.while_connected(
             self._pool.ask("unpin", pin_id, self._whose(exchange))
         )
-        _known(told, f"No worker has a pin {pin_id!r:.80}; /v1/cache lists those they have.")
+        _known(reports, f"No worker has a pin {pin_id!r:.80}; /v1/cache lists those they have.")
         await exchange.send_json(200, {"id": pin_id, "object": "cache.pin", "deleted": True})
 
     async def _prompt(self, exchange: HttpExchange) -> None:
         """Answer with the token ids of a recent prompt, from the worker that rendered it."""
         request_id = _rest(exchange.path, _PROMPTS)
-        told = await exchange.while_connected(
+        reports = await exchange.while_connected(
             self._pool.ask("prompt", request_id, self._whose(exchange))
         )
         text = f"No worker remembers the prompt of {request_id!r:.80}; they keep recent ones only."
-        row = next(iter(_known(told, text).values()))
+        row = next(iter(_known(reports, text).values()))
         await exchange.send_json(200, {"request_id": request_id, "ids": row["ids"]})
 
     async def _sessions(self, exchange: HttpExchange) -> None:
         """Answer with sessions and last requests; a worker that cannot tell of its own says why."""
         key = self._whose(exchange)
-        told = await exchange.while_connected(self._pool.ask("sessions", key=key))
+        reports = await exchange.while_connected(self._pool.ask("sessions", key=key))
         rows, errors = [], []
         for worker in self._workers:
-            body = told.get(worker.worker_id)
+            body = reports.get(worker.worker_id)
             if isinstance(body, dict):
                 rows += [row | {"worker": worker.worker_id} for row in body["sessions"]]
             else:
@@ -180,19 +183,19 @@ class AdminRoutes:
     async def _session(self, exchange: HttpExchange) -> None:
         """Answer with the lines of one session, from every worker that has some."""
         session = _rest(exchange.path, _SESSIONS)
-        told = await exchange.while_connected(
+        reports = await exchange.while_connected(
             self._pool.ask("session", session, self._whose(exchange))
         )
         text = f"No worker knows the session {session!r:.80}; /v1/sessions lists those they know."
-        is_known = any(isinstance(row, dict) for row in told.values())
-        if not is_known and len(told) < len(self._workers):
+        is_known = any(isinstance(row, dict) for row in reports.values())
+        if not is_known and len(reports) < len(self._workers):
             raise Overloaded(
                 f"No worker that is ready knows the session {session!r:.80}, and one that is not "
                 "may know it. Ask again when /health tells that all are."
             )
         lines = [
             line | {"worker": worker_id}
-            for worker_id, row in _known(told, text).items()
+            for worker_id, row in _known(reports, text).items()
             for line in row["lines"]
         ]
         await exchange.send_json(200, {"session": session, "lines": lines})
@@ -229,8 +232,8 @@ class AdminRoutes:
 
     async def _metrics(self, exchange: HttpExchange) -> None:
         """Answer with sums over all keys, as far as the workers tell theirs in time."""
-        told = await exchange.while_connected(self._pool.ask("cache"))
-        text = self.metrics.text([worker.row() for worker in self._workers], told)
+        reports = await exchange.while_connected(self._pool.ask("cache"))
+        text = self.metrics.text([worker.row() for worker in self._workers], reports)
         await exchange.send_whole(200, text, request_metrics.CONTENT_TYPE)
 
     def _count_unread(self, answer: AnswerStream, usage: Usage) -> None:

@@ -87,15 +87,15 @@ class RecentRequests:
     Invariant: each answer that a worker has told the usage of is in the sums once.
     """
 
-    def __init__(self, *, is_apart: bool) -> None:
-        """`is_apart`: each key sees its own requests only."""
-        self._is_apart = is_apart
+    def __init__(self, *, separates_keys: bool) -> None:
+        """`separates_keys`: each key sees its own requests only."""
+        self._separates_keys = separates_keys
         self._by_key: dict[str, RequestTotals] = {}
         self.on_change: Callable[[], None] = lambda: None
 
     def whose(self, key: str) -> str:
         """Return whose requests the holder of `key`, a digest, may see; "" = everyone's."""
-        return key if self._is_apart else ""
+        return key if self._separates_keys else ""
 
     def of(self, key: str) -> RequestTotals:
         """Return what is remembered for `key` (of `whose`)."""

@@ -1,4 +1,4 @@
-"""What the workers know, as families of metrics: taken from /health's and /v1/cache's figures.
+"""Turns the workers' figures of /health and /v1/cache into families of Prometheus metrics.
 
 A worker that has not told is up 0, and its figures are left out rather than shown as they were.
 """
@@ -99,7 +99,7 @@ _TIGHT: Final = (
 
 
 class WorkerMetrics(Collector):
-    """Gives the families of one look at the workers. Owner: the event loop."""
+    """Collects the families of metrics of one report of each worker. Owner: the event loop."""
 
     def __init__(self) -> None:
         self.workers: Sequence[WorkerRow] = ()  # /health's
@@ -107,8 +107,8 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         health = {str(row["id"]): row for row in self.workers}
-        told = {str(number): row for number, row in self.reports.items()}
-        cache = {name: row for name, row in told.items() if not isinstance(row, RequestError)}
+        reports = {str(number): row for number, row in self.reports.items()}
+        cache = {name: row for name, row in reports.items() if not isinstance(row, RequestError)}
         yield from _states(health, cache)
         yield from _families(_OF_HEALTH, health)
         heard = {name: row for name, row in health.items() if row.get(_HEARD) is not None}

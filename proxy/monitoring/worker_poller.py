@@ -35,7 +35,7 @@ _LINE_FIELDS: Final = ("line", "parent", "kind", "agent", "branch_message", "tur
 
 @dataclass(frozen=True, slots=True)
 class SessionTree:
-    """A session's lines as they were told. `signature` tells whether they changed since."""
+    """A session's lines as JSON; `signature` changes where they have changed."""
 
     json: bytes  # made once for all listeners
     signature: Any  # None: a worker could not tell its part, so that it is asked again
@@ -43,7 +43,7 @@ class SessionTree:
 
 @dataclass(slots=True)
 class WorkerView:
-    """What the workers told last about one key's share, for all its listeners."""
+    """The workers' last reports about one key's share, for all of its listeners."""
 
     listeners: int = 0
     state: dict[str, Any] = field(default_factory=dict)  # replaced when it changes, as `trees` is
@@ -210,7 +210,7 @@ def _size(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _is_whole(reports: WorkerReports) -> bool:
-    """Whether each worker told its lines, or that it has none."""
+    """Return whether each worker told its lines, or that it has none."""
     return all(isinstance(body, dict) or body.status == 404 for body in reports.values())
 
 

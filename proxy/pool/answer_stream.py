@@ -30,7 +30,7 @@ class ClientGone(RequestError):
 
 
 class _TooSlow(RequestError):
-    """More of an answer waits than is held for one client."""
+    """More of an answer waits than is kept for one client."""
 
     def __init__(self) -> None:
         text = (
@@ -75,7 +75,7 @@ class AnswerStream:
         self._is_planned = False  # the model has taken it and says what is kept of it
         self.ended_as = ""  # a finish reason, or a failure's code
         self.status = 200  # of HTTP: what a failure's would be
-        self.usage: Usage | None = None  # once the worker has told it
+        self.usage: Usage | None = None  # once the worker has sent it
         self._release = release
         self._inbox: deque[Delta | Finished | RequestError] = deque()
         self._loose = 0  # deltas that were added since the newest were joined
@@ -88,7 +88,7 @@ class AnswerStream:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether some of its prompt was read for it, and nothing of the answer has come."""
+        """Return whether some of its prompt was read for it, and nothing of the answer has come."""
         return self.done_tokens > self.cached_tokens and not self._next_seq
 
     def outcome(self, broken: RequestError | None) -> tuple[str, int]:

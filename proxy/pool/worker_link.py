@@ -96,13 +96,13 @@ class WorkerLink:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it may be sent requests: it said Welcome, and that its model is loaded."""
+        """Return whether it may be sent requests: it said Welcome, and that its model is loaded."""
         if self._closed or self.welcome is None or self.heartbeat is None:
             return False
         return self.heartbeat.state == "ready"
 
     def takes(self, model: str, came_at: float) -> bool:
-        """Whether it is there for a request that came then; `model` "" = any."""
+        """Return whether it is there for a request that came then; `model` "" = any."""
         if not self.is_ready or (self.closed_at is not None and came_at >= self.closed_at):
             return False
         assert self.heartbeat is not None, "ready"
@@ -206,14 +206,14 @@ class WorkerLink:
                 self._send_late(Cancel(request_id))
 
         message = Submit(
-            request_id,
-            request.prompt,
-            request.sampling,
-            request.constraints,
-            request.use_kv_cache,
-            request.prefill_only,
-            request.pin,
-            self._is_apart,
+            request_id=request_id,
+            prompt=request.prompt,
+            sampling=request.sampling,
+            constraints=request.constraints,
+            use_kv_cache=request.use_kv_cache,
+            prefill_only=request.prefill_only,
+            pin=request.pin,
+            is_apart=self._is_apart,
         )
         self._send(message)
         answer = self.answers[request_id] = AnswerStream(

@@ -21,13 +21,18 @@ SHRINK_SHARE_MAX: Final = 0.1  # of a conversation's characters, where CACHE_NOR
 
 @dataclass(frozen=True, slots=True)
 class _KnownMessage:
+    """A message that was named before."""
+
     name: MessageName
     chars: int  # of the content's text
     delta_chars: int  # that its canonical form has fewer
 
 
 class MessageDigester:
-    """Names messages, and remembers the names of those it has seen. Owner: the event loop."""
+    """Names messages, and remembers the names of those it has seen. Owner: the event loop.
+
+    Invariant: at most REMEMBERED_MAX are remembered; a name depends on the message alone.
+    """
 
     def __init__(self, is_on: bool, checks_size: bool) -> None:
         """With `checks_size` a conversation that would lose too much is known by its exact text."""
@@ -61,6 +66,7 @@ class MessageDigester:
             named = _KnownMessage(MessageName(canonical, exact, rules), chars, chars - _chars(left))
         else:
             named = _KnownMessage(MessageName(exact, exact), chars, 0)
+        assert named.delta_chars >= 0, (named.delta_chars, named.name.rules)
         self._known[exact] = named
         if len(self._known) > REMEMBERED_MAX:
             self._known.popitem(last=False)

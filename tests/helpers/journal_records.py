@@ -28,22 +28,22 @@ class Notes:
 
 
 def opened(directory: Path, notes: Notes | None = None) -> tuple[JournalWriter[Any], list[Any]]:
-    """Return a scribe, and the records that were there."""
-    scribe = open_journal_writer(directory, notes or Notes(), SCHEMA, {})
-    assert isinstance(scribe, JournalWriter)
-    return scribe, [record for _, record in scribe.read()]
+    """Return a journal writer, and the records that were there."""
+    writer = open_journal_writer(directory, notes or Notes(), SCHEMA, {})
+    assert isinstance(writer, JournalWriter)
+    return writer, [record for _, record in writer.read()]
 
 
 def wrote(directory: Path, *records: Any) -> dict[str, int]:
     """Put `records` behind what is there, and close; return what was counted."""
-    scribe, _ = opened(directory)
+    writer, _ = opened(directory)
     for record in records:
-        scribe.put(record, 1)
-    scribe.close()
-    return scribe.report()
+        writer.put(record, 1)
+    writer.close()
+    return writer.report()
 
 
 def held(directory: Path) -> list[Any]:
-    scribe, records = opened(directory)
-    scribe.close()
+    writer, records = opened(directory)
+    writer.close()
     return records

@@ -18,7 +18,7 @@ import install_and_run
 from hearth.shared import processes
 from hearth.shared.errors import StartError
 from hearth.shared.processes import (
-    Process,
+    IdentifiedProcess,
     end_processes,
     process_started,
     read_pid_file,
@@ -55,21 +55,23 @@ def held() -> Iterator[tuple["subprocess.Popen[str]", int]]:
         yield pair
 
 
-def identity(pid: int) -> Process:
+def identity(pid: int) -> IdentifiedProcess:
     started = process_started(pid)
     assert started is not None
-    return Process(pid, started)
+    return IdentifiedProcess(pid, started)
 
 
-def ended() -> Process:
+def ended() -> IdentifiedProcess:
     """A process that is no more."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         was = identity(process.pid)
     return was
 
 
-def write_pid_file(directory: Path, supervisor: Process, *children: Process) -> None:
-    def row(process: Process) -> dict[str, object]:
+def write_pid_file(
+    directory: Path, supervisor: IdentifiedProcess, *children: IdentifiedProcess
+) -> None:
+    def row(process: IdentifiedProcess) -> dict[str, object]:
         return {"pid": process.pid, "started": process.started}
 
     record = {
@@ -181,7 +183,7 @@ def test_a_child_that_ended_before_it_was_written_down_hides_nobody_else(tmp_pat
     gone, good = {"pid": 8, "started": None}, {"pid": 7, "started": 1}
     path = tmp_path / "hearth.json"
     path.write_text(json.dumps({"supervisor": good, "children": [gone, good]}))
-    assert read_pid_file(path) == (Process(7, 1.0), [Process(7, 1.0)])
+    assert read_pid_file(path) == (IdentifiedProcess(7, 1.0), [IdentifiedProcess(7, 1.0)])
 
 
 # ---- whose a port is ----
@@ -256,7 +258,7 @@ def test_a_process_that_got_the_pid_of_a_dead_child_is_left_alone(
 ) -> None:
     process, port = held
     now = identity(process.pid)
-    before = Process(now.pid, now.started - 1)
+    before = IdentifiedProcess(now.pid, now.started - 1)
     write_pid_file(tmp_path, before, before)
     with pytest.raises(StartError, match=rf"held by pid {process.pid} \("):
         take_port(HOST, port, tmp_path)

@@ -36,7 +36,7 @@ LEGACY = {**BODY, "tools": [], "functions": [{"name": "f"}]}
 
 def pieces(*scripts: Sequence[Step], body: dict[str, Any] = BODY) -> list[ChatChunk]:
     made = ticket(chat_completions.parse(body | {"n": len(scripts)}), *scripts)
-    return asyncio.run(listed(chat_completions.pieces(made, MergedChoices(made))))
+    return asyncio.run(listed(chat_completions.chunks(made, MergedChoices(made))))
 
 
 def deltas(*steps: Step, body: dict[str, Any] = BODY) -> list[Any]:
@@ -50,7 +50,7 @@ def deltas(*steps: Step, body: dict[str, Any] = BODY) -> list[Any]:
 
 def whole(*steps: Step, body: dict[str, Any] = BODY) -> WholeChoice:
     made = ticket(chat_completions.parse(body | {"stream": False}), steps)
-    (found,) = asyncio.run(chat_completions.wholes(made, MergedChoices(made)))
+    (found,) = asyncio.run(chat_completions.whole_choices(made, MergedChoices(made)))
     return found
 
 

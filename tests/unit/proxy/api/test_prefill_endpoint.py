@@ -215,12 +215,12 @@ def test_with_one_key_whoever_has_it_gives_up_any_pin() -> None:
 def test_every_dialect_says_whether_its_request_is_kept_or_the_settings_do(
     dialect: str, default: str, tmp_path: Path
 ) -> None:
-    intake = edge_of(tmp_path, USE_KV_CACHE=default)._intake
+    body_parser = edge_of(tmp_path, USE_KV_CACHE=default)._body_parser
     for wanted in (True, False):
         body = BODIES[dialect] | {"use_kv_cache": wanted}
-        assert intake.read(dialect, body, {}).use_kv_cache is wanted  # type: ignore[arg-type]
+        assert body_parser.read(dialect, body, {}).use_kv_cache is wanted  # type: ignore[arg-type]
     for silent in (BODIES[dialect], BODIES[dialect] | {"use_kv_cache": None}):
-        kept = intake.read(dialect, silent, {}).use_kv_cache  # type: ignore[arg-type]
+        kept = body_parser.read(dialect, silent, {}).use_kv_cache  # type: ignore[arg-type]
         assert kept is (default == "true")
 
 

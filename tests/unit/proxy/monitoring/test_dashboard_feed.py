@@ -74,9 +74,9 @@ def health() -> dict[str, Any]:
     return {"status": "ok", "workers": [{"id": 0, "state": "ready"}]}
 
 
-def feed_of(workers: Workers | None = None, *, is_apart: bool = False) -> DashboardFeed:
+def feed_of(workers: Workers | None = None, *, separates_keys: bool = False) -> DashboardFeed:
     pool: Any = workers or Workers()
-    return DashboardFeed(pool, health, RecentRequests(is_apart=is_apart))
+    return DashboardFeed(pool, health, RecentRequests(separates_keys=separates_keys))
 
 
 def request_of(session: str = "s", key: str = "", **fields: Any) -> ParsedRequest:
@@ -311,7 +311,7 @@ def test_workers_are_asked_only_while_somebody_listens() -> None:
 
 def test_who_is_read_and_who_waits_is_told_of_the_own_requests_only() -> None:
     async def body() -> None:
-        feed = feed_of(is_apart=True)
+        feed = feed_of(separates_keys=True)
         with feed.listening("mine") as events:
             state = (await read_until(events, "state"))["state"]
             await events.aclose()
@@ -394,7 +394,7 @@ def test_a_closing_server_ends_every_stream() -> None:
 
 def test_with_several_keys_each_is_told_its_own_requests_only() -> None:
     workers = Workers()
-    feed = feed_of(workers, is_apart=True)
+    feed = feed_of(workers, separates_keys=True)
     for key in ("a", "b", "b"):
         note(feed, key=key)
 

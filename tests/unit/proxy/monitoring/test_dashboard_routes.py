@@ -12,7 +12,7 @@ import pytest
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.monitoring import dashboard_routes as dashboard_module
-from hearth.proxy.monitoring.dashboard_routes import FORM_BYTES_MAX, PASSES_MAX, SignIns
+from hearth.proxy.monitoring.dashboard_routes import FORM_BYTES_MAX, SIGN_INS_MAX, SignIns
 from hearth.proxy.request.session_id import key_digest
 from tests.unit.proxy.http.test_app import HOST, Reply, ask, edge_of
 from tests.unit.proxy.http.test_http_limits import serving
@@ -214,12 +214,12 @@ def test_another_sites_page_can_neither_sign_in_nor_listen(tmp_path: Any) -> Non
 
 def test_sign_ins_are_bounded_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = SignIns()
-    tokens = [passes.issue(str(number)) for number in range(PASSES_MAX + 1)]
-    assert len(set(tokens)) == PASSES_MAX + 1
+    tokens = [passes.issue(str(number)) for number in range(SIGN_INS_MAX + 1)]
+    assert len(set(tokens)) == SIGN_INS_MAX + 1
     assert passes.key_of(tokens[0]) is None
     assert passes.key_of(tokens[1]) == "1"
-    assert passes.key_of(tokens[-1]) == str(PASSES_MAX)
-    monkeypatch.setattr(dashboard_module, "PASS_S", 0.0)
+    assert passes.key_of(tokens[-1]) == str(SIGN_INS_MAX)
+    monkeypatch.setattr(dashboard_module, "SIGN_IN_S", 0.0)
     assert passes.key_of(passes.issue("late")) is None
     assert not any(token in repr(vars(passes)) for token in tokens)
 

@@ -42,7 +42,7 @@ def test_only_so_many_are_told() -> None:
 
 
 def test_each_key_is_told_of_its_own_requests_and_their_sums() -> None:
-    feed = feed_of(is_apart=True)
+    feed = feed_of(separates_keys=True)
     asked(feed, "mine", "k")
     asked(feed, "theirs", "other")
     for key, session in (("k", "mine"), ("other", "theirs")):

@@ -41,7 +41,7 @@ def warmer(directory: Path, *files: Any, **environ: str) -> WarmPrompts:
 def named_warmer(directory: Path, *names: str, **environ: str) -> WarmPrompts:
     environ = {"WARM_PROMPTS": ",".join(names), "RUN_DIR": str(directory)} | environ
     settings = load_settings({"MAX_KV_SIZE_GB": "0"} | environ, None)
-    return WarmPrompts(settings, edge_of(directory)._intake, ModelNames.of(settings))
+    return WarmPrompts(settings, edge_of(directory)._body_parser, ModelNames.of(settings))
 
 
 @contextlib.asynccontextmanager
@@ -187,7 +187,7 @@ def test_a_worker_that_goes_while_an_image_is_fetched_is_asked_nothing(
                 await closed.wait()
                 return request
 
-            with mock.patch.object(mine._intake, "complete", complete):
+            with mock.patch.object(mine._body_parser, "complete", complete):
                 mine.begin(link)
                 await fetching.wait()
                 link.close("It is gone.")
