@@ -16,11 +16,13 @@ from hearth.worker.engine import decoder
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.image_encoder import ImageEncoder
 from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.vlm_language_model import VLMLanguageModel
 from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.processed_images import noise, picture_of
 from scripts.harness.socketless_worker import loaded
 
 PLENTY = 1 << 30
+POSITION_MEMORY = ("_rope_deltas", "_position_ids")  # upstream's names
 WITH_LOGPROBS = TokenChoice(sampler=greedy_sampler, processors=(), top_logprobs=1)
 
 Arrays = list[np.ndarray[Any, Any]]
@@ -57,6 +59,16 @@ def feed(
     for start, end in pairwise(cuts):
         engine.prefill(cache, ids[start:end], runs)
     return cache
+
+
+def forget_positions(language: VLMLanguageModel) -> None:
+    """Have mlx-vlm's model forget what it remembers of the request that it saw last."""
+    for name in POSITION_MEMORY:
+        setattr(language.model, name, None)
+
+
+def remembers_positions(language: VLMLanguageModel) -> bool:
+    return any(getattr(language.model, name) is not None for name in POSITION_MEMORY)
 
 
 def cuts_of(count: int, chunk: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What is kept, without its bytes: joints, the extents between them, snapshots at them.
+"""Keeps joints, the extents between them and the snapshots at them, all without their bytes.
 
 A joint is a prefix of tokens at which a prefill can be resumed. An extent is the immutable run of
 KV between two joints: what one forward, or one generated turn, wrote. Branches share the extents
@@ -13,11 +13,11 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens
 from hearth.worker.cache.cache_budget import Budget
-from hearth.worker.cache.line_priority import LinePriority
+from hearth.worker.cache.conversation_priority import LinePriority
 
 
 class Bytes(Protocol):
-    """Arrays that the byte layer keeps; opaque here."""
+    """Arrays that worker/kv/ keeps; opaque here."""
 
     @property
     def nbytes(self) -> int: ...
@@ -139,6 +139,7 @@ class ExtentStore:
         for a fast one any. A new extent has no bytes yet: its committer gives it a holder.
         """
         assert not start.is_dropped and len(tokens) > 0, (start.position, len(tokens))
+        assert self._joints.get(start.name) is start, start
         is_canonical = is_canonical and _is_canonical(start)
         position = start.position + len(tokens)
         end = self._joints.get(name)
@@ -160,16 +161,19 @@ class ExtentStore:
         return end, extent
 
     def set_body(self, extent: Extent, body: Bytes | None) -> None:
+        assert body is None or extent in self._extents, extent
         self._account(extent.body, body)
         extent.body = body
 
     def set_window(self, extent: Extent, window: Bytes | None, window_from: int) -> None:
         """Keep the window layers' rows of `window_from` and later; None keeps none."""
         assert extent.start.position <= window_from <= extent.end.position, window_from
+        assert window is None or extent in self._extents, extent
         self._account(extent.window, window)
         extent.window, extent.window_from = window, window_from
 
     def set_snapshot(self, joint: Joint, snapshot: Bytes | None) -> None:
+        assert snapshot is None or not joint.is_dropped, joint
         self._account(joint.snapshot, snapshot)
         joint.snapshot = snapshot
 

@@ -1,4 +1,4 @@
-"""What may not be evicted because somebody asked for it, within half of the budget."""
+"""Holds pins: prompts that clients asked never to evict, within half of the budget."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,12 +45,16 @@ class Pin:
         return (part for part in parts if part is not None)
 
     def mark(self, count: int) -> None:
+        """Add `count`, 1 or -1, to the pins of all that it holds."""
         for extent in self.path:
             extent.pinned += count
+            assert extent.pinned >= 0, extent
         for extent in self.windows:
             extent.window_pinned += count
+            assert extent.window_pinned >= 0, extent
         for joint in self.snapshots:
             joint.snapshot_pinned += count
+            assert joint.snapshot_pinned >= 0, joint
 
 
 class Pins:
@@ -67,6 +71,9 @@ class Pins:
 
     def __len__(self) -> int:
         return len(self._pins)
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(self._pins.values())
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +130,7 @@ class Pins:
             self.drop(pin_id)
 
     def report(self, key: str = "") -> dict[str, Any]:
-        """Return what `/v1/cache` tells: the pins of `key`, "" = everyone's, and what all hold."""
+        """Return the pins of `key`, "" = everyone's, and what all hold, for `/v1/cache`."""
         rows = [
             {"id": pin_id, "tokens": pin.tokens, "bytes": _total(pin.parts())[0]}
             for pin_id, pin in self._pins.items()

@@ -23,6 +23,10 @@ class PrefixQuery:
     root: PrefixHash | None = None  # what `names` begin with; None = the model's own
     images: tuple[ImageRun, ...] = ()  # ascending
 
+    def __post_init__(self) -> None:
+        assert len(self.cuts) == len(self.names), (len(self.cuts), len(self.names))
+        assert 0 <= self.limit <= len(self.tokens), (self.limit, len(self.tokens))
+
     @property
     def limit(self) -> int:
         """The furthest position at which this prompt can be resumed."""

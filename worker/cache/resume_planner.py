@@ -1,4 +1,4 @@
-"""Decides where a request goes on from. A plan is a value; carrying it out is the byte layer's."""
+"""Plans where a request resumes. A plan is a value; worker/kv/ carries it out."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ KINDS = ("exact", "prefix", "supersequence", "lcp", "miss")
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """An idle live slot: what it holds, physically."""
+    """An idle live slot, as the planner sees it: the tokens that its layers hold."""
 
     number: int
     tokens: Tokens  # all that is in its layers
@@ -24,7 +24,7 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """What a request starts with.
+    """Where a request resumes, and from what.
 
     kind: how the prompt relates to what is kept (KINDS). `hybrid_trimmed` says that rows were
     kept further than the layers' states and windows allow to resume.
@@ -38,6 +38,12 @@ class ResumePlan:
     kind: str
     matched: int
     hybrid_trimmed: bool
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.position <= self.matched, (self.position, self.matched)
+        if self.path:
+            last = self.path[-1]
+            assert last.start.position < self.position <= last.end.position, self.position
 
     @classmethod
     def cold(cls) -> "ResumePlan":

@@ -7,9 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, Layout
-from hearth.worker.cache.line_priority import LinePriorities, LinePriority
 from scripts.harness.store_builders import (
     DENSE,
     HYBRID,
@@ -80,14 +80,14 @@ class Caching(RuleBasedStateMachine):
             joint.pins -= 1
             before.pins -= 1
         joint.is_prompt_end = True
-        self.lines.rest(line, self.now)
+        self.lines.end_turn(line, self.now)
         assert prefix_of(joint) == tokens
         assert all(extent in self.store for extent in held)
 
     def a_line(self) -> LinePriority:
         if self.known and self.now % 3 == 0:
             line = self.known[int(self.now) % len(self.known)]
-            self.lines.proceed(line, self.now, line.turns + 1)
+            self.lines.begin_turn(line, self.now, line.turns + 1)
         else:
             line = self.lines.open(self.now, 1)
             self.known.append(line)

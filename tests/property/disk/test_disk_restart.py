@@ -30,12 +30,12 @@ class Workers:
     def __init__(self, directory: Path, kind: type[FileStore] = FileStore) -> None:
         self._directory = directory
         self._kind = kind
-        self._courier: DiskThread | None = None
+        self._disk_thread: DiskThread | None = None
 
     @property
-    def shelf(self) -> FileStore:
-        assert self._courier is not None
-        return self._courier.shelf
+    def file_store(self) -> FileStore:
+        assert self._disk_thread is not None
+        return self._disk_thread.file_store
 
     def start(
         self,
@@ -45,16 +45,16 @@ class Workers:
         **rules: Any,
     ) -> Machine:
         self.kill()
-        self._courier = DiskThread(self._kind(self._directory, root, GB, 0))
-        return make(name, courier=self._courier, root=root, **rules)
+        self._disk_thread = DiskThread(self._kind(self._directory, root, GB, 0))
+        return make(name, disk_thread=self._disk_thread, root=root, **rules)
 
     def flush(self) -> None:
-        assert self._courier is not None
-        assert self._courier.flush(20)
+        assert self._disk_thread is not None
+        assert self._disk_thread.flush(20)
 
     def kill(self) -> None:
-        if self._courier is not None:
-            self._courier.close()
+        if self._disk_thread is not None:
+            self._disk_thread.close()
 
 
 def prompt(name: str, *said: str) -> list[int]:
@@ -128,14 +128,14 @@ def test_quantised_kv_comes_back_as_it_was(workers: Workers, rules: dict[str, An
 def test_what_the_disk_was_too_slow_for_is_written_at_the_end(workers: Workers) -> None:
     asked = prompt("qwen3", TEXT)
     first = workers.start("qwen3")
-    courier = first.keeper._disk.courier
-    courier._queue_bytes_max = 0  # as if it were full
+    disk_thread = first.keeper.disk.thread
+    disk_thread.queue_bytes_max = 0  # as if it were full
     first.ask(asked)
     for number in range(4):  # its slot is given up, and so in RAM only
         first.ask(prompt("qwen3", f"{number} is another question. {TEXT}"))
     workers.flush()
-    assert courier.report()["files"] == 0
-    courier._queue_bytes_max = GB
+    assert disk_thread.report()["files"] == 0
+    disk_thread.queue_bytes_max = GB
     first.keeper.hand_over()
     workers.flush()
     warm = workers.start("qwen3").ask(asked)

@@ -69,8 +69,8 @@ class Talk:
     def __init__(self, name: str, warm: Any, cold: Any, dtype: str = "float32") -> None:
         tokenizer = loaded(name).tokenizer
         special = {t: self._ids(tokenizer, t) for t in ("<|im_start|>", "<|im_end|>\n")}
-        self._end = special["<|im_end|>\n"]
-        self._header = {
+        self.turn_end = special["<|im_end|>\n"]
+        self.header = {
             role: special["<|im_start|>"] + self._ids(tokenizer, f"{role}\n")
             for role in ("system", "user", "assistant")
         }
@@ -89,18 +89,18 @@ class Talk:
         return [chance.randrange(300, 2900) for _ in range(count)]
 
     def message(self, role: str, ids: list[int]) -> list[int]:
-        return self._header[role] + ids + self._end
+        return self.header[role] + ids + self.turn_end
 
     def opening(self, chance: random.Random) -> list[int]:
         shared = self.words(random.Random(chance.randrange(2)), 90)  # one of two system prompts
         ids = self.message("system", shared)
         ids += self.message("user", self.words(chance, chance.choice([5, 40, 150])))
-        return ids + self._header["assistant"]
+        return ids + self.header["assistant"]
 
     def turn(self, chance: random.Random, ids: list[int], answer: list[int]) -> list[int]:
         """Return the prompt that follows `answer` to the prompt `ids`."""
         said = self.words(chance, chance.choice([1, 20, 70, 150]))
-        return ids + answer + self._end + self.message("user", said) + self._header["assistant"]
+        return ids + answer + self.turn_end + self.message("user", said) + self.header["assistant"]
 
     def whole(self, ids: list[int]) -> list[int]:
         """Return the beginning of a prompt, without what may not be broken off."""
@@ -210,12 +210,12 @@ def step(
         talk.compare(warm.settled(answer), ids, is_exact)
         talk.ask(ids, is_exact)
     elif what == "bare":  # no generation prompt at its end, and something else goes on behind it
-        bare = ids[: -len(talk._header["assistant"])] + talk.words(chance, 30)
+        bare = ids[: -len(talk.header["assistant"])] + talk.words(chance, 30)
         talk.ask(bare, is_exact)
         talk.ask(bare + talk.words(chance, 90), is_exact)
     elif what == "shorter":
         cuts = [cut for cut in warm.rule.natural(ids) if cut > 20]
-        talk.ask(ids[: chance.choice(cuts)] + talk._header["assistant"], is_exact)
+        talk.ask(ids[: chance.choice(cuts)] + talk.header["assistant"], is_exact)
     else:
         asked = {
             "edit": talk.whole(ids[:-30]) + talk.words(chance, 40),
@@ -242,7 +242,7 @@ def cancelled(talk: Talk, chance: random.Random, ids: list[int], after_prefill: 
         talk.warm.step()
     if after_prefill:
         talk.warm.run(until=lambda: request.completion_tokens > 2)
-    request.ticket.is_cancelled = True
+    request.lease.is_cancelled = True
     talk.warm.run()
 
 
