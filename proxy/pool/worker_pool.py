@@ -54,14 +54,9 @@ class WorkerPool:
         if self._renewer is None:
             self._renewer = asyncio.create_task(self._renew(), name="leases")
         link = self.links[worker_id] = WorkerLink(
-            worker_id,
-            endpoint,
-            lambda: self._link_ready(link),
-            keys,
-            models,
-            self.is_apart,
-            self.count_unread,
+            worker_id, endpoint, lambda: self._link_ready(link), keys, models, self.is_apart
         )
+        link.count_unread = self.count_unread
         return link
 
     def _link_ready(self, link: WorkerLink) -> None:
