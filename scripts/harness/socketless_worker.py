@@ -26,12 +26,12 @@ from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
-from hearth.worker.prompt.template_marks import turn_marks
+from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
 from hearth.worker.schedule.scheduler import Scheduler
-from hearth.worker.schedule.scheduler_interfaces import SchedulerRules
+from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.token_output import TokenOutput
+from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.store_builders import ROOT
 
@@ -124,7 +124,7 @@ class Machine:
             words,
             end_ids,
             self._choose,
-            SchedulerRules(
+            SchedulerConfig(
                 rules["slots_max"],
                 self.rule.natural,
                 chunk,
@@ -148,18 +148,18 @@ class Machine:
     ) -> Answer:
         """Hand a prompt in, `how` being further fields; `run` or `step` computes it."""
         self._number += 1
-        ticket = ClientLease(f"r{self._number}", b"peer")
-        ticket.lease_until = float("inf")
+        lease = ClientLease(f"r{self._number}", b"peer")
+        lease.lease_until = float("inf")
         keys = keys_of(ids, images)
         cuts = self.rule.cuts(keys)
         names = prefix_hashes(self._root, keys, cuts)
         request = Request(
-            ticket=ticket,
+            lease=lease,
             ids=list(ids),
             query=PrefixQuery(keys, cuts, names, images=tuple(images)),
             sampling=Sampling(),
             tokens_max=tokens_max,
-            output=TokenOutput(self._words.detokeniser(), []),
+            output=OutputProcessor(self._words.detokeniser(), []),
             **how,
         )
         return self.enter(request)
@@ -174,7 +174,7 @@ class Machine:
         with mx.stream(generation_stream):
             events = []
             if self.scheduler.is_blocked:
-                self.scheduler.recalled(self.posted.get(timeout=60))
+                self.scheduler.take_recalled(self.posted.get(timeout=60))
             for event in self.scheduler.step():
                 events.append(event)
                 if isinstance(event, Finished):
@@ -202,7 +202,7 @@ class Machine:
 
     def work_ahead(self, chunks: int = 1 << 30) -> None:
         with mx.stream(generation_stream):
-            while chunks > 0 and self.scheduler.work_ahead():
+            while chunks > 0 and self.scheduler.prefill_idle():
                 chunks -= 1
 
     def check(self) -> None:

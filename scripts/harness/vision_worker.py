@@ -49,7 +49,7 @@ class LookingMachine(Machine):
         cuts = self.rule.natural(keys)
         images = tuple(run.bare() for run in self._runs(keys))
         query = PrefixQuery(keys, cuts, prefix_hashes(self._root, keys, cuts), images=images)
-        self.scheduler.foresee(query)
+        self.scheduler.prefill_later(query)
 
     def _runs(self, keys: Tokens) -> list[ImageRun]:
         pictures = [(start, self._album[int(keys[start])]) for start in image_borders(keys)[0]]

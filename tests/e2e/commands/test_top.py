@@ -24,7 +24,7 @@ ALTERNATE_SCREEN, MAIN_SCREEN, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\
 
 
 def command(url: str, *arguments: str) -> list[str]:
-    return [sys.executable, "hearth top", "--base-url", url, *arguments]
+    return [sys.executable, "-m", "hearth.commands.top", "--base-url", url, *arguments]
 
 
 def printed(url: str, *arguments: str) -> tuple[int, str]:

@@ -20,8 +20,8 @@ OPENED = """
 import functools
 from hearth.proxy.api import parse_body
 from hearth.proxy.images import image_fetch
-make = image_fetch.Images
-parse_body.Images = functools.partial(make, is_allowed=lambda address: address == "127.0.0.1")
+make = image_fetch.ImageFetcher
+parse_body.ImageFetcher = functools.partial(make, is_allowed=lambda address: address == "127.0.0.1")
 """
 PNG, JPEG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40, b"\xff\xd8\xff" + b"jpeg" * 9
 CLAUDE: dict[str, Any] = {"model": "claude-x", "max_tokens": 50}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import validate
 
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from tests.helpers.scripted_server import ScriptedServer
 from tests.helpers.scripted_worker import FREEDOM
 from tests.helpers.sdk_conversations import (

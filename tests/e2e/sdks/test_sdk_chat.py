@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from tests.helpers.run_clients import CONTEXT_TOKENS, MODEL
 from tests.helpers.scripted_server import ScriptedServer
 from tests.helpers.scripted_worker import FREEDOM, SMALL_TALK

@@ -5,7 +5,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from tests.helpers.run_clients import MODEL
 from tests.helpers.scripted_server import ScriptedServer
 from tests.helpers.sdk_conversations import OSLO, TOOLS, MessagesTalk, Sdks, dictation

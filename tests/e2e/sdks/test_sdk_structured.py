@@ -7,7 +7,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from tests.helpers.run_clients import MODEL
 from tests.helpers.scripted_worker import FREEDOM
 from tests.helpers.sdk_conversations import Sdks, dictation

@@ -21,7 +21,7 @@ from tests.helpers.output_formats import (
     streamed,
     tool,
 )
-from tests.property.stream.test_output_format import PIECES
+from tests.property.stream.test_model_output_format import PIECES
 
 FILES = sorted(path.stem for path in OUTPUTS.glob("*.jsonl"))
 SPLITS = 5  # of each output: more than 2,000 in all

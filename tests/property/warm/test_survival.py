@@ -86,7 +86,7 @@ class Life:
     def apart(self) -> None:
         (ids,) = self._some(1)
         beside = self.warm.submit(self._some(1)[0], TOKENS_MAX)
-        answer = self.warm.submit(ids, TOKENS_MAX, is_kept=False)
+        answer = self.warm.submit(ids, TOKENS_MAX, uses_cache=False)
         self._run()
         self._is_answered(beside, beside.request.ids)
         assert not self._is_answered(answer, ids) or answer.cached == 0
@@ -96,7 +96,7 @@ class Life:
         (ids,) = self._some(1)
         answer = self.warm.submit(ids, TOKENS_MAX)
         self._run(self._chance.randrange(12))
-        answer.request.ticket.is_cancelled = True
+        answer.request.lease.is_cancelled = True
         self._run()
         assert self._ends[answer.request.request_id] == 1
         again = self.warm.submit(ids, TOKENS_MAX)
@@ -189,7 +189,7 @@ class Life:
 def _deliver(warm: Machine) -> None:
     """Have what the disk has read come in now, though nobody waits for it."""
     while not warm.posted.empty():
-        warm.scheduler.recalled(warm.posted.get_nowait())
+        warm.scheduler.take_recalled(warm.posted.get_nowait())
 
 
 @slow(3)

@@ -170,13 +170,13 @@ def test_a_client_that_leaves_amid_an_image_leaves_nothing_that_is_resumed_amid_
         answer = warm.submit(ids, TOKENS_MAX)
         request = answer.request
         warm.run(until=lambda request=request, to=position: request.position >= to)
-        request.ticket.is_cancelled = True
+        request.lease.is_cancelled = True
         inside += at < request.position < at + len(image)
         warm.run()
         warm.check()
         again = warm.submit(ids, TOKENS_MAX)
         assert again.request.kept_tokens <= at or again.request.kept_tokens >= at + len(image)
-        again.request.ticket.is_cancelled = True
+        again.request.lease.is_cancelled = True
         warm.run()
     assert inside, "a long image is read in several forwards"
     last = talk.ask(ids, is_exact=False)
@@ -193,7 +193,7 @@ def test_a_client_that_leaves_behind_the_encoder_is_not_prefilled_for(name: str)
     answer = warm.submit(ids, TOKENS_MAX)
     warm.run(until=lambda: warm.encoder_calls > 0)
     assert 0 < answer.request.position <= ids.index(image[0])
-    answer.request.ticket.is_cancelled = True
+    answer.request.lease.is_cancelled = True
     warm.run()
     assert (answer.reason, answer.prefilled) == ("cancelled", answer.request.position)
     talk.ask(ids, is_exact=False)

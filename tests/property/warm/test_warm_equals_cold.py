@@ -242,7 +242,7 @@ def cancelled(talk: Talk, chance: random.Random, ids: list[int], after_prefill: 
         talk.warm.step()
     if after_prefill:
         talk.warm.run(until=lambda: request.completion_tokens > 2)
-    request.ticket.is_cancelled = True
+    request.lease.is_cancelled = True
     talk.warm.run()
 
 

@@ -14,15 +14,14 @@ from hearth.proxy.app import ProxyApp
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared import logging_setup as logs
-from hearth.shared.load_settings import load_settings
 from hearth.shared.wire_messages import Failed, Prompt, Sampling, Speaker, Submit, Up
 from hearth.worker.cache.block_hash import key_root, pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache_report import cache_report
 from hearth.worker.constraint.token_mask import TokenMask
+from hearth.worker.requests.request_builder import root_of
 from hearth.worker.schedule.request_state import ClientLease, Request
-from hearth.worker.stream.token_output import TokenOutput
-from hearth.worker.threads.prompt_thread import PromptFacts, PromptThread
+from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine, vocabulary
 from tests.unit.proxy.http.test_app import ask, edge_of
 from tests.unit.worker.sessions.test_session_manager import QUESTION, SAID, Desk
@@ -73,7 +72,7 @@ def test_another_keys_sessions_are_not_listed_nor_told_though_their_names_are_th
     desk.ask([*QUESTION, {"role": "user", "content": "other"}], SAID, speaker=THEIRS)
     sessions = desk.sessions
     assert [len(sessions.report(key)) for key in ("mine", "theirs", "no", "")] == [1, 1, 0, 2]
-    told = {key: sessions.told("s1", key) for key in ("mine", "theirs", "no")}
+    told = {key: sessions.session_report("s1", key) for key in ("mine", "theirs", "no")}
     assert told["mine"] is not None and told["theirs"] is not None and told["no"] is None
     assert [len(told["mine"]["lines"]), len(told["theirs"]["lines"])] == [1, 1]
     assert told["mine"]["lines"][0]["turns"] == 2
@@ -116,15 +115,15 @@ def submitted(made: Machine, ids: list[int], key: str, guide: TokenMask | None =
     """Hand in a prompt of `key`."""
     root = key_root(ROOT, key)
     tokens, cuts = pack(ids), made.rule.cuts(ids)
-    ticket = ClientLease(uuid.uuid4().hex, b"peer")
-    ticket.lease_until = float("inf")
+    lease = ClientLease(uuid.uuid4().hex, b"peer")
+    lease.lease_until = float("inf")
     request = Request(
-        ticket=ticket,
+        lease=lease,
         ids=list(ids),
         query=PrefixQuery(tokens, cuts, prefix_hashes(root, tokens, cuts), root=root),
         sampling=Sampling(),
         tokens_max=8,
-        output=TokenOutput(vocabulary("qwen3").detokeniser(), []),
+        output=OutputProcessor(vocabulary("qwen3").detokeniser(), []),
         guide=guide,
     )
     return made.enter(request)
@@ -230,8 +229,6 @@ def test_an_answer_that_breaks_its_constraint_is_not_quoted_in_the_log(
 def test_each_key_has_its_own_root_and_one_key_needs_none() -> None:
     assert len({key_root(ROOT, key) for key in ("", "a", "b")} | {ROOT}) == 4
     assert key_root(ROOT, "a") == key_root(ROOT, "a")
-    settings = load_settings({}, None)
-    made = PromptThread(settings, *[None] * 4, PromptFacts(0, 0, ROOT, *[None] * 3))  # type: ignore[arg-type]
     for is_apart, root in ((True, key_root(ROOT, "mine")), (False, ROOT)):
         message = Submit("r", Prompt([], speaker=MINE), Sampling(), is_apart=is_apart)
-        assert made._root(message) == root
+        assert root_of(message, ROOT) == root

@@ -83,9 +83,9 @@ def test_images_are_told_by_what_came_of_their_files() -> None:
     assert told([HEALTH], {0: CACHE})["hearth_images"].samples == []
 
 
-def test_the_readme_names_every_family() -> None:
-    readme = (PROJECT_DIR / "README.md").read_text()
-    section = readme.partition("## Metrics\n")[2].partition("\n## ")[0]
+def test_the_page_of_operations_names_every_family() -> None:
+    page = (PROJECT_DIR / "docs" / "operations.md").read_text()
+    section = page.partition("## Metrics\n")[2].partition("\n## ")[0]
     named = set(re.findall(r"[`{]([a-z_]+)", section))
     for name, family in told([HEALTH], {0: CACHE}).items():
         shown = name.removeprefix("hearth_") + ("_total" if family.type == "counter" else "")
@@ -117,14 +117,14 @@ def test_a_budget_is_tight_over_80_percent_of_it_and_not_at_them() -> None:
 def test_a_budget_over_80_percent_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     used = [8 * GB]
     mark = Watermark("Kept KV", "CACHE_RAM_BUDGET_MB", used.pop, 10 * GB)
-    mark.look()
+    mark.check()
     assert not caplog.records
     used.append(8 * GB + 1)
-    mark.look()
+    mark.check()
     assert "8.00 of 10.00 GB are used, over 80 %" in caplog.text
     assert "CACHE_RAM_BUDGET_MB" in caplog.text and caplog.records[0].levelno == logging.WARNING
     used.append(9 * GB)
-    mark.look()
+    mark.check()
     assert len(caplog.records) == 1
 
 

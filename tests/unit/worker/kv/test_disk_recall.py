@@ -142,7 +142,7 @@ def test_what_was_read_before_the_cache_was_emptied_does_not_come_back(workers: 
     answer = warm.submit(ids)
     found = warm.posted.get(timeout=60)
     warm.scheduler.forget()
-    warm.scheduler.recalled(found)
+    warm.scheduler.take_recalled(found)
     assert warm.keeper.store.budget.bytes_used == 0
     warm.run()
     assert warm.settled(answer).cached == 0

@@ -137,9 +137,9 @@ def test_a_cancelled_prefill_goes_on_where_it_stopped(
         warm.step()
     stopped = leaving.request.position
     if is_watchdog:
-        leaving.request.ticket.lease_until = 0.0
+        leaving.request.lease.lease_until = 0.0
     else:
-        leaving.request.ticket.is_cancelled = True
+        leaving.request.lease.is_cancelled = True
     warm.run()
     assert leaving.reason == "cancelled"
     assert warm.ask(ids).cached >= stopped > 0, "not one chunk is prefilled again"
@@ -151,7 +151,7 @@ def test_a_client_that_leaves_amid_an_answer_leaves_its_prompt_and_its_text(name
     ids = prompt(name, 150, 100)
     leaving = warm.submit(ids, 100)
     warm.run(until=lambda: leaving.request.completion_tokens == 10)
-    leaving.request.ticket.is_cancelled = True
+    leaving.request.lease.is_cancelled = True
     warm.run()
     warm.settled(leaving)
     longer = follow(name, ids, leaving.tokens, 40)
@@ -252,7 +252,7 @@ def test_what_was_generated_is_prefilled_again_in_idle_time_and_interrupted_at_o
     warm = machine(name)
     ids = prompt(name, 150, 100)
     answer = warm.ask(ids, 200)
-    assert warm.scheduler.work_ahead()
+    assert warm.scheduler.prefill_idle()
     assert warm.scheduler.idle_tokens <= CHUNK
     done = warm.scheduler.idle_tokens
     other = warm.ask(prompt(name, 50, 20, seed=3), 2)

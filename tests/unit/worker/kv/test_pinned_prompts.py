@@ -15,7 +15,7 @@ from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.pinned_prompts import Pins
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.request_state import ClientLease
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import CHUNK, Machine, machine
@@ -33,7 +33,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def prefill(warm: Machine, ids: list[int], **how: Any) -> Usage:
     """Have a prompt read, and return what that cost."""
-    answer = warm.ask(ids, is_prefill=True, **how)
+    answer = warm.ask(ids, is_prefill_only=True, **how)
     assert answer.reason == "prefilled" and answer.usage is not None
     assert answer.usage.completion_tokens == 0 and not answer.logits
     return answer.usage
@@ -41,7 +41,7 @@ def prefill(warm: Machine, ids: list[int], **how: Any) -> Usage:
 
 def refusal(warm: Machine, ids: list[int]) -> Failed:
     """Have a pin refused."""
-    warm.submit(ids, is_prefill=True, pin_key=ME)
+    warm.submit(ids, is_prefill_only=True, pin_key=ME)
     events = [event for _ in range(1000) if not warm.scheduler.is_idle for event in warm.step()]
     assert isinstance(events[-1], Failed)
     return events[-1]
@@ -104,16 +104,16 @@ def test_a_prefill_says_nothing_and_leaves_no_turn(tmp_path: Any) -> None:
     asked = [{"role": "user", "content": "What is in the harbor?"}]
     desk.ask(desk.named(Prompt(asked)), AnswerParts("Let me think.", "Boats."))
     echo = [*asked, {"role": "assistant", "content": "Boats."}, {"role": "user", "content": "Ok"}]
-    named, counts = desk.named(Prompt(echo)), desk.sessions.told_counts()
-    ticket = ClientLease("early", b"peer")
-    ticket.lease_until = float("inf")
-    request = desk.prompter.request(
-        ticket, Submit("early", named, Sampling(), prefill_only=True, pin=True)
+    named, counts = desk.named(Prompt(echo)), desk.sessions.counters()
+    lease = ClientLease("early", b"peer")
+    lease.lease_until = float("inf")
+    request = desk.builder.build(
+        lease, Submit("early", named, Sampling(), prefill_only=True, pin=True)
     )
     early = desk.machine.enter(request)
     desk.machine.run()
     assert early.reason == "prefilled" and early.usage is not None
-    assert desk.sessions.told_counts() == counts
+    assert desk.sessions.counters() == counts
     reply = desk.ask(named, AnswerParts("Hm.", "Fine."))
     assert reply.ids == request.ids and reply.divergence is None
     assert reply.cached == early.usage.cached_tokens + early.usage.prefilled_tokens
@@ -121,7 +121,7 @@ def test_a_prefill_says_nothing_and_leaves_no_turn(tmp_path: Any) -> None:
 
 def test_a_request_that_comes_amid_the_prefill_of_its_prompt_takes_it_over() -> None:
     warm, ids = machine("qwen3"), prompt("qwen3", 300, 100)
-    first = warm.submit(ids, is_prefill=True)
+    first = warm.submit(ids, is_prefill_only=True)
     warm.step()
     second = warm.submit(ids)
     warm.run()
@@ -222,7 +222,7 @@ def test_an_emptied_cache_holds_no_pins() -> None:
     assert kept_bytes(warm) == 0
     assert warm.ask(ids).cached == 0
     more = prompt("qwen3_5", 200, 100, seed=4)
-    answer = warm.submit(more, is_prefill=True, pin_key=ME)
+    answer = warm.submit(more, is_prefill_only=True, pin_key=ME)
     warm.step()
     warm.scheduler.forget()  # amid the prefill
     warm.run()

@@ -12,7 +12,7 @@ from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.request_state import ClientLease, Request
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine
@@ -78,8 +78,8 @@ def test_no_tier_is_read_or_written(
     before = tiers(warm, tmp_path)
     assert before["extents"] and before["slots"] and before["files"]
     for asked in (ids, follow(name, ids, answer.tokens, 30), prompt(name, 40, 40, seed=9)):
-        assert_cold(warm.ask(asked, is_kept=False), cold.ask(asked))
-    assert not warm.scheduler.work_ahead(), "there is nothing to do for them in idle time"
+        assert_cold(warm.ask(asked, uses_cache=False), cold.ask(asked))
+    assert not warm.scheduler.prefill_idle(), "there is nothing to do for them in idle time"
     assert disk_thread.flush(20)
     assert tiers(warm, tmp_path) == before
     warm.check()
@@ -90,7 +90,7 @@ def test_what_is_on_disk_is_not_read(disk_thread: DiskThread) -> None:
     machine("qwen3", disk_thread=disk_thread).ask(ids)
     assert disk_thread.flush(20)
     warm = machine("qwen3", disk_thread=disk_thread)
-    answer = warm.submit(ids, is_kept=False)
+    answer = warm.submit(ids, uses_cache=False)
     assert answer.request.recall is None
     warm.run()
     assert warm.settled(answer).cached == 0
@@ -103,7 +103,7 @@ def test_running_quantisation_is_that_of_a_cold_cache() -> None:
     ids = prompt("qwen3", 150, 100)
     warm = machine("qwen3", **PACKED)
     cold = machine("qwen3", **PACKED).ask(ids, 16)
-    apart = warm.ask(ids, 16, is_kept=False)
+    apart = warm.ask(ids, 16, uses_cache=False)
     assert_cold(apart, cold)
     raw = machine("qwen3").ask(ids, 16)
     assert any(not np.array_equal(a, b) for a, b in zip(raw.logits, cold.logits, strict=True))
@@ -112,7 +112,9 @@ def test_running_quantisation_is_that_of_a_cold_cache() -> None:
 def test_a_slot_grows_apart_as_it_does_in_the_cache() -> None:
     ids = prompt("qwen3", 30, 30)
     warm = machine("qwen3", **PACKED)
-    apart = warm.ask(ids, 600, is_kept=False)  # longer than the spare rows that a slot begins with
+    apart = warm.ask(
+        ids, 600, uses_cache=False
+    )  # longer than the spare rows that a slot begins with
     assert_cold(apart, machine("qwen3", **PACKED).ask(ids, 600))
 
 
@@ -120,8 +122,8 @@ def test_a_slot_grows_apart_as_it_does_in_the_cache() -> None:
 def test_neither_waits_for_the_other_nor_takes_over_what_it_reads(is_kept: bool) -> None:
     warm, ids = machine("qwen3"), prompt("qwen3", 300, 100)
     cold = machine("qwen3", keeps=False).ask(ids)
-    first = warm.submit(ids, is_kept=is_kept)
-    second = warm.submit(ids, is_kept=not is_kept)
+    first = warm.submit(ids, uses_cache=is_kept)
+    second = warm.submit(ids, uses_cache=not is_kept)
     warm.step()
     assert first.request.slot is not None and second.request.slot is not None
     warm.run()
@@ -135,9 +137,9 @@ def test_neither_waits_for_the_other_nor_takes_over_what_it_reads(is_kept: bool)
 def test_one_that_is_cancelled_leaves_nothing() -> None:
     warm = machine("qwen3")
     before = tiers(warm)
-    answer = warm.submit(prompt("qwen3", 300, 100), is_kept=False)
+    answer = warm.submit(prompt("qwen3", 300, 100), uses_cache=False)
     warm.step()
-    answer.request.ticket.is_cancelled = True
+    answer.request.lease.is_cancelled = True
     warm.run()
     assert answer.reason == "cancelled"
     assert tiers(warm) == before
@@ -148,12 +150,12 @@ def test_apart_from_the_cache_is_apart_from_the_turns(tmp_path: Path) -> None:
     desk = Desk("qwen3", family("qwen3"), tmp_path)
     asked = [{"role": "user", "content": "What is in the harbor?"}]
     desk.ask(desk.named(Prompt(asked)), AnswerParts("Let me think.", "Boats."))
-    counts = desk.sessions.told_counts()
+    counts = desk.sessions.counters()
     turns = [row["turns"] for row in desk.sessions.report()]
     echo = [*asked, {"role": "assistant", "content": "Boats."}, {"role": "user", "content": "Ok"}]
     known = desk.request(desk.named(Prompt(echo)))
     request = _submitted(desk, echo)
-    assert not request.is_kept and request.visit is None
+    assert not request.uses_cache and request.visit is None
     assert known.ids != request.ids, "its thinking would have come back"
     cold = Desk("qwen3", family("qwen3"), tmp_path)
     assert request.ids == cold.request(cold.named(Prompt(echo))).ids
@@ -163,13 +165,13 @@ def test_apart_from_the_cache_is_apart_from_the_turns(tmp_path: Path) -> None:
     desk.machine.run()
     assert answer.cached == 0 and answer.usage is not None and answer.usage.divergence is None
     assert all(job.request is not request for job in desk.foreseen)
-    assert desk.sessions.told_counts() == counts
+    assert desk.sessions.counters() == counts
     assert [row["turns"] for row in desk.sessions.report()] == turns
 
 
 def _submitted(desk: Desk, messages: list[Any]) -> Request:
     """Return the request that the prompt thread makes where `messages` are not to be kept."""
-    ticket = ClientLease("apart", b"peer")
-    ticket.lease_until = float("inf")
+    lease = ClientLease("apart", b"peer")
+    lease.lease_until = float("inf")
     named = desk.named(Prompt(messages))
-    return desk.prompter.request(ticket, Submit("apart", named, Sampling(), use_kv_cache=False))
+    return desk.builder.build(lease, Submit("apart", named, Sampling(), use_kv_cache=False))

@@ -15,8 +15,8 @@ from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.schedule.scheduler import Scheduler
-from hearth.worker.schedule.scheduler_interfaces import SchedulerRules
-from hearth.worker.stream.token_output import TokenOutput
+from hearth.worker.schedule.scheduler_config import SchedulerConfig
+from hearth.worker.stream.output_processor import OutputProcessor
 
 END = 0
 CHUNK = 10
@@ -93,12 +93,12 @@ def request(
     cuts = [*range(CHUNK, prompt - 1, CHUNK), prompt - 1] if prompt > 1 else []
     tokens = pack(ids)
     return Request(
-        ticket=ClientLease(name, b"peer"),
+        lease=ClientLease(name, b"peer"),
         ids=ids,
         query=PrefixQuery(tokens, cuts, prefix_hashes(ROOT, tokens, cuts)),
         sampling=Sampling(),
         tokens_max=tokens_max,
-        output=TokenOutput(Letters(), [stop] if stop else []),
+        output=OutputProcessor(Letters(), [stop] if stop else []),
         asker=asker,
     )
 
@@ -112,7 +112,7 @@ def scheduler(slots: int = 4, **scripts: list[int]) -> tuple[Scheduler, Scripted
         Letters(),  # type: ignore[arg-type]
         frozenset({END}),
         lambda request: choice,
-        SchedulerRules(slots, lambda tokens: []),
+        SchedulerConfig(slots, lambda tokens: []),
     )
     return made, engine
 
@@ -202,7 +202,7 @@ def test_a_client_that_leaves_ends_its_request_within_one_step(steps: int) -> No
     made.submit(leaving)
     for _ in range(steps):
         list(made.step())
-    leaving.ticket.is_cancelled = True
+    leaving.lease.is_cancelled = True
     events = list(made.step())
     assert finish_of(events, "x").reason == "cancelled"
     assert made.is_idle and not engine.decoder.sequences
@@ -214,7 +214,7 @@ def test_a_lease_that_ran_out_ends_the_request() -> None:
     forgotten = request("x")
     made.submit(forgotten)
     list(made.step())
-    forgotten.ticket.lease_until = 0
+    forgotten.lease.lease_until = 0
     assert finish_of(list(made.step()), "x").reason == "cancelled"
 
 
@@ -254,7 +254,7 @@ def test_every_request_ends_in_exactly_one_finished(
         for _ in range(steps % 4):
             events += made.step()
         if steps % 5 == 0:
-            requests[f"r{number}"].ticket.is_cancelled = True
+            requests[f"r{number}"].lease.is_cancelled = True
     events += run(made)
     ends = Counter(e.request_id for e in events if isinstance(e, Finished))
     assert ends == Counter(requests.keys())
@@ -289,7 +289,7 @@ def test_a_follower_takes_over_when_its_leader_is_cancelled() -> None:
     made.submit(request("follower", prompt=200, text="same"))
     list(made.step())
     assert made.waiting == 1
-    leader.ticket.is_cancelled = True
+    leader.lease.is_cancelled = True
     events = list(made.step())
     assert finish_of(events, "leader").reason == "cancelled"
     assert (made.running, made.waiting) == (1, 0)
