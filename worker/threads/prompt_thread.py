@@ -28,7 +28,7 @@ from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine.sampler import check
 from hearth.worker.prompt.deferred_tools import with_loaded_tools
-from hearth.worker.prompt.extract_thinking import with_thinking_apart
+from hearth.worker.prompt.extract_thinking import with_thinking_extracted
 from hearth.worker.prompt.images.image_placeholders import without_images
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptBuilder, PromptContent
@@ -246,7 +246,7 @@ class PromptThread:
         start, end = self._facts.reader.think_marks
         is_opened = self._facts.opens_thinking
         messages = with_loaded_tools(messages, prompt.deferred, loaded)
-        messages = [with_thinking_apart(message, start, end, is_opened) for message in messages]
+        messages = [with_thinking_extracted(message, start, end, is_opened) for message in messages]
         turns = visit.turns if visit is not None else ()
         return PromptContent(messages, prompt.tools, prompt.template_kwargs, turns, pictures)
 
