@@ -20,6 +20,7 @@ from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, generation_prompt, turn_marks
 from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, Request
 from hearth.worker.schedule.turn_recorder import TurnRecorder
+from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.prompt_setup import make_builder, make_sessions
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
@@ -144,26 +145,33 @@ class Desk:
             **machine,
         )
         self.machine.scripts = {}
-        self.prompter = PromptThread(
-            self.settings,
-            self.builder,
-            self.sessions,
-            self.machine.rule,
-            vocabulary,
-            PromptFacts(
-                CONTEXT_TOKENS,
-                len(tokenizer.get_vocab()),
-                ROOT,
-                family.reader.is_thinking_open(generation_prompt(tokenizer)),
-                family.reader,
-                constrainer_for(family, tool_form=self.builder.tool_form),
-            ),
+        self._facts = PromptFacts(
+            CONTEXT_TOKENS,
+            len(tokenizer.get_vocab()),
+            ROOT,
+            family.reader.is_thinking_open(generation_prompt(tokenizer)),
+            family.reader,
+            constrainer_for(family, tool_form=self.builder.tool_form),
         )
+        self._vocabulary = vocabulary
+        self.use_sessions(self.sessions)
         self.canonicaliser = Canonicaliser(
             self.settings.cache_canonicalize_tool_context, self.settings.cache_norm_safety_check
         )
         self._number = 0
         self.pictures: dict[str, PromptImage] = {}  # that messages show, by digest
+
+    def use_sessions(self, sessions: SessionManager) -> None:
+        """Have `sessions` remember from now on, as after a restart."""
+        self.sessions = sessions
+        self.prompter = PromptThread(
+            self.settings,
+            self.builder,
+            sessions,
+            self.machine.rule,
+            self._vocabulary,
+            self._facts,
+        )
 
     def named(self, prompt: Prompt, speaker: Speaker | None = None) -> Prompt:
         """Return the prompt as the proxy sends it."""

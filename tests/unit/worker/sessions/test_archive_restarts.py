@@ -53,10 +53,9 @@ class Shop:
         """Build the sessions anew, from what their files hold."""
         desk = self.desk
         desk.sessions.close()
-        ids = desk.sessions.new_id
-        desk.sessions = make_sessions(desk.settings, CHUNK, directory=self.directory)
-        desk.sessions.new_id = ids
-        desk.prompter._sessions = desk.sessions
+        sessions = make_sessions(desk.settings, CHUNK, directory=self.directory)
+        sessions.new_id = desk.sessions.new_id
+        desk.use_sessions(sessions)
 
     def prompt(self) -> Prompt:
         body = self.client.body()
