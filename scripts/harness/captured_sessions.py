@@ -82,7 +82,7 @@ def _exchange(row: Captured) -> Exchange:
 def _message(dialect: str, answer: Any) -> dict[str, Any]:
     """Return a captured answer as the message that its dialect reads in an echo of it."""
     if dialect == "responses":
-        body = {"input": [_QUESTION, *(item for item in answer["output"])]}
+        body: dict[str, Any] = {"input": [_QUESTION, *(item for item in answer["output"])]}
     elif dialect == "messages":
         turn = {"role": "assistant", "content": answer["content"]}
         body = {"messages": [_QUESTION, turn], "max_tokens": 1}

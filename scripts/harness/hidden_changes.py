@@ -28,8 +28,7 @@ from scripts.harness.agent_worker import Desk
 from scripts.harness.body_mutations import SCHEMAS, Mutation, Where, mutations, reshaped
 from scripts.harness.captured_sessions import Exchange
 from scripts.harness.model_families import family
-from scripts.harness.socketless_worker import ROOT
-from scripts.harness.store_builders import DENSE, HYBRID, furnish, new_line, new_store
+from scripts.harness.store_builders import DENSE, HYBRID, ROOT, furnish, new_line, new_store
 
 FIXTURES: Final = {"qwen3": "qwen3", "qwen3_5": "qwen3_5", "harmony": "gpt_oss"}
 HEADERS: Final = {
@@ -166,7 +165,7 @@ class Proof:
         for exchange in session:
             self._prime(exchange)
         for desk in (self.warm, self.cold):
-            desk.prompter._explain = _nothing_lost  # type: ignore[method-assign]
+            desk.prompts.explain = _nothing_lost  # type: ignore[method-assign, assignment]
         self.plain = [
             (self.seen(self.warm, exchange.prompt), self.seen(self.cold, exchange.prompt))
             for exchange in session

@@ -14,7 +14,7 @@ from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.captured_sessions import PARSE
 from scripts.harness.model_families import family
-from tests.e2e.agents.test_live_sessions import TOOLS
+from tests.helpers.servers.live_sessions import TOOLS
 
 Body = dict[str, Any]
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hearth.shared.journal import Journal
 from hearth.worker.sessions.session_archive import SCHEMA, ArchiveEntry
-from tests.helpers.archive_records import copied, loaded, plain, saved, the_file, turn
+from tests.helpers.records.archive_records import copied, loaded, plain, saved, the_file, turn
 
 COUNT = 12
 CASES = settings(

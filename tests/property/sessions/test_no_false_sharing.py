@@ -1,6 +1,6 @@
 """Nothing that a client changed is hidden by a record, a canonical rule or a remembered text.
 
-On excerpts of real sessions (tests/data/traces, made by scripts/replay/mutate_traces.py); that
+On excerpts of real sessions (tests/data/traces, made by scripts/mutate_traces.py); that
 script tries every change of every session, and takes ten minutes a family.
 """
 
@@ -26,7 +26,7 @@ from scripts.harness import captured_sessions
 from scripts.harness.body_mutations import WORD, Key, Mutation, leaves, mutations, shortened
 from scripts.harness.captured_sessions import Exchange
 from scripts.harness.hidden_changes import EXEMPT, Proof, Verdict
-from scripts.replay.mutate_traces import LOGPROB_TOLERANCE, Forwards, sampled, spread
+from scripts.mutate_traces import LOGPROB_TOLERANCE, Forwards, sampled, spread
 from scripts.replay.traces import load_trace
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
@@ -239,7 +239,8 @@ def test_it_sees_a_plan_whose_names_do_not_tell_prompts_apart(
     def by_length(root: PrefixHash, tokens: Any, ends: Any) -> list[PrefixHash]:
         return [PrefixHash(root + str(end).encode()) for end in ends]
 
-    monkeypatch.setattr("hearth.worker.threads.prompt_thread.prefix_hashes", by_length)
+    for module in ("request_builder", "predict_next_prompt"):
+        monkeypatch.setattr(f"hearth.worker.requests.{module}.prefix_hashes", by_length)
     found = findings(fresh(), lambda m: m.where[0] == "tools" and m.kind == "letter")
     assert any("KV of other tokens" in finding for finding in found)
 

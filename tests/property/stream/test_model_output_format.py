@@ -10,10 +10,10 @@ from hypothesis import assume, given, settings, strategies as st
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.model_families import FAMILIES, Family, family, tools_for
+from tests.helpers.worker.output_formats import MARKS, PIECES
 
 NAMES = st.sampled_from(["read_file", "bash", "f", "Edit-2", "mcp__x__y"])
 KEYS = st.sampled_from(["path", "limit", "old_string", "k9", "größe"])
-MARKS = sorted({mark for each in FAMILIES.values() for mark in (*each.controls, *each.marks)})
 # Hypothesis also tries strings that it finds in our sources: marks are kept out by name.
 TAGS = ("function", "parameter", "invoke", "arg_", "[ARGS]")
 WORDS = st.text(
@@ -104,13 +104,6 @@ def vocabulary(name: str) -> Vocabulary:
     return Vocabulary(family(name).tokenizer)
 
 
-PIECES = [
-    *MARKS,
-    *('{"name": "f", "arguments": {', '"a": ', "}}", "{", "}", "[", "]", '"', "\\", ",", "null"),
-    *("<function=f>\n", "</function>", "<parameter=a>\n", "\n</parameter>\n", "[ARGS]", "f", "é"),
-    *("to=functions.f", "to=", "analysis", "final", "commentary", " ", "\n", "\n\n", "x = 1"),
-    *("\\ud800", "\x00", "1e999", "-", "NaN", "b'x'", "(1, {2})"),
-]
 SOUP = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
 ODD_TOOLS = st.sampled_from(
     [[], [None], [{}], [{"function": None}], [{"function": {"name": "f"}}], ["f"], [{"name": []}]]

@@ -20,6 +20,8 @@ from hearth.shared.pip_runner import PipStep, condensed, only_one
 from hearth.shared.processes import process_started
 from install_and_run import PROJECT, VERSION, Stop
 
+pytestmark = pytest.mark.process
+
 BASE_PYTHON = Path(sys.base_prefix, "bin", f"python{VERSION}")
 OTHER = "3.12" if VERSION != "3.12" else "3.13"
 
@@ -343,7 +345,51 @@ def test_an_extra_once_installed_is_kept_and_needs_no_second_install(
     finish(venv, "dev")
     assert install_and_run.current_version(venv, []) == VERSION
     finish(venv, "cuda")
-    assert install_and_run.read_stamp(venv)["extras"] == ["cuda", "dev"]
+    assert install_and_run.read_stamp(venv)["extras"] == ["cuda", "dev", "vision"]
+
+
+def test_vision_is_installed_unless_it_is_left_out_and_venv_keeps_that_choice(
+    venv: Path, project: Path
+) -> None:
+    def extras_after(*added: str) -> list[str]:
+        finish(venv, *added)
+        return list(install_and_run.read_stamp(venv)["extras"])
+
+    assert extras_after() == ["vision"]
+    assert extras_after("no-vision") == ["no-vision"]
+    assert extras_after("cuda") == ["cuda", "no-vision"]
+    assert install_and_run.current_version(venv, []) == VERSION
+    assert install_and_run.current_version(venv, ["vision"]) is None
+    assert extras_after("vision") == ["cuda", "vision"]
+    assert extras_after() == ["cuda", "vision"]
+
+
+def test_what_images_take_is_asked_of_pip_only_with_vision() -> None:
+    pyproject = PROJECT / "pyproject.toml"
+    plain, vision = (install_and_run.requirements(pyproject, [e]) for e in ("no-vision", "vision"))
+    assert not any(text.startswith("mlx-vlm") for text in plain)
+    assert vision[: len(plain)] == plain and vision[len(plain)].startswith("mlx-vlm")
+
+
+def test_a_venv_from_before_the_project_was_a_package_is_brought_up_to_date(
+    venv: Path, project: Path
+) -> None:
+    finish(venv)
+    stamp = install_and_run.read_stamp(venv)
+    stamp.pop("project")
+    install_and_run.write_stamp(venv, {**stamp, "extras": []})
+    assert install_and_run.current_version(venv, []) is None
+
+
+def test_a_checkout_that_was_moved_is_installed_again(
+    venv: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(venv)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy(project / "pyproject.toml", elsewhere)
+    monkeypatch.setattr(install_and_run, "PROJECT", elsewhere)
+    assert install_and_run.current_version(venv, []) is None
 
 
 def test_an_unfinished_or_unreadable_stamp_installs_again(venv: Path, project: Path) -> None:

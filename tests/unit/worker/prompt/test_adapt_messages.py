@@ -17,7 +17,7 @@ from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_mark
 from hearth.worker.prompt.tools_as_text import call_text
 from hearth.worker.setup.prompt_setup import make_builder
 from scripts.harness.model_families import TEMPLATES, bare_tokenizer, family
-from tests.unit.worker.prompt.test_template_turn_tokens import CHATML, LLAMA, tokenizer_with
+from tests.helpers.worker.chat_templates import CHATML, LLAMA, tokenizer_with
 
 Messages = list[dict[str, Any]]
 

@@ -1,5 +1,6 @@
 """Images in prompts: where the message has them, whatever the template does with text."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hearth.worker.prompt.images.image_placeholders import (
 )
 from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptContent
 from scripts.harness.model_families import FAMILIES, family
-from tests.unit.worker.prompt.test_prompt_builder import (
+from tests.helpers.worker.prompt_builders import (
     ASKED,
     NEXT,
     SYSTEM,
@@ -123,3 +124,12 @@ def test_a_text_model_refuses_images_of_users_and_is_told_of_those_in_results() 
     with pytest.raises(RequestError, match=r"input\[0\].image is an image, and pocket") as error:
         without_images(question, "pocket")
     assert error.value.code == "unsupported_content"
+    assert str(error.value).endswith("Remove the image, or serve a vision model (MODEL_PATH).")
+
+
+def test_without_the_extra_an_images_refusal_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_vlm", None)
+    with pytest.raises(RequestError, match=r"install the extra 'vision' .*'\.\[vision\]'") as error:
+        without_images(Prompt([{"role": "user", "content": [image("one")]}]), "pocket")
+    assert (error.value.status, error.value.code) == (400, "unsupported_content")
+    assert str(error.value).endswith("and serve a vision model (MODEL_PATH).")

@@ -13,7 +13,7 @@ from hearth.worker.sessions import session_archive as module
 from hearth.worker.sessions.conversation_lines import Line
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import ArchiveEntry, LineState, SessionArchive
-from tests.helpers.archive_records import ME, grown, loaded, plain, saved, the_file, turn
+from tests.helpers.records.archive_records import ME, grown, loaded, plain, saved, the_file, turn
 
 WAIT_S = 60.0
 GREP = {"type": "function", "function": {"name": "grep"}}

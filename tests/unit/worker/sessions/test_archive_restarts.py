@@ -21,7 +21,7 @@ from scripts.harness import agent_worker
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import PARSE
 from scripts.harness.model_families import family
-from tests.helpers.client_echoes import CLIENTS, CWD, Client
+from tests.helpers.clients.client_echoes import CLIENTS, CWD, Client
 
 CHUNK = 256
 KINDS = {"qwen3": "qwen3", "harmony": "gpt_oss", "glm4": "qwen3"}
@@ -53,9 +53,10 @@ class Shop:
         """Build the sessions anew, from what their files hold."""
         desk = self.desk
         desk.sessions.close()
-        sessions = make_sessions(desk.settings, CHUNK, directory=self.directory)
-        sessions.new_id = desk.sessions.new_id
-        desk.use_sessions(sessions)
+        ids = desk.sessions.new_id
+        desk.sessions = make_sessions(desk.settings, CHUNK, directory=self.directory)
+        desk.sessions.new_id = ids
+        desk.prompts.sessions = desk.sessions
 
     def prompt(self) -> Prompt:
         body = self.client.body()

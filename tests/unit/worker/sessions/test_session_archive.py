@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hearth.proxy.request.volatile_fields import Canonicaliser
+from hearth.proxy.request.message_digests import MessageDigester
 from hearth.shared import journal, journal_writer
 from hearth.shared.wire_messages import Prompt, Speaker, Usage
 from hearth.worker.cache.block_hash import pack
@@ -25,7 +25,7 @@ from hearth.worker.sessions.session_manager import (
     SessionRules,
     SessionVisit,
 )
-from tests.helpers.archive_records import ME, plain
+from tests.helpers.records.archive_records import ME, plain
 
 WAIT_S = 60.0
 QUESTION = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "fix it"}]
@@ -46,7 +46,7 @@ class Desk:
     def __init__(self, home: Path | None, **rules: Any) -> None:
         log = TraceLog(Path(), is_on=False)
         self.sessions = SessionManager(SessionRules(**rules), log, 64, home)
-        self.names = Canonicaliser(True, False)
+        self.names = MessageDigester(True, False)
 
     def arrive(
         self,

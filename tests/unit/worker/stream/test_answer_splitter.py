@@ -7,7 +7,7 @@ import pytest
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.lookahead_buffer import TRIM_CHARS
 from hearth.worker.stream.reasoning_and_tool_parser import REREAD_CHARS_MAX
-from tests.helpers.output_formats import OUTPUTS, joined, outputs, reader, streamed, tool
+from tests.helpers.worker.output_formats import OUTPUTS, joined, outputs, reader, streamed, tool
 
 FILES = sorted(path.stem for path in OUTPUTS.glob("*.jsonl"))
 CORPUS = [output for name in FILES for output in outputs(name)]

@@ -7,7 +7,7 @@ import pytest
 from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.answer_splitter import AnswerPart
 from hearth.worker.stream.tool_calls import upstream_parsers
-from tests.helpers.output_formats import reader, streamed, tool
+from tests.helpers.worker.output_formats import reader, streamed, tool
 
 TOOLS = [
     *map(
