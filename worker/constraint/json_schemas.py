@@ -74,7 +74,7 @@ def whole(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_text(schema: Any, root: Mapping[str, Any], depth: int = CHOICES_DEPTH_MAX) -> bool:
-    """Tell whether formats without types write such a value as bare text: a string or null."""
+    """Return whether formats without types write such a value as bare text: a string or null."""
     if not depth:
         return False
     schema = resolved(schema, root)

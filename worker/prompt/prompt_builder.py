@@ -1,4 +1,4 @@
-"""Messages to token ids: rendered by the template, with each known turn as it was sampled.
+"""Builds a prompt's token ids from messages, with each known turn as it was sampled.
 
 The template renders every message. The span of an assistant turn whose tokens are known, from its
 header to its end-of-turn token, is then replaced by them. Any doubt about a span leaves what was
@@ -24,7 +24,7 @@ HEADER_PIECES_MAX = 4  # that an assistant header may be spread over
 
 
 class SampledTurn(Protocol):
-    """A turn as the model wrote it."""
+    """A turn as the model wrote it: the session's record of it."""
 
     @property
     def ids(self) -> Tokens:
@@ -37,9 +37,10 @@ class SampledTurn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptContent:
-    """What a prompt is made of. `turns` has an entry for each message: its tokens, if known.
+    """The parts that a prompt is made of. Immutable.
 
-    `pictures` has every image that the messages show.
+    `turns`, where it is not empty, has an entry for each message: its tokens, if known. `pictures`
+    has every image that the messages show.
     """
 
     messages: list[dict[str, Any]]
@@ -51,9 +52,9 @@ class PromptContent:
 
 @dataclass(frozen=True, slots=True)
 class BuiltPrompt:
-    """A prompt's tokens. `header` is where the generation prompt begins.
+    """A prompt's tokens. `header` is where the generation prompt begins. Immutable.
 
-    `keys` are what the cache knows it by: its ids, and what its images show.
+    `keys` are those of the cache: its ids, with the images' contents in the place of their ids.
     """
 
     ids: list[int]
@@ -65,7 +66,10 @@ class BuiltPrompt:
 
 
 class PromptBuilder:
-    """Builds prompts for one model."""
+    """Builds prompts for one model. Owner: the prompt thread.
+
+    Invariant: a span is replaced only by a turn that begins with the same token.
+    """
 
     def __init__(
         self,
@@ -76,7 +80,7 @@ class PromptBuilder:
         preserves_thinking: bool = True,
         form: ImageForm | None = None,
     ) -> None:
-        """`form` is how the model's images are written; None where it takes none."""
+        """`form` has the text around the model's images; None where it takes none."""
         self._form = form or ImageForm()
         self._renderer = renderer
         self.tokeniser = tokeniser
@@ -86,7 +90,7 @@ class PromptBuilder:
 
     @property
     def tool_form(self) -> ToolForm:
-        """How the model is told of its tools, and asked to call them."""
+        """The form in which prompts show tools and ask for calls."""
         return self._renderer.tool_form
 
     def build(self, content: PromptContent, adds_header: bool = True) -> BuiltPrompt:
@@ -95,6 +99,7 @@ class PromptBuilder:
         Raises:
             RequestError: the template refuses these messages, or they exceed the context.
         """
+        assert len(content.turns) in (0, len(content.messages)), len(content.turns)
         pieces, runs = self._pieces(content, adds_header)
         header = self._generation_prompt(pieces) if adds_header else len(pieces)
         spans, doubtful = self._spans(pieces[:header], content, runs)
@@ -104,6 +109,7 @@ class PromptBuilder:
         )
         kept, at = set(), 0
         for start, end, message in spans:
+            assert at <= start < end <= header, (at, start, end, header)
             prompt_ids.add(pieces[at:start])
             turn = content.turns[message]
             assert turn is not None, "only spans of known turns are replaced"
@@ -181,7 +187,7 @@ class PromptBuilder:
         if not ids:
             raise RequestError(f"{if_none} Send some text.", param=param)
 
-    # ------------------------------------------------------------ where turns stand
+    # ------------------------------------------------------------ the spans of turns
 
     def _spans(
         self, pieces: list[TextPiece], content: PromptContent, said: list[list[int]]
@@ -283,7 +289,7 @@ def _picture(content: PromptContent, digest: str) -> PromptImage:
 
 
 class _PromptIds:
-    """A prompt's ids as they are laid one behind the other, and where images are among them."""
+    """A prompt's ids while they are put one behind the other, and the images among them."""
 
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids
@@ -312,7 +318,7 @@ def _built(prompt_ids: _PromptIds, header: int, kept: frozenset[int], doubtful: 
 
 
 def _words_of(message: dict[str, Any]) -> list[str]:
-    """Return what a template shows of an assistant message, one of it at least."""
+    """Return the words of an assistant message of which a template shows one at least."""
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     content = message.get("content") or ""
     return [word for word in (content.strip(), *names) if word]

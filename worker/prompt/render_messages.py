@@ -1,4 +1,4 @@
-"""Messages to text, through the model's own chat template.
+"""Renders messages to text through the model's own chat template.
 
 Owner: the prompt thread, which alone uses the tokenizer after start. Touches no MLX.
 """
@@ -26,17 +26,17 @@ NOT_TEMPLATE_VARIABLES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as text."""
+    """A conversation as text. Immutable."""
 
     text: str
-    runs: list[list[int]]  # as of suit.Suited
+    runs: list[list[int]]  # those of AdaptedMessages
 
 
 class Renderer:
-    """Renders messages for one model.
+    """Renders messages for one model. Owner: the prompt thread.
 
-    template_failures counts prompts that the template refused; what a template raises is about
-    the request that it was given.
+    `template_failures` counts prompts that the template refused: whatever a template raises is
+    taken for a fault of the request. `capabilities` are the template's.
     """
 
     def __init__(self, tokenizer: Any, default_thinking: bool, preserve_thinking: bool) -> None:
@@ -55,12 +55,12 @@ class Renderer:
 
     @property
     def tool_form(self) -> ToolForm:
-        """How the model is told of its tools, and asked to call them."""
+        """The form in which prompts show tools and ask for calls."""
         return self.capabilities.tool_form
 
     @property
     def markup(self) -> str:
-        """What is written around tools beside the template, "" where that writes it itself."""
+        """The text around tools that is not the template's, "" where that has all of it."""
         return markup(self.capabilities.tool_form)
 
     def rendered(
@@ -96,8 +96,8 @@ class Renderer:
     def _variables(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return what the template is given for a request's template options.
 
-        Whether to think is asked by two names, and a template knows one of them. Without tags
-        that tell thinking from the answer, only those who ask for thinking get it.
+        The switch for thinking has two names, and a template knows one of them. Without tags
+        around thinking, only those who ask for it get it.
         """
         capabilities = self.capabilities
         asked = dict(options)
@@ -121,5 +121,6 @@ class Renderer:
     def _effort(self, asked: str) -> str:
         """Return the effort nearest to what is asked, of those that the template renders."""
         known = self.capabilities.efforts or EFFORTS
+        assert asked in EFFORTS, asked
         place = EFFORTS.index(asked)
         return min(known, key=lambda each: abs(EFFORTS.index(each) - place))

@@ -1,4 +1,4 @@
-"""What a chat template takes and shows, found by rendering probes. Touches no MLX.
+"""Finds out by rendering probes what a chat template accepts and shows. Touches no MLX.
 
 Runs once, when a model is loaded. Templates differ in what they leave out silently as much as in
 what they refuse, so a probe counts only where all its words are in the text, in their order.
@@ -42,7 +42,7 @@ _TAILS: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TemplateCapabilities:
-    """What one template takes and shows."""
+    """The messages and options that one template accepts and shows. Immutable."""
 
     tool_form: ToolForm
     shows_calls: bool  # as `tool_calls`
@@ -62,7 +62,7 @@ class TemplateCapabilities:
 
 
 def template_capabilities(template: Template) -> TemplateCapabilities:
-    """Return what the template takes and shows."""
+    """Return what the template accepts and shows."""
     is_shown, completes_tools = _shows_tools(template)
     tools = [_tool(is_whole=completes_tools)] if is_shown else []
     prober = _Prober(template, tools, {})

@@ -1,8 +1,8 @@
-"""Rendered text to token ids: each piece once, and none of the content as a control token.
+"""Tokenises rendered text: each piece once, and none of the content as a control token.
 
 A fast tokenizer cuts a text at its added tokens before anything else, and what stands between two
 of them it encodes without looking beyond. So the pieces can be encoded, and remembered, one by
-one. That also lets content be told from template: content is shielded before the template sees it,
+one. That also keeps content apart from template: content is shielded before the template sees it,
 by a mark inside each control token that it spells out, and the marks go when the cuts are made.
 Owner: the prompt thread.
 """
@@ -34,7 +34,7 @@ _NEVER = re.compile("(?!)")
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """One added token, or what stands between two, without marks; or an image."""
+    """One added token, or the text between two, without marks; or an image. Immutable."""
 
     text: str
     ids: tuple[int, ...]
@@ -155,7 +155,7 @@ class PieceTokeniser:
         return _interleaved(contents, runs, added)
 
     def _plain_ids(self, content: str, is_first: bool) -> tuple[int, ...]:
-        assert self._plain is not None
+        assert self._plain is not None and content
         encode = self._plain.ids
         return self._cache.recall((content, is_first), lambda: encode(content, is_first))
 
@@ -185,7 +185,7 @@ class PieceTokeniser:
         return mark.join([*parts, text[done:]])
 
     def _agrees(self) -> bool:
-        """Return whether pieces give what the whole gives, for texts that might tell otherwise."""
+        """Return whether pieces give what the whole gives, for texts that might differ."""
         literals = [token.content for token in self._tokenizer.added_tokens_decoder.values()]
         around = [
             f"word{x}word {x} Wörter 12{x}345\n{x}\n\n  {x}\t{x}{x}日本 e{x}\u0301 {x.swapcase()}"
@@ -240,7 +240,7 @@ class PlainTextEncoder:
 
     The model is the tokenizer's and not a copy. Text that is not the first of a prompt is encoded
     behind an anchor, an added token that no text can hold, for which a tokenizer that puts a space
-    in front of a text does what it does behind its own added tokens.
+    in front of a text does what it does behind its own added tokens. Owner: the prompt thread.
     """
 
     def __init__(self, backend: Tokenizer, controls: dict[int, str]) -> None:
@@ -252,6 +252,7 @@ class PlainTextEncoder:
             self._encoder.pre_tokenizer = backend.pre_tokenizer
         self._anchor = f"<{secrets.token_hex(16)}>"
         self._encoder.add_special_tokens([AddedToken(self._anchor, normalized=False)])
+        self._anchor_id = self._encoder.token_to_id(self._anchor)
         unknown = self._encoder.encode(_IN_NO_VOCABULARY, add_special_tokens=False)
         self._unknown_ids = controls.keys() & set(unknown.ids)
 
@@ -262,6 +263,7 @@ class PlainTextEncoder:
             (encoding,) = self._encoder.encode_batch_fast([anchor + text], add_special_tokens=False)
         except TypeError as error:  # it says so of half a character, which UTF-8 does not have
             raise RequestError("The prompt has a text that is no Unicode.") from error
+        assert is_first or encoding.ids[0] == self._anchor_id, "the anchor is one token"
         ids: list[int] = encoding.ids if is_first else encoding.ids[1:]
         if self._controls.keys().isdisjoint(ids):
             return ids
@@ -292,7 +294,11 @@ class PlainTextEncoder:
 
 
 class PieceCache:
-    """The ids of texts, up to a number of characters; what was not used longest goes first."""
+    """The ids of texts, up to a number of characters; the least recently used goes first.
+
+    Invariant: `chars` is the sum over what is kept, and at most `chars_max`.
+    Owner: the prompt thread.
+    """
 
     def __init__(self, chars_max: int) -> None:
         self._chars_max = chars_max
@@ -313,6 +319,7 @@ class PieceCache:
         while self.chars > self._chars_max:
             oldest, _ = self._ids.popitem(last=False)
             self.chars -= _cost(oldest)
+        assert bool(self.chars) == bool(self._ids), (self.chars, len(self._ids))
         return ids
 
     def clear(self) -> None:
@@ -328,6 +335,7 @@ def _interleaved(
     contents: list[str], runs: list[tuple[int, ...]], added: list[TextPiece]
 ) -> list[TextPiece]:
     """Return content, added token, content ..., without contents that are nothing at all."""
+    assert len(contents) == len(added) + 1, (len(contents), len(added))
     pieces = []
     for number, (content, run) in enumerate(zip(contents, runs, strict=True)):
         if content or run:

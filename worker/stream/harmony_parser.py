@@ -67,7 +67,7 @@ class HarmonyParser:
                 return
 
     def _is_header(self) -> ParserSteps[bool]:
-        """Tell whether a header stands here though no mark has begun it."""
+        """Return whether a header stands here though no mark has begun it."""
         self._skipped = yield from self._buffer.run(_BLANKS)
         for beginning in _HEADER_BEGINS:
             if (yield from self._buffer.starts(beginning, self._skipped)):

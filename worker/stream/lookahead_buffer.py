@@ -103,7 +103,7 @@ class LookaheadBuffer:
         return self._text[self.at + offset]
 
     def starts(self, mark: str, offset: int = 0) -> ParserSteps[bool]:
-        """Tell whether `mark` stands at `offset`; an empty one never does."""
+        """Return whether `mark` stands at `offset`; an empty one never does."""
         while True:
             start = self.at + offset
             if self._text.startswith(mark, start):

@@ -54,7 +54,7 @@ class OutputFormat:
         return self._marks.think_start, self._marks.think_end
 
     def is_thinking_open(self, prompt_tail: str) -> bool:
-        """Tell whether a generation prompt leaves a think block open.
+        """Return whether a generation prompt leaves a think block open.
 
         `prompt_tail` is what the template writes behind the last message, nothing of a message.
         """
@@ -64,7 +64,7 @@ class OutputFormat:
         return bool(start) and prompt_tail.rfind(start) > prompt_tail.rfind(end)
 
     def may_think(self, prompt_tail: str) -> bool:
-        """Tell whether the answer may begin with a think block that nobody opens.
+        """Return whether the answer may begin with a think block that nobody opens.
 
         So GLM may answer where its prompt neither opens nor closes thinking.
         """

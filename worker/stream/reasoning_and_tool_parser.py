@@ -136,7 +136,7 @@ class ReasoningAndToolParser:
             self._content.write("".join(texts))
 
     def _quotes(self) -> ParserSteps[bool]:
-        """Tell whether the mark that was read stands between quotation marks."""
+        """Return whether the mark that was read stands between quotation marks."""
         before = self._buffer.before(len(self._marks.think_end))
         return before in ("`", '"', "'") and (yield from self._buffer.starts(before))
 

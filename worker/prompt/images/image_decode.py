@@ -1,4 +1,4 @@
-"""Image files become pixels here, and nowhere else. A file is an attacker's word until it is read.
+"""Decodes image files into pixels; no other module does. A file is untrusted until it is decoded.
 
 Pillow's reader of the one format that a file's first bytes show is called by name, so that no other
 of its decoders ever runs. What a file claims is checked before any pixel is decoded.
@@ -21,7 +21,7 @@ from hearth.shared.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-# What Pillow warns of (metadata that it skips, for one) is no news for who runs the server.
+# Pillow warns of metadata that it skips, for one: no news for those who run the server.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 SEGMENTS_MAX: Final = 500  # what libjpeg's own fuzzers allow; a camera's file has some 10 of each
@@ -59,6 +59,7 @@ def decoded(data: bytes, pixels_max: int) -> Image.Image:
     Raises:
         RequestError: 400; `image_type`, `image_too_many_pixels` or `image_broken`.
     """
+    assert pixels_max > 0, pixels_max
     kind = _kind_of(data)
     _refuse_segments(kind, data)
     try:

@@ -1,4 +1,4 @@
-"""Images in messages: marks in their place while text is rendered, then their tokens.
+"""Puts marks in the place of images while text is rendered, and then the images' tokens.
 
 A template is given strings only, with a mark where an image stands, so that it shows images
 wherever it shows text, in tools' results too. Owner: the prompt thread. Touches no MLX.
@@ -20,7 +20,7 @@ _SHOWN: Final = "\ufffc"  # what Unicode has for an object in a text
 
 @dataclass(frozen=True, slots=True)
 class ImageForm:
-    """What a model's processor writes around each image: text, to be joined to what is there."""
+    """The text that a model's processor writes around each image. Immutable."""
 
     before: str = ""
     after: str = ""
@@ -32,6 +32,7 @@ def marked(messages: list[dict[str, Any]], mark: str) -> tuple[list[dict[str, An
     `mark` is in none of them but for what shields their control tokens, which never puts two
     together.
     """
+    assert len(mark) == 1, mark
     digests: list[str] = []
     texts = []
     for message in messages:

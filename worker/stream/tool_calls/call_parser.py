@@ -142,7 +142,7 @@ def _element(
 
 
 def _is_bare_head(context: CallContext, form: XmlForm, head: Any) -> ParserSteps[bool]:
-    """Tell whether a name that stands alone begins a call: nearly any text begins with one."""
+    """Return whether a name that stands alone begins a call: nearly any text begins with one."""
     offset = yield from context.buffer.run(_BLANKS, len(head[0]))
     if (yield from context.buffer.starts(form.begins, offset)):
         return True

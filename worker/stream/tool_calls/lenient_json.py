@@ -291,7 +291,7 @@ class LenientJsonParser:
         return "" if code < 0xDC00 and (yield from self._ends_in_escape()) else "\ufffd"
 
     def _ends_in_escape(self) -> ParserSteps[bool]:
-        """Tell whether the text was cut off where an escape may stand."""
+        """Return whether the text was cut off where an escape may stand."""
         if self._buffer.is_complete:
             return False
         end = int((yield from self._buffer.starts("\\")))
@@ -300,7 +300,7 @@ class LenientJsonParser:
         return not (yield from self._buffer.peek(end))
 
     def _is_closing(self, quote: str) -> ParserSteps[bool]:
-        """Tell by what follows whether the quote that was read closes its string."""
+        """Return, by what follows, whether the quote that was read closes its string."""
         openers = self.outer + "".join(frame.opener for frame in self._frames)
         blanks = yield from self._buffer.run(_BLANKS)
         offset = blanks
@@ -323,7 +323,7 @@ class LenientJsonParser:
             offset = yield from self._buffer.run(_BLANKS, offset)
 
     def _leads_on(self, quote: str, offset: int) -> ParserSteps[bool]:
-        """Tell whether an object goes on behind the comma in front of `offset`."""
+        """Return whether an object goes on behind the comma in front of `offset`."""
         offset = yield from self._buffer.run(_BLANKS_OR_COMMAS, offset)
         char = yield from self._buffer.peek(offset)
         if not char or char in _OPENS or (yield from self._is_end(offset)):
@@ -335,7 +335,7 @@ class LenientJsonParser:
         return (yield from self._is_key(_BARE_KEY_AND_COLON, offset))
 
     def _is_key(self, pattern: Any, offset: int) -> ParserSteps[bool]:
-        """Tell whether a key stands at `offset`, or begins there where the text ends."""
+        """Return whether a key stands at `offset`, or begins there where the text ends."""
         return bool((yield from self._buffer.match(pattern, offset, is_lenient=True)))
 
     # ------------------------------------------------------------ ends
@@ -352,7 +352,7 @@ class LenientJsonParser:
         return False
 
     def _is_cut(self) -> ParserSteps[bool]:
-        """Tell whether the text was cut off here, and not ended."""
+        """Return whether the text was cut off here, and not ended."""
         if (yield from self._is_end(0)) or (yield from self._buffer.peek()):
             return False
         return not self._buffer.is_complete

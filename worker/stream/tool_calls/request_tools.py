@@ -68,7 +68,7 @@ class RequestTools:
         return sole[0] if len(sole) == 1 and self.is_text(name, sole[0]) else ""
 
     def is_text(self, name: str, argument: str) -> bool:
-        """Tell whether the argument can be nothing but a text."""
+        """Return whether the argument can be nothing but a text."""
         return self._types(name, argument) == {"string"}
 
     def fitting(self, name: str, argument: str, value: Any, text: str) -> str:

@@ -208,7 +208,7 @@ class _Arguments:
         return True
 
     def _is_end(self, mark: str) -> ParserSteps[bool]:
-        """Tell by what follows whether a mark that was read ends the argument, or is quoted in it.
+        """Return, by what follows, whether a mark that was read ends the argument or is quoted.
 
         The argument's own mark may be missing.
         """
@@ -292,7 +292,7 @@ class _Value:
 
 
 def _are_alike(text: str, mark: str) -> bool:
-    """Tell whether `text` begins with `mark`, or still may."""
+    """Return whether `text` begins with `mark`, or still may."""
     return text.startswith(mark) or mark.startswith(text)
 
 
