@@ -63,7 +63,9 @@ Installs Hearth into .venv if needed and starts it. Settings are read from the e
 then from .env; the options below come before both.
 
 commands:
-  test [pytest arguments]   install what the tests need and run them
+  test                      install what the tests need and run all of them
+  test fast                 run those that need no process and no model: under a minute
+  test [pytest arguments]   run pytest with these arguments
 
 examples:
   python3 install_and_run.py
@@ -446,12 +448,13 @@ def start(version: str, options: argparse.Namespace) -> None:
 
 
 def start_tests(arguments: "list[str]") -> None:
-    """Become pytest, with what makes MLX fast on a CPU."""
+    """Become the suite, or pytest with `arguments`, with what makes MLX fast on a CPU."""
     from hearth.shared.openblas import openblas_environment
 
     environ = clean_environment()
     environ.update(openblas_environment(environ))
-    become([str(VENV / "bin/python"), "-m", "pytest", *arguments], environ)
+    module = "tests.run_suite" if arguments in ([], ["fast"]) else "pytest"
+    become([str(VENV / "bin/python"), "-m", module, *arguments], environ)
 
 
 def become(command: "list[str]", environ: "dict[str, str]") -> "NoReturn":

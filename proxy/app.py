@@ -1,4 +1,4 @@
-"""The outermost layer: what may come in, as what, and where it goes.
+"""Serves every HTTP request as the outermost ASGI app: checks it, parses it, and hands it on.
 
 Everything that reaches a model passes `ProxyApp`: Host, Origin, key, path, body size and the body
 itself are checked here, in the caller's dialect, before LiteLLM or a worker sees anything.
@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from hearth.proxy.api import legacy_completions, prefill_endpoint
 from hearth.proxy.api.error_bodies import error_body, error_headers
-from hearth.proxy.api.merge_choices import merged
+from hearth.proxy.api.multi_choice_stream import merged
 from hearth.proxy.api.parse_body import BodyParser
 from hearth.proxy.api.responses import responses_events
 from hearth.proxy.gateway.litellm_relay import Relay
 from hearth.proxy.http.api_keys import ApiKeyCheck
-from hearth.proxy.http.body_budget import BodyBudget
+from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import (
     App,
     HttpExchange,
@@ -62,47 +62,56 @@ _COUNT: Final[dict[str, Dialect]] = {
 }
 _OPEN_PATH: Final = "/health"  # the only one that needs no key
 HEADERS_MAX: Final = 100
-_OWN: Final = {
+_WITHOUT_LITELLM: Final = {
     "completions": legacy_completions,
     "responses": responses_events,
-}  # not through LiteLLM
+}  # by dialect: what makes its answer; the others go through LiteLLM
 _CACHE_HEADER: Final = b"x-hearth-cache"
 _CORS_METHODS: Final = b"GET, POST, DELETE, OPTIONS"
 
 
 class ProxyApp:
-    """The ASGI app that the server runs."""
+    """The ASGI app that the server runs: every request passes it before anything else sees it.
+
+    Owner: the event loop. Invariant: each request that a worker admitted is counted and logged
+    once, at its end; each other one is refused in its caller's dialect.
+    """
 
     def __init__(
-        self, settings: Settings, pool: WorkerPool, routes: AdminRoutes, front: App, token: str
+        self,
+        settings: Settings,
+        pool: WorkerPool,
+        routes: AdminRoutes,
+        litellm_app: App,
+        token: str,
     ) -> None:
-        """`front` is LiteLLM's app, `token` what it accepts."""
+        """`litellm_app` is LiteLLM's app, `token` what it accepts."""
         self._origins = OriginRules(settings.proxy_host, settings.cors_origins)
         self._keys = ApiKeyCheck(settings.api_keys)
         self._names = routes.names
         self._stored = routes.stored
         self._metrics = routes.metrics
-        self._intake = BodyParser(settings, routes.stored)
+        self._body_parser = BodyParser(settings, routes.stored)
         self._pool = pool
         self._routes = routes
-        self._front = front
-        self._relay = Relay(front, token)
-        self._room = BodyBudget()
-        self._dashboard = Dashboard(settings, routes.watch)
+        self._litellm_app = litellm_app
+        self._relay = Relay(litellm_app, token)
+        self._body_budget = BodyBudget()
+        self._dashboard = Dashboard(settings, routes.feed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._front(scope, receive, send)
+            await self._litellm_app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})  # there is none here
         else:
-            await self._http(HttpExchange(scope, receive, send, self._room))
+            await self._serve_http(HttpExchange(scope, receive, send, self._body_budget))
 
-    async def _http(self, exchange: HttpExchange) -> None:
+    async def _serve_http(self, exchange: HttpExchange) -> None:
         for name in (b"x-request-id", b"request-id"):  # OpenAI's SDK reads one, Anthropic's other
             exchange.reply_headers.append((name, exchange.request_id.encode()))
         try:
-            await self._admit(exchange)
+            await self._check_caller(exchange)
         except RequestError as error:
             await self._refuse(exchange, error)
         except Exception:
@@ -130,8 +139,12 @@ class ProxyApp:
         await exchange.drain()
         await exchange.send_json(error.status, body, error_headers(error))
 
-    async def _admit(self, exchange: HttpExchange) -> None:
-        """Check who asks, then dispatch."""
+    async def _check_caller(self, exchange: HttpExchange) -> None:
+        """Check who asks, then dispatch.
+
+        Raises:
+            RequestError: the caller may not, or the request is refused further on.
+        """
         if len(exchange.raw_headers) > HEADERS_MAX:
             raise RequestError(
                 f"The request has {len(exchange.raw_headers)} headers and this server accepts "
@@ -169,26 +182,26 @@ class ProxyApp:
         if exchange.method != "POST":
             raise wrong_method(exchange, "POST")
         if dialect is not None:
-            await self._generate(exchange, await self._parsed(exchange, dialect))
+            await self._generate(exchange, await self._parse_body(exchange, dialect))
         elif counted is not None:
-            request = await self._parsed(exchange, counted)
+            request = await self._parse_body(exchange, counted)
             count = await exchange.while_connected(self._pool.count(request))
             kind = {"object": "response.input_tokens"} if counted == "responses" else {}
             await exchange.send_json(200, kind | {"input_tokens": count})
         else:
             await self._prefill(exchange)
 
-    async def _parsed(self, exchange: HttpExchange, dialect: Dialect) -> ParsedRequest:
+    async def _parse_body(self, exchange: HttpExchange, dialect: Dialect) -> ParsedRequest:
         body = await read_object(await exchange.read_body())
-        return await self._complete(exchange, dialect, body)
+        return await self._parse(exchange, dialect, body)
 
-    async def _complete(
+    async def _parse(
         self, exchange: HttpExchange, dialect: Dialect, body: dict[str, Any]
     ) -> ParsedRequest:
         """Return the request in `body`, its images read, while the client is there."""
         target = self._names.target(self._names.check(body.get("model")))
-        request = self._intake.read(dialect, body, exchange.headers)
-        completing = self._intake.complete(request, exchange.hold)
+        request = self._body_parser.read(dialect, body, exchange.headers)
+        completing = self._body_parser.complete(request, exchange.hold)
         if shows_images(request.prompt):
             request = await exchange.while_connected(completing)
         else:
@@ -201,46 +214,46 @@ class ProxyApp:
         body = await read_object(await exchange.read_body())
         dialect = prefill_endpoint.dialect_of(body, exchange.headers, exchange.query)
         exchange.is_anthropic |= dialect == "messages"
-        request = prefill_endpoint.prepared(await self._complete(exchange, dialect, body))
+        request = prefill_endpoint.prepared(await self._parse(exchange, dialect, body))
         opening = self._pool.open(request, exchange.request_id)
         answer = await exchange.while_connected(opening)
         exchange.on_disconnect(answer.close)
         try:
-            told = await prefill_endpoint.told(
+            result = await prefill_endpoint.prefill_result(
                 answer, request, request.target or self._names.public
             )
-            await exchange.send_json(200, told)
+            await exchange.send_json(200, result)
         finally:
             answer.close()
-            self._note(exchange, [answer], request, started)
+            self._count_ended(exchange, [answer], request, started)
 
     async def _generate(self, exchange: HttpExchange, request: ParsedRequest) -> None:
         started = time.monotonic()
-        opening = self._opened(request, exchange.request_id, started)
+        opening = self._open_answers(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
-        ticket = AdmittedRequest(
+        admitted = AdmittedRequest(
             request, request.target or self._names.public, answer, tuple(others)
         )
         if request.dialect == "responses" and request.is_stored:
             key = request.prompt.speaker.key
-            ticket.keep = functools.partial(self._stored.keep, key, request.body)
-        exchange.on_disconnect(lambda: _close(ticket.answers))
+            admitted.keep = functools.partial(self._stored.keep, key, request.body)
+        exchange.on_disconnect(lambda: _close(admitted.answers))
         if not request.stream:
             exchange.late_headers = lambda: _cache_headers([answer, *others], request.choices)
         try:
             if request.dialect == "messages" and request.stream:
                 await answer.planned()  # the first event tells what is kept
-            if (module := _OWN.get(request.dialect)) is None:
-                await self._relay.serve(ticket, exchange, exchange.gone)
+            if (module := _WITHOUT_LITELLM.get(request.dialect)) is None:
+                await self._relay.serve(admitted, exchange, exchange.gone)
             elif request.stream:
-                await exchange.send_events(module.events(ticket))
+                await exchange.send_events(module.events(admitted))
             else:
-                await exchange.send_json(200, await module.whole(ticket))
+                await exchange.send_json(200, await module.whole(admitted))
         finally:
-            _close(ticket.answers)
-            self._note(exchange, [answer, *others], request, started)
+            _close(admitted.answers)
+            self._count_ended(exchange, [answer, *others], request, started)
 
-    def _note(
+    def _count_ended(
         self,
         exchange: HttpExchange,
         answers: Sequence[AnswerStream],
@@ -251,7 +264,7 @@ class ProxyApp:
         exchange.is_counted = True
         broken = exchange.broken_by
         self._metrics.ended(request, answers, broken)
-        self._routes.watch.note(request, answers, started, broken)
+        self._routes.requests.note(request, answers, started, broken)
         answer = answers[0]
         log.info(
             "request id=%s dialect=%s stream=%d prompt=%d cached=%d ended=%s wall_ms=%d",
@@ -264,7 +277,7 @@ class ProxyApp:
             (time.monotonic() - started) * 1000,
         )
 
-    async def _opened(
+    async def _open_answers(
         self, request: ParsedRequest, request_id: str, came_at: float
     ) -> list[AnswerStream]:
         """Return the answer of each choice, all of them admitted.
@@ -301,10 +314,10 @@ def _cache_headers(answers: Sequence[AnswerStream], per_prompt: int) -> RawHeade
     usages = [answer.usage for answer in answers if answer.usage is not None]
     if len(usages) < len(answers):
         return []
-    told = merged(usages, per_prompt)
+    usage = merged(usages, per_prompt)
     text = (
-        f"hit={told.cached_tokens} prefilled={told.prefilled_tokens} source={told.source} "
-        f"ttft_ms={told.ttft_ms}"
+        f"hit={usage.cached_tokens} prefilled={usage.prefilled_tokens} source={usage.source} "
+        f"ttft_ms={usage.ttft_ms}"
     )
     return [(_CACHE_HEADER, text.encode())]
 

@@ -46,7 +46,7 @@ WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "hearth.worker.main")
 GRACE_S: Final = 2  # for streams to say goodbye after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512
-CONNECTIONS_MAX: Final = 1_000  # what their bodies take together is `room`'s
+CONNECTIONS_MAX: Final = 1_000  # what their bodies take together is BodyBudget's
 OPEN_FILES: Final = 4096  # two a connection, and some
 
 
@@ -87,7 +87,7 @@ class Hearth:
             RestartRules(models[0], settings.shutdown_flush_seconds, settings.stall_seconds),
         )
         unload_s = settings.model_idle_unload_seconds
-        self._hosting = ModelSwapper(self._supervisor, self._pool, models, unload_s)
+        self._model_swapper = ModelSwapper(self._supervisor, self._pool, models, unload_s)
         self._remote = RemoteWorkers(settings, self._pool, models)
         self._routes = AdminRoutes(
             settings, self._version, self._supervisor, self._pool, self._remote.workers
@@ -140,11 +140,11 @@ class Hearth:
         self._write_pid_file()
         await self._supervisor.start()
         self._remote.start()
-        app, token = await asyncio.to_thread(litellm_app.load, self._settings)
-        edge = ProxyApp(self._settings, self._pool, self._routes, app, token)
+        litellm, token = await asyncio.to_thread(litellm_app.load, self._settings)
+        app = ProxyApp(self._settings, self._pool, self._routes, litellm, token)
         self._server = _Server(
             uvicorn.Config(
-                edge,
+                app,
                 http=HeadTimeout,
                 log_config=None,
                 access_log=False,
@@ -157,29 +157,29 @@ class Hearth:
                 timeout_graceful_shutdown=GRACE_S,
             )
         )
-        hosting = asyncio.create_task(self._host(), name="hosting")
-        hosting.add_done_callback(_tell_bug)
+        swapping = asyncio.create_task(self._swap_models(), name="model swapper")
+        swapping.add_done_callback(_log_bug)
         try:
             await self._server.serve(sockets=[self._socket])
         except SystemExit as error:  # what uvicorn makes of a failed start, which it has logged
             raise RuntimeError("LiteLLM's app did not start") from error
         finally:
-            hosting.cancel()
+            swapping.cancel()
 
-    async def _host(self) -> None:
+    async def _swap_models(self) -> None:
         """Say what is served as soon as a client would be answered; then serve other models too."""
         assert self._server is not None
         while not (self._server.started and self._pool.facts and self._pool.has_ready):
             await asyncio.sleep(0.02)
         for line in ready_lines(self._settings, self._pool.facts):
             print(line, flush=True)
-        await self._hosting.run()
+        await self._model_swapper.run()
 
     async def _shut_down(self, serving: asyncio.Task[None]) -> None:
         """End clients, workers and the server, in an order in which nobody waits for another."""
         log.info("shutting down")
         self._remote.stop()
-        self._routes.watch.close()
+        self._routes.feed.close()
         self._pool.close()
         ending = asyncio.create_task(self._supervisor.stop())
         if self._server is not None and self._server.started:
@@ -197,9 +197,9 @@ class Hearth:
         (self._directory / litellm_app.CONFIG_NAME).unlink(missing_ok=True)
 
 
-def _tell_bug(hosting: asyncio.Task[None]) -> None:
-    """Say that a bug of ours ended the task; what is loaded is served on."""
-    if not hosting.cancelled() and (error := hosting.exception()) is not None:
+def _log_bug(swapping: asyncio.Task[None]) -> None:
+    """Log that a bug of ours ended the task; what is loaded is served on."""
+    if not swapping.cancelled() and (error := swapping.exception()) is not None:
         log.error("no model is loaded or unloaded any more", exc_info=error)
 
 

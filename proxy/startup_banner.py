@@ -1,4 +1,4 @@
-"""What a start prints for the person who started it."""
+"""Makes the lines that a start prints for the person who started it."""
 
 import ipaddress
 import json

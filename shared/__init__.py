@@ -1,0 +1,1 @@
+"""Holds what proxy and worker both use: wire messages, sockets, settings, journals, processes."""

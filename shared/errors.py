@@ -1,4 +1,4 @@
-"""What can go wrong for a reason that is not a bug of ours, with text that says what to do."""
+"""Defines the errors that are not bugs of ours, with texts that say what to do."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What makes glibc give memory back. Nothing of this concerns macOS.
+"""Makes glibc give freed memory back to the system. Nothing of this concerns macOS.
 
 On a CPU MLX's arrays come from malloc. By default glibc takes blocks of up to 32 MB from its heaps
 once some were freed, and what lies between living blocks stays: a worker that held 150 MB had

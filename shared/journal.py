@@ -1,4 +1,4 @@
-"""Records that outlive their process, in a private directory.
+"""Stores records that outlive their process, in a private directory.
 
 A record is a msgpack value in a frame: mark, length, MAC, bytes. Mark and MAC come of a secret that
 lies beside the files: no text of a request can pass for a frame, nor what has a bit changed in it.
@@ -66,7 +66,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _RecordFrame:
-    """What was read up to byte `end` of a file; no payload where it is damaged."""
+    """A frame of a file, which ends before byte `end`; it has no payload where it is damaged."""
 
     end: int
     payload: bytes | None
@@ -77,7 +77,8 @@ class Journal:
 
     A file has one writer, which holds its lock while it lives. Whoever starts takes up what the
     dead left: goes on with the first such file, and drops the others once its own holds all of it.
-    Owner: who opened it, until a `Scribe` has it, then the scribe's thread. Any thread: `named`.
+    Owner: who opened it, then the thread of the `JournalWriter` that has it. Any thread: `named`.
+    Invariant: `_own`, once there is one, is the first of `_files`, and its lock is held here.
     """
 
     def __init__(self, directory: Path, schema: int, adapters: Mapping[int, Adapter]) -> None:
@@ -89,6 +90,7 @@ class Journal:
             OSError: it cannot be made or read.
         """
         self.counts: Counter[str] = Counter()
+        assert all(0 <= older < schema for older in adapters), (schema, sorted(adapters))
         self._directory = directory
         self._schema = schema
         self._adapters = adapters
@@ -154,8 +156,10 @@ class Journal:
         size = os.fstat(file.handle).st_size
         at = 0
         while at < size:
+            start = at
             payload = self._payload(file.handle, at, size)
             at = self._next(file.handle, at, size) if payload is None else _end(at, payload)
+            assert start < at <= size, (file.path, start, at, size)
             if payload is not None or file.is_ours or at < size:  # a living writer's may be amid it
                 yield _RecordFrame(at, payload)
 
@@ -191,7 +195,7 @@ class Journal:
 
     @property
     def is_due(self) -> bool:
-        """Whether the files should be made one anew, of what is alive alone."""
+        """Return whether one new file should replace the files, with what is alive alone."""
         size = os.fstat(self._own.handle).st_size if self._own is not None else 0
         is_long = size > 2 * max(self._base, REWRITE_BYTES_MIN)
         return is_long or self._is_damaged or len(self._files) > 1
@@ -214,6 +218,7 @@ class Journal:
         if self._own is None:
             self._create(lambda handle: None)
         assert self._own is not None
+        assert self._own.is_ours, self._own.path
         handle = self._own.handle
         status = os.fstat(handle)
         if not status.st_nlink:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalSource(Protocol[T]):
-    """What a scribe writes for. Its methods are called on the scribe's thread."""
+    """Gives a journal writer its records. Its methods are called on the writer's thread."""
 
     def everything(self) -> Iterable[T]:
         """Return all that is alive now, oldest first. What is put meanwhile may be in it or not."""
@@ -63,6 +63,7 @@ class JournalWriter(Generic[T]):
 
     First whoever makes it reads, then anyone may put. Any thread may call any other method; none
     but `flush` and `close` blocks.
+    Invariant: `_queue_bytes` is the sum over `_queue`, at most QUEUE_BYTES_MAX.
     """
 
     def __init__(self, journal: Journal, source: JournalSource[T]) -> None:
@@ -93,6 +94,7 @@ class JournalWriter(Generic[T]):
 
         `renews`: it takes something back, and what the files hold of that has to go.
         """
+        assert nbytes >= 0, nbytes
         with self._changed:
             self._is_behind |= renews
             is_full = len(self._queue) >= QUEUE_ITEMS_MAX
@@ -120,7 +122,7 @@ class JournalWriter(Generic[T]):
         """Return the counters."""
         return {**self._journal.counts, **self.counts}
 
-    # ------------------------------------------------------------ the scribe's thread
+    # ------------------------------------------------------------ the writer's thread
 
     def _run(self) -> None:
         while self._wait():
@@ -146,12 +148,15 @@ class JournalWriter(Generic[T]):
     def _take(self) -> list[T]:
         with self._changed:
             items = [item for item, _ in self._queue]
+            nbytes = sum(nbytes for _, nbytes in self._queue)
+            assert nbytes == self._queue_bytes, (nbytes, self._queue_bytes)
             self._queue.clear()
             self._queue_bytes = 0
         return items
 
     def _append(self) -> list[bytes]:
         """Write what waits; return its frames."""
+        assert threading.current_thread() is self._thread, threading.current_thread()
         frames = list(self._frames(self._take()))
         try:
             self._journal.append(frames)
@@ -207,7 +212,10 @@ class JournalWriter(Generic[T]):
 def open_journal_writer(
     directory: Path | None, source: JournalSource[T], schema: int, adapters: Mapping[int, Adapter]
 ) -> "JournalWriter[T] | NullJournalWriter":
-    """Return the scribe of `directory`; NoScribe for None, and, warned, where it can't be used."""
+    """Return the writer of `directory`.
+
+    One that writes nothing for None, and, with a warning, where the directory can't be used.
+    """
     if directory is None:
         return NullJournalWriter()
     try:

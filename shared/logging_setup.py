@@ -1,4 +1,4 @@
-"""Logging for every process: one line an event, key=value, to stderr. Never prompts or keys."""
+"""Sets up logging: one line an event, key=value, to stderr. Never prompts or keys."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Which environment makes MLX's CPU backend fast on Linux.
+"""Finds the OpenBLAS that makes MLX's CPU backend fast on Linux.
 
 The mlx-cpu wheel links a reference BLAS; OpenBLAS in front of it makes an fp32 product 16 times
 faster. It must be in the environment before a process starts. Nothing of this concerns macOS.

@@ -1,4 +1,4 @@
-"""Directories that only their owner can enter."""
+"""Makes directories that only their owner can enter."""
 
 from pathlib import Path
 

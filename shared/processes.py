@@ -1,4 +1,4 @@
-"""Which process is which, and which Hearth holds a port. Linux and macOS, standard library only.
+"""Identifies processes, and finds which one holds a port. Linux and macOS, standard library only.
 
 A pid alone names nothing, because the system uses it again; a pid with its start time does. The
 supervisor writes both, its own and its children's, into `hearth.json` in its instance directory.
@@ -61,7 +61,7 @@ def port_holder(port: int) -> tuple[int, str] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class IdentifiedProcess:
     """One process for all time: a later one with the same pid started later."""
 
     pid: int
@@ -72,7 +72,7 @@ class Process:
         return process_started(self.pid) == self.started
 
 
-def read_pid_file(path: Path) -> tuple[Process | None, list[Process]]:
+def read_pid_file(path: Path) -> tuple[IdentifiedProcess | None, list[IdentifiedProcess]]:
     """Return supervisor and children that `path` names.
 
     Nobody where the file is missing or damaged: without a supervisor that can be called dead, no
@@ -87,20 +87,21 @@ def read_pid_file(path: Path) -> tuple[Process | None, list[Process]]:
     return supervisor, [child for child in children if child] if supervisor else []
 
 
-def _process(row: dict[str, Any]) -> Process | None:
+def _process(row: dict[str, Any]) -> IdentifiedProcess | None:
     """Return the process in `row`, or None where it names none for sure."""
     pid, started = row["pid"], row["started"]
     if type(pid) is not int or pid < 2:  # 0 and below would signal whole groups of processes
         return None
-    return Process(pid, float(started)) if isinstance(started, int | float) else None
+    return IdentifiedProcess(pid, float(started)) if isinstance(started, int | float) else None
 
 
-def end_processes(processes: Iterable[Process]) -> None:
+def end_processes(processes: Iterable[IdentifiedProcess]) -> None:
     """End those of `processes` that still run: SIGTERM, and SIGKILL after END_WAIT_S."""
     left = list(processes)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in left:
             if process.is_running:
+                assert process.pid > 1, process.pid  # 0 and below would signal whole groups
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, number)
         deadline = time.monotonic() + END_WAIT_S
@@ -160,7 +161,7 @@ def can_listen(host: str, port: int) -> bool:
     return sys.platform != "darwin" or port_holder(port) is None
 
 
-def _is_held_by(processes: Iterable[Process], port: int) -> bool:
+def _is_held_by(processes: Iterable[IdentifiedProcess], port: int) -> bool:
     holder = port_holder(port)
     return holder is not None and holder[0] in [process.pid for process in processes]
 

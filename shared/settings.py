@@ -1,4 +1,4 @@
-"""The table of settings: each variable with its default, what it may be, and what it is for.
+"""Lists the settings: each variable with its default, what it may be, and what it is for.
 
 Read by `hearth.shared.load_settings`, which everything else imports them from.
 """

@@ -1,4 +1,4 @@
-"""How a worker that cannot start tells its supervisor why: a line in a file beside its socket."""
+"""Passes on why a worker cannot start: it leaves a line in a file beside its socket."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every message that crosses the proxy-worker socket, and nothing else.
+"""Defines every message that crosses the socket between proxy and worker, and nothing else.
 
 A frame is one msgpack map: {"kind": class name, field: value, ...}. Any change to a message bumps
 PROTOCOL_VERSION; both sides compare it once, in Hello and Welcome.
@@ -22,7 +22,7 @@ FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose tokens and when to stop. None leaves a value to the worker's settings."""
+    """The rules by which tokens are chosen and an answer ends. None = the worker's settings."""
 
     temperature: float | None = None  # 0 = greedy
     top_p: float | None = None
@@ -40,7 +40,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What the answer has to be, beyond what the model would say by itself."""
+    """The form that the answer must have, beyond what the model would say by itself."""
 
     tool_choice: str = "auto"  # "auto" | "none" | "required": one call at least
     tool_names: list[str] = field(default_factory=list)  # that may be called; empty = all
@@ -52,7 +52,7 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """Who asks, as far as the client tells. Empty where it does not."""
+    """The caller, as far as the client tells. A field is empty where it does not."""
 
     key: str = ""  # digest of the API key
     session: str = ""
@@ -71,7 +71,7 @@ class MessageName:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model is asked, before rendering: all three API dialects become this.
+    """A prompt before rendering: all three API dialects become this.
 
     A message is {role, content, reasoning_content, tool_calls, tool_call_id, name}. Its content is
     a string; where it shows images, a list of {"type": "text", "text"} and {"type": "image",
@@ -96,7 +96,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a worker found out about its model when it loaded it."""
+    """The facts that a worker found out about its model when it loaded it."""
 
     name: str  # the public model name
     path: str
@@ -112,7 +112,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost, in tokens."""
+    """The cost of a request, in tokens and milliseconds."""
 
     prompt_tokens: int
     cached_tokens: int  # prompt tokens served from kept KV, <= prompt_tokens
@@ -173,7 +173,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many tokens is this prompt? Answered by Counted or Failed."""
+    """Asks how many tokens a prompt is. Answered by Counted or Failed."""
 
     request_id: str
     prompt: Prompt
@@ -301,6 +301,8 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
+    """Answers Count."""
+
     request_id: str
     tokens: int
 

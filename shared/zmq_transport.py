@@ -1,8 +1,9 @@
-"""The sockets between proxy and worker: the only module that imports zmq.
+"""Connects proxy and worker over ZeroMQ: the only module that imports zmq.
 
 A worker binds one ROUTER; each proxy connects one DEALER. `ROUTER_MANDATORY` makes a send to a
-peer that is gone, or whose queue is full, an error instead of a silent loss. A line over ipc:// is
-kept private by its directory, one over tcp:// by CURVE keys, without which there is none.
+peer that is gone, or whose queue is full, an error instead of a silent loss. A connection
+over ipc:// is kept private by its directory, one over tcp:// by CURVE keys, without which there is
+none.
 """
 
 import asyncio
@@ -81,7 +82,7 @@ def ipc_endpoint(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """What one end of a tcp:// line proves itself with, and whom it believes. Keys in Z85."""
+    """The keys of one end of a tcp:// connection, and the one that it trusts. All in Z85."""
 
     public: bytes
     secret: bytes
@@ -115,9 +116,10 @@ def curve_keys(directory: Path, own: str, other: str) -> CurveKeys:
 
 
 class RouterPort:
-    """A worker's end. Owner: the I/O thread; only `post` may be called from other threads.
+    """A worker's end. Owner: the wire thread; only `post` and `wake` may be called from others.
 
     Frames that cannot be sent at once wait in order, per peer, up to QUEUE_FRAMES_MAX.
+    Invariant: nothing is held for a peer that is gone.
     """
 
     def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
@@ -175,6 +177,7 @@ class RouterPort:
 
     def turn(self, wait_s: float) -> list[tuple[bytes, Message]]:
         """Send what was posted, wait up to `wait_s` for something to happen, return what came."""
+        assert wait_s >= 0, wait_s  # zmq takes a negative one for ever
         self._flush()
         retry_soon = 0.02 if self._held else wait_s
         ready = {where for where, _ in self._poller.poll(int(min(wait_s, retry_soon) * 1000))}
@@ -201,6 +204,7 @@ class RouterPort:
         return received
 
     def _flush(self) -> None:
+        assert self.gone.isdisjoint(self._held), self.gone & self._held.keys()
         for peer, frames in list(self._held.items()):
             while frames and self._send(peer, frames[0]):
                 frames.popleft()
@@ -291,7 +295,7 @@ class QueueFull(WireError):
 
 
 class DealerLink:
-    """A proxy's end of the line to one start of one worker. Owner: the event loop."""
+    """A proxy's end of the connection to one start of one worker. Owner: the event loop."""
 
     def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
         """Connect. Raises: StartError: over the network, and there are no `keys`."""

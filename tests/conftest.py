@@ -1,10 +1,58 @@
-"""What all tests share."""
+"""Marks every test by what it needs, and chooses how hypothesis draws its examples."""
 
+import os
+import sys
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+pytest.register_assert_rewrite("tests.helpers")  # before any of them is imported
+
+from tests.helpers.marks import marks_of  # noqa: E402
 
 # A busy machine draws examples slowly, and a first example may import a model's code: no verdict.
 settings.register_profile("hearth", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("hearth")
-# `--hypothesis-profile=same` tries the same examples each time, so that CI judges a change by the
-# change and not by chance; at a desk each run tries new ones.
+# `same` tries the same examples each time, so that CI judges a change by the change and not by
+# chance; at a desk each run tries new ones.
 settings.register_profile("same", settings.get_profile("hearth"), derandomize=True)
+settings.load_profile(os.environ.get("HEARTH_HYPOTHESIS_PROFILE", "hearth"))
+
+IMPURE = {"e2e", "model", "process"}
+# asyncio's own pair of sockets neither binds nor connects, and is not counted.
+WORLD = {"os.fork", "os.posix_spawn", "socket.bind", "socket.connect", "subprocess.Popen"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for name in sorted(marks_of(item.path)):
+            item.add_marker(name)
+        if not IMPURE & {mark.name for mark in item.iter_markers()}:
+            item.add_marker("pure")
+
+
+class PureGuard:
+    """Fails a pure test that starts a process or opens a socket.
+
+    Owner: the process that runs the tests, which it watches from its start on.
+    """
+
+    def __init__(self) -> None:
+        self.is_pure = False
+        sys.addaudithook(self.watch)
+
+    def watch(self, event: str, arguments: Any) -> None:
+        if self.is_pure and event in WORLD:
+            raise AssertionError(f"a pure test needs the mark `process`: {event} {arguments}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        self.is_pure = item.get_closest_marker("pure") is not None
+        try:
+            return (yield)
+        finally:
+            self.is_pure = False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(PureGuard(), "pure-guard")

@@ -1,144 +1,255 @@
-"""Style that a machine can hold, so that review need not: layers, sizes, comments."""
+"""Holds the style that a machine can hold, so that review need not: layers, sizes, sentences."""
 
 import ast
+import functools
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-ROOT = Path(__file__).parent.parent
-FILE_LINES_MAX = 500
-FUNCTION_LINES_MAX = 70
-PARAMETERS_MAX = 7
+import pytest
 
-# Path prefix -> what it must not import. In the worker `main` wires the rooms, `loop` and
-# `scheduler` use them, and the rooms do not know those above them.
-ABOVE = (
-    *(
-        "hearth.worker.main",
-        "hearth.worker.threads.inference_thread",
-        "hearth.worker.threads.wire_thread",
-        "hearth.worker.schedule.scheduler",
-        "hearth.worker.schedule.scheduler_interfaces",
-        "hearth.worker.threads.prompt_thread",
+ROOT: Final = Path(__file__).parent.parent
+PACKAGE: Final = ("shared", "proxy", "worker")  # the tops of `hearth` but its commands
+TOPS: Final = (*PACKAGE, "scripts", "tests")
+
+# ---------------------------------------------------------------- limits
+
+# STYLE's signs, not goals: what is one concept may be longer, and says why.
+FILE_LINES_MAX: Final = 500
+FUNCTION_LINES_MAX: Final = 70
+PARAMETERS_MAX: Final = 7
+FILES_MAX: Final = 16  # of a folder, __init__.py not counted
+LONG_FILES: Final = {
+    "shared/settings.py": "one table: every setting with its bounds, unit and reason",
+    "tests/unit/worker/stream/test_output_format.py": "one table: outputs of every tool format",
+}
+FULL_FOLDERS: Final[dict[str, str]] = {}
+
+# ---------------------------------------------------------------- layers
+
+# The rooms of each top, from the lowest to the highest: one imports only those before it. A folder
+# in a room belongs to it.
+ORDER: Final = (
+    ("shared",),
+    (
+        *("proxy/http", "proxy/images", "proxy/request", "proxy/pool", "proxy/api"),
+        *("proxy/workers", "proxy/gateway", "proxy/monitoring", "proxy"),
     ),
-    *("hearth.worker.setup.kv_setup", "hearth.worker.cache_report"),
+    (
+        *("worker/cache", "worker/disk", "worker/kv", "worker/stream", "worker/constraint"),
+        *("worker/engine", "worker/prompt", "worker/sessions", "worker/schedule"),
+        *("worker/threads", "worker/setup", "worker"),
+    ),
 )
-FORBIDDEN = {
-    "shared/": ("proxy", "worker"),
-    "proxy/": ("worker",),
-    "worker/": ("proxy",),
+# Rooms that stand side by side, or a library that a room does without: place -> what it must not
+# import although it is lower.
+APART: Final = {
+    "shared/": ("hearth.proxy", "hearth.worker", "hearth.commands"),
+    "proxy/": ("hearth.worker", "hearth.commands"),
+    "worker/": ("hearth.proxy", "hearth.commands"),
+    "worker/cache/": ("mlx", "mlx_lm"),
+    "worker/disk/": ("mlx", "mlx_lm"),
+    "worker/engine/": ("hearth.worker.disk", "hearth.worker.kv", "hearth.worker.stream"),
     "worker/prompt/": (
-        *ABOVE,
-        "hearth.worker.engine",
-        "hearth.worker.stream",
-        "hearth.worker.schedule.request_state",
-        "mlx",
-        "mlx_lm",
+        *("hearth.worker.disk", "hearth.worker.kv", "hearth.worker.stream"),
+        *("hearth.worker.engine", "hearth.worker.constraint", "mlx", "mlx_lm"),
     ),
-    "worker/engine/": (
-        *ABOVE,
-        "hearth.worker.prompt",
-        "hearth.worker.stream",
-        "hearth.worker.schedule.request_state",
-    ),
-    "worker/stream/": (
-        *ABOVE,
-        "hearth.worker.prompt",
-        "hearth.worker.engine",
-        "hearth.worker.constraint",
-        "hearth.worker.schedule.request_state",
-    ),
-    "worker/constraint/": (
-        *ABOVE,
-        "hearth.worker.prompt",
-        "hearth.worker.engine",
-        "hearth.worker.schedule.request_state",
-        "mlx_lm",
-    ),
-    "worker/cache/": (
-        *ABOVE,
-        "hearth.worker.kv",
-        "hearth.worker.engine",
-        "hearth.worker.prompt",
-        "hearth.worker.schedule.request_state",
-        "mlx",
-    ),
-    "worker/kv/": (
-        *ABOVE,
-        "hearth.worker.engine",
-        "hearth.worker.prompt",
-        "hearth.worker.stream",
-        "hearth.worker.schedule.request_state",
-    ),
-    "worker/disk/": (
-        *ABOVE,
-        "hearth.worker.kv",
-        "hearth.worker.engine",
-        "hearth.worker.schedule.request_state",
-        "mlx",
-    ),
+    "worker/sessions/": ("hearth.worker.engine", "hearth.worker.kv", "mlx", "mlx_lm"),
+    "worker/stream/": ("hearth.worker.disk", "hearth.worker.kv"),
+    "worker/constraint/": ("hearth.worker.disk", "hearth.worker.kv", "mlx_lm"),
     "worker/threads/wire_thread.py": ("mlx", "mlx_lm", "hearth.worker.engine"),
+    "scripts/": ("tests",),
 }
 # Third-party module -> the only places that may import it.
-ONLY_IN = {
+ONLY_IN: Final = {
     "zmq": ("shared/zmq_transport.py",),
     "litellm": ("proxy/gateway/litellm_app.py", "proxy/gateway/litellm_handlers.py"),
     "mlx": (
-        "worker/engine/",
-        "worker/constraint/token_mask.py",
-        "worker/stream/logprobs.py",
+        *("worker/engine/", "worker/kv/", "worker/setup/kv_setup.py"),
+        *("worker/constraint/token_mask.py", "worker/stream/logprobs.py"),
         "worker/threads/inference_thread.py",
-        "worker/kv/",
-        "worker/setup/kv_setup.py",
     ),
     "mlx_vlm": ("worker/engine/vlm_loader.py", "worker/prompt/images/image_processor.py"),
     "dotenv": ("shared/load_settings.py",),
 }
-HISTORY = re.compile(r"#.*\b(previously|used to|no longer|round[- ]?\d|PR ?#?\d)\b", re.I)
+HISTORY: Final = re.compile(r"#.*\b(previously|used to|no longer|round[- ]?\d|PR ?#?\d)\b", re.I)
+RIDDLE: Final = re.compile(r"(Do|Does|Is|Are|What|Who|Whose|Whether|How|Which|Where|When|Why)\b")
 
 
-def sources(*packages: str) -> Iterator[tuple[str, str, ast.Module]]:
-    for package in packages:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            text = path.read_text()
-            yield path.relative_to(ROOT).as_posix(), text, ast.parse(text)
+@functools.cache
+def below(top: str) -> tuple[tuple[str, str, ast.Module], ...]:
+    paths = sorted((ROOT / top).rglob("*.py"))
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
+    return tuple((path, text, ast.parse(text)) for path, text in texts.items())
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
+def sources(*tops: str) -> Iterator[tuple[str, str, ast.Module]]:
+    """Yield the path, the text and the syntax tree of every module below `tops`."""
+    for top in tops:
+        yield from below(top)
+
+
+@functools.cache
+def imported(tree: ast.Module) -> tuple[str, ...]:
+    """Return the modules that `tree` imports; names from a package too, which may be modules."""
+    found: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "absolute imports only: they can be searched for"
-            yield node.module or ""
+            assert node.level == 0 and node.module, "absolute imports only: they can be searched"
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return tuple(found)
 
 
 def within(module: str, name: str) -> bool:
     return module == name or module.startswith(name + ".")
 
 
-def test_the_rooms_import_only_what_is_below_them() -> None:
-    errors = []
-    for path, _, tree in sources("shared", "proxy", "worker"):
+@functools.cache
+def folder_of(module: str) -> str | None:
+    """Return the folder in which `module`, or a name of it, is defined; None for a library."""
+    place = re.sub(r"^hearth\.(commands\b)?", lambda m: "scripts.commands" * bool(m[1]), module)
+    if place.split(".")[0] not in TOPS:
+        return None
+    folder = ROOT / place.replace(".", "/")
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder.relative_to(ROOT).as_posix()
+
+
+def room_of(folder: str) -> str:
+    return "/".join(folder.split("/")[:2])
+
+
+def arrows() -> dict[str, dict[str, str]]:
+    """Return which folder imports which, each with one import as an example."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for path, _, tree in sources(*PACKAGE, "scripts"):
+        folder = path.rpartition("/")[0]
         for module in imported(tree):
-            for prefix, names in FORBIDDEN.items():
-                if path.startswith(prefix) and any(within(module, name) for name in names):
-                    errors.append(f"{path}: must not import {module}")
-            for name, homes in ONLY_IN.items():
-                if within(module, name) and not path.startswith(homes):
-                    errors.append(f"{path}: {name} is imported only in {', '.join(homes)}")
+            other = folder_of(module)
+            if other is not None and other != folder:
+                found[folder].setdefault(other, f"{path} imports {module}")
+    return found
+
+
+def circles(graph: dict[str, dict[str, str]]) -> list[str]:
+    """Return an example of each arrow of `graph` that leads back to where it comes from."""
+
+    def reached(start: str) -> set[str]:
+        seen, todo = set(), [start]
+        while todo:
+            fresh = set(graph.get(todo.pop(), ())) - seen
+            seen |= fresh
+            todo += fresh
+        return seen
+
+    return [
+        f"{folder} -> {other} -> ... -> {folder}: {example}"
+        for folder, others in sorted(graph.items())
+        for other, example in sorted(others.items())
+        if folder in reached(other)
+    ]
+
+
+# ---------------------------------------------------------------- the tree
+
+
+def test_no_circle_of_imports_is_between_rooms_or_between_the_folders_of_a_room() -> None:
+    """A room's own files and the folders in it may import each other."""
+    rooms: dict[str, dict[str, str]] = defaultdict(dict)
+    inner: dict[str, dict[str, str]] = defaultdict(dict)
+    for folder, others in arrows().items():
+        for other, example in others.items():
+            if room_of(folder) != room_of(other):
+                rooms[room_of(folder)][room_of(other)] = example
+            elif folder.count("/") > 1 and other.count("/") > 1:
+                inner[folder][other] = example
+    errors = circles(rooms) + circles(inner)
     assert not errors, "\n".join(errors)
 
 
-def test_files_and_functions_stay_small_and_comments_tell_no_history() -> None:
+def test_no_room_imports_one_above_it() -> None:
     errors = []
-    for path, text, tree in sources("shared", "proxy", "worker", "scripts", "tests"):
-        lines = text.splitlines()
-        if len(lines) > FILE_LINES_MAX:
-            errors.append(f"{path}: {len(lines)} lines, limit {FILE_LINES_MAX}")
-        for number, line in enumerate(lines, start=1):
-            if HISTORY.search(line) and path != "tests/test_tidy.py":
-                errors.append(f"{path}:{number}: comments say why it is so; git says how it was")
+    for order in ORDER:
+        for folder, others in arrows().items():
+            room = room_of(folder)
+            if room not in order:
+                continue
+            above = order[order.index(room) + 1 :]
+            errors += [text for other, text in others.items() if room_of(other) in above]
+    assert not errors, "\n".join(errors)
+
+
+def test_every_room_of_the_package_has_its_place_in_the_order() -> None:
+    rooms = {room_of(path.rpartition("/")[0]) for path, _, _ in sources(*PACKAGE)}
+    assert rooms - {"proxy/dialects"} == {room for order in ORDER for room in order}
+
+
+def test_rooms_that_stand_apart_do_not_import_each_other() -> None:
+    errors = [
+        f"{path}: must not import {module}"
+        for path, _, tree in sources(*PACKAGE, "scripts")
+        for module in imported(tree)
+        for prefix, names in APART.items()
+        if path.startswith(prefix) and any(within(module, name) for name in names)
+    ]
+    assert not errors, "\n".join(errors)
+
+
+def test_a_library_is_imported_only_where_it_is_at_home() -> None:
+    errors = [
+        f"{path}: {name} is imported only in {', '.join(homes)}"
+        for path, _, tree in sources(*PACKAGE)
+        for module in imported(tree)
+        for name, homes in ONLY_IN.items()
+        if within(module, name) and not path.startswith(homes)
+    ]
+    assert not errors, "\n".join(errors)
+
+
+def test_the_package_is_imported_as_hearth() -> None:
+    errors = [
+        f"{path}: hearth.{module}"
+        for path, _, tree in sources(*TOPS)
+        for module in imported(tree)
+        if module.split(".")[0] in PACKAGE
+    ]
+    assert not errors, "\n".join(errors)
+
+
+def test_no_test_imports_from_another_and_helpers_import_from_none() -> None:
+    errors = [
+        f"{path}: imports {module}; what tests share is in tests/helpers or scripts/harness"
+        for path, _, tree in sources("tests")
+        for module in imported(tree)
+        if within(module, "tests") and not within(module, "tests.helpers")
+    ]
+    assert not errors, "\n".join(errors)
+
+
+def test_a_folder_holds_some_fifteen_files_at_most() -> None:
+    counts = Counter(
+        path.rpartition("/")[0]
+        for path, _, _ in sources(*TOPS)
+        if not path.endswith("/__init__.py")
+    )
+    full = {folder for folder, count in counts.items() if count > FILES_MAX}
+    assert full == set(FULL_FOLDERS), {folder: counts[folder] for folder in full}
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def test_files_and_functions_stay_small() -> None:
+    errors = []
+    for path, text, tree in sources(*TOPS):
+        count = len(text.splitlines())
+        if count > FILE_LINES_MAX and path not in LONG_FILES:
+            errors.append(f"{path}: {count} lines, limit {FILE_LINES_MAX}")
         errors += sizes(path, tree)
     assert not errors, "\n".join(errors)
 
@@ -154,10 +265,50 @@ def sizes(path: str, tree: ast.Module) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: {node.name} takes {count} parameters"
 
 
+@pytest.mark.parametrize("path", LONG_FILES)
+def test_what_may_be_long_is_there(path: str) -> None:
+    assert (ROOT / path).is_file()
+
+
+# ---------------------------------------------------------------- sentences and names
+
+
+def test_a_module_begins_with_a_sentence_that_says_what_it_is() -> None:
+    errors = []
+    for path, text, tree in sources(*TOPS):
+        first = (ast.get_docstring(tree) or "").split("\n")[0]
+        if text.strip() and (RIDDLE.match(first) or not first.endswith(".")):
+            errors.append(f"{path}: {first or 'no docstring'}")
+    assert not errors, "\n".join(errors)
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    places = defaultdict(list)
+    for path, _, tree in sources(*PACKAGE):
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path)
+    shared = {name: paths for name, paths in places.items() if len(paths) > 1}
+    assert not shared, shared
+
+
+def test_comments_tell_no_history() -> None:
+    errors = [
+        f"{path}:{number}: comments say why it is so; git says how it was"
+        for path, text, _ in sources(*TOPS)
+        for number, line in enumerate(text.splitlines(), start=1)
+        if HISTORY.search(line) and path != "tests/test_tidy.py"
+    ]
+    assert not errors, "\n".join(errors)
+
+
+# ---------------------------------------------------------------- habits
+
+
 def test_nothing_is_caught_without_a_name() -> None:
     bare = [
         f"{path}:{node.lineno}"
-        for path, _, tree in sources("shared", "proxy", "worker", "scripts")
+        for path, _, tree in sources(*PACKAGE, "scripts")
         for node in ast.walk(tree)
         if isinstance(node, ast.ExceptHandler) and node.type is None
     ]

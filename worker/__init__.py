@@ -1,0 +1,1 @@
+"""Runs the model: everything of a worker process."""

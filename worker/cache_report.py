@@ -1,4 +1,4 @@
-"""What `/v1/cache` tells about one worker."""
+"""Reports what one worker's cache holds, for `/v1/cache`."""
 
 import bisect
 import time
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from hearth.worker.cache.block_hash import key_root
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, Joint
-from hearth.worker.cache.line_priority import LinePriority
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.setup.vision_setup import VisionParts
@@ -18,63 +18,63 @@ DEPTHS = (1_024, 4_096, 16_384, 65_536)  # tokens at which another range of dept
 
 
 def cache_report(
-    keeper: KVManager | NullKVManager, idle_tokens: int, key: str = ""
+    kv_manager: KVManager | NullKVManager, idle_tokens: int, key: str = ""
 ) -> dict[str, Any]:
     """Return budget, use, lines, live slots and pins. Inference thread.
 
     Sums are over all; the rest is of the API key with this digest, "" = everyone's.
     """
-    report: dict[str, Any] = {"counts": dict(keeper.counts), "idle_tokens": idle_tokens}
-    if isinstance(keeper, NullKVManager):
+    report: dict[str, Any] = {"counts": dict(kv_manager.counts), "idle_tokens": idle_tokens}
+    if isinstance(kv_manager, NullKVManager):
         return {"reuses": False, **report}
-    store, budget = keeper.store, keeper.store.budget
+    store, budget = kv_manager.store, kv_manager.store.budget
     root = store.root_of(key_root(store.root.name, key)) if key else None
     slots = [
         {
             "slot": slot.number,
             "tokens": slot.position,
-            "bytes": keeper.slot_bytes(slot),
+            "bytes": kv_manager.slot_bytes(slot),
             "busy": slot.is_busy,
             "line": slot.line.number if slot.line is not None else None,
         }
-        for slot in keeper.slots
+        for slot in kv_manager.slots
         if root in (None, slot.root)
     ]
     lines = _lines(list(store.extents if root is None else _under(root)))
     return {
         "reuses": True,
-        "exact": keeper.rules.is_exact,
+        "exact": kv_manager.rules.is_exact,
         "budget_bytes": budget.bytes_max,
         "bytes": budget.bytes_used,
         "budget_buffers": budget.buffers_max,
         "buffers": budget.buffers_used,
         "slots": slots,
-        "slots_bytes": sum(map(keeper.slot_bytes, keeper.slots)),
-        "slots_max": keeper.rules.slots_max,
+        "slots_bytes": sum(map(kv_manager.slot_bytes, kv_manager.slots)),
+        "slots_max": kv_manager.rules.slots_max,
         "extents": len(store),
         "snapshots": sum(joint.snapshot is not None for joint in store.joints),
-        "evictions": keeper.evictions,
-        "evicted": keeper.evictions_report(),
-        "disk": keeper.disk_report(),
+        "evictions": kv_manager.evictions,
+        "evicted": kv_manager.evictions_report(),
+        "disk": kv_manager.disk_report(),
         "depths": _depths(lines),
         "entries": lines[:LINES_MAX],
-        **keeper.pins_report(key),
+        **kv_manager.pins_report(key),
         **report,
     }
 
 
-def vision_report(sight: VisionParts | None) -> dict[str, Any] | None:
+def vision_report(vision: VisionParts | None) -> dict[str, Any] | None:
     """Return what was spent on images; None for a model that takes none. Inference thread."""
-    if sight is None:
+    if vision is None:
         return None
-    vision = sight.vision
+    encoder = vision.encoder
     return {
-        "read": sight.reader.outcomes(),
-        "encoder_calls": vision.encoder_calls,
-        "encoder_s": round(vision.encoder_seconds, 3),
-        "failures": vision.failures,
-        "bytes": vision.nbytes,
-        "splits_images": vision.splits_images,
+        "read": vision.reader.outcomes(),
+        "encoder_calls": encoder.encoder_calls,
+        "encoder_s": round(encoder.encoder_seconds, 3),
+        "failures": encoder.failures,
+        "bytes": encoder.nbytes,
+        "splits_images": encoder.splits_images,
     }
 
 

@@ -2,9 +2,9 @@
 
 With an endpoint on tcp:// it is started by hand, for a proxy on another machine.
 
-Threads: this one is the mailbox (socket, heartbeats); `inference` loads the model and is the only
-one that touches MLX; `prompt` renders and tokenises; `image`, where the model takes images, reads
-their files.
+Threads: this one is the wire thread (socket, heartbeats); `inference` loads the model and is the
+only one that touches MLX; `prompt` renders and tokenises; `image`, where the model takes images,
+reads their files.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FrameType
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
@@ -34,13 +35,14 @@ from hearth.worker.engine.sampler import TokenChoice, make_token_choice
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
+from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
 from hearth.worker.schedule.progress_log import StartSteps
-from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.schedule.request_state import RenderNextPrompt, Request
 from hearth.worker.schedule.scheduler import Scheduler
-from hearth.worker.schedule.scheduler_interfaces import SchedulerRules
+from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
@@ -50,39 +52,58 @@ from hearth.worker.setup.prompt_setup import (
     prompt_facts,
     turns_directory,
 )
-from hearth.worker.setup.vision_setup import VisionParts, forwarded_at_once, make_vision, told
+from hearth.worker.setup.vision_setup import (
+    VisionParts,
+    forwarded_at_once,
+    make_vision,
+    with_image_support,
+)
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.threads.image_thread import ImageThread, UnreadJobs
-from hearth.worker.threads.inference_thread import Inbox, InferenceTask, InferenceThread
-from hearth.worker.threads.prompt_thread import Look, PromptThread
-from hearth.worker.threads.wire_thread import Jobs, WireThread, WorkerIdentity
+from hearth.worker.threads.image_thread import ImageThread
+from hearth.worker.threads.inference_thread import InferenceThread
+from hearth.worker.threads.prompt_thread import PromptThread
+from hearth.worker.threads.thread_queues import ImageJobs, Inbox, InferenceTask, PromptJobs
+from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 
 log = logging.getLogger("hearth.worker")
 
 EXIT_BROKEN = 70  # EX_SOFTWARE: a bug, or a fault of the device; a clean start may help
-QUEUE_TOLD_MAX = 256  # waiting requests that a heartbeat names
+QUEUE_NAMED_MAX = 256  # waiting requests that a heartbeat names
 STOP_WAIT_S = 1.0  # for a chunk in flight; the supervisor kills after 2
 
 
+@dataclass(frozen=True, slots=True)
+class ServingParts:
+    """Serves a loaded model. Owner: the inference thread; the wire thread reads load and facts."""
+
+    loaded: LoadedModel
+    vision: VisionParts | None
+    kv_manager: KVManager | NullKVManager
+    sessions: SessionManager
+    scheduler: Scheduler
+    loop: InferenceThread
+
+
 class Worker:
-    """Wires the threads together; each part says in its own docstring who owns it."""
+    """Wires the threads together; each part says in its own docstring who owns it.
+
+    Invariant: `_parts` is None until the model can be served; heartbeats say "loading" meanwhile.
+    """
 
     def __init__(self, settings: Settings, worker_id: int, endpoint: str) -> None:
         self._settings = settings
         self._worker_id = worker_id
         self._endpoint = endpoint
-        self._jobs: Jobs = queue.SimpleQueue()
+        self._jobs: PromptJobs = queue.SimpleQueue()
         self._inbox: Inbox = queue.SimpleQueue()
         self._stop = threading.Event()
         self._exit_code = 0
-        self._scheduler: Scheduler | None = None  # set once the model is loaded
-        self._sessions: SessionManager | None = None
-        self._loop: InferenceThread | None = None
-        self._keeper: KVManager | NullKVManager | None = None
-        self._loaded: LoadedModel | None = None
+        self._parts: ServingParts | None = None
+        self._sessions: SessionManager | None = None  # to be closed, even if the start is cut short
+        self._kv_manager: KVManager | NullKVManager | None = None
         self._is_on_network = endpoint.startswith("tcp://")  # started by hand, for another machine
         self._port = RouterPort(endpoint, _keys(settings, endpoint))
-        self._mailbox = WireThread(
+        self._wire = WireThread(
             self._port,
             WorkerIdentity(worker_id, secrets.token_hex(8)),
             self._jobs,
@@ -101,14 +122,14 @@ class Worker:
         signal.signal(signal.SIGINT, self._on_signal if self._is_on_network else signal.SIG_IGN)
         inference = threading.Thread(target=self._inference, name="inference", daemon=True)
         inference.start()
-        self._mailbox.run(self._stop.is_set)
+        self._wire.run(self._stop.is_set)
         self._stop.set()
         self._jobs.put(None)
         inference.join(STOP_WAIT_S)
         if self._sessions is not None:
             self._sessions.close()  # turns are small, and worth more than the KV of any of them
-        if self._keeper is not None:
-            self._keeper.shut(self._settings.shutdown_flush_seconds)
+        if self._kv_manager is not None:
+            self._kv_manager.shut(self._settings.shutdown_flush_seconds)
         self._port.close()
         return self._exit_code
 
@@ -116,10 +137,12 @@ class Worker:
         self._stop.set()
         self._port.wake()
 
+    # ------------------------------------------------------------ the inference thread
+
     def _inference(self) -> None:
-        """The inference thread: load, say ready, compute until told to stop."""
+        """Load the model and serve it until the worker stops; end the process if that breaks."""
         try:
-            self._compute()
+            self._load_and_serve()
         except StartError as error:
             _refuse(self._endpoint, error)
             os._exit(EXIT_CANNOT_START)
@@ -127,172 +150,197 @@ class Worker:
             log.exception("the inference thread broke; the supervisor starts a clean worker")
             os._exit(EXIT_BROKEN)
 
-    def _compute(self) -> None:
-        settings = self._settings
-        limit = memory_limit(settings)
+    def _load_and_serve(self) -> None:
+        """Load the model, make all that serves it, and compute until the worker stops."""
+        limit = memory_limit(self._settings)
         hold_memory(limit)
         steps = StartSteps(held_bytes)
-        loaded = load_model(settings, steps.begin)
-        steps.begin("images")
-        sight = make_vision(loaded, settings)
-        loaded = told(loaded, sight)
-        chunk = settings.prefill_chunk or default_chunk()
-        # Batching changes the last bits of what is decoded, and cannot take quantised KV.
-        batches = not (is_exact(loaded, settings) or settings.kv_bits)
-        engine = Engine(loaded, batches, sight.vision if sight is not None else None)
+        loaded, vision = self._load(steps)
+        engine = self._make_engine(loaded, vision)
         with engine.stream():
-            steps.begin("cache")
-            keeper = make_kv_manager(engine, loaded, settings, chunk)
-            self._keeper = keeper
             memory = MemoryGuard(room_in(limit), held_bytes)
-            rule = CutRule(chunk, turn_marks(loaded.tokenizer))
-            steps.begin("sessions")
-            sessions = make_sessions(
-                settings,
-                chunk,
-                is_exact(loaded, settings),
-                self._worker_id,
-                turns_directory(settings.kv_cache_dir, loaded) if settings.max_kv_size_gb else None,
-            )
-            self._sessions = sessions
-            recorder = TurnRecorder(
-                sessions,
-                reuses=isinstance(keeper, KVManager),
-                foresee=lambda job: self._jobs.put((job.request.ticket, job)),
-            )
-            steps.begin("prompts")
-            vocabulary = Vocabulary(loaded.tokenizer)
-            scheduler = Scheduler(
-                engine,
-                keeper,
-                vocabulary,
-                end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
-                functools.partial(self._choose, loaded.facts.vocab_size),
-                SchedulerRules(
-                    settings.live_slots_max,
-                    rule.natural,
-                    forwarded_at_once(chunk, sight),
-                    recorder.ended,
-                    self._inbox.put,
-                    GenerationWatchdog(
-                        settings.generation_watchdog_seconds, settings.stall_seconds
-                    ),
-                    memory,
-                ),
-            )
-            self._mailbox.errand = functools.partial(
-                self._errand, keeper, scheduler, sessions, sight
-            )
-            self._start_prompt_thread(loaded, vocabulary, rule, sessions, sight)
-            loop = InferenceThread(
-                self._inbox, scheduler, self._mailbox.send, sweep_of(keeper, memory)
-            )
-            self._loop, self._loaded, self._scheduler = loop, loaded, scheduler
+            parts = self._make_parts(loaded, vision, engine, memory, steps)
+            self._wire.run_in_inference = functools.partial(self._answer_in_inference, parts)
+            self._parts = parts
             facts = loaded.facts
             log.info("ready model=%s layout=%s %s", facts.name, facts.cache_layout, steps.end())
             while not self._stop.is_set():
-                loop.run_once()
-            keeper.hand_over()
+                parts.loop.run_once()
+            parts.kv_manager.hand_over()
         engine.close()
 
-    def _errand(
+    def _load(self, steps: StartSteps) -> tuple[LoadedModel, VisionParts | None]:
+        """Load the weights, and what encodes images."""
+        loaded = load_model(self._settings, steps.begin)
+        steps.begin("images")
+        vision = make_vision(loaded, self._settings)
+        return with_image_support(loaded, vision), vision
+
+    def _make_engine(self, loaded: LoadedModel, vision: VisionParts | None) -> Engine:
+        # Batching changes the last bits of what is decoded, and cannot take quantised KV.
+        batches = not (is_exact(loaded, self._settings) or self._settings.kv_bits)
+        return Engine(loaded, batches, vision.encoder if vision is not None else None)
+
+    def _make_parts(
         self,
-        keeper: KVManager | NullKVManager,
-        scheduler: Scheduler,
-        sessions: SessionManager,
-        sight: VisionParts | None,
-        ticket: ClientLease,
-        message: Status,
-    ) -> None:
-        """Have the inference thread tell about the cache, after emptying it or giving up a pin."""
+        loaded: LoadedModel,
+        vision: VisionParts | None,
+        engine: Engine,
+        memory: MemoryGuard,
+        steps: StartSteps,
+    ) -> ServingParts:
+        """Make what serves the model, bottom up: cache, sessions, scheduler, the other threads."""
+        cut_rule = CutRule(
+            self._settings.prefill_chunk or default_chunk(), turn_marks(loaded.tokenizer)
+        )
+        steps.begin("cache")
+        kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule.chunk)
+        self._kv_manager = kv_manager
+        steps.begin("sessions")
+        sessions = self._make_sessions(loaded, cut_rule.chunk)
+        self._sessions = sessions
+        steps.begin("prompts")
+        vocabulary = Vocabulary(loaded.tokenizer)
+        recorder = TurnRecorder(sessions, isinstance(kv_manager, KVManager), self._render_next)
+        scheduler = Scheduler(
+            engine,
+            kv_manager,
+            vocabulary,
+            end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
+            functools.partial(self._choose, loaded.facts.vocab_size),
+            self._scheduler_config(cut_rule, vision, recorder, memory),
+        )
+        self._start_prompt_thread(loaded, vocabulary, cut_rule, sessions, vision)
+        self._start_image_thread(vision)
+        sweep = sweep_of(kv_manager, memory)
+        loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep)
+        return ServingParts(loaded, vision, kv_manager, sessions, scheduler, loop)
 
-        def run() -> Told | Failed:
-            if message.what == "unpin" and not keeper.unpin(message.about, message.key):
-                text = f"No pin {message.about!r:.80} is in this worker; /v1/cache lists them."
-                return Failed(message.request_id, 404, "not_found", text)
-            if message.what == "clear_cache":
-                scheduler.forget()
-                sessions.forget_lines()
-                if sight is not None:
-                    sight.forget()
-            report = cache_report(keeper, scheduler.idle_tokens, message.key)
-            report |= {"sessions": sessions.told_counts(), "vision": vision_report(sight)}
-            report |= scheduler.report() | {"wire_waiting_frames": self._port.waiting_frames}
-            return Told(message.request_id, report)
+    def _make_sessions(self, loaded: LoadedModel, chunk: int) -> SessionManager:
+        settings = self._settings
+        is_stored = bool(settings.max_kv_size_gb)
+        directory = turns_directory(settings.kv_cache_dir, loaded) if is_stored else None
+        return make_sessions(
+            settings, chunk, is_exact(loaded, settings), self._worker_id, directory
+        )
 
-        self._inbox.put(InferenceTask(ticket, run))
+    def _scheduler_config(
+        self,
+        cut_rule: CutRule,
+        vision: VisionParts | None,
+        recorder: TurnRecorder,
+        memory: MemoryGuard,
+    ) -> SchedulerConfig:
+        settings = self._settings
+        return SchedulerConfig(
+            slots_max=settings.live_slots_max,
+            natural_cuts=cut_rule.natural,
+            chunk=forwarded_at_once(cut_rule.chunk, vision),
+            ended=recorder.ended,
+            post=self._inbox.put,
+            watchdog=GenerationWatchdog(
+                settings.generation_watchdog_seconds, settings.stall_seconds
+            ),
+            memory=memory,
+        )
 
     def _choose(self, vocab_size: int, request: Request) -> TokenChoice:
         return make_token_choice(
             request.sampling, self._settings, vocab_size, request.prompt_tokens, request.guide
         )
 
+    def _render_next(self, job: RenderNextPrompt) -> None:
+        self._jobs.put((job.request.lease, job))
+
+    def _answer_in_inference(self, parts: ServingParts, message: Status) -> None:
+        """Have the inference thread answer a Status, after what it asks for is done."""
+
+        def run() -> Told | Failed:
+            return self._answer_status(parts, message)
+
+        self._inbox.put(InferenceTask(run))
+
+    def _answer_status(self, parts: ServingParts, message: Status) -> Told | Failed:
+        """Report on the cache, after it was emptied or a pin given up. Inference thread."""
+        kv_manager, scheduler = parts.kv_manager, parts.scheduler
+        if message.what == "unpin" and not kv_manager.unpin(message.about, message.key):
+            text = f"No pin {message.about!r:.80} is in this worker; /v1/cache lists them."
+            return Failed(message.request_id, 404, "not_found", text)
+        if message.what == "clear_cache":
+            scheduler.forget()
+            parts.sessions.forget_lines()
+            if parts.vision is not None:
+                parts.vision.forget()
+        report = cache_report(kv_manager, scheduler.idle_tokens, message.key)
+        report["sessions"] = parts.sessions.counters()
+        report["vision"] = vision_report(parts.vision)
+        report |= scheduler.report() | {"wire_waiting_frames": self._port.waiting_frames}
+        return Told(message.request_id, report)
+
+    # ------------------------------------------------------------ the other threads
+
     def _start_prompt_thread(
         self,
         loaded: LoadedModel,
         vocabulary: Vocabulary,
-        rule: CutRule,
+        cut_rule: CutRule,
         sessions: SessionManager,
-        sight: VisionParts | None,
+        vision: VisionParts | None,
     ) -> None:
-        end_ids = end_of_turn_ids(loaded.tokenizer, loaded.generation_config)
-        context_tokens = loaded.facts.context_tokens
-        form = sight.form if sight is not None else None
         builder = make_builder(
-            loaded.tokenizer, rule.marks, end_ids, context_tokens, self._settings, form
-        )
-        root = cache_root(loaded, self._settings, rule.chunk)
-        prompter = PromptThread(
+            loaded.tokenizer,
+            cut_rule.marks,
+            end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
+            loaded.facts.context_tokens,
             self._settings,
-            builder,
-            sessions,
-            rule,
-            vocabulary,
-            prompt_facts(loaded, root, builder, vocabulary, self._start_image_thread(sight)),
+            vision.form if vision is not None else None,
         )
-        run = functools.partial(prompter.run, self._jobs, self._inbox.put, self._mailbox.send)
+        root = cache_root(loaded, self._settings, cut_rule.chunk)
+        facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule)
+        thread = PromptThread(SessionPromptBuilder(builder, sessions, facts), facts, self._settings)
+        run = functools.partial(thread.run, self._jobs, self._inbox.put, self._wire.send)
         _start_thread("prompt", run)
 
-    def _start_image_thread(self, sight: VisionParts | None) -> Look | None:
-        """Return what has the images of a message read; None for a model that takes none."""
-        if sight is None:
-            return None
-        unread: UnreadJobs = queue.SimpleQueue()
-        run = ImageThread(sight.reader).run
-        _start_thread("image", functools.partial(run, unread, self._jobs.put, self._mailbox.send))
-        return lambda ticket, message: unread.put((ticket, message))
+    def _start_image_thread(self, vision: VisionParts | None) -> None:
+        """Have the images of messages read, where the model takes any."""
+        if vision is None:
+            return
+        jobs: ImageJobs = queue.SimpleQueue()
+        run = ImageThread(vision.reader).run
+        _start_thread("image", functools.partial(run, jobs, self._jobs.put, self._wire.send))
+        self._wire.image_jobs = jobs
 
     def _heartbeat(self, arriving: Sequence[str]) -> Heartbeat:
-        scheduler, loop, loaded = self._scheduler, self._loop, self._loaded
-        if scheduler is None or loop is None or loaded is None:
+        parts = self._parts
+        if parts is None:
             return Heartbeat("loading", 0, 0, 0, 0, None)
-        load = scheduler.load(len(arriving))
+        load = parts.scheduler.load(len(arriving))
         queue = [*load.queue, *arriving]
         return Heartbeat(
             "ready",
             load.running,
             len(queue),
-            scheduler.steps,
-            loop.active_bytes,
-            loaded.facts,
+            parts.scheduler.steps,
+            parts.loop.active_bytes,
+            parts.loaded.facts,
             load.wait_s,
-            queue[:QUEUE_TOLD_MAX],
+            queue[:QUEUE_NAMED_MAX],
         )
 
 
-def sweep_of(keeper: KVManager | NullKVManager, memory: MemoryGuard) -> Callable[[], bool]:
-    """Return what gives up old slots, and says where a budget is nearly used up."""
+def sweep_of(kv_manager: KVManager | NullKVManager, memory: MemoryGuard) -> Callable[[], bool]:
+    """Return a function that gives up old slots, and warns where a budget is nearly used up."""
     marks = [Watermark("Memory", "MEMORY_LIMIT_MB", memory.used, memory.limit)]
-    if isinstance(keeper, KVManager):
-        budget = keeper.store.budget
+    if isinstance(kv_manager, KVManager):
+        budget = kv_manager.store.budget
         marks.append(
             Watermark("Kept KV", "CACHE_RAM_BUDGET_MB", lambda: budget.bytes_used, budget.bytes_max)
         )
 
     def sweep() -> bool:
         for mark in marks:
-            mark.look()
-        return keeper.sweep()
+            mark.check()
+        return kv_manager.sweep()
 
     return sweep
 
@@ -311,7 +359,7 @@ def _start_thread(name: str, run: Callable[[], None]) -> None:
 
 
 def _refuse(endpoint: str, error: StartError) -> None:
-    """Say why this worker cannot start, to who reads the log and to the supervisor."""
+    """Say in the log and to the supervisor why this worker cannot start."""
     print(f"Hearth cannot start: {error}", file=sys.stderr, flush=True)
     try:
         leave_reason(endpoint, str(error))

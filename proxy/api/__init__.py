@@ -1,0 +1,1 @@
+"""Translates each HTTP API: its bodies to our requests, our events to its answers."""

@@ -1,4 +1,7 @@
-"""OpenAI chat completions: the body to our request, our events to its fields. No LiteLLM here."""
+"""Translates OpenAI chat completions: the body to our request, our events to the API's chunks.
+
+Nothing of LiteLLM is imported here.
+"""
 
 import time
 from collections.abc import AsyncGenerator
@@ -21,7 +24,7 @@ from hearth.proxy.api.body.message_content import (
     result_content,
     said_texts,
 )
-from hearth.proxy.api.merge_choices import MergedChoices
+from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, TokenLogprob, Usage
@@ -298,7 +301,7 @@ PROGRESS: Final = "prefill"  # our field of a chunk that says only that the prom
 
 @dataclass(slots=True)
 class ChatChunk:
-    """What one chunk says about one choice; where `progress` is set it says nothing else."""
+    """One chunk of one choice; where `progress` is set it says nothing else."""
 
     index: int
     delta: dict[str, Any]
@@ -307,39 +310,39 @@ class ChatChunk:
     progress: dict[str, int] | None = None  # of the prefill, in tokens
 
 
-async def pieces(
-    ticket: AdmittedRequest, choices: MergedChoices
+async def chunks(
+    admitted: AdmittedRequest, choices: MergedChoices
 ) -> AsyncGenerator[ChatChunk, None]:
-    """Yield what a stream says, beginning at once; silences too, so that it never falls silent.
+    """Yield the chunks of a stream, beginning at once; silences too, so that it never falls silent.
 
     Raises:
         RequestError: it broke off.
     """
-    tellers = [_DeltaWriter(index, ticket.request.body) for index in range(len(ticket.answers))]
-    for teller in tellers:
-        yield ChatChunk(teller.index, {"role": "assistant", "content": ""})
-    told_at = time.monotonic()
+    writers = [_DeltaWriter(index, admitted.request.body) for index in range(len(admitted.answers))]
+    for writer in writers:
+        yield ChatChunk(writer.index, {"role": "assistant", "content": ""})
+    sent_at = time.monotonic()
     async with aclosing(choices.events(sse.PING_S)) as events:
         async for index, row in events:
-            found = tellers[index].pieces(row) if row is not None else []
-            if not found and (row is None or time.monotonic() - told_at >= sse.PING_S):
+            found = writers[index].chunks(row) if row is not None else []
+            if not found and (row is None or time.monotonic() - sent_at >= sse.PING_S):
                 # LiteLLM drops a chunk that says nothing at all: a sign of life tells the progress.
-                found = [ChatChunk(0, {}, progress=_progress(ticket))]
-            for piece in found:
-                yield piece
-                told_at = time.monotonic()
+                found = [ChatChunk(0, {}, progress=_progress(admitted))]
+            for chunk in found:
+                yield chunk
+                sent_at = time.monotonic()
 
 
-def _progress(ticket: AdmittedRequest) -> dict[str, int]:
-    answer = ticket.answer
+def _progress(admitted: AdmittedRequest) -> dict[str, int]:
+    answer = admitted.answer
     return {"done_tokens": answer.done_tokens, "prompt_tokens": answer.prompt_tokens}
 
 
 class _DeltaWriter:
-    """Tells one choice. A custom tool's text is told when it is whole: it comes inside JSON."""
+    """Writes one choice as chunks. A custom tool's text, inside JSON, waits until it is whole."""
 
     def __init__(self, index: int, body: dict[str, Any]) -> None:
-        """`body` is of the request: it says in which shapes calls are told."""
+        """`body` is of the request: it says which shapes calls have."""
         self.index = index
         self._custom = custom_names(body)
         self._is_legacy = is_legacy(body)
@@ -347,7 +350,7 @@ class _DeltaWriter:
         self._open: dict[str, Any] | None = None  # the delta of a custom call
         self._arguments: list[str] = []  # of that
 
-    def pieces(self, row: Delta | Finished) -> list[ChatChunk]:
+    def chunks(self, row: Delta | Finished) -> list[ChatChunk]:
         if isinstance(row, Finished):
             called = "function_call" if self._is_legacy else "tool_calls"
             reason = called if row.reason == "tool_calls" else row.reason
@@ -358,10 +361,10 @@ class _DeltaWriter:
         deltas = self._called(row) if row.channel == "tool_call" else _text_deltas(row)
         if row.logprobs and not deltas:
             deltas = [{}]
-        told = [ChatChunk(self.index, delta) for delta in deltas]
-        if told:
-            told[-1].logprobs = row.logprobs
-        return told
+        found = [ChatChunk(self.index, delta) for delta in deltas]
+        if found:
+            found[-1].logprobs = row.logprobs
+        return found
 
     def _called(self, row: Delta) -> list[dict[str, Any]]:
         if row.call is None:
@@ -402,7 +405,7 @@ def _text_deltas(row: Delta) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class WholeChoice:
-    """One choice, complete: what its pieces add up to."""
+    """One choice, complete: what its chunks add up to."""
 
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -411,18 +414,18 @@ class WholeChoice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str = ""
 
-    def add(self, piece: ChatChunk) -> None:
-        self.content.append(piece.delta.get("content", ""))
-        self.reasoning.append(piece.delta.get("reasoning_content", ""))
-        for call in piece.delta.get("tool_calls", ()):
+    def add(self, chunk: ChatChunk) -> None:
+        self.content.append(chunk.delta.get("content", ""))
+        self.reasoning.append(chunk.delta.get("reasoning_content", ""))
+        for call in chunk.delta.get("tool_calls", ()):
             if call["index"] == len(self.calls):
                 self.calls.append({name: call[name] for name in call if name != "index"})
             else:
                 self.calls[-1]["function"]["arguments"] += call["function"]["arguments"]
-        for name, text in piece.delta.get("function_call", {}).items():
+        for name, text in chunk.delta.get("function_call", {}).items():
             self.function_call[name] = self.function_call.get(name, "") + text
-        self.logprobs += piece.logprobs
-        self.finish_reason = piece.finish_reason or self.finish_reason
+        self.logprobs += chunk.logprobs
+        self.finish_reason = chunk.finish_reason or self.finish_reason
 
     def message(self) -> dict[str, Any]:
         """Return the message; its content is null where it only calls."""
@@ -440,16 +443,16 @@ class WholeChoice:
         return message
 
 
-async def wholes(ticket: AdmittedRequest, choices: MergedChoices) -> list[WholeChoice]:
+async def whole_choices(admitted: AdmittedRequest, choices: MergedChoices) -> list[WholeChoice]:
     """Return the choices once all are complete.
 
     Raises:
         RequestError: one broke off.
     """
-    found = [WholeChoice() for _ in ticket.answers]
-    async with aclosing(pieces(ticket, choices)) as told:
-        async for piece in told:
-            found[piece.index].add(piece)
+    found = [WholeChoice() for _ in admitted.answers]
+    async with aclosing(chunks(admitted, choices)) as rows:
+        async for chunk in rows:
+            found[chunk.index].add(chunk)
     return found
 
 
@@ -467,10 +470,10 @@ def exact_chunk(row: dict[str, Any], created: int) -> dict[str, Any]:
         row["choices"] = []
     for choice in row["choices"]:
         choice.setdefault("finish_reason", None)
-        told = choice["delta"].get("provider_specific_fields") or {}
-        if PROGRESS in told:  # ours: a client's field, not the message's
+        extra = choice["delta"].get("provider_specific_fields") or {}
+        if PROGRESS in extra:  # ours: a client's field, not the message's
             del choice["delta"]["provider_specific_fields"]
-            row[PROGRESS] = told[PROGRESS]
+            row[PROGRESS] = extra[PROGRESS]
         for call in choice["delta"].get("tool_calls", ()):
             if "id" not in call:
                 call.pop("type", None)
@@ -480,7 +483,7 @@ def exact_chunk(row: dict[str, Any], created: int) -> dict[str, Any]:
 def kv_cache_of(row: dict[str, Any]) -> dict[str, Any]:
     """Return our `kv_cache` where the chunk has it: the last with a delta does."""
     fields = (choice["delta"].get("provider_specific_fields") or {} for choice in row["choices"])
-    return next((told["kv_cache"] for told in fields if "kv_cache" in told), {})
+    return next((extra["kv_cache"] for extra in fields if "kv_cache" in extra), {})
 
 
 def exact_whole(row: dict[str, Any]) -> dict[str, Any]:

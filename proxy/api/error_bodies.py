@@ -1,4 +1,4 @@
-"""A RequestError as each API tells it: body, status and headers."""
+"""Turns a RequestError into the body and headers that each API answers with."""
 
 from typing import Any, Final
 
@@ -54,10 +54,10 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     text = str(error)
     if error.code == "context_length_exceeded":
         text = f"prompt is too long: {text}"  # the words that Claude Code compacts on
-    told: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": text}
+    fields: dict[str, Any] = {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": text}
     if error.code == THREAD_UNSUPPORTED:
-        told["details"] = {"error_code": error.code}
-    return told
+        fields["details"] = {"error_code": error.code}
+    return fields
 
 
 def error_body(error: RequestError, dialect: Dialect, request_id: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""OpenAI's legacy completions: a raw prompt, without a template, and text that continues it."""
+"""Translates OpenAI's legacy completions: a raw prompt, no template, and text that continues it."""
 
 import codecs
 import time
@@ -11,7 +11,7 @@ from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.body import field_readers as fields, sampling_params
 from hearth.proxy.api.chat_completions import CHOICES_MAX, LOGPROB_MIN, usage_fields
 from hearth.proxy.api.error_bodies import openai_error
-from hearth.proxy.api.merge_choices import MergedChoices
+from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Prompt, TokenLogprob
@@ -99,7 +99,7 @@ def _unsupported(param: str, reason: str) -> NoReturn:
 
 @dataclass(slots=True)
 class _TextWriter:
-    """Tells one choice; knows how much of its text was told, for the offsets of its tokens."""
+    """Writes one choice in the API's words, and counts its text for the offsets of its tokens."""
 
     index: int
     wants_logprobs: bool
@@ -107,9 +107,9 @@ class _TextWriter:
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
-    _offset: int = 0  # characters of the tokens told
+    _offset: int = 0  # characters of the tokens so far
 
-    def told(
+    def choice(
         self, text: str, rows: list[TokenLogprob] | None = None, reason: str | None = None
     ) -> dict[str, Any]:
         text, self.prefix = self.prefix + text, ""
@@ -138,34 +138,34 @@ def _top(row: TokenLogprob) -> dict[str, float]:
     return found
 
 
-def _tellers(ticket: AdmittedRequest) -> list[_TextWriter]:
-    request = ticket.request
+def _writers(admitted: AdmittedRequest) -> list[_TextWriter]:
+    request = admitted.request
     wants = request.sampling.top_logprobs is not None
     texts = [row.prompt.text or "" for row in request.submissions()]
     echoes = bool(request.body.get("echo"))
     return [_TextWriter(i, wants, text if echoes else "") for i, text in enumerate(texts)]
 
 
-def _shell(ticket: AdmittedRequest, created: int) -> dict[str, Any]:
+def _shell(admitted: AdmittedRequest, created: int) -> dict[str, Any]:
     return {
-        "id": f"cmpl-{ticket.answer.request_id}",
+        "id": f"cmpl-{admitted.answer.request_id}",
         "object": "text_completion",
         "created": created,
-        "model": ticket.model,
+        "model": admitted.model,
     }
 
 
-async def whole(ticket: AdmittedRequest) -> dict[str, Any]:
+async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     """Return the completions once all are complete.
 
     Raises:
         RequestError: one broke off.
     """
-    tellers = _tellers(ticket)
-    texts: list[list[str]] = [[] for _ in tellers]
-    logprobs: list[list[TokenLogprob]] = [[] for _ in tellers]
-    reasons = ["" for _ in tellers]
-    choices = MergedChoices(ticket)
+    writers = _writers(admitted)
+    texts: list[list[str]] = [[] for _ in writers]
+    logprobs: list[list[TokenLogprob]] = [[] for _ in writers]
+    reasons = ["" for _ in writers]
+    choices = MergedChoices(admitted)
     async with aclosing(choices.events()) as events:
         async for index, row in events:
             if isinstance(row, Delta):
@@ -173,36 +173,38 @@ async def whole(ticket: AdmittedRequest) -> dict[str, Any]:
                 logprobs[index] += row.logprobs
             elif row is not None:
                 reasons[index] = row.reason
-    told = [
-        teller.told("".join(text), rows, reason)
-        for teller, text, rows, reason in zip(tellers, texts, logprobs, reasons, strict=True)
+    rows = [
+        writer.choice("".join(text), row_logprobs, reason)
+        for writer, text, row_logprobs, reason in zip(
+            writers, texts, logprobs, reasons, strict=True
+        )
     ]
-    return _shell(ticket, int(time.time())) | {
-        "choices": told,
+    return _shell(admitted, int(time.time())) | {
+        "choices": rows,
         "usage": usage_fields(choices.usage),
     }
 
 
-async def events(ticket: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Yield the stream of `ticket`; where it breaks off, an error is its end."""
-    tellers, choices = _tellers(ticket), MergedChoices(ticket)
-    shell = _shell(ticket, int(time.time()))
+async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
+    """Yield the stream of `admitted`; where it breaks off, an error is its end."""
+    writers, choices = _writers(admitted), MergedChoices(admitted)
+    shell = _shell(admitted, int(time.time()))
     try:
-        yield sse.data(shell | {"choices": [tellers[0].told("")]})
+        yield sse.data(shell | {"choices": [writers[0].choice("")]})
         async with aclosing(choices.events(sse.PING_S)) as rows:
             async for index, row in rows:
-                yield sse.data(shell | {"choices": [_choice(tellers[index], row)]})
-        if ticket.request.include_usage:
+                yield sse.data(shell | {"choices": [_choice(writers[index], row)]})
+        if admitted.request.include_usage:
             yield sse.data(shell | {"choices": [], "usage": usage_fields(choices.usage)})
         yield sse.DONE
     except RequestError as error:
-        ticket.failure = error
+        admitted.failure = error
         yield sse.data({"error": openai_error(error)})
     finally:
         choices.close()
 
 
-def _choice(teller: _TextWriter, row: Delta | Finished | None) -> dict[str, Any]:
+def _choice(writer: _TextWriter, row: Delta | Finished | None) -> dict[str, Any]:
     if isinstance(row, Finished):
-        return teller.told("", reason=row.reason)
-    return teller.told(row.text, row.logprobs) if row is not None else teller.told("")
+        return writer.choice("", reason=row.reason)
+    return writer.choice(row.text, row.logprobs) if row is not None else writer.choice("")

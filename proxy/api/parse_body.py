@@ -1,4 +1,4 @@
-"""Makes a client's body our request: its dialect's fields, and what all dialects share."""
+"""Parses a client's body into our request: its dialect's fields, and what all dialects share."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -11,9 +11,9 @@ from hearth.proxy.api.responses import responses_request
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.images.image_fetch import ImageFetcher
 from hearth.proxy.images.prompt_images import shows_images, with_images
+from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.proxy.request.session_id import key_digest, session_of
-from hearth.proxy.request.volatile_fields import Canonicaliser
 from hearth.shared.load_settings import Settings
 
 _PARSERS: Final = {
@@ -25,10 +25,10 @@ _PARSERS: Final = {
 
 
 class BodyParser:
-    """Reads bodies. Owner: the event loop."""
+    """Parses bodies, reads their images, and names their messages. Owner: the event loop."""
 
     def __init__(self, settings: Settings, stored: ResponseStore) -> None:
-        self._canonicaliser = Canonicaliser(
+        self._digester = MessageDigester(
             settings.cache_canonicalize_tool_context, settings.cache_norm_safety_check
         )
         self._images = ImageFetcher(settings.allow_image_urls)
@@ -69,6 +69,6 @@ class BodyParser:
         prompt = request.prompt
         if shows_images(prompt):
             prompt = await with_images(prompt, self._images, hold)
-        names, delta_chars = self._canonicaliser.names(prompt.messages)
+        names, delta_chars = self._digester.names(prompt.messages)
         prompt = dataclasses.replace(prompt, names=names, delta_chars=delta_chars)
         return dataclasses.replace(request, prompt=prompt)

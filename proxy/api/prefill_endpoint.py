@@ -1,4 +1,4 @@
-"""A prompt that is read before it is asked: `POST /v1/cache/prefill`, with any dialect's body."""
+"""Serves `POST /v1/cache/prefill`: a prompt in any dialect's body is read before it is asked."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -59,7 +59,9 @@ def prepared(request: ParsedRequest) -> ParsedRequest:
     )
 
 
-async def told(answer: AnswerStream, request: ParsedRequest, model: str) -> dict[str, Any]:
+async def prefill_result(
+    answer: AnswerStream, request: ParsedRequest, model: str
+) -> dict[str, Any]:
     """Return what the client is answered once its prompt was read.
 
     Raises:

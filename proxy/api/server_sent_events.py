@@ -1,4 +1,4 @@
-"""Server-sent events as bytes, and when a silent stream says that it is alive."""
+"""Encodes server-sent events, and says how often a silent stream shows that it is alive."""
 
 from typing import Any, Final
 

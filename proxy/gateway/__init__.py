@@ -1,0 +1,1 @@
+"""Runs LiteLLM's proxy app inside ours: the only folder that imports LiteLLM."""

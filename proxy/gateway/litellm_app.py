@@ -1,4 +1,4 @@
-"""LiteLLM's proxy app, set up quiet, lean and offline. Every private name of it is used here.
+"""Loads LiteLLM's proxy app, quiet, lean and offline. Every private name of it is used here.
 
 LiteLLM reads its environment at import and imports for seconds, so it is imported inside `load`,
 after the environment is ready and off the event loop. The version is pinned; `load` asserts that

@@ -1,4 +1,4 @@
-"""The three places where LiteLLM calls us: chat completions, Anthropic Messages, keys.
+"""Answers the three calls that LiteLLM makes to us: chat completions, Anthropic Messages, keys.
 
 Each takes the request from the ticket that the app made; what LiteLLM itself passes is the relay's
 placeholder. Only litellm_app may import this module, since it imports LiteLLM.
@@ -28,8 +28,8 @@ from litellm.types.utils import (
 )
 
 from hearth.proxy.api import chat_completions
-from hearth.proxy.api.merge_choices import MergedChoices
 from hearth.proxy.api.messages import messages_events
+from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest, current_request
 from hearth.shared import wire_messages
 from hearth.shared.errors import RequestError
@@ -59,7 +59,7 @@ class ChatHandler(CustomLLM):
         ticket = current_request.get()
         choices = MergedChoices(ticket)
         try:
-            wholes = await chat_completions.wholes(ticket, choices)
+            wholes = await chat_completions.whole_choices(ticket, choices)
         except RequestError as error:
             raise _broken(ticket, error) from None
         model_response.id = f"chatcmpl-{ticket.answer.request_id}"
@@ -80,7 +80,7 @@ class ChatHandler(CustomLLM):
         choices = MergedChoices(ticket)
         reasons: dict[int, str | None] = {}
         try:
-            async with contextlib.aclosing(chat_completions.pieces(ticket, choices)) as pieces:
+            async with contextlib.aclosing(chat_completions.chunks(ticket, choices)) as pieces:
                 async for piece in pieces:
                     if piece.finish_reason is None:
                         yield _chunk(ticket, _streamed(piece))

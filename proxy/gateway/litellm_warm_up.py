@@ -1,4 +1,4 @@
-"""A few answers from nobody, so that the first client does not wait for LiteLLM's late imports."""
+"""Sends LiteLLM a few canned answers, so that no client waits for its late imports."""
 
 import asyncio
 import logging

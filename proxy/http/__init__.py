@@ -1,0 +1,1 @@
+"""Handles HTTP itself: keys, origins, bodies within limits, replies, connection timeouts."""

@@ -1,4 +1,4 @@
-"""The one check of a client's key."""
+"""Checks a client's API key."""
 
 import hmac
 from collections.abc import Iterable, Iterator
@@ -46,7 +46,7 @@ class ApiKeyCheck:
         )
 
     def passes(self, headers: Headers) -> bool:
-        """Whether `check` would accept them."""
+        """Return whether `check` would accept them."""
         try:
             self.check(headers)
         except RequestError:

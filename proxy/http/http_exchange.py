@@ -1,4 +1,4 @@
-"""One HTTP exchange over ASGI: its body within limits, its client watched, its reply sent once."""
+"""Carries one HTTP exchange: reads its body within limits, watches its client, replies once."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from hearth.proxy.http.body_budget import BodyBudget
+from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.pool.answer_stream import ClientGone
 from hearth.shared.errors import RequestError
 
@@ -38,8 +38,8 @@ class HttpExchange:
     Invariant: nothing is sent after the reply's end, and a reply starts at most once.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, room: BodyBudget) -> None:
-        """`room` is what all bodies share; what is held for this one is in it until `end`."""
+    def __init__(self, scope: Scope, receive: Receive, send: Send, budget: BodyBudget) -> None:
+        """`budget` is shared by all bodies; what is held for this one counts until `end`."""
         self.scope = scope
         self.request_id = uuid.uuid4().hex
         self.method: str = scope["method"]
@@ -54,12 +54,12 @@ class HttpExchange:
             self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
         )
         self.has_started = False
-        self._is_heard = False  # the client was there when the reply began
+        self._client_was_there = False  # the client was there when the reply began
         self._has_ended = False  # all of the reply was sent
         self.is_counted = False  # its end is in the metrics
         self._has_body = False  # read to its end
-        self._room = room
-        self._held_bytes = 0  # of the room
+        self._budget = budget
+        self._held_bytes = 0  # of the budget
         self.gone = asyncio.Event()
         self._receive = receive
         self._send = send
@@ -81,7 +81,7 @@ class HttpExchange:
                 status=415,
                 code="unsupported_encoding",
             )
-        self._check_room()
+        self._check_budget()
         try:
             async with asyncio.timeout(BODY_WAIT_S_MAX):
                 return await self._read(BODY_BYTES_MAX)
@@ -92,23 +92,23 @@ class HttpExchange:
                 code="body_timeout",
             ) from None
 
-    def _check_room(self) -> None:
+    def _check_budget(self) -> None:
         """Refuse a body that will find no room, as its length tells. Raises: Overloaded.
 
         Nothing is held for a length alone: who sends nothing takes nobody's room.
         """
-        told = self.headers.get("content-length", "")
-        if told.isascii() and told.isdigit() and (size := int(told[:20])) <= BODY_BYTES_MAX:
-            self._room.check(size)
+        length = self.headers.get("content-length", "")
+        if length.isascii() and length.isdigit() and (size := int(length[:20])) <= BODY_BYTES_MAX:
+            self._budget.check(size)
 
     def hold(self, count: int) -> None:
         """Take room for `count` bytes more, until `end`. Raises: Overloaded."""
-        self._room.take(count)
+        self._budget.take(count)
         self._held_bytes += count
 
-    def _let_go(self) -> None:
+    def _release_budget(self) -> None:
         """Give back the room that the body, and what was made of it, had."""
-        self._room.give_back(self._held_bytes)
+        self._budget.give_back(self._held_bytes)
         self._held_bytes = 0
 
     async def _read(self, kept_max: int) -> bytes:
@@ -126,7 +126,7 @@ class HttpExchange:
                 chunks.append(chunk)
             else:
                 chunks.clear()
-                self._let_go()
+                self._release_budget()
             more = message.get("more_body", False)
         self._has_body = not more
         if size > BODY_BYTES_MAX:
@@ -141,7 +141,7 @@ class HttpExchange:
 
     async def drain(self) -> None:
         """Read what is left of the body: a client that is cut off while it sends sees no reply."""
-        self._let_go()
+        self._release_budget()
         if not self._has_body and self._watcher is None:
             with contextlib.suppress(RequestError, TimeoutError):
                 async with asyncio.timeout(DRAIN_WAIT_S_MAX):
@@ -184,7 +184,7 @@ class HttpExchange:
 
     def end(self) -> None:
         """Stop watching, and let go of the body."""
-        self._let_go()
+        self._release_budget()
         if self._watcher is not None:
             self._watcher.cancel()
 
@@ -193,7 +193,7 @@ class HttpExchange:
     async def start(self, status: int, headers: RawHeaders) -> None:
         assert not self.has_started, self.path
         self.has_started = True
-        self._is_heard = not self.gone.is_set()
+        self._client_was_there = not self.gone.is_set()
         await self._send(
             {
                 "type": "http.response.start",
@@ -203,6 +203,7 @@ class HttpExchange:
         )
 
     async def body(self, chunk: bytes, *, more: bool) -> None:
+        assert self.has_started and not self._has_ended, (self.path, self.has_started)
         if self.method == "HEAD":
             chunk = b""
         await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
@@ -214,7 +215,7 @@ class HttpExchange:
 
         Who leaves a stream may have read all of it: clients hang up at its last event.
         """
-        if self.gone.is_set() and not self._is_heard:
+        if self.gone.is_set() and not self._client_was_there:
             return ClientGone()
         if self._has_ended or self.gone.is_set():
             return None

@@ -1,4 +1,4 @@
-"""Who may talk to this server from a browser: the Host and Origin rules, without any I/O.
+"""Decides who may talk to this server from a browser: the Host and Origin rules, without any I/O.
 
 A web page that the user happens to visit must not reach a server on the user's own machine. A page
 can not choose the Host it is sent under except by DNS (rebinding), hence no DNS name but localhost;

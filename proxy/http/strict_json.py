@@ -1,4 +1,4 @@
-"""JSON from clients, parsed once and refused where something behind it could not carry it."""
+"""Parses clients' JSON once, and refuses what something behind it could not carry."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ def _check_integers(body: bytes) -> None:
 
 
 def _has_long_number(body: bytes) -> bool:
-    """Whether there are digits enough in a row. A tenth of the time that a pattern takes.
+    """Return whether there are digits enough in a row. A tenth of the time that a pattern takes.
 
     It looks at one slice after the other, which overlap, for the event loop's sake.
     """

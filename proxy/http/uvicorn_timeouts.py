@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 with the two limits that it lacks: how long a head and a reply may take.
+"""Gives uvicorn's HTTP/1.1 the two limits that it lacks: how long a head and a reply may take.
 
 Without them whoever opens connections and sends nothing, or a header's letter a minute, or never
 reads a reply, holds them for ever, and CONNECTIONS_MAX such connections shut everybody else out.

@@ -1,0 +1,1 @@
+"""Reads the images that requests name, and puts them into prompts."""

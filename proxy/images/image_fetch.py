@@ -1,4 +1,4 @@
-"""The images that requests name: decoded from `data:` URLs, or fetched where that is allowed.
+"""Reads the images that requests name: decodes `data:` URLs, fetches others where that is allowed.
 
 A URL in a request is an attacker's word: it may name this machine, its network or a cloud's
 metadata service, directly, by redirect, or by a name that resolves to another address each time.
@@ -62,7 +62,7 @@ class NamedImage:
 
 
 def is_public(address: str) -> bool:
-    """Whether a numeric address is one of the internet's, and of no one network in particular.
+    """Return whether a numeric address is one of the internet's, and of no particular network.
 
     NAT64, IPv4-mapped, 6to4 and Teredo addresses are not: they lead to an IPv4 address that this
     machine cannot judge.

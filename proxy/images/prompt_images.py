@@ -1,4 +1,4 @@
-"""What a prompt shows: each image that its messages name is read once, and named by its digest."""
+"""Puts images into a prompt: each that its messages name is read once, and named by its digest."""
 
 import asyncio
 from collections.abc import Callable, Iterator

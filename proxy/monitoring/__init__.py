@@ -1,0 +1,1 @@
+"""Tells how the server does: health, models, cache, sessions, metrics, and the dashboard."""

@@ -1,4 +1,4 @@
-"""The routes about the server itself: health, models, cache, sessions. All else is a 404."""
+"""Serves the routes about the server itself: health, models, cache, sessions. All else is a 404."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -7,9 +7,11 @@ from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
 from hearth.proxy.monitoring import request_metrics
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
-from hearth.proxy.pool.worker_pool import ReportKind, WorkerPool
+from hearth.proxy.monitoring.recent_requests import RecentRequests
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_link import ReportKind
+from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
 from hearth.proxy.request.model_names import ModelNames
-from hearth.proxy.request.parsed_request import ClientLeft
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.request.volatile_fields import telemetry_dropped
 from hearth.proxy.workers.remote_workers import RemoteWorker
@@ -27,12 +29,14 @@ _ITEMS: Final = "/input_items"
 
 _UP_OR_DOWN: Final = {"ready", "dead", "restarting", "unreachable"}  # all but at its first start
 
-Told = dict[int, dict[str, Any] | RequestError]  # by worker
 Methods = dict[str, Callable[[HttpExchange], Awaitable[None]]]  # HEAD is answered as GET
 
 
 class AdminRoutes:
-    """Answers what is asked about the server itself."""
+    """Answers requests about the server itself. Owner: the event loop.
+
+    Invariant: a key sees its own sessions, requests and prompts only, where there are several.
+    """
 
     def __init__(
         self,
@@ -60,8 +64,9 @@ class AdminRoutes:
             request_metrics.PATH: {"GET": self._metrics},
         }
         self._shows_prompts = settings.cache_debug
-        self.watch = DashboardFeed(pool, self.health, is_apart=len(settings.api_keys) > 1)
-        pool.on_left = self._left
+        self.requests = RecentRequests(separates_keys=len(settings.api_keys) > 1)
+        self.feed = DashboardFeed(pool, self.health, self.requests)
+        pool.count_unread = self._count_unread
 
     async def serve(self, exchange: HttpExchange) -> None:
         """Answer a request for one of our paths.
@@ -123,74 +128,74 @@ class AdminRoutes:
         Raises:
             RequestError: the cache was to be emptied, and no worker is there that could.
         """
-        told = await exchange.while_connected(self._pool.ask(what, key=self._whose(exchange)))
-        if what == "clear_cache" and not told:
+        reports = await exchange.while_connected(self._pool.ask(what, key=self._whose(exchange)))
+        if what == "clear_cache" and not reports:
             raise Overloaded(
                 "Nothing was emptied: no worker is ready. Send a request, which loads a model, and "
                 "ask again; or stop the server and remove KV_CACHE_DIR."
             )
         rows = []
         for worker in self._workers:
-            row = told.get(worker.worker_id)
+            row = reports.get(worker.worker_id)
             body = row if isinstance(row, dict) else {"error": str(row)}
             body = _absent(worker) if row is None else body
             rows.append({"worker": worker.worker_id, **body})
         dropped = {"blocks": telemetry_dropped.blocks, "chars": telemetry_dropped.chars}
-        totals = self.watch.totals(self._whose(exchange))
+        totals = self.requests.totals(self._whose(exchange))
         body = {"object": "cache", "totals": totals, "telemetry_dropped": dropped, "workers": rows}
         await exchange.send_json(200, body)
 
     async def _unpin(self, exchange: HttpExchange) -> None:
         """Have every worker that holds the pin give it up."""
         pin_id = _rest(exchange.path, _PINS)
-        told = await exchange.while_connected(
+        reports = await exchange.while_connected(
             self._pool.ask("unpin", pin_id, self._whose(exchange))
         )
-        _known(told, f"No worker has a pin {pin_id!r:.80}; /v1/cache lists those they have.")
+        _known(reports, f"No worker has a pin {pin_id!r:.80}; /v1/cache lists those they have.")
         await exchange.send_json(200, {"id": pin_id, "object": "cache.pin", "deleted": True})
 
     async def _prompt(self, exchange: HttpExchange) -> None:
         """Answer with the token ids of a recent prompt, from the worker that rendered it."""
         request_id = _rest(exchange.path, _PROMPTS)
-        told = await exchange.while_connected(
+        reports = await exchange.while_connected(
             self._pool.ask("prompt", request_id, self._whose(exchange))
         )
         text = f"No worker remembers the prompt of {request_id!r:.80}; they keep recent ones only."
-        row = next(iter(_known(told, text).values()))
+        row = next(iter(_known(reports, text).values()))
         await exchange.send_json(200, {"request_id": request_id, "ids": row["ids"]})
 
     async def _sessions(self, exchange: HttpExchange) -> None:
         """Answer with sessions and last requests; a worker that cannot tell of its own says why."""
         key = self._whose(exchange)
-        told = await exchange.while_connected(self._pool.ask("sessions", key=key))
+        reports = await exchange.while_connected(self._pool.ask("sessions", key=key))
         rows, errors = [], []
         for worker in self._workers:
-            body = told.get(worker.worker_id)
+            body = reports.get(worker.worker_id)
             if isinstance(body, dict):
                 rows += [row | {"worker": worker.worker_id} for row in body["sessions"]]
             else:
                 error = _absent(worker) if body is None else {"error": str(body)}
                 errors.append({"worker": worker.worker_id, **error})
-        recent = self.watch.recent(key)
+        recent = self.requests.recent(key)
         listing = {"object": "list", "sessions": rows, "recent": recent, "errors": errors}
         await exchange.send_json(200, listing)
 
     async def _session(self, exchange: HttpExchange) -> None:
         """Answer with the lines of one session, from every worker that has some."""
         session = _rest(exchange.path, _SESSIONS)
-        told = await exchange.while_connected(
+        reports = await exchange.while_connected(
             self._pool.ask("session", session, self._whose(exchange))
         )
         text = f"No worker knows the session {session!r:.80}; /v1/sessions lists those they know."
-        is_known = any(isinstance(row, dict) for row in told.values())
-        if not is_known and len(told) < len(self._workers):
+        is_known = any(isinstance(row, dict) for row in reports.values())
+        if not is_known and len(reports) < len(self._workers):
             raise Overloaded(
                 f"No worker that is ready knows the session {session!r:.80}, and one that is not "
                 "may know it. Ask again when /health tells that all are."
             )
         lines = [
             line | {"worker": worker_id}
-            for worker_id, row in _known(told, text).items()
+            for worker_id, row in _known(reports, text).items()
             for line in row["lines"]
         ]
         await exchange.send_json(200, {"session": session, "lines": lines})
@@ -216,7 +221,7 @@ class AdminRoutes:
 
     def _whose(self, exchange: HttpExchange) -> str:
         """Return whose sessions may be told of: with one key, or none, everyone's."""
-        return self.watch.whose(_key(exchange))
+        return self.requests.whose(_key(exchange))
 
     async def _health(self, exchange: HttpExchange) -> None:
         body = self.health()
@@ -227,14 +232,14 @@ class AdminRoutes:
 
     async def _metrics(self, exchange: HttpExchange) -> None:
         """Answer with sums over all keys, as far as the workers tell theirs in time."""
-        told = await exchange.while_connected(self._pool.ask("cache"))
-        text = self.metrics.text([worker.row() for worker in self._workers], told)
+        reports = await exchange.while_connected(self._pool.ask("cache"))
+        text = self.metrics.text([worker.row() for worker in self._workers], reports)
         await exchange.send_whole(200, text, request_metrics.CONTENT_TYPE)
 
-    def _left(self, usage: Usage, left: ClientLeft) -> None:
-        """Count what a request has cost whose client had left."""
-        self.metrics.spent(usage, left.model, is_read=not left.is_repeat)
-        self.watch.spent(usage, left.key, is_read=not left.is_repeat)
+    def _count_unread(self, answer: AnswerStream, usage: Usage) -> None:
+        """Count what an answer cost whose client had left."""
+        self.metrics.spent(usage, answer.model, is_read=not answer.is_repeat)
+        self.requests.spent(usage, answer.key, is_read=not answer.is_repeat)
 
     def health(self) -> dict[str, Any]:
         """Return what /health says: "ok" only while every worker is ready, or unloaded unused."""
@@ -271,14 +276,16 @@ def _rest(path: str, *prefixes: str) -> str:
     return next((path[len(prefix) :] for prefix in prefixes if path.startswith(prefix)), "")
 
 
-def _known(told: Told, text: str) -> dict[int, dict[str, Any]]:
+def _known(reports: WorkerReports, text: str) -> dict[int, dict[str, Any]]:
     """Return what those workers tell that know what they were asked about.
 
     Raises:
         RequestError: 404 with `text` where none does, or why one that may know does not tell.
     """
-    known = {worker_id: row for worker_id, row in told.items() if isinstance(row, dict)}
+    known = {worker_id: row for worker_id, row in reports.items() if isinstance(row, dict)}
     if known:
         return known
-    failures = (row for row in told.values() if isinstance(row, RequestError) and row.status != 404)
+    failures = (
+        row for row in reports.values() if isinstance(row, RequestError) and row.status != 404
+    )
     raise next(failures, RequestError(text, status=404, code="not_found"))

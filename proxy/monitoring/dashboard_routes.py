@@ -1,4 +1,4 @@
-"""`/dashboard`: the page, its files, the sign-in and the stream of events.
+"""Serves `/dashboard`: the page, its files, the sign-in and the stream of events.
 
 A page can send no header with its event stream, so it carries a cookie: a random token that stands
 for a key which was checked once. The cookie is good for /dashboard only, never for the API.
@@ -24,8 +24,8 @@ from hearth.shared.load_settings import Settings
 log = logging.getLogger(__name__)
 
 PATH: Final = "/dashboard"
-PASS_S: Final = 12 * 3600.0  # a sign-in is good for so long
-PASSES_MAX: Final = 64  # of one more the oldest ends
+SIGN_IN_S: Final = 12 * 3600.0  # a sign-in is good for so long
+SIGN_INS_MAX: Final = 64  # of one more the oldest ends
 FORM_BYTES_MAX: Final = 4096
 SEND_WAIT_S_MAX: Final = 20.0  # for a page to take an event; then its stream ends
 _PAGES: Final = Path(__file__).parent / "pages"
@@ -49,22 +49,25 @@ _WRONG_TEXT: Final = b'<p id="wrong" role="alert">This key is not accepted.</p>'
 
 
 class SignIns:
-    """The sign-ins that hold. Tokens are kept as digests, in memory only. Owner: the event loop."""
+    """The sign-ins that hold, at most SIGN_INS_MAX. Owner: the event loop.
+
+    Invariant: a token is kept as a digest, in memory only.
+    """
 
     def __init__(self) -> None:
-        self._passes: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        self._sign_ins: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
 
     def issue(self, key: str) -> str:
         """Return a new token that stands for `key`, a digest."""
         token = secrets.token_urlsafe(32)
-        self._passes[_digest(token)] = (key, time.monotonic() + PASS_S)
-        while len(self._passes) > PASSES_MAX:
-            self._passes.popitem(last=False)
+        self._sign_ins[_digest(token)] = (key, time.monotonic() + SIGN_IN_S)
+        while len(self._sign_ins) > SIGN_INS_MAX:
+            self._sign_ins.popitem(last=False)
         return token
 
     def key_of(self, token: str) -> str | None:
         """Return the digest of the key that `token` stands for; None of one that does not hold."""
-        key, until = self._passes.get(_digest(token), ("", 0.0))
+        key, until = self._sign_ins.get(_digest(token), ("", 0.0))
         return key if time.monotonic() < until else None
 
 
@@ -73,12 +76,12 @@ def _digest(token: str) -> bytes:
 
 
 class Dashboard:
-    """Serves all under PATH, and checks by itself who asks. Owner: the event loop."""
+    """Serves all under PATH, and checks keys and sign-ins by itself. Owner: the event loop."""
 
-    def __init__(self, settings: Settings, watch: DashboardFeed) -> None:
+    def __init__(self, settings: Settings, feed: DashboardFeed) -> None:
         self._keys = ApiKeyCheck(settings.api_keys)
-        self._watch = watch
-        self._passes = SignIns()
+        self._feed = feed
+        self._sign_ins = SignIns()
         self._cookie = f"hearth-{settings.proxy_port}"  # a browser tells no port from another
         self._files = {
             f"{PATH}/{file.relative_to(_PAGES).as_posix()}": (
@@ -125,7 +128,7 @@ class Dashboard:
         for pair in exchange.headers.get("cookie", "").split(";"):
             name, _, token = pair.strip().partition("=")
             if name == self._cookie:
-                return self._passes.key_of(token)
+                return self._sign_ins.key_of(token)
         return None
 
     async def _file(self, exchange: HttpExchange, path: str) -> None:
@@ -143,9 +146,10 @@ class Dashboard:
             kind, page = self._files[f"{PATH}/login.html"]
             await exchange.send_whole(401, page.replace(_WRONG, _WRONG_TEXT), kind)
             return
-        token = self._passes.issue(_digest_of(self._keys.check(sent)))
+        token = self._sign_ins.issue(_digest_of(self._keys.check(sent)))
         cookie = (
-            f"{self._cookie}={token}; Path={PATH}; Max-Age={PASS_S:.0f}; HttpOnly; SameSite=Strict"
+            f"{self._cookie}={token}; Path={PATH}; Max-Age={SIGN_IN_S:.0f}; "
+            "HttpOnly; SameSite=Strict"
         )
         exchange.reply_headers += [
             (b"location", PATH.encode()),
@@ -161,14 +165,14 @@ class Dashboard:
         if key is None:
             text = f"Sign in at {PATH}, or send a key as the API takes it."
             raise RequestError(text, status=401, code="invalid_api_key")
-        with self._watch.listening(self._watch.whose(key)) as events:
+        with self._feed.listening(self._feed.requests.whose(key)) as events:
             sending = exchange.send_events(events, SEND_WAIT_S_MAX)
             try:
                 await exchange.while_connected(sending)
             except ClientGone:
                 pass  # as every page does in the end: nobody has left an answer
             except TimeoutError:
-                self._watch.dropped += 1
+                self._feed.dropped += 1
                 log.info("a dashboard has read nothing for %g s: ended", SEND_WAIT_S_MAX)
 
 
@@ -182,11 +186,11 @@ def _check_size(exchange: HttpExchange) -> None:
     Raises:
         RequestError: 413, it is too long or does not say how long it is.
     """
-    told = exchange.headers.get("content-length", "")
-    if told.isascii() and told.isdigit() and len(told) <= 9 and int(told) <= FORM_BYTES_MAX:
+    length = exchange.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and len(length) <= 9 and int(length) <= FORM_BYTES_MAX:
         return
     raise RequestError(
-        f"The form's Content-Length is {told or 'missing'!r:.20} and this server accepts "
+        f"The form's Content-Length is {length or 'missing'!r:.20} and this server accepts "
         f"{FORM_BYTES_MAX:,}. Send the key only.",
         status=413,
         code="body_too_large",

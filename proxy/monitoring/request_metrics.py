@@ -1,7 +1,7 @@
-"""What requests cost, counted once, as each of them ends; `GET /metrics` tells it to Prometheus.
+"""Counts what requests cost, once, as each of them ends; `GET /metrics` gives it to Prometheus.
 
 Every label has a closed set of values: nothing that a client sends becomes one. What the workers
-know is asked when somebody looks, and is `scrape`'s.
+know is asked when somebody looks, and is `worker_metrics`'s.
 """
 
 import time
@@ -19,8 +19,9 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from hearth.proxy.monitoring.worker_metrics import Told, WorkerMetrics
+from hearth.proxy.monitoring.worker_metrics import WorkerMetrics
 from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_pool import WorkerReports
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Usage
@@ -46,7 +47,10 @@ _SHARES: Final = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 1)
 
 
 class RequestMetrics:
-    """Counts what requests cost. Owner: the event loop. Nothing here waits."""
+    """Counts what requests cost. Owner: the event loop. Nothing here waits.
+
+    Invariant: each request and each answer's usage is counted once, whoever left when.
+    """
 
     def __init__(self, version: str, model: str) -> None:
         """`model` is the public name of the one that answers where a request names none."""
@@ -111,8 +115,8 @@ class RequestMetrics:
             ("session_kind",),
             _SHARES,
         )
-        self._figures = WorkerMetrics()
-        registry.register(self._figures)
+        self._workers = WorkerMetrics()
+        registry.register(self._workers)
         self._begin()
 
     def _begin(self) -> None:
@@ -146,6 +150,7 @@ class RequestMetrics:
         A prompt counts once for its choices, as clients are told it. `broken` is why the reply
         did not get out, though the answers may be whole.
         """
+        assert answers and len(answers) % request.choices == 0, (len(answers), request.choices)
         outcomes = [_outcome(*answer.outcome(broken)) for answer in answers]
         worst = next((each for each in _WORST if each in outcomes), outcomes[0])
         dialect = PREFILL if request.prefill_only else request.dialect
@@ -180,9 +185,9 @@ class RequestMetrics:
         if usage.completion_tokens > DECODE_TOKENS_MIN and decode_ms > 0:
             decode.observe((usage.completion_tokens - 1) * 1000 / decode_ms)
 
-    def text(self, workers: Sequence[Mapping[str, Any]], told: Told) -> bytes:
-        """Return all of it; `workers` are /health's rows, `told` what each says of its cache."""
-        self._figures.workers, self._figures.told = workers, told
+    def text(self, workers: Sequence[Mapping[str, Any]], reports: WorkerReports) -> bytes:
+        """Return all of it; `workers` are /health's rows, `reports` what each says of its cache."""
+        self._workers.workers, self._workers.reports = workers, reports
         return generate_latest(self.registry)
 
 
@@ -191,7 +196,7 @@ _OF_ANSWERS: Final = ("completion_tokens", "reasoning_tokens")  # the rest is of
 
 def _token_counters(registry: CollectorRegistry) -> dict[str, Counter]:
     """Return a counter for each field of Usage that counts tokens, by the field's name."""
-    told = {
+    texts = {
         "prompt_tokens": "Tokens of prompts, of all requests that a worker has told the end of.",
         "cached_tokens": "Of the prompt tokens, those that were kept: not read again.",
         "prefilled_tokens": "Prompt tokens that were read before the first token.",
@@ -201,7 +206,7 @@ def _token_counters(registry: CollectorRegistry) -> dict[str, Counter]:
     }
     return {
         name: Counter(f"hearth_{name}_total", text, ("session_kind", "source"), registry=registry)
-        for name, text in told.items()
+        for name, text in texts.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""What the workers know, as families of metrics: taken from /health's and /v1/cache's figures.
+"""Turns the workers' figures of /health and /v1/cache into families of Prometheus metrics.
 
 A worker that has not told is up 0, and its figures are left out rather than shown as they were.
 """
@@ -9,12 +9,12 @@ from typing import Any, Final, get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from hearth.proxy.pool.worker_pool import WorkerReports
 from hearth.proxy.workers import remote_workers, supervisor
 from hearth.shared.errors import RequestError
 
-Told = Mapping[int, Mapping[str, Any] | RequestError]  # by worker
-Row = Mapping[str, Any]
-Path = tuple[str, ...]  # where a figure stands in a row
+WorkerRow = Mapping[str, Any]  # what /health or /v1/cache tells of one worker
+FigurePath = tuple[str, ...]  # where a figure stands in a worker's report
 
 TIGHT_SHARE: Final = 0.8  # of a budget; hearth.worker.schedule.memory_guard warns there too
 _HEARD: Final = "heartbeat_age_s"  # None of a worker that nothing is heard of
@@ -25,12 +25,12 @@ _READ: Final = ("decoded", "again", "known", "refused")  # what came of an image
 _EVICTED: Final = ("copy", "window", "snapshot", "extent")
 
 # (name, where, what it is), of /health's rows
-_OF_HEALTH: Final[tuple[tuple[str, Path, str], ...]] = (
+_OF_HEALTH: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_requests_in_flight", ("in_flight",), "What was asked of a worker and has no end yet."),
     ("hearth_worker_restarts_total", ("restarts",), "Starts of a worker beyond its first."),
 )
 # The same, of what its heartbeat says: one that is away a while has not counted from 0 again.
-_OF_HEARTBEAT: Final[tuple[tuple[str, Path, str], ...]] = (
+_OF_HEARTBEAT: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_requests_running", ("running",), "Requests that hold a slot."),
     ("hearth_requests_waiting", ("waiting",), "Requests that wait for a slot."),
     ("hearth_queue_wait_estimate_seconds", ("wait_s",), "Until a request sent now had a slot."),
@@ -38,7 +38,7 @@ _OF_HEARTBEAT: Final[tuple[tuple[str, Path, str], ...]] = (
     ("hearth_worker_steps_total", ("steps",), "Steps of the scheduler since a worker's start."),
 )
 # The same of /v1/cache's rows; a worker's counters begin anew with each start of it.
-_OF_CACHE: Final[tuple[tuple[str, Path, str], ...]] = (
+_OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_memory_bytes", ("memory_bytes",), "What MLX holds: weights, caches, images."),
     ("hearth_memory_limit_bytes", ("memory_limit_bytes",), "What weights and KV may take."),
     ("hearth_cache_bytes", ("bytes",), "Kept KV in memory, live slots beside it."),
@@ -99,16 +99,16 @@ _TIGHT: Final = (
 
 
 class WorkerMetrics(Collector):
-    """Gives the families of one look at the workers. Owner: the event loop."""
+    """Collects the families of metrics of one report of each worker. Owner: the event loop."""
 
     def __init__(self) -> None:
-        self.workers: Sequence[Row] = ()  # /health's
-        self.told: Told = {}
+        self.workers: Sequence[WorkerRow] = ()  # /health's
+        self.reports: WorkerReports = {}
 
     def collect(self) -> Iterator[Metric]:
         health = {str(row["id"]): row for row in self.workers}
-        told = {str(number): row for number, row in self.told.items()}
-        cache = {name: row for name, row in told.items() if not isinstance(row, RequestError)}
+        reports = {str(number): row for number, row in self.reports.items()}
+        cache = {name: row for name, row in reports.items() if not isinstance(row, RequestError)}
         yield from _states(health, cache)
         yield from _families(_OF_HEALTH, health)
         heard = {name: row for name, row in health.items() if row.get(_HEARD) is not None}
@@ -121,7 +121,7 @@ class WorkerMetrics(Collector):
 
 
 def _families(
-    figures: Sequence[tuple[str, Path, str]], rows: Mapping[str, Row]
+    figures: Sequence[tuple[str, FigurePath, str]], rows: Mapping[str, WorkerRow]
 ) -> Iterator[Metric]:
     """Yield a family for each of `figures`, with a sample of each worker that tells it."""
     for name, path, text in figures:
@@ -137,7 +137,7 @@ def _families(
         yield family
 
 
-def _figure(row: Any, path: Path) -> float | None:
+def _figure(row: Any, path: FigurePath) -> float | None:
     """Return the number at `path`; of a list its length, 0 where a count has not begun."""
     for name in path[:-1]:
         row = row.get(name)
@@ -149,7 +149,7 @@ def _figure(row: Any, path: Path) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _states(health: Mapping[str, Row], cache: Mapping[str, Row]) -> Iterator[Metric]:
+def _states(health: Mapping[str, WorkerRow], cache: Mapping[str, WorkerRow]) -> Iterator[Metric]:
     up = GaugeMetricFamily("hearth_worker_up", "1: a worker told its figures.", labels=("worker",))
     state = GaugeMetricFamily(
         "hearth_worker_state", "1 for the state a worker is in.", labels=("worker", "state")
@@ -166,7 +166,7 @@ def _states(health: Mapping[str, Row], cache: Mapping[str, Row]) -> Iterator[Met
     yield from (up, state, model)
 
 
-def _tight(cache: Mapping[str, Row]) -> Metric:
+def _tight(cache: Mapping[str, WorkerRow]) -> Metric:
     family = GaugeMetricFamily(
         "hearth_budget_tight",
         f"1: over {TIGHT_SHARE:.0%} of what kept KV (cache), or all of MLX (memory), may take.",
@@ -179,7 +179,7 @@ def _tight(cache: Mapping[str, Row]) -> Metric:
     return family
 
 
-def _evictions(cache: Mapping[str, Row]) -> Iterator[Metric]:
+def _evictions(cache: Mapping[str, WorkerRow]) -> Iterator[Metric]:
     """Yield what made way in memory; it is on disk, where there is one."""
     labels = ("worker", "what")
     count = CounterMetricFamily("hearth_evictions_total", "What made way in memory.", labels=labels)
@@ -190,7 +190,7 @@ def _evictions(cache: Mapping[str, Row]) -> Iterator[Metric]:
     yield _by_name(nbytes, cache, ("evicted", "bytes"), _EVICTED)
 
 
-def _images(cache: Mapping[str, Row]) -> Metric:
+def _images(cache: Mapping[str, WorkerRow]) -> Metric:
     family = CounterMetricFamily(
         "hearth_images_total",
         "Images by what a worker did with their files; known: they had been read before.",
@@ -200,7 +200,10 @@ def _images(cache: Mapping[str, Row]) -> Metric:
 
 
 def _by_name(
-    family: CounterMetricFamily, cache: Mapping[str, Row], path: Path, names: Sequence[str]
+    family: CounterMetricFamily,
+    cache: Mapping[str, WorkerRow],
+    path: FigurePath,
+    names: Sequence[str],
 ) -> Metric:
     """Add to `family` a sample of each worker for each of `names` that it tells at `path`."""
     for worker, row in cache.items():
@@ -210,7 +213,7 @@ def _by_name(
     return family
 
 
-def _entries(cache: Mapping[str, Row]) -> Metric:
+def _entries(cache: Mapping[str, WorkerRow]) -> Metric:
     family = GaugeMetricFamily(
         "hearth_cache_entries", "Conversations kept, by their tokens.", labels=("worker", "depth")
     )

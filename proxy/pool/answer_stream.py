@@ -1,4 +1,4 @@
-"""An answer while it arrives: what a worker sent for one request, until its client takes it."""
+"""Holds what a worker sends for one request until the client's task takes it."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ class ClientGone(RequestError):
 
 
 class _TooSlow(RequestError):
-    """More of an answer waits than is held for one client."""
+    """More of an answer waits than is kept for one client."""
 
     def __init__(self) -> None:
         text = (
@@ -43,17 +43,29 @@ class _TooSlow(RequestError):
 class AnswerStream:
     """One request's events, from Submit to its one Finished or Failed.
 
-    Invariant: after `_ended` is set nothing is added, and `_release` has been called exactly once.
+    Invariant: after `_ended` is set nothing is added, and `_release` has been called exactly once;
+    deltas that wait take UNREAD_BYTES_MAX at most.
     Owner: the event loop. `take` and `close` never block.
     """
 
-    def __init__(self, request_id: str, release: Callable[[bool], None], key: str = "") -> None:
+    def __init__(
+        self,
+        request_id: str,
+        release: Callable[[bool], None],
+        key: str = "",
+        *,
+        model: str = "",
+        is_repeat: bool = False,
+    ) -> None:
         """`release(cancel)` forgets this answer at its link, and cancels it at the worker.
 
-        `key` is the digest of the API key that it is for.
+        `key` is the digest of the API key that it is for, `model` and `is_repeat` are the
+        request's `target` and `is_repeat`.
         """
         self.request_id = request_id
         self.key = key
+        self.model = model
+        self.is_repeat = is_repeat
         self.asked_at = time.monotonic()
         self.prompt_tokens = 0
         self.cached_tokens = 0  # when the model took it; `usage` has what was then used
@@ -63,7 +75,7 @@ class AnswerStream:
         self._is_planned = False  # the model has taken it and says what is kept of it
         self.ended_as = ""  # a finish reason, or a failure's code
         self.status = 200  # of HTTP: what a failure's would be
-        self.usage: Usage | None = None  # once the worker has told it
+        self.usage: Usage | None = None  # once the worker has sent it
         self._release = release
         self._inbox: deque[Delta | Finished | RequestError] = deque()
         self._loose = 0  # deltas that were added since the newest were joined
@@ -76,7 +88,7 @@ class AnswerStream:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether some of its prompt was read for it, and nothing of the answer has come."""
+        """Return whether some of its prompt was read for it, and nothing of the answer has come."""
         return self.done_tokens > self.cached_tokens and not self._next_seq
 
     def outcome(self, broken: RequestError | None) -> tuple[str, int]:
@@ -100,6 +112,7 @@ class AnswerStream:
 
     def take(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
         """Accept the worker's next message about this request."""
+        assert message.request_id == self.request_id, (message.request_id, self.request_id)
         if self._ended:
             return
         if isinstance(message, Admitted):
@@ -216,6 +229,7 @@ class AnswerStream:
         self._given_at = time.monotonic()
         given = _merged(first, self._inbox)
         self._unread_bytes -= _bytes_of(given)
+        assert self._unread_bytes >= 0, (self.request_id, self._unread_bytes)
         return given
 
     async def _pace(self) -> None:

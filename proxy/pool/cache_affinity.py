@@ -1,4 +1,4 @@
-"""Which worker gets a request: the one that has most of it in its cache, unless it is too busy."""
+"""Chooses the worker that has most of a request in its cache, unless that one is too busy."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ DIGEST_BYTES: Final = 16
 
 
 class Candidate(Protocol):
-    """What routing may know about a worker."""
+    """A worker as the choice sees it."""
 
     worker_id: int
 
@@ -71,6 +71,7 @@ class CacheAffinity:
             return None
         known = (self._worker_ids.get(mark) for mark in reversed(marks))
         found = next((ready[row] for row in known if row is not None and row in ready), idle)
+        assert found.load >= idle.load, (found.worker_id, found.load, idle.load)
         return found if found.load - idle.load <= self._load_gap_max else idle
 
     def remember(self, marks: list[bytes], worker_id: int) -> None:

@@ -1,0 +1,1 @@
+"""Holds a request in our own types: its fields, model, session, and the names of its messages."""

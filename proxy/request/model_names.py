@@ -1,4 +1,4 @@
-"""Which models this server has, and which names it answers to."""
+"""Finds the model that a name in a request stands for, and lists the names that are served."""
 
 import time
 from collections.abc import Callable
@@ -71,7 +71,11 @@ def _model(entry: str) -> ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """The public name, its aliases, and patterns that stand for it too; then the other models."""
+    """The names that this server answers to: those of the default model, then those of the others.
+
+    A value that nobody changes. `public` is the default model's name; `aliases` and `patterns`
+    stand for that model too.
+    """
 
     public: str
     aliases: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""One request as every dialect understands it, from the edge to the module that answers it.
+"""Holds one request in our own types, from its parsing to the module that answers it.
 
-The edge parses a body once and submits it; the ticket then travels to LiteLLM's handlers in a
+A body is parsed once and submitted; the admitted request then travels to LiteLLM's handlers in a
 context variable, because LiteLLM is handed a placeholder body and never sees the real one.
 """
 
@@ -18,7 +18,10 @@ Dialect = Literal["chat", "completions", "messages", "responses"]
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A client's request in our own types. `body` is what it sent, for answers that echo it."""
+    """A client's request in our own types; a value, which nobody changes.
+
+    `body` is what the client sent, for answers that echo it.
+    """
 
     dialect: Dialect
     model: str  # as the client named it
@@ -39,7 +42,7 @@ class ParsedRequest:
 
     @property
     def is_stored(self) -> bool:
-        """Whether its response is kept for those that follow: where nobody says, as the cache."""
+        """Return whether its response is kept for later requests; by default, as the cache is."""
         store = self.body.get("store")
         return store is not False and (self.use_kv_cache or store is True)
 
@@ -48,6 +51,7 @@ class ParsedRequest:
 
         Each choice has a seed of its own, so that they differ and can be asked for again.
         """
+        assert self.choices >= 1, self.choices
         return [
             dataclasses.replace(
                 self,
@@ -60,15 +64,6 @@ class ParsedRequest:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLeft:
-    """A request whose client left: whose its cost is, once its worker tells it."""
-
-    key: str  # digest of the API key
-    model: str  # as `ParsedRequest.target`
-    is_repeat: bool
-
-
 def _reseeded(sampling: Sampling, index: int) -> Sampling:
     if sampling.seed is None:
         return sampling
@@ -76,7 +71,10 @@ def _reseeded(sampling: Sampling, index: int) -> Sampling:
 
 
 class AnswerEvents(Protocol):
-    """What a dialect reads an answer from: a worker's, or the warm-up's canned one."""
+    """The answer that a dialect reads: a worker's, or the warm-up's canned one.
+
+    Owner: the event loop. After a Finished or a RequestError nothing follows.
+    """
 
     request_id: str
     prompt_tokens: int
@@ -107,7 +105,7 @@ class AdmittedRequest:
     model: str  # the public name of what answers
     answer: AnswerEvents
     others: tuple[AnswerEvents, ...] = ()  # the choices after the first
-    failure: RequestError | None = None  # set where the answer broke, for the edge to tell
+    failure: RequestError | None = None  # set where the answer broke, for the reply
     keep: Callable[[dict[str, Any]], None] | None = None  # is given a response that ended well
 
     @property
@@ -116,4 +114,4 @@ class AdmittedRequest:
         return (self.answer, *self.others)
 
 
-current_request: ContextVar[AdmittedRequest] = ContextVar("current_ticket")
+current_request: ContextVar[AdmittedRequest] = ContextVar("current_request")

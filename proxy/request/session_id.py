@@ -1,4 +1,4 @@
-"""Who asks: what a client tells of its session, in a header or in the body of its request.
+"""Finds the session that a request belongs to, in its headers or its body, and digests its key.
 
 Nothing here is trusted: it groups conversations, and whoever forges it groups its own.
 """
@@ -48,10 +48,10 @@ def session_of(headers: Mapping[str, str], body: Mapping[str, Any], key: str) ->
             parent = next((name for name in parents if name), "")
             agent = _name(headers.get(agent_header))
             return Speaker(key, session, agent, parent if parent != session else "")
-    return Speaker(key, next(_told(body), ""))
+    return Speaker(key, next(_session_names(body), ""))
 
 
-def _told(body: Mapping[str, Any]) -> Iterator[str]:
+def _session_names(body: Mapping[str, Any]) -> Iterator[str]:
     """Yield the session's names in `body`, the most telling first."""
     nested = [row for row in (body.get("metadata"), body.get("extra_body")) if type(row) is dict]
     places = [body, *nested]

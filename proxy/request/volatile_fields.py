@@ -1,26 +1,17 @@
-"""What a conversation is known by although clients change what does not matter: volatile fields.
+"""Takes volatile fields out of messages: what clients change of a conversation that stays the same.
 
-One table of rules serves all dialects. It makes names, never prompts: what the model is fed is what
-the client sent, and which KV is valid is decided by the model's tokens alone. Only telemetry leaves
-the model's input too (`without_telemetry`): it says nothing to a model.
+One table of rules serves all dialects. It serves names, never prompts: the model is fed what the
+client sent, and the model's tokens alone decide which KV is valid. Only telemetry leaves the
+model's input too (`without_telemetry`): it says nothing to a model.
 
 Rules are atomic and line-scoped: a `Field` is sought in one line at a time, and a `Block` is whole
 lines of one message, from its begin marker to its end marker, only where both stand.
 """
 
 import re
-from collections import OrderedDict
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
-import orjson
-
-from hearth.shared.wire_messages import MessageName
-
-DIGEST_BYTES: Final = 16
-REMEMBERED_MAX: Final = 32_768  # messages whose names are kept, some 500 bytes each
-SHRINK_SHARE_MAX: Final = 0.1  # of a conversation's characters, where CACHE_NORM_SAFETY_CHECK is on
 _BILLING: Final = re.compile(
     r"x-anthropic-billing-header:"
     r"(?: (?:cc_version|cc_entrypoint|cch|cc_is_subagent|cc_workload)=[\w.+-]{1,64};)+ ?(?:\n|\Z)"
@@ -28,14 +19,14 @@ _BILLING: Final = re.compile(
 
 
 @dataclass(slots=True)
-class Dropped:
+class DroppedTelemetry:
     """Telemetry that no model was shown, since this process started. Owner: the event loop."""
 
     blocks: int = 0
     chars: int = 0
 
 
-telemetry_dropped: Final = Dropped()
+telemetry_dropped: Final = DroppedTelemetry()
 
 
 def without_telemetry(text: str) -> str:
@@ -87,7 +78,7 @@ class Block:
 
 _SYSTEM: Final = frozenset(("system",))
 _USER: Final = frozenset(("user",))
-_ASKING: Final = frozenset(("system", "user"))  # a date in a tool's result is its result
+ASKING_ROLES: Final = frozenset(("system", "user"))  # a date in a tool's result is its result
 _ALL: Final = frozenset(("system", "user", "tool"))  # what the model said is not volatile
 _DAY: Final = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}"
 _MONTH: Final = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
@@ -112,7 +103,7 @@ FIELDS: Final = (
     ),
     Field(
         "cch",
-        _ASKING,
+        ASKING_ROLES,
         ("cch=",),
         re.compile(r"\bcch=[0-9a-zA-Z]{3,64};"),
         "\0cch",
@@ -136,7 +127,7 @@ FIELDS: Final = (
     ),
     Field(
         "current_time",
-        _ASKING,
+        ASKING_ROLES,
         ("oday's date", "urrent date", "urrent time", "<current_date>"),
         re.compile(
             r"((?:\b[Tt]oday's date(?: is(?: now)?)?:? |<current_date>"
@@ -303,121 +294,3 @@ def _end_of(block: Block, lines: list[str], start: int) -> int | None:
         if line.endswith(block.end):
             return index
     return None
-
-
-# ---------------------------------------------------------------- names
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    name: MessageName
-    chars: int  # of the content's text
-    delta_chars: int  # that its canonical form has fewer
-
-
-class Canonicaliser:
-    """Names messages, and remembers the names of those it has seen. Owner: the event loop."""
-
-    def __init__(self, is_on: bool, checks_size: bool) -> None:
-        """With `checks_size` a conversation that would lose too much is known by its exact text."""
-        self._is_on = is_on
-        self._checks_size = checks_size
-        self._known: OrderedDict[bytes, _Named] = OrderedDict()  # by exact digest, oldest first
-
-    def names(self, messages: list[Any]) -> tuple[list[MessageName], int]:
-        """Return a name for each of `messages`, and the characters that the canonical forms lack.
-
-        The messages are as a dialect makes them, and stay as they are.
-        """
-        rows = [self._named(message) for message in messages]
-        delta = sum(row.delta_chars for row in rows)
-        if self._checks_size and delta > SHRINK_SHARE_MAX * sum(row.chars for row in rows):
-            return [MessageName(row.name.exact, row.name.exact) for row in rows], 0
-        return [row.name for row in rows], delta
-
-    def _named(self, message: dict[str, Any]) -> _Named:
-        exact = exact_digest(message)
-        known = self._known.get(exact)
-        if known is not None:
-            self._known.move_to_end(exact)
-            return known
-        content: str | list[Any] = message["content"]
-        chars = _chars(content)
-        if self._is_on:
-            left, rules = _canonical_content(message["role"], content)
-            gone = not left and bool(content) and message["role"] in _ASKING  # a result is never
-            canonical = b"" if gone else _canonical_digest(message, left)
-            named = _Named(MessageName(canonical, exact, rules), chars, chars - _chars(left))
-        else:
-            named = _Named(MessageName(exact, exact), chars, 0)
-        self._known[exact] = named
-        if len(self._known) > REMEMBERED_MAX:
-            self._known.popitem(last=False)
-        return named
-
-
-def exact_digest(message: dict[str, Any]) -> bytes:
-    """Return a digest of everything in `message` that a template may show to the model."""
-    calls = [
-        [call["id"], call["function"]["name"], call["function"]["arguments"]]
-        for call in message.get("tool_calls", ())
-    ]
-    shown = ("role", "content", "reasoning_content", "tool_call_id", "name", "tool_references")
-    return _digest([calls, *(message.get(key) for key in shown)], 0)
-
-
-def _chars(content: str | list[Any]) -> int:
-    """Return how many characters of text are in a message's content."""
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(part.get("text", "")) for part in content)
-
-
-def _canonical_content(role: str, content: str | list[Any]) -> tuple[str | list[Any], list[str]]:
-    """Return `content` as a conversation is known by it, and the rules that made it so."""
-    if isinstance(content, list):
-        return _canonical_parts(role, content)
-    if role == "assistant":  # clients trim what the model said, at its ends only
-        return content.strip(), []
-    return canonical_text(role, content)
-
-
-def _canonical_parts(role: str, parts: list[Any]) -> tuple[list[Any], list[str]]:
-    """Return a content that shows images as it is known: its texts by the rules, images as is."""
-    left: list[Any] = []
-    fired: dict[str, None] = {}
-    for part in parts:
-        if part["type"] != "text":
-            left.append(part)
-            continue
-        text, rules = canonical_text(role, part["text"])
-        fired |= dict.fromkeys(rules)
-        if text:
-            left.append({"type": "text", "text": text})
-    return left, list(fired)
-
-
-def _canonical_digest(message: dict[str, Any], content: str | list[Any]) -> bytes:
-    """Return a digest of what `message` means: no ids, no reasoning, arguments in no order."""
-    calls = [
-        [call["function"]["name"], _as_javascript(call["function"]["arguments"])]
-        for call in message.get("tool_calls", ())
-    ]
-    meaning = [message["role"], content, calls, message.get("name"), message.get("tool_references")]
-    return _digest(meaning, orjson.OPT_SORT_KEYS)
-
-
-def _as_javascript(value: Any) -> Any:
-    """Return `value` with its numbers as JavaScript has them, where 5000.0 is 5000 and -0 is 0."""
-    if type(value) is dict:
-        return {key: _as_javascript(item) for key, item in value.items()}
-    if type(value) is list:
-        return [_as_javascript(item) for item in value]
-    if type(value) in (int, float):
-        return float(value) + 0.0
-    return value
-
-
-def _digest(value: Any, option: int) -> bytes:
-    octets = orjson.dumps(value, option=option)
-    return blake2b(octets, digest_size=DIGEST_BYTES).digest()

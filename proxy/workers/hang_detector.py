@@ -1,12 +1,13 @@
-"""Whether a worker is stuck: it says that it computes, and gets no step further."""
+"""Detects a worker that is stuck: it says that it computes, and gets no step further."""
 
 from hearth.shared.wire_messages import Heartbeat
 
 
 class HangDetector:
-    """How long one start of a worker has made no step. Owner: the event loop.
+    """Measures for how long one start of a worker has made no step. Owner: the event loop.
 
-    It runs on what the watch has seen pass, so that it stands while nobody watches.
+    It adds up the seconds that the supervisor has watched, so that it stands while nobody watches.
+    Invariant: `stalled_s` is 0 while the worker loads, holds nothing, or has just made a step.
     """
 
     def __init__(self) -> None:
@@ -18,6 +19,7 @@ class HangDetector:
 
         A worker that loads, or holds nothing, is not stuck.
         """
+        assert elapsed_s >= 0, elapsed_s
         if beat is None or beat.state != "ready" or not beat.running + beat.waiting:
             self.stalled_s, self._steps = 0.0, -1
         elif beat.steps != self._steps:

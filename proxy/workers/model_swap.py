@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hearth.proxy.pool.wait_for_worker import LOADING, READY_WAIT_S_MAX
+from hearth.proxy.pool.waiting_requests import LOADING, READY_WAIT_S_MAX
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers.model_swap_policy import (
@@ -34,16 +34,16 @@ LOAD_AGAIN_S: Final = 60.0  # a model that could not be loaded is not tried agai
 
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
-    """Why a model could not be loaded, and until when that is not tried again (monotonic)."""
+    """The reason that a model could not be loaded; until then (monotonic) it is not tried again."""
 
     reason: str
     until: float
 
 
 class ModelSwapper:
-    """The pool's host: `models`, the first of which is the default. Owner: the event loop.
+    """The pool's `ModelHost`: gives workers `models`, of which the first is the default.
 
-    A worker is taken from a model only while it holds no request.
+    Owner: the event loop. Invariant: a worker changes its model only while it holds no request.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ModelSwapper:
         self._unload_s = unload_s
         self._failures: dict[str, LoadFailure] = {}
         self._nudge = asyncio.Event()
-        pool.room.host = self
+        pool.waiting.host = self
         supervisor.on_early_death = self._load_failed
 
     async def run(self) -> None:
@@ -71,16 +71,17 @@ class ModelSwapper:
             self._nudge.clear()
             self._arrange()
             with contextlib.suppress(TimeoutError):
-                limit_s = LOOK_SOON_S if self._pool.room.wants else LOOK_S
+                limit_s = LOOK_SOON_S if self._pool.waiting.requests else LOOK_S
                 await asyncio.wait_for(self._nudge.wait(), limit_s)
 
     def _arrange(self) -> None:
         now = time.monotonic()
-        wants = [
-            WaitingRequest(want.model or self._default.name, want.since) for want in self._wants()
+        requests = [
+            WaitingRequest(request.model or self._default.name, request.since)
+            for request in self._waiting_requests()
         ]
         given = wanted_models(
-            [self._place(worker) for worker in self._workers], wants, now, self._unload_s
+            [self._worker_model(worker) for worker in self._workers], requests, now, self._unload_s
         )
         for worker in self._workers:
             goal = given.get(worker.worker_id)
@@ -88,12 +89,16 @@ class ModelSwapper:
             if goal is not None and (worker.link is None or not worker.link.load):
                 self._move(worker, goal)
 
-    def _wants(self) -> list[WaitingRequest]:
+    def _waiting_requests(self) -> list[WaitingRequest]:
         """Return what is waited for, less what is known to be in vain."""
-        return [want for want in self._pool.room.wants if self._failure(want.model) is None]
+        return [
+            request
+            for request in self._pool.waiting.requests
+            if self._failure(request.model) is None
+        ]
 
     @staticmethod
-    def _place(worker: WorkerProcess) -> WorkerModel:
+    def _worker_model(worker: WorkerProcess) -> WorkerModel:
         link = worker.link if worker.state == "ready" else None
         return WorkerModel(
             worker.worker_id,
@@ -113,11 +118,12 @@ class ModelSwapper:
             return
         if goal is None and link.closed_at is not None:
             link.closed_at = None
-            self._pool.room.wake()
+            self._pool.waiting.wake()
         elif goal is not None and link.closed_at is None:
             link.closed_at = now
 
     def _move(self, worker: WorkerProcess, goal: str) -> None:
+        assert worker.link is None or not worker.link.load, (worker.worker_id, goal)
         if goal == UNLOADED:
             log.info("worker unloads id=%d model=%s", worker.worker_id, worker.model.name)
             self._supervisor.move(worker, None)
@@ -130,11 +136,11 @@ class ModelSwapper:
     # ------------------------------------------------------------ what requests are told
 
     def wanted(self) -> None:
-        """See `Host`."""
+        """See `ModelHost`."""
         self._nudge.set()
 
     def wait_s(self, model: str) -> float:
-        """See `Host`: long for what is loaded because it was asked for, short for a restart."""
+        """See `ModelHost`: long for a model that was asked for, short for a restart."""
         if self._failure(model) is not None:
             return 0.0
         name = model or self._default.name
@@ -144,7 +150,7 @@ class ModelSwapper:
         return READY_WAIT_S_MAX
 
     def why_nobody(self, model: str) -> RequestError:
-        """See `Host`."""
+        """See `ModelHost`."""
         failure = self._failure(model)
         name = model or self._default.name
         if failure is not None:

@@ -1,4 +1,4 @@
-"""Which worker should have which model, and when it changes hands.
+"""Decides which worker should have which model, and when it changes.
 
 A decision and nothing else: no process, no clock. It is made anew each time from what is so now, so
 that a switch nobody waits for any more is off by itself.
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-UNLOADED: Final = ""  # the goal of a place that is to give its model up for no other
+UNLOADED: Final = ""  # the goal of a worker that is to give its model up for no other
 TURN_S: Final = 30.0  # a model in use keeps its worker this long once another one is asked for
 KEEP_S: Final = 2.0  # an agent's pause between two requests: its model is still in use
 
@@ -36,8 +36,8 @@ class WaitingRequest:
 
 
 def wanted_models(
-    places: Sequence[WorkerModel],
-    wants: Iterable[WaitingRequest],
+    workers: Sequence[WorkerModel],
+    requests: Iterable[WaitingRequest],
     now: float,
     unload_s: float = 0.0,
 ) -> dict[int, str]:
@@ -47,78 +47,79 @@ def wanted_models(
     The model that was asked for first comes first. `unload_s`: how long a model stays unused
     before its worker is emptied; 0 = for ever.
     """
+    assert len({worker.worker_id for worker in workers}) == len(workers), workers
     given: dict[int, str] = {}
-    waiting = sorted(wants, key=lambda want: want.since)
+    waiting = sorted(requests, key=lambda request: request.since)
     first: dict[str, WaitingRequest] = {}
-    for want in waiting:
-        first.setdefault(want.model, want)
-    for want in first.values():
-        if want.model not in _present(places, given):
-            place = _place_for(want, places, given, now)
-            if place is not None:
-                given[place.worker_id] = want.model
-    _spread(places, waiting, given)
-    for place in places:
-        if place.worker_id not in given and unload_s and _is_idle(place, now, unload_s):
-            given[place.worker_id] = UNLOADED
+    for request in waiting:
+        first.setdefault(request.model, request)
+    for request in first.values():
+        if request.model not in _present(workers, given):
+            worker = _worker_for(request, workers, given, now)
+            if worker is not None:
+                given[worker.worker_id] = request.model
+    _spread(workers, waiting, given)
+    for worker in workers:
+        if worker.worker_id not in given and unload_s and _is_idle(worker, now, unload_s):
+            given[worker.worker_id] = UNLOADED
     return given
 
 
-def _present(places: Sequence[WorkerModel], given: dict[int, str]) -> set[str]:
+def _present(workers: Sequence[WorkerModel], given: dict[int, str]) -> set[str]:
     """Return the models that are served or on their way; one that has to go counts as well."""
-    return {place.model for place in places if not place.is_empty} | set(given.values())
+    return {worker.model for worker in workers if not worker.is_empty} | set(given.values())
 
 
-def _place_for(
-    want: WaitingRequest, places: Sequence[WorkerModel], given: dict[int, str], now: float
+def _worker_for(
+    request: WaitingRequest, workers: Sequence[WorkerModel], given: dict[int, str], now: float
 ) -> WorkerModel | None:
-    """Return the worker to give up for `want`; None while each of them is in use.
+    """Return the worker to give up for `request`; None while each of them is in use.
 
     Those that serve nobody first, then those whose model another has too, then the least busy, then
     those that were not used for longest.
     """
-    models = [place.model for place in places if not place.is_empty]
+    models = [worker.model for worker in workers if not worker.is_empty]
     free = [
-        place
-        for place in places
-        if place.worker_id not in given and (_is_vacant(place) or _is_due(place, want, now))
+        worker
+        for worker in workers
+        if worker.worker_id not in given and (_is_vacant(worker) or _is_due(worker, request, now))
     ]
     return min(
         free,
-        key=lambda place: (
-            *(not _is_vacant(place), models.count(place.model) < 2, place.load),
-            *(place.used_at, place.worker_id),
+        key=lambda worker: (
+            *(not _is_vacant(worker), models.count(worker.model) < 2, worker.load),
+            *(worker.used_at, worker.worker_id),
         ),
         default=None,
     )
 
 
-def _is_vacant(place: WorkerModel) -> bool:
-    return place.is_empty or place.is_failing
+def _is_vacant(worker: WorkerModel) -> bool:
+    return worker.is_empty or worker.is_failing
 
 
-def _is_due(place: WorkerModel, want: WaitingRequest, now: float) -> bool:
-    """Whether the place's own model is out of use, or has had its turn."""
-    has_had_turn = now >= max(want.since, place.ready_at) + TURN_S
-    return _is_idle(place, now, KEEP_S) or (place.is_ready and has_had_turn)
+def _is_due(worker: WorkerModel, request: WaitingRequest, now: float) -> bool:
+    """Return whether the worker's own model is out of use, or has had its turn."""
+    has_had_turn = now >= max(request.since, worker.ready_at) + TURN_S
+    return _is_idle(worker, now, KEEP_S) or (worker.is_ready and has_had_turn)
 
 
-def _is_idle(place: WorkerModel, now: float, since_s: float) -> bool:
-    last = max(place.used_at, place.ready_at)
-    return place.is_ready and not place.load and now - last >= since_s
+def _is_idle(worker: WorkerModel, now: float, since_s: float) -> bool:
+    last = max(worker.used_at, worker.ready_at)
+    return worker.is_ready and not worker.load and now - last >= since_s
 
 
 def _spread(
-    places: Sequence[WorkerModel], waiting: Sequence[WaitingRequest], given: dict[int, str]
+    workers: Sequence[WorkerModel], waiting: Sequence[WaitingRequest], given: dict[int, str]
 ) -> None:
-    """Give places that are still empty to models with more requests than workers."""
-    for place in places:
-        if not place.is_empty or place.worker_id in given:
+    """Give workers that are still empty to models with more requests than workers."""
+    for worker in workers:
+        if not worker.is_empty or worker.worker_id in given:
             continue
-        for model in dict.fromkeys([place.model, *sorted(_present(places, given))]):
-            have = [row for row in places if row.model == model and not row.is_empty]
+        for model in dict.fromkeys([worker.model, *sorted(_present(workers, given))]):
+            have = [row for row in workers if row.model == model and not row.is_empty]
             coming = sum(goal == model for goal in given.values())
             wanted = sum(row.load for row in have) + sum(row.model == model for row in waiting)
             if have and wanted > len(have) + coming:
-                given[place.worker_id] = model
+                given[worker.worker_id] = model
                 break

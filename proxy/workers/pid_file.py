@@ -1,4 +1,4 @@
-"""The file that tells a later start which processes are ours: `<instance_dir>/hearth.json`."""
+"""Writes `<instance_dir>/hearth.json`, which names our processes for a later start."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Workers on other machines: connected to, watched, and shown. Never started, never killed.
+"""Connects to workers on other machines and watches them. It never starts or kills one.
 
 They are reached over tcp:// with CURVE keys. One that is lost is tried again for as long as this
 server runs; it keeps what it computed on its own disk, so what it was sent is sent to it again.
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from hearth.proxy.pool.worker_pool import WorkerLink, WorkerPool, link_row
+from hearth.proxy.pool.worker_link import WorkerLink, link_row
+from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.shared.errors import StartError
 from hearth.shared.load_settings import Settings
@@ -42,7 +43,10 @@ RemoteState = Literal["unreachable", "loading", "ready"]
 
 @dataclass(slots=True)
 class RemoteWorker:
-    """One endpoint: the starts of a worker that answer there come and go. Owner: the event loop."""
+    """One endpoint, where one start of a worker after another answers. Owner: the event loop.
+
+    Invariant: `link` is the connection to the start that answers now, None while none does.
+    """
 
     worker_id: int
     endpoint: str
@@ -89,7 +93,7 @@ class RemoteWorker:
 
 
 class RemoteWorkers:
-    """Keeps a line to each of WORKER_ENDPOINTS. Owner: the event loop."""
+    """Keeps a connection to each of WORKER_ENDPOINTS. Owner: the event loop."""
 
     def __init__(self, settings: Settings, pool: WorkerPool, models: Sequence[ServedModel]) -> None:
         """Their ids follow those of this machine's workers; each serves one of `models`.
@@ -117,6 +121,7 @@ class RemoteWorkers:
 
     async def _keep(self, worker: RemoteWorker) -> None:
         while True:
+            assert worker.link is None, worker.worker_id
             link = worker.link = self._pool.connect(
                 worker.worker_id, worker.endpoint, self._keys, self._models
             )

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from hearth.proxy.pool.worker_pool import WorkerLink, WorkerPool, link_row
+from hearth.proxy.pool.worker_link import WorkerLink, link_row
+from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers.hang_detector import HangDetector
 from hearth.shared.errors import EXIT_CANNOT_START
@@ -37,7 +38,7 @@ WorkerState = Literal["loading", "ready", "dead", "restarting", "unloading", "un
 
 @dataclass(frozen=True, slots=True)
 class RestartRules:
-    """What the supervisor is told by the settings."""
+    """The settings that the supervisor acts by."""
 
     model: ServedModel = ServedModel("")  # that every worker starts with
     flush_s: float = 0.0  # that a worker which ends may take to write what it keeps
@@ -46,7 +47,11 @@ class RestartRules:
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """One worker's place: the processes that fill it come and go. Owner: the event loop."""
+    """One worker: its process, and those that take its place. Owner: the event loop.
+
+    Invariant: it has one process at a time, and `link` is None unless that one was started and
+    its end was not noted yet.
+    """
 
     worker_id: int
     socket_path: Path
@@ -56,7 +61,7 @@ class WorkerProcess:
     link: WorkerLink | None = None
     restarts: int = 0
     early_deaths: int = 0  # in a row, before "ready"
-    stall: HangDetector = field(default_factory=HangDetector)
+    hang_detector: HangDetector = field(default_factory=HangDetector)
     killed_for: str = ""  # why this process was killed from here
     is_leaving: bool = False  # its process was told to end, for another model or for none
     is_asked: bool = False  # its process was started for a request, not to replace one that died
@@ -84,7 +89,7 @@ class WorkerProcess:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it must be taken for hung."""
+        """Return whether it must be taken for hung."""
         if self.link is None or self.pid is None:
             return False
         limit_s = SILENCE_S_MAX if self.link.heartbeat else START_SILENCE_S_MAX
@@ -92,12 +97,12 @@ class WorkerProcess:
 
     @property
     def is_failing(self) -> bool:
-        """Whether it died while it was loading, and waits before it tries again."""
+        """Return whether it died while it was loading, and waits before it tries again."""
         return self.pid is None and self.early_deaths > 0
 
     @property
     def restarts_unasked(self) -> bool:
-        """Whether its model is on its way though no request asked for it."""
+        """Return whether its model is on its way though no request asked for it."""
         return self.state in ("loading", "restarting", "dead") and not self.is_asked
 
     def kill(self, signal_number: int) -> None:
@@ -118,7 +123,10 @@ class WorkerProcess:
 
 
 class Supervisor:
-    """Keeps `count` workers running. Owner: the event loop."""
+    """Keeps `count` workers running. Owner: the event loop.
+
+    Invariant: a worker's process is started only after the end of the one before it was noted.
+    """
 
     def __init__(
         self,
@@ -161,13 +169,14 @@ class Supervisor:
         """Start every worker; returns as soon as their processes exist."""
         for worker in self.workers:
             await self._spawn(worker)
-        self._tasks = [asyncio.create_task(self._keep(worker)) for worker in self.workers]
+        self._tasks = [asyncio.create_task(self._run_worker(worker)) for worker in self.workers]
         self._tasks.append(asyncio.create_task(self._watch()))
 
     async def _spawn(self, worker: WorkerProcess) -> None:
+        assert worker.pid is None and worker.link is None, (worker.worker_id, worker.pid)
         worker.socket_path.unlink(missing_ok=True)  # else the new link greets the dead worker's
         reason_path(worker.socket_path).unlink(missing_ok=True)
-        worker.stall, worker.killed_for = HangDetector(), ""
+        worker.hang_detector, worker.killed_for = HangDetector(), ""
         worker.process = await asyncio.create_subprocess_exec(
             *self._command,
             "--worker-id",
@@ -183,16 +192,16 @@ class Supervisor:
         log.info("worker started id=%d pid=%d", worker.worker_id, worker.process.pid)
         self.on_change()
 
-    async def _keep(self, worker: WorkerProcess) -> None:
+    async def _run_worker(self, worker: WorkerProcess) -> None:
         while True:
             assert worker.process is not None
             code = await worker.process.wait()
             if self._stopping:
                 return
             if worker.is_leaving:
-                self._let_go(worker)
+                self._note_exit(worker)
             else:
-                self._bury(worker, code)
+                self._note_death(worker, code)
                 if code == EXIT_CANNOT_START and not self._was_ready:
                     self.cannot_start.set()
                     return
@@ -227,7 +236,7 @@ class Supervisor:
             worker.model = model
             worker.wanted.set()
         if worker.pid is None:
-            return  # it is empty or waits, and `_keep` with it
+            return  # it is empty or waits, and `_run_worker` with it
         worker.is_leaving = True
         self._was_ready |= worker.link is not None and worker.link.is_ready
         self._pool.disconnect(worker.worker_id, "The worker gets another model; ask again.")
@@ -236,13 +245,14 @@ class Supervisor:
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
 
-    def _let_go(self, worker: WorkerProcess) -> None:
+    def _note_exit(self, worker: WorkerProcess) -> None:
         """Note that a worker has ended as it was told to."""
+        assert worker.link is None, worker.worker_id
         log.info("worker ended id=%d", worker.worker_id)
         worker.is_leaving = False
         self.on_change()
 
-    def _bury(self, worker: WorkerProcess, code: int) -> None:
+    def _note_death(self, worker: WorkerProcess, code: int) -> None:
         assert worker.link is not None
         was_ready = worker.link.heartbeat is not None and worker.link.heartbeat.state == "ready"
         how = _how(code) + (f": {worker.killed_for}" if worker.killed_for else "")
@@ -252,7 +262,7 @@ class Supervisor:
         worker.restarts += 1
         self._was_ready |= was_ready
         self._count_death(worker, how, was_ready=was_ready)
-        self._pool.room.wake()  # who waits for it need not wait for its return
+        self._pool.waiting.wake()  # who waits for it need not wait for its return
         self.on_change()
 
     def _tell_clients(self, worker: WorkerProcess, how: str) -> None:
@@ -294,7 +304,7 @@ class Supervisor:
         """
         if worker.link is None or worker.killed_for:
             return
-        stalled_s = worker.stall.tick(worker.link.heartbeat, elapsed_s)
+        stalled_s = worker.hang_detector.tick(worker.link.heartbeat, elapsed_s)
         if worker.is_silent:
             worker.killed_for = "it was silent"
         elif self._stall_s and stalled_s >= self._stall_s:

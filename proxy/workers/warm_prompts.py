@@ -1,4 +1,4 @@
-"""WARM_PROMPTS: prompts that every worker reads, and pins, as soon as it is ready."""
+"""Has every worker read and pin the prompts of WARM_PROMPTS as soon as it is ready."""
 
 import asyncio
 import dataclasses
@@ -14,7 +14,7 @@ from hearth.proxy.api import prefill_endpoint
 from hearth.proxy.api.parse_body import BodyParser
 from hearth.proxy.http.http_exchange import BODY_BYTES_MAX
 from hearth.proxy.http.strict_json import parse_object
-from hearth.proxy.pool.worker_pool import WorkerLink
+from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError, StartError, WorkerLost
@@ -32,10 +32,10 @@ class WarmPrompts:
     A worker reads one after the other, beside the clients' requests and by the same rules.
     """
 
-    def __init__(self, settings: Settings, intake: BodyParser, names: ModelNames) -> None:
+    def __init__(self, settings: Settings, body_parser: BodyParser, names: ModelNames) -> None:
         """Raises: StartError: a file is not there, or holds what no API would take."""
         self._requests: dict[str, ParsedRequest] = {}  # by the id of the pin
-        self._intake = intake
+        self._body_parser = body_parser
         self._names = names
         self._tasks: set[asyncio.Task[None]] = set()
         keys = settings.api_keys or ("",)
@@ -52,7 +52,9 @@ class WarmPrompts:
 
     def _add(self, body: dict[str, Any], key: str) -> None:
         headers = {"x-api-key": key} if key else {}
-        request = self._intake.read(prefill_endpoint.dialect_of(body, headers, {}), body, headers)
+        request = self._body_parser.read(
+            prefill_endpoint.dialect_of(body, headers, {}), body, headers
+        )
         model = self._names.check(body.get("model", self._names.public))
         target = self._names.target(model)
         request = dataclasses.replace(prefill_endpoint.prepared(request), pin=True, target=target)
@@ -77,7 +79,7 @@ class WarmPrompts:
         }
         for pin_id, request in mine.items():
             try:
-                await _read(link, await self._intake.complete(request), pin_id)
+                await _read(link, await self._body_parser.complete(request), pin_id)
             except WorkerLost:
                 return  # the supervisor has said so, and the next one begins anew
             except RequestError as error:

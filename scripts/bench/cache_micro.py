@@ -22,12 +22,12 @@ from mlx_lm.models.cache import trim_prompt_cache
 from hearth.shared.load_settings import load_settings
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from hearth.worker.cache.cache_budget import MB, Budget
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import ExtentStore, Layout
-from hearth.worker.cache.line_priority import LinePriority
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.engine.engine import default_chunk
 from hearth.worker.prompt.prompt_builder import PromptBuilder, PromptContent
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_setup import make_builder
 from scripts.harness.socketless_worker import Answer, Machine, loaded, machine
 from scripts.replay.ideal_cache import ideal_cached

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def median(rows: list[dict[str, Any]], side: str) -> float:
-    return round(statistics.median(row["cpu_ms"][side] for row in rows), 4)
+    return round(statistics.median(float(row["cpu_ms"][side]) for row in rows), 4)
 
 
 async def measure(

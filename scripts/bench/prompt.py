@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hearth.proxy.request.volatile_fields import Canonicaliser
+from hearth.proxy.request.message_digests import MessageDigester
 from hearth.shared.wire_messages import Prompt, Speaker
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 
@@ -114,7 +114,7 @@ def report(desk: Desk, options: argparse.Namespace) -> None:
     prompts = [prompt(number) for number in range(options.rounds)]
     built = desk.request(prompts[0])
     rendered = desk.family.render(messages, tools)
-    names = Canonicaliser(True, False)
+    names = MessageDigester(True, False)
     rows = {
         "a request at turn N+1, whole": lambda n: desk.request(prompts[n]),
         "of it the template engine": lambda n: desk.family.render(prompts[n].messages, tools),

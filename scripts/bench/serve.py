@@ -110,7 +110,7 @@ class Figures:
 
 
 async def measure(model: Path, names: list[str], pair_count: int, seed: str) -> Figures:
-    starters = {"raw": raw_side, "server": server_side, "hearth": hearth_side}
+    starters: dict[str, Any] = {"raw": raw_side, "server": server_side, "hearth": hearth_side}
     figures = Figures()
     async with contextlib.AsyncExitStack() as stack:
         log_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hearth-bench-")))
@@ -139,8 +139,8 @@ async def one_round(
         for stream in range(STREAM_COUNT)
     ]
     for name, side in rotated(sides, number):
-        answer = await side.together(several, DECODE_TOKENS)
-        figures.add("tok_s_4", name, answer.tok_s)
+        together = await side.together(several, DECODE_TOKENS)
+        figures.add("tok_s_4", name, together.tok_s)
     with_small_chunks = sides | {SMALL_CHUNKS: RawSmallChunks.beside(raw)}
     for tokens in TTFT_PROMPT_TOKENS:
         question = await raw.prompt(tokens, TTFT_DECODE_TOKENS, f"{seed} {tokens}")

@@ -51,7 +51,10 @@ def text_figures(name: str, pairs: int) -> Figures:
     for number in range(-1, pairs):  # the first pair warms up
         ids = words(number, PROMPT_TOKENS)
         cuts = ours.rule.cuts(ids)
-        runs = [lambda ids=ids: _ask(ours, ids), lambda ids=ids, c=cuts: direct.first(ids, c)]
+        runs: list[Any] = [
+            lambda ids=ids: _ask(ours, ids),
+            lambda ids=ids, c=cuts: direct.first(ids, c),
+        ]
         cpu = [0.0, 0.0]
         for which in (0, 1) if number % 2 else (1, 0):
             start = time.process_time()
@@ -105,7 +108,8 @@ class Direct:
                 mx.clear_cache()
             logits = self._language(mx.array(ids[cuts[-1] :])[None], cache=cache).logits
             token = mx.argmax(logits[:, -1], axis=-1)
-            return int(token.item())
+            token_id: Any = token.item()
+            return int(token_id)
 
 
 def words(seed: int, count: int) -> list[int]:

@@ -178,7 +178,7 @@ def events(body: bytes) -> list[Any]:
         data = [line[5:].strip() for line in lines if line.startswith("data:")]
         if len(data) != 1 or len(named) > 1 or len(named) + 1 != len(lines):
             raise Malformed(f"no event: {block[:80]!r}")
-        row = data[0] if data[0] == _DONE else json.loads(data[0])
+        row: Any = data[0] if data[0] == _DONE else json.loads(data[0])
         if named and row["type"] != named[0]:
             raise Malformed(f"event {named[0]!r} carries {row['type']!r}")
         found.append(row)

@@ -11,23 +11,28 @@ from typing import Any
 
 import mlx.core as mx
 
-from hearth.proxy.request.volatile_fields import Canonicaliser
+from hearth.proxy.request.message_digests import MessageDigester
 from hearth.shared.load_settings import Settings, load_settings
 from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
 from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.engine.sampler import TokenChoice
-from hearth.worker.prompt.template_marks import end_of_turn_ids, generation_prompt, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, generation_prompt, turn_marks
+from hearth.worker.requests.predict_next_prompt import predict_next_prompt
+from hearth.worker.requests.prompt_facts import PromptFacts
+from hearth.worker.requests.recent_prompts import RecentPrompts
+from hearth.worker.requests.request_builder import RequestBuilder
+from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, Request
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.setup.prompt_setup import make_builder, make_sessions
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
-from hearth.worker.threads.prompt_thread import PromptFacts, PromptThread
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.fixtures.fixture_cache import TINY_NAMES
 from scripts.harness.constrained_answers import constrainer_for
 from scripts.harness.model_families import Family
-from scripts.harness.socketless_worker import ROOT, Answer, Machine, loaded
+from scripts.harness.socketless_worker import Answer, Machine, loaded
+from scripts.harness.store_builders import ROOT
 
 CONTEXT_TOKENS = 200_000
 LONG = 100_000
@@ -131,9 +136,11 @@ class Desk:
         end_ids = end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
         self.sessions = make_sessions(self.settings, chunk)
         self.ids = self.sessions.new_id = Ids()
-        self.builder = make_builder(tokenizer, self._marks, end_ids, CONTEXT_TOKENS, self.settings)
+        prompt_builder = make_builder(
+            tokenizer, self._marks, end_ids, CONTEXT_TOKENS, self.settings
+        )
         vocabulary = Vocabulary(tokenizer)
-        recorder = TurnRecorder(self.sessions, reuses=True, foresee=self.foreseen.append)
+        recorder = TurnRecorder(self.sessions, reuses=True, render_next=self.foreseen.append)
         self.machine = ScriptedMachine(
             loaded(fixture, tiny=fixture in TINY_NAMES),
             self._marks,
@@ -144,22 +151,21 @@ class Desk:
             **machine,
         )
         self.machine.scripts = {}
-        self.prompter = PromptThread(
-            self.settings,
-            self.builder,
-            self.sessions,
-            self.machine.rule,
+        self.facts = PromptFacts(
+            CONTEXT_TOKENS,
+            len(tokenizer.get_vocab()),
+            ROOT,
+            family.reader.is_thinking_open(generation_prompt(tokenizer)),
+            family.reader,
+            constrainer_for(family, tool_form=prompt_builder.tool_form),
             vocabulary,
-            PromptFacts(
-                CONTEXT_TOKENS,
-                len(tokenizer.get_vocab()),
-                ROOT,
-                family.reader.is_thinking_open(generation_prompt(tokenizer)),
-                family.reader,
-                constrainer_for(family, tool_form=self.builder.tool_form),
-            ),
+            self.machine.rule,
         )
-        self.canonicaliser = Canonicaliser(
+        self.prompts = SessionPromptBuilder(prompt_builder, self.sessions, self.facts)
+        self.builder = RequestBuilder(
+            self.prompts, RecentPrompts(False), self.facts, self.settings.default_max_tokens
+        )
+        self.digester = MessageDigester(
             self.settings.cache_canonicalize_tool_context, self.settings.cache_norm_safety_check
         )
         self._number = 0
@@ -167,18 +173,18 @@ class Desk:
 
     def named(self, prompt: Prompt, speaker: Speaker | None = None) -> Prompt:
         """Return the prompt as the proxy sends it."""
-        names, delta = self.canonicaliser.names(prompt.messages)
+        names, delta = self.digester.names(prompt.messages)
         speaker = speaker or prompt.speaker
         return replace(prompt, names=names, delta_chars=delta, speaker=speaker)
 
     def request(self, prompt: Prompt, stop: Sequence[str] = ()) -> Request:
         """Return the request as the prompt thread makes it."""
         self._number += 1
-        ticket = ClientLease(f"q{self._number}", b"peer")
-        ticket.lease_until = float("inf")
+        lease = ClientLease(f"q{self._number}", b"peer")
+        lease.lease_until = float("inf")
         sampling = Sampling(max_tokens=LONG, stop=list(stop))
-        message = Submit(ticket.request_id, prompt, sampling)
-        return self.prompter.request(ticket, message, self.pictures)
+        message = Submit(lease.request_id, prompt, sampling)
+        return self.builder.build(lease, message, self.pictures)
 
     def submit(self, prompt: Prompt, parts: AnswerParts, stop: Sequence[str] = ()) -> Answer:
         """Hand a named prompt in; the model will answer `parts`."""
@@ -207,7 +213,7 @@ class Desk:
         request.call_ids = [request.new_id() for _ in request.output.parts.calls]
         length = len(request.ids)
         usage = Usage(length, length, 0, len(request.sampled))
-        recorder = TurnRecorder(self.sessions, reuses=False, foresee=lambda _: None)
+        recorder = TurnRecorder(self.sessions, reuses=False, render_next=lambda _: None)
         recorder.ended(request, usage, "stop", None)
 
     def finish(self, answers: Iterable[Answer], parts: Sequence[AnswerParts]) -> list[Reply]:
@@ -220,7 +226,7 @@ class Desk:
         assert visit is not None and answer.usage is not None
         turn = next(
             turn
-            for turn in self.sessions._turns.by_place(
+            for turn in self.sessions.turns.by_place(
                 visit.prompt.speaker.key, visit.place.links[-1]
             )
             if turn.ids.tolist() == answer.request.ids[visit.header :] + answer.request.sampled
@@ -234,8 +240,8 @@ class Desk:
     def idle(self) -> None:
         """The client is busy with its tools: do all that idle time is for."""
         for job in self.foreseen:
-            if (query := self.prompter.foreseen(job.request)) is not None:
-                self.machine.scheduler.foresee(query)
+            if (query := predict_next_prompt(job.request, self.prompts, self.facts)) is not None:
+                self.machine.scheduler.prefill_later(query)
         self.foreseen.clear()
         self.machine.work_ahead()
 

@@ -22,14 +22,13 @@ from hearth.worker.cache.resume_planner import SlotView, make_plan
 from hearth.worker.prompt.prompt_builder import BuiltPrompt
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.session_manager import SessionVisit
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
 from scripts.harness.body_mutations import SCHEMAS, Mutation, Where, mutations, reshaped
 from scripts.harness.captured_sessions import Exchange
 from scripts.harness.model_families import family
-from scripts.harness.socketless_worker import ROOT
-from scripts.harness.store_builders import DENSE, HYBRID, furnish, new_line, new_store
+from scripts.harness.store_builders import DENSE, HYBRID, ROOT, furnish, new_line, new_store
 
 FIXTURES: Final = {"qwen3": "qwen3", "qwen3_5": "qwen3_5", "harmony": "gpt_oss"}
 HEADERS: Final = {
@@ -66,7 +65,7 @@ THINKING: Final = frozenset(("thinking", "reasoning_content", "summary"))
 def differences(record: AnswerParts, message: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return what of `message` the recorded turn hides, and which rules the rest took.
 
-    Written apart from hearth.worker.sessions.echo_match, whose judgement it checks.
+    Written apart from hearth.worker.sessions.echoed_turn_match, whose judgement it checks.
     """
     hidden, rules = [], []
     thinking = (message.get("reasoning_content") or "").strip()
@@ -166,9 +165,9 @@ class Proof:
         for exchange in session:
             self._prime(exchange)
         for desk in (self.warm, self.cold):
-            desk.prompter._explain = _nothing_lost  # type: ignore[method-assign]
+            desk.prompts.explain = _nothing_lost  # type: ignore[method-assign, assignment]
         self.plain = [
-            (self._seen(self.warm, exchange.prompt), self._seen(self.cold, exchange.prompt))
+            (self.seen(self.warm, exchange.prompt), self.seen(self.cold, exchange.prompt))
             for exchange in session
         ]
 
@@ -190,7 +189,7 @@ class Proof:
         slot = SlotView(len(self.records), tokens, tuple(request.query.cuts))
         self.slots = [slot, *self.slots][:SLOTS]
 
-    def _seen(self, desk: Desk, prompt: Prompt) -> Seen:
+    def seen(self, desk: Desk, prompt: Prompt) -> Seen:
         try:
             request = desk.request(desk.named(prompt))
         except RequestError as error:
@@ -257,7 +256,7 @@ class Proof:
 
         `reason` is why it need not reach the model, "" where it must.
         """
-        warm, cold = self._seen(self.warm, prompt), self._seen(self.cold, prompt)
+        warm, cold = self.seen(self.warm, prompt), self.seen(self.cold, prompt)
         before_warm, before_cold = self.plain[at]
         if warm.refusal or cold.refusal:
             same = warm.refusal == cold.refusal

@@ -7,9 +7,9 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, pack, prefix_hashes, root_hash
 from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, Layout
-from hearth.worker.cache.line_priority import LinePriority
 from hearth.worker.cache.prefix_search import PrefixQuery
 
 ROOT = root_hash(["tests"])
@@ -78,12 +78,14 @@ def keep(
     """
     line = line or new_line()
     packed = pack(tokens)
-    joint, kept = start or store.root, []
+    joint = start or store.root
+    kept: list[Extent] = []
     for end, name in zip(ends, prefix_hashes(ROOT, packed, ends), strict=True):
         run = packed[joint.position : end]
         joint, extent = store.commit(joint, name, run, is_canonical, line)
         if extent is not None:
             furnish(store, extent)
+        assert joint.arrival is not None
         kept.append(joint.arrival)
     return kept
 

@@ -10,7 +10,6 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from scripts.harness.image_files import painted
 from scripts.harness.processed_images import picture_of
 from scripts.harness.socketless_worker import Answer, Machine, loaded, marks, vocabulary
-from tests.property.warm.test_warm_equals_cold import Talk
 
 SIZES = ((64, 64), (64, 64), (150, 90), (224, 224))  # width, height: the first two are alike
 
@@ -49,7 +48,7 @@ class LookingMachine(Machine):
         cuts = self.rule.natural(keys)
         images = tuple(run.bare() for run in self._runs(keys))
         query = PrefixQuery(keys, cuts, prefix_hashes(self._root, keys, cuts), images=images)
-        self.scheduler.foresee(query)
+        self.scheduler.prefill_later(query)
 
     def _runs(self, keys: Tokens) -> list[ImageRun]:
         pictures = [(start, self._album[int(keys[start])]) for start in image_borders(keys)[0]]
@@ -60,32 +59,6 @@ class LookingMachine(Machine):
         vision = self.engine.vision
         assert vision is not None
         return int(vision.encoder_calls)
-
-
-class LookingTalk(Talk):
-    """Conversations whose messages may show images, before, amid and behind their words."""
-
-    def words(self, chance: random.Random, count: int) -> list[int]:
-        words = super().words(chance, count)
-        for _ in range(chance.choice([0, 0, 1, 1, 2])):
-            at = chance.randrange(len(words) + 1)
-            if not any(key < 0 for key in words[at : at + 1]):
-                words[at:at] = shown(self._name, chance.randrange(2 * len(SIZES)))
-        return words
-
-    def whole(self, ids: list[int]) -> list[int]:
-        """Return a beginning of a prompt without the image that it breaks off in."""
-        starts, _ = image_borders(pack(ids))
-        if starts and len(ids) - starts[-1] < len(self._at(ids[starts[-1]])):
-            return ids[: starts[-1]]
-        return ids
-
-    def is_on_edge(self, ids: list[int], cold: Answer) -> bool:
-        return False  # no fixture that sees has experts
-
-    def _at(self, first: int) -> tuple[int, ...]:
-        numbers = range(2 * len(SIZES))
-        return next(s for s in (shown(self._name, n) for n in numbers) if s[0] == first)
 
 
 def swapped(name: str, ids: list[int], chance: random.Random) -> tuple[list[int], int]:

@@ -198,7 +198,8 @@ def optimizers(model: Any) -> "list[torch.optim.Optimizer]":
     """Return Muon for the matrices between the layers and AdamW for everything else."""
     import torch
 
-    matrices, others = [], []
+    matrices: list[Any] = []
+    others: list[Any] = []
     for name, weight in model.named_parameters():
         is_matrix = weight.ndim == 2 and "embed" not in name and min(weight.shape) > 16
         (matrices if is_matrix else others).append(weight)

@@ -6,15 +6,9 @@ import anthropic
 import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.scripted_server import ScriptedServer
-from tests.helpers.sdk_conversations import Sdks
-from tests.helpers.server import Server
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "/e2e/" in str(item.path):
-            item.add_marker(pytest.mark.e2e)
+from tests.helpers.clients.sdk_conversations import Sdks
+from tests.helpers.servers.scripted_server import ScriptedServer
+from tests.helpers.servers.server import Server
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""Decides what KV is kept, found, resumed from and evicted. Has no tensors and no files."""

@@ -1,4 +1,4 @@
-"""Names for prefixes of tokens: chained hashes over packed integers, never over text.
+"""Names prefixes of tokens by chained hashes over packed integers, never over text.
 
 A block is what one forward of a prefill reads (worker/prompt/prefill_cuts.py), some hundreds of
 tokens; the name of a prefix is the hash of the root and of every block up to its end. The root

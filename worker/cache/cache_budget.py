@@ -1,4 +1,4 @@
-"""How much kept KV may take, in bytes and in buffers."""
+"""Counts the bytes and buffers of kept KV, and holds their limits."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -21,7 +21,10 @@ def auto_bytes(working_set_bytes: int | None) -> int:
 
 @dataclass(slots=True)
 class Budget:
-    """The limit, and what is used of it. Live slots are beside it: at most LIVE_SLOTS_MAX."""
+    """The limits of kept KV, and what is used of them. Live slots are not counted.
+
+    Invariant: what is used is never negative. Owner: the inference thread.
+    """
 
     bytes_max: int
     buffers_max: int = BUFFERS_MAX

@@ -1,4 +1,4 @@
-"""Makes room: what is cheapest to do without goes first, never more than what comes is worth.
+"""Evicts kept KV to make room: the cheapest first, never what is worth more than what comes.
 
 Worth is likelihood of need x tokens to prefill again / bytes. Leaf by leaf, so that what is
 shared outlives what hangs from it; bytes that a live slot holds too go before all.
@@ -12,21 +12,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint
-from hearth.worker.cache.line_priority import LinePriority
-from hearth.worker.cache.resume_likelihood import is_resumable, likelihood
+from hearth.worker.cache.resume_point_likelihood import is_resumable, likelihood
 
 SLACK = 0.02  # share of the budget freed beyond the need, so that sorting is not done each time
 
 
 class Evictor:
-    """Frees bytes and buffers of one store. Owner: the inference thread."""
+    """Frees bytes and buffers of one store.
+
+    Invariant: what is pinned, and what a running request stands on, stays.
+    Owner: the inference thread.
+    """
 
     def __init__(self, store: ExtentStore, chunk: int, ttl_s: float) -> None:
         self.store = store
         self._chunk = chunk
         self._ttl_s = ttl_s
-        self.evicted: Counter[str] = Counter()  # of each kind of victim, how many
+        self.evicted: Counter[str] = Counter()  # how many of each kind
         self.evicted_bytes: Counter[str] = Counter()  # and how much they gave back
 
     @property
@@ -38,6 +42,7 @@ class Evictor:
 
         `worth` is that of what comes (`worth_of`); only what is worth no more goes.
         """
+        assert nbytes >= 0 and buffers >= 0, (nbytes, buffers)
         budget = self.store.budget
         if nbytes > budget.bytes_max or buffers > budget.buffers_max:
             return False
@@ -45,23 +50,26 @@ class Evictor:
             return True
         slack = min(int(budget.bytes_max * SLACK), budget.bytes_max - nbytes)
         order = itertools.count()  # equals go in the order in which they came
-        heap = [(victim.worth(self, now), next(order), victim) for victim in self._victims()]
+        heap = [
+            (candidate.worth(self, now), next(order), candidate) for candidate in self._candidates()
+        ]
         heapq.heapify(heap)
         while heap and budget.missing(nbytes + slack, buffers) != (0, 0):
-            believed, _, victim = heapq.heappop(heap)
-            if not victim.is_there():
+            last_worth, _, candidate = heapq.heappop(heap)
+            if not candidate.is_there():
                 continue
-            current = victim.worth(self, now)
-            if current > believed:  # what else it could be resumed from has gone meanwhile
-                heapq.heappush(heap, (current, next(order), victim))
+            current = candidate.worth(self, now)
+            if current > last_worth:  # what else it could be resumed from has gone meanwhile
+                heapq.heappush(heap, (current, next(order), candidate))
                 continue
             if current > worth:
                 break
             held = budget.bytes_used
-            for exposed in victim.go(self.store):
+            for exposed in candidate.evict(self.store):
                 heapq.heappush(heap, (exposed.worth(self, now), next(order), exposed))
-            self.evicted[victim.KIND] += 1
-            self.evicted_bytes[victim.KIND] += held - budget.bytes_used
+            assert budget.bytes_used <= held, (budget.bytes_used, held)
+            self.evicted[candidate.KIND] += 1
+            self.evicted_bytes[candidate.KIND] += held - budget.bytes_used
         return budget.missing(nbytes, buffers) == (0, 0)
 
     def worth_of(
@@ -118,11 +126,11 @@ class Evictor:
                 break
         return position - joint.position
 
-    def _victims(self) -> "Iterator[_Victim]":
-        """Yield all that could go now."""
+    def _candidates(self) -> "Iterator[_Candidate]":
+        """Yield all that may be evicted now."""
         for extent in self.store.extents:
             if extent.body is not None and extent.holders and not extent.pinned:
-                yield _OwnBytes(extent)
+                yield _Copy(extent)
             if extent.window is not None and not extent.window_pinned:
                 yield _Window(extent)
             if _is_leaf(extent) and extent.nbytes:
@@ -132,22 +140,22 @@ class Evictor:
                 yield _Snapshot(joint)
 
 
-class _Victim(Protocol):
-    """Something that could go."""
+class _Candidate(Protocol):
+    """A part of the kept KV that may be evicted now."""
 
-    KIND: ClassVar[str]  # what it is called where evictions are told
+    KIND: ClassVar[str]  # its name in reports of evictions
 
     def is_there(self) -> bool: ...
 
     def worth(self, evictor: Evictor, now: float) -> float: ...
 
-    def go(self, store: ExtentStore) -> "list[_Leaf]":
-        """Free it; return the extents that are leaves now."""
+    def evict(self, store: ExtentStore) -> "list[_Leaf]":
+        """Free it; return the extents that have become leaves."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnBytes:
+class _Copy:
     """A slot holds the same rows: their copy costs nothing to give up."""
 
     KIND: ClassVar = "copy"
@@ -159,13 +167,15 @@ class _OwnBytes:
     def worth(self, evictor: Evictor, now: float) -> float:
         return 0.0
 
-    def go(self, store: ExtentStore) -> "list[_Leaf]":
+    def evict(self, store: ExtentStore) -> "list[_Leaf]":
         store.set_body(self.extent, None)
         return []
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
+    """The window rows of an extent."""
+
     KIND: ClassVar = "window"
     extent: Extent
 
@@ -176,7 +186,7 @@ class _Window:
         assert self.extent.window is not None
         return evictor.window_worth(self.extent, self.extent.window.nbytes, now)
 
-    def go(self, store: ExtentStore) -> "list[_Leaf]":
+    def evict(self, store: ExtentStore) -> "list[_Leaf]":
         store.set_window(self.extent, None, self.extent.end.position)
         store.prune(self.extent.end)
         return []
@@ -184,6 +194,8 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
+    """The snapshot at a joint."""
+
     KIND: ClassVar = "snapshot"
     joint: Joint
 
@@ -194,7 +206,7 @@ class _Snapshot:
         assert self.joint.snapshot is not None
         return evictor.resume_worth(self.joint, self.joint.snapshot.nbytes, now)
 
-    def go(self, store: ExtentStore) -> "list[_Leaf]":
+    def evict(self, store: ExtentStore) -> "list[_Leaf]":
         store.set_snapshot(self.joint, None)
         store.prune(self.joint)
         return []
@@ -202,6 +214,8 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
+    """An extent that nothing hangs from, with the snapshot at its end."""
+
     KIND: ClassVar = "extent"
     extent: Extent
 
@@ -215,7 +229,7 @@ class _Leaf:
         snapshot = self.extent.end.snapshot
         return self.extent.nbytes + (snapshot.nbytes if snapshot is not None else 0)
 
-    def go(self, store: ExtentStore) -> "list[_Leaf]":
+    def evict(self, store: ExtentStore) -> "list[_Leaf]":
         start = self.extent.start
         store.remove(self.extent)
         store.prune(start)

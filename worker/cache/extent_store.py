@@ -1,4 +1,4 @@
-"""What is kept, without its bytes: joints, the extents between them, snapshots at them.
+"""Keeps joints, the extents between them and the snapshots at them, all without their bytes.
 
 A joint is a prefix of tokens at which a prefill can be resumed. An extent is the immutable run of
 KV between two joints: what one forward, or one generated turn, wrote. Branches share the extents
@@ -13,11 +13,11 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens
 from hearth.worker.cache.cache_budget import Budget
-from hearth.worker.cache.line_priority import LinePriority
+from hearth.worker.cache.conversation_priority import LinePriority
 
 
-class Bytes(Protocol):
-    """Arrays that the byte layer keeps; opaque here."""
+class KVArrays(Protocol):
+    """Arrays that worker/kv/ keeps; opaque here."""
 
     @property
     def nbytes(self) -> int: ...
@@ -47,7 +47,7 @@ class Joint:
     position: int
     arrival: "Extent | None" = field(default=None, repr=False)  # None at the root only
     leaving: "dict[Extent, None]" = field(default_factory=dict, repr=False)
-    snapshot: Bytes | None = None  # as canonical as its arrival
+    snapshot: KVArrays | None = None  # as canonical as its arrival
     pins: int = 0  # running requests that stand here
     snapshot_pinned: int = 0  # pins that keep its snapshot (worker/cache/pinned_prompts.py)
     resumed: int = 0  # requests that went on from here
@@ -68,8 +68,8 @@ class Extent:
     tokens: Tokens = field(repr=False)
     is_canonical: bool
     line: LinePriority = field(repr=False)
-    body: Bytes | None = None  # rows of the layers that keep every token
-    window: Bytes | None = None  # rows of the window layers, of `window_from` and later
+    body: KVArrays | None = None  # rows of the layers that keep every token
+    window: KVArrays | None = None  # rows of the window layers, of `window_from` and later
     window_from: int = 0
     holders: set[int] = field(default_factory=set)  # slots that hold its rows
     pinned: int = 0  # pins that keep it and its body ...
@@ -139,6 +139,7 @@ class ExtentStore:
         for a fast one any. A new extent has no bytes yet: its committer gives it a holder.
         """
         assert not start.is_dropped and len(tokens) > 0, (start.position, len(tokens))
+        assert self._joints.get(start.name) is start, start
         is_canonical = is_canonical and _is_canonical(start)
         position = start.position + len(tokens)
         end = self._joints.get(name)
@@ -159,21 +160,24 @@ class ExtentStore:
             self.prune(before)
         return end, extent
 
-    def set_body(self, extent: Extent, body: Bytes | None) -> None:
+    def set_body(self, extent: Extent, body: KVArrays | None) -> None:
+        assert body is None or extent in self._extents, extent
         self._account(extent.body, body)
         extent.body = body
 
-    def set_window(self, extent: Extent, window: Bytes | None, window_from: int) -> None:
+    def set_window(self, extent: Extent, window: KVArrays | None, window_from: int) -> None:
         """Keep the window layers' rows of `window_from` and later; None keeps none."""
         assert extent.start.position <= window_from <= extent.end.position, window_from
+        assert window is None or extent in self._extents, extent
         self._account(extent.window, window)
         extent.window, extent.window_from = window, window_from
 
-    def set_snapshot(self, joint: Joint, snapshot: Bytes | None) -> None:
+    def set_snapshot(self, joint: Joint, snapshot: KVArrays | None) -> None:
+        assert snapshot is None or not joint.is_dropped, joint
         self._account(joint.snapshot, snapshot)
         joint.snapshot = snapshot
 
-    def _account(self, old: Bytes | None, new: Bytes | None) -> None:
+    def _account(self, old: KVArrays | None, new: KVArrays | None) -> None:
         for part, sign in ((old, -1), (new, 1)):
             if part is not None:
                 self.budget.add(sign * part.nbytes, sign * part.buffers)

@@ -1,8 +1,8 @@
-"""Images in a prompt, as the cache sees them: runs of tokens that are named by what they show.
+"""Makes the keys of a prompt: its token ids, with each image's tokens named by what it shows.
 
-A prompt has the same token for every piece of every image. What is hashed and compared are the
-prompt's keys: its token ids, and for an image's tokens negative numbers made from its content. So
-another image is another prompt, from the image's first token on, wherever keys are compared.
+The token ids of all images are the same, so ids alone cannot be compared. The cache hashes and
+compares keys: token ids, and for an image's tokens negative numbers made from its content. Another
+image is another prompt, from the image's first token on.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ class PromptImage:
 
     identity: bytes  # of all that the encoder is given: pixels, sizes
     ids: tuple[int, ...]  # the tokens that stand for it in a prompt, those around it included
-    grid: tuple[tuple[int, ...], ...]  # its patches (time, height, width); () where not told
+    grid: tuple[tuple[int, ...], ...]  # its patches (time, height, width); () where unknown
     inputs: Callable[[], Mapping[str, NDArray[Any]]]  # what the encoder is given. Any thread.
-    owner: str = ""  # whom alone it is kept for, once it is encoded; "" = everybody
+    owner: str = ""  # the only one it is kept for, once it is encoded; "" = everybody
 
     @property
     def name(self) -> ImageName:
@@ -49,7 +49,7 @@ PromptImages = Mapping[str, PromptImage]  # by the digest of the file as it came
 
 @dataclass(frozen=True, slots=True)
 class ImageRun:
-    """Where a picture stands in a prompt: the tokens [start, end)."""
+    """A picture and its place in a prompt: the tokens [start, end)."""
 
     start: int
     end: int
@@ -60,7 +60,7 @@ class ImageRun:
 
 
 def _given_up() -> NoReturn:
-    raise AssertionError("a bare picture is encoded by whoever has its file")
+    raise AssertionError("a bare picture has no file to encode")
 
 
 def identity_of(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -102,7 +102,7 @@ def has_images(keys: Tokens) -> bool:
 
 
 def is_inside(keys: Tokens, position: int) -> bool:
-    """Whether `position` is amid an image: the tokens before and behind it are one image's."""
+    """Whether the tokens before and behind `position` are of one image."""
     return position < len(keys) and _FIRST_MAX < int(keys[position]) < 0
 
 

@@ -1,4 +1,4 @@
-"""What may not be evicted because somebody asked for it, within half of the budget."""
+"""Holds pins: prompts that clients asked never to evict, within half of the budget."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.cache_budget import MB, Budget
-from hearth.worker.cache.extent_store import Bytes, Extent, Joint
+from hearth.worker.cache.extent_store import Extent, Joint, KVArrays
 
 PINS_MAX: Final = 1_000
 SHARE: Final = 2  # the part of the budget that pins may hold: one half
@@ -36,7 +36,7 @@ class Pin:
     def tokens(self) -> int:
         return self.path[-1].end.position
 
-    def parts(self) -> Iterator[Bytes]:
+    def parts(self) -> Iterator[KVArrays]:
         parts = [
             *(extent.body for extent in self.path),
             *(extent.window for extent in self.windows),
@@ -45,12 +45,16 @@ class Pin:
         return (part for part in parts if part is not None)
 
     def mark(self, count: int) -> None:
+        """Add `count`, 1 or -1, to the pins of all that it holds."""
         for extent in self.path:
             extent.pinned += count
+            assert extent.pinned >= 0, extent
         for extent in self.windows:
             extent.window_pinned += count
+            assert extent.window_pinned >= 0, extent
         for joint in self.snapshots:
             joint.snapshot_pinned += count
+            assert joint.snapshot_pinned >= 0, joint
 
 
 class Pins:
@@ -67,6 +71,9 @@ class Pins:
 
     def __len__(self) -> int:
         return len(self._pins)
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(self._pins.values())
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +130,7 @@ class Pins:
             self.drop(pin_id)
 
     def report(self, key: str = "") -> dict[str, Any]:
-        """Return what `/v1/cache` tells: the pins of `key`, "" = everyone's, and what all hold."""
+        """Return the pins of `key`, "" = everyone's, and what all hold, for `/v1/cache`."""
         rows = [
             {"id": pin_id, "tokens": pin.tokens, "bytes": _total(pin.parts())[0]}
             for pin_id, pin in self._pins.items()
@@ -133,7 +140,7 @@ class Pins:
         return {"pins": rows, "pinned_bytes": self.nbytes, "pinned_bytes_max": limit}
 
 
-def _total(parts: Iterable[Bytes]) -> tuple[int, int]:
+def _total(parts: Iterable[KVArrays]) -> tuple[int, int]:
     """Return the bytes and buffers of `parts`, each counted once."""
     once = {id(part): part for part in parts}.values()
     return sum(part.nbytes for part in once), sum(part.buffers for part in once)

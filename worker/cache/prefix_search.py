@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length
-from hearth.worker.cache.extent_store import Bytes, Extent, ExtentStore, Joint, same_tokens
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays, same_tokens
 from hearth.worker.cache.image_keys import ImageRun
 
 
@@ -23,6 +23,10 @@ class PrefixQuery:
     root: PrefixHash | None = None  # what `names` begin with; None = the model's own
     images: tuple[ImageRun, ...] = ()  # ascending
 
+    def __post_init__(self) -> None:
+        assert len(self.cuts) == len(self.names), (len(self.cuts), len(self.names))
+        assert 0 <= self.limit <= len(self.tokens), (self.limit, len(self.tokens))
+
     @property
     def limit(self) -> int:
         """The furthest position at which this prompt can be resumed."""
@@ -38,7 +42,7 @@ class FoundPrefix:
 
     position: int
     path: tuple[Extent, ...]
-    snapshot: Bytes | None
+    snapshot: KVArrays | None
     is_canonical: bool
     matched: int  # tokens that the prompt shares with anything kept
     is_diverging: bool  # what is kept goes on behind `matched`, with other tokens

@@ -1,10 +1,10 @@
-"""Decides where a request goes on from. A plan is a value; carrying it out is the byte layer's."""
+"""Plans where a request resumes. A plan is a value; worker/kv/ carries it out."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length
-from hearth.worker.cache.extent_store import Bytes, Extent, ExtentStore
+from hearth.worker.cache.extent_store import Extent, ExtentStore, KVArrays
 from hearth.worker.cache.image_keys import is_inside
 from hearth.worker.cache.prefix_search import FoundPrefix, PrefixQuery, PrefixSearch
 
@@ -13,18 +13,18 @@ KINDS = ("exact", "prefix", "supersequence", "lcp", "miss")
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """An idle live slot: what it holds, physically."""
+    """An idle live slot, as the planner sees it: the tokens that its layers hold."""
 
     number: int
     tokens: Tokens  # all that is in its layers
-    trail: tuple[int, ...]  # cuts of its canonical prefill: canonical up to the last of them
+    canonical_cuts: tuple[int, ...]  # of its canonical prefill, which ends at the last
     floor: int = 0  # it cannot be taken back further than this
     root: PrefixHash | None = None  # whose it is; None = the model's own
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePlan:
-    """What a request starts with.
+    """Where a request resumes, and from what.
 
     kind: how the prompt relates to what is kept (KINDS). `hybrid_trimmed` says that rows were
     kept further than the layers' states and windows allow to resume.
@@ -33,11 +33,17 @@ class ResumePlan:
     position: int  # prompt tokens that need not be prefilled
     is_canonical: bool  # what the request adds by prefill is canonical
     path: tuple[Extent, ...]  # to `position`; empty when a slot's tip is continued
-    snapshot: Bytes | None
+    snapshot: KVArrays | None
     slot: int | None  # go on in this slot, without a copy
     kind: str
     matched: int
     hybrid_trimmed: bool
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.position <= self.matched, (self.position, self.matched)
+        if self.path:
+            last = self.path[-1]
+            assert last.start.position < self.position <= last.end.position, self.position
 
     @classmethod
     def cold(cls) -> "ResumePlan":
@@ -104,13 +110,14 @@ def _rewinds(best: ResumePlan, slot: SlotView, shared: int, canonical: int) -> b
 
 def _canonical_length(slot: SlotView, query: PrefixQuery, shared: int) -> int:
     """Return up to where the slot holds what a prefill of this very prompt would have written."""
-    return max((cut for cut in shared_cuts(slot.trail, query.cuts) if cut <= shared), default=0)
+    cuts = shared_cuts(slot.canonical_cuts, query.cuts)
+    return max((cut for cut in cuts if cut <= shared), default=0)
 
 
-def shared_cuts(trail: Sequence[int], cuts: Sequence[int]) -> list[int]:
+def shared_cuts(one: Sequence[int], other: Sequence[int]) -> list[int]:
     """Return the cuts that both begin with."""
     shared = []
-    for mine, theirs in zip(trail, cuts, strict=False):
+    for mine, theirs in zip(one, other, strict=False):
         if mine != theirs:
             break
         shared.append(mine)

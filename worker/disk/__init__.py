@@ -1,1 +1,1 @@
-"""The SSD tier's store: one file a piece of KV, found by chain hash. No MLX, no policy of reuse."""
+"""Keeps KV as files that are found by chain hash. Knows no MLX and no policy of reuse."""

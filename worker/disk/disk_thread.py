@@ -1,4 +1,4 @@
-"""Carries pieces of KV between memory and the shelf, on a thread of its own."""
+"""Reads and writes KV files in a thread of its own, reads before writes."""
 
 import logging
 import threading
@@ -17,47 +17,49 @@ REFRESH_S: Final = 2.0  # what other workers write is found this late
 CLOSE_WAIT_S_MAX: Final = 2.0
 
 Records = list[Record | None]
-Then = Callable[[Records], None]
+OnRead = Callable[[Records], None]
 
 log = logging.getLogger(__name__)
 
 
 class DiskThread:
-    """The I/O thread. It alone reads, writes and sweeps `shelf`; reads go before writes.
+    """The I/O thread. It alone reads, writes and sweeps `file_store`; reads go before writes.
 
     Every read that is taken is answered once, with None for what could not be had; after `close`
-    with nothing else. An error of the disk, of the shelf or of who asked ends its job only: it is
+    with nothing else. An error of the disk, the file store or a caller ends its job only: it is
     counted, and the thread goes on.
     Records must be evaluated arrays that nobody writes: they leave this module unchanged.
+    Invariant: at most `queue_bytes_max` wait to be written, and READS_MAX reads.
     Any thread may call any method; none but `flush` and `close` blocks.
     """
 
-    def __init__(self, shelf: FileStore, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+    def __init__(self, file_store: FileStore, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self.counts: Counter[str] = Counter()
-        self.shelf = shelf
-        self._queue_bytes_max = queue_bytes_max
-        self._reads: deque[tuple[Sequence[FileName], Then]] = deque()
+        self.file_store = file_store
+        self.queue_bytes_max = queue_bytes_max
+        self._reads: deque[tuple[Sequence[FileName], OnRead]] = deque()
         self._writes: deque[Record] = deque()
         self._queue_bytes = 0  # of `_writes`, and of the one that is being written
         self._is_open = True
-        self._clears = False  # the shelf is to be emptied before anything else
+        self._clears = False  # the file store is to be emptied before anything else
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
+        self.thread.start()
 
     def write(self, record: Record) -> bool:
         """Have a record written; say whether it was taken. What does not fit is refused."""
         with self._changed:
-            fits = self._queue_bytes + record.nbytes <= self._queue_bytes_max
+            fits = self._queue_bytes + record.nbytes <= self.queue_bytes_max
             if not (fits and self._is_open):
                 self.counts["writes_refused_queue"] += 1
                 return False
             self._writes.append(record)
             self._queue_bytes += record.nbytes
+            assert 0 < self._queue_bytes <= self.queue_bytes_max, self._queue_bytes
             self._changed.notify_all()
             return True
 
-    def read(self, names: Sequence[FileName], then: Then) -> bool:
+    def read(self, names: Sequence[FileName], then: OnRead) -> bool:
         """Have `then(records)` called on the I/O thread, one record or None for each name.
 
         Say whether it will be: not once closed, nor while READS_MAX wait.
@@ -67,24 +69,26 @@ class DiskThread:
                 self.counts["reads_refused_queue"] += 1
                 return False
             self._reads.append((names, then))
+            assert len(self._reads) <= READS_MAX, len(self._reads)
             self._changed.notify_all()
             return True
 
     def clear(self) -> None:
-        """Have the shelf emptied; what waits to be written is dropped, what is read is a miss."""
+        """Have the file store emptied; writes that wait are dropped, and reads miss."""
         with self._changed:
             self._queue_bytes -= sum(record.nbytes for record in self._writes)
+            assert self._queue_bytes >= 0, self._queue_bytes
             self._writes.clear()
             self._clears = True
             self._changed.notify_all()
 
     @property
     def has_lost(self) -> bool:
-        """Whether the shelf has ever refused what was taken here."""
+        """Whether the file store has ever refused what was taken here."""
         return self.counts["writes_lost"] > 0
 
     def flush(self, seconds: float) -> bool:
-        """Wait at most `seconds` until the shelf has had all that is queued; say whether it has."""
+        """Wait at most `seconds` until all that is queued is put; say whether it is."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while self._queue_bytes:
@@ -99,19 +103,20 @@ class DiskThread:
         with self._changed:
             self._is_open = False
             self._changed.notify_all()
-        self._thread.join(CLOSE_WAIT_S_MAX)
+        self.thread.join(CLOSE_WAIT_S_MAX)
 
     def report(self) -> dict[str, Any]:
-        """Return the shelf's figures for `/v1/cache`, and those of the queue."""
+        """Return the file store's figures for `/v1/cache`, and those of the queue."""
         with self._changed:
             counts, queued = dict(self.counts), self._queue_bytes
-        shelf = self.shelf.report()
-        return {**shelf, "queue_bytes": queued, "counts": shelf["counts"] | counts}
+        assert queued >= 0, queued
+        figures = self.file_store.report()
+        return {**figures, "queue_bytes": queued, "counts": figures["counts"] | counts}
 
     # ------------------------------------------------------------ the I/O thread
 
     def _run(self) -> None:
-        self._guarded(self.shelf.sweep)
+        self._guarded(self.file_store.sweep)
         while self._step():
             pass
 
@@ -129,23 +134,23 @@ class DiskThread:
             is_writing = bool(self._writes) and not clears and reading is None
             record = self._writes.popleft() if is_writing else None
         if clears:
-            self._guarded(self.shelf.clear)
+            self._guarded(self.file_store.clear)
         elif reading is not None:
             self._answer(*reading, is_open)
         elif record is not None:
             self._put(record)
         elif is_open:
-            self._guarded(self.shelf.refresh)
+            self._guarded(self.file_store.refresh)
         else:
             return False
         return True
 
-    def _answer(self, names: Sequence[FileName], then: Then, is_open: bool) -> None:
+    def _answer(self, names: Sequence[FileName], then: OnRead, is_open: bool) -> None:
         records: Records = [None] * len(names)
 
         def fetch() -> None:
             for number, name in enumerate(names):
-                records[number] = self.shelf.get(name)
+                records[number] = self.file_store.get(name)
 
         if is_open:
             self._guarded(fetch)
@@ -156,7 +161,7 @@ class DiskThread:
 
         def put() -> None:
             nonlocal is_kept
-            is_kept = self.shelf.put(record)
+            is_kept = self.file_store.put(record)
 
         try:
             self._guarded(put)

@@ -1,10 +1,10 @@
-"""Which files go first when there are too many. Tensor-free and file-free: a rule over values.
+"""Orders files by which should go first when there are too many. A rule over values, no I/O.
 
-Worth is tokens to prefill again / bytes, less with the time since the last use and, where a piece
+Worth is tokens to prefill again / bytes, less with the time since the last use and, where a file
 serves one place only (a snapshot, a window), with how far that is from where a line ends or parts.
 A snapshot stands for all tokens since the one before it: as its neighbours go it gains, so
 snapshots thin out evenly and go before the rows that they cost many times over.
-Leaf by leaf: whoever hangs from a run goes before it.
+Leaf by leaf: what hangs from a run goes before it.
 Source: worker/cache/eviction.py, which weighs by lines; a directory knows only times.
 """
 
@@ -21,11 +21,11 @@ from hearth.worker.disk.file_names import FileKind, FileName
 # A conversation silent for t is needed again about as 1 / t; within an hour all are alike.
 AGE_UNIT_S: Final = 3600.0
 # Tokens before a line's end at which a resume is half as likely; at 256 it is a fifth, as RAM's
-# eviction has it for the turn before (worker/cache/resume_likelihood.py).
-AHEAD_UNIT: Final = 64
+# eviction has it for the turn before (worker/cache/resume_point_likelihood.py).
+DISTANCE_UNIT_TOKENS: Final = 64
 REACH_TOKENS_MAX: Final = 16_384  # how far along a line is looked
 
-JointHashes = tuple[str, PrefixHash]  # (root directory, name of the prefix): roots never meet
+RootedPrefix = tuple[str, PrefixHash]  # (root directory, name of the prefix): roots never meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +38,29 @@ class StoredFile:
     used_at: float  # seconds since the epoch
 
     @property
-    def start(self) -> JointHashes:
+    def start(self) -> RootedPrefix:
         return self.root, self.name.start
 
     @property
-    def end(self) -> JointHashes:
+    def end(self) -> RootedPrefix:
         return self.root, self.name.end
 
     @property
-    def needs(self) -> JointHashes:
+    def needs(self) -> RootedPrefix:
         """The prefix without which it is of no use."""
         return self.start if self.name.kind is FileKind.ROWS else self.end
 
 
 def files_to_evict(files: Iterable[StoredFile], now: float) -> Iterator[StoredFile]:
     """Yield all files, in the order in which they should go. Each counts as gone once yielded."""
-    chains = _Chains(files)
+    chains = _FileChains(files)
     order = itertools.count()
     heap = [(chains.worth(file, now), next(order), file) for file in chains.leaves()]
     heapq.heapify(heap)
     while heap:
-        believed, _, file = heapq.heappop(heap)
+        last_worth, _, file = heapq.heappop(heap)
         current = chains.worth(file, now)
-        if current > believed:  # what it could be replaced by has gone meanwhile
+        if current > last_worth:  # what it could be replaced by has gone meanwhile
             heapq.heappush(heap, (current, next(order), file))
             continue
         exposed = chains.remove(file)
@@ -71,13 +71,16 @@ def files_to_evict(files: Iterable[StoredFile], now: float) -> Iterator[StoredFi
     yield from sorted(chains.files, key=lambda file: file.used_at)
 
 
-class _Chains:
-    """How files hang together: joints, who arrives at them, who needs them."""
+class _FileChains:
+    """The chains that files form: which arrive at a prefix, and which need it.
+
+    Invariant: `_needed_by` and `_arrivals` hold the files in `files`, and no others.
+    """
 
     def __init__(self, files: Iterable[StoredFile]) -> None:
         self.files = dict.fromkeys(files)
-        self._arrivals: defaultdict[JointHashes, list[StoredFile]] = defaultdict(list)
-        self._needed_by: defaultdict[JointHashes, dict[StoredFile, None]] = defaultdict(dict)
+        self._arrivals: defaultdict[RootedPrefix, list[StoredFile]] = defaultdict(list)
+        self._needed_by: defaultdict[RootedPrefix, dict[StoredFile, None]] = defaultdict(dict)
         for file in self.files:
             self._needed_by[file.needs][file] = None
             if file.name.kind is FileKind.ROWS:
@@ -91,6 +94,7 @@ class _Chains:
 
     def remove(self, file: StoredFile) -> list[StoredFile]:
         """Take a file out; return what is a leaf now and was none before."""
+        assert file in self.files, file
         del self.files[file]
         if file.name.kind is FileKind.ROWS:
             self._arrivals[file.end].remove(file)
@@ -103,29 +107,29 @@ class _Chains:
         if file.name.kind is FileKind.STATE:
             tokens = self._since_last_state(file)
         if file.name.kind is not FileKind.ROWS:
-            tokens /= 1 + self._ahead(file.end) / AHEAD_UNIT
+            tokens /= 1 + self._tokens_after(file.end) / DISTANCE_UNIT_TOKENS
         age = max(0.0, now - file.used_at) / AGE_UNIT_S
         return tokens / max(1, file.nbytes) / (1 + age)
 
     def _since_last_state(self, state: StoredFile) -> int:
         """Return how many tokens would be read again if a resume had to do without it."""
-        tokens, joint = state.name.token_count, state.start
-        while tokens < REACH_TOKENS_MAX and not self._has_state(joint):
-            arrival = next(iter(self._arrivals[joint]), None)
+        tokens, prefix = state.name.token_count, state.start
+        while tokens < REACH_TOKENS_MAX and not self._has_state(prefix):
+            arrival = next(iter(self._arrivals[prefix]), None)
             if arrival is None:
                 break
-            tokens, joint = tokens + arrival.name.token_count, arrival.start
+            tokens, prefix = tokens + arrival.name.token_count, arrival.start
         return tokens
 
-    def _has_state(self, joint: JointHashes) -> bool:
-        return any(file.name.kind is FileKind.STATE for file in self._needed_by[joint])
+    def _has_state(self, prefix: RootedPrefix) -> bool:
+        return any(file.name.kind is FileKind.STATE for file in self._needed_by[prefix])
 
-    def _ahead(self, joint: JointHashes) -> int:
+    def _tokens_after(self, prefix: RootedPrefix) -> int:
         """Return how many tokens follow until the line ends or parts."""
         tokens = 0
         while tokens < REACH_TOKENS_MAX:
-            leaving = [f for f in self._needed_by[joint] if f.name.kind is FileKind.ROWS]
+            leaving = [f for f in self._needed_by[prefix] if f.name.kind is FileKind.ROWS]
             if len(leaving) != 1:
                 break
-            tokens, joint = tokens + leaving[0].name.token_count, leaving[0].end
+            tokens, prefix = tokens + leaving[0].name.token_count, leaving[0].end
         return tokens

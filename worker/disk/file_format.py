@@ -1,8 +1,8 @@
-"""One piece of KV as the bytes of one file, and back. Owner: none; these are plain functions.
+"""Encodes one record of KV as the bytes of one file, and decodes it. Plain functions, no owner.
 
 A file is valid safetensors: the header's length (8 bytes), a JSON header, the arrays' bytes. The
 header begins with a checksum over everything else, so that it is found before anything is parsed,
-and its `__metadata__` names the piece, which keeps a good file from passing for another.
+and its `__metadata__` names the record, which keeps a good file from passing for another.
 The checksum is xxh3 of 128 bits (21 GB/s here; blake2b 0.5, sha256 0.9): it tells damage, not
 forgery. Whoever may write in a 0700 directory could as well change the model.
 Source: https://github.com/huggingface/safetensors#format
@@ -77,7 +77,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """A piece of KV: rows or window rows of an extent, or the snapshot at its end.
+    """The KV of one file: rows or window rows of an extent, or the snapshot at its end.
 
     `tokens` are the extent's, `position` where it starts. Nobody writes to it or its arrays.
     """
@@ -117,6 +117,7 @@ def encode(record: Record) -> list[memoryview]:
     header = _header(record)
     checksum = _checksum(memoryview(header), data).encode()
     header = header[:_CHECKSUM_FROM] + checksum + header[_CHECKSUM_TO:]
+    assert len(header) % ALIGNMENT == 0, len(header)
     return [memoryview(header), *data]
 
 
@@ -180,7 +181,7 @@ def _checksum(head: memoryview, rest: Iterable[memoryview]) -> str:
 
 
 def read(path: Path, root: PrefixHash, name: FileName, bytes_max: int) -> Record:
-    """Return the record of the file at `path`, which must be piece `name` under `root`.
+    """Return the record of the file at `path`, which must be record `name` under `root`.
 
     One read into one buffer, whose views the arrays are. Nothing larger than `bytes_max` is read.
 
@@ -222,7 +223,7 @@ def decode(buffer: NDArray[np.uint8], root: PrefixHash, name: FileName) -> Recor
     """Return the record whose file is `buffer`; its arrays are views of it.
 
     Raises:
-        Damaged: it is not the undamaged file of piece `name` under `root`.
+        Damaged: it is not the undamaged file of record `name` under `root`.
     """
     data_from = _check_sum(buffer)
     header = _parse(bytes(buffer[_LENGTH_BYTES:data_from]))

@@ -1,4 +1,4 @@
-"""Which pieces of one root are on disk, found by chain hash. Any thread; no method blocks long."""
+"""Finds which records of one root are on disk, by chain hash."""
 
 import threading
 from collections.abc import Iterable
@@ -10,7 +10,9 @@ from hearth.worker.disk.file_names import FileKind, FileName
 class FileIndex:
     """Names and sizes of files, as last seen.
 
-    Invariant: `_by_start` and `_by_end` hold the names in `_files`, and no empty sets.
+    Invariants: `_by_start` and `_by_end` hold the names in `_files`, and no empty sets;
+    `bytes_used` is the sum over `_files`.
+    Any thread may call any method; none blocks long.
     """
 
     def __init__(self) -> None:
@@ -28,21 +30,22 @@ class FileIndex:
         return self._bytes_used
 
     def leaving(self, start: PrefixHash) -> list[FileName]:
-        """Return the pieces of the runs that leave prefix `start`."""
+        """Return the records of the runs that leave prefix `start`."""
         with self._lock:
             return _sorted(self._by_start.get(start, ()))
 
     def at(self, end: PrefixHash) -> list[FileName]:
-        """Return the pieces of the runs that arrive at prefix `end`."""
+        """Return the records of the runs that arrive at prefix `end`."""
         with self._lock:
             return _sorted(self._by_end.get(end, ()))
 
-    def rivals(self, name: FileName) -> list[FileName]:
-        """Return the pieces of the same kind at the same end: one of them is enough."""
+    def alternatives(self, name: FileName) -> list[FileName]:
+        """Return the records of the same kind at the same end: one of them is enough."""
         return [other for other in self.at(name.end) if other.kind is name.kind]
 
     def add(self, name: FileName, nbytes: int) -> None:
         with self._lock:
+            assert nbytes > 0, (name, nbytes)
             self._bytes_used += nbytes - self._files.get(name, 0)
             self._files[name] = nbytes
             self._by_start.setdefault(name.start, set()).add(name)
@@ -55,11 +58,12 @@ class FileIndex:
                 return 0
             size = self._files.pop(name)
             self._bytes_used -= size
-            for index, joint in ((self._by_start, name.start), (self._by_end, name.end)):
-                names = index[joint]
+            assert self._bytes_used >= 0 and (self._files or not self._bytes_used), self._bytes_used
+            for index, prefix in ((self._by_start, name.start), (self._by_end, name.end)):
+                names = index[prefix]
                 names.discard(name)
                 if not names:
-                    del index[joint]
+                    del index[prefix]
             return size
 
 

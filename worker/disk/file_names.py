@@ -1,5 +1,7 @@
-"""What a file's name tells without opening it. Names are read from disk: nothing in them is true
-because it is written there, and the file's own metadata must agree (record.py).
+"""Makes and parses the names of KV files, which name a record without its file being opened.
+
+Names are read from disk: nothing in them is true because it is written there, and the file's own
+metadata must agree (file_format.py).
 """
 
 import re
@@ -20,7 +22,7 @@ _FILE: Final = re.compile(
 
 
 class FileKind(StrEnum):
-    """Which part of what is kept: `extents.Extent` has the first two, `extents.Joint` the last."""
+    """The kinds of record: an `Extent` has the first two, the `Joint` at its end the last."""
 
     ROWS = "rows"  # of the layers that keep every token; no arrays where there is no such layer
     WINDOW = "window"
@@ -28,19 +30,24 @@ class FileKind(StrEnum):
 
 
 class Quality(StrEnum):
+    """The word in a file's name for `is_canonical`."""
+
     CANONICAL = "canonical"
     FAST = "fast"
 
 
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """One piece: what the run of `token_count` tokens from `start` to `end` left behind."""
+    """The name of a record: what the run of `token_count` tokens from `start` to `end` left."""
 
     kind: FileKind
     start: PrefixHash
     end: PrefixHash
     token_count: int
     is_canonical: bool
+
+    def __post_init__(self) -> None:
+        assert self.token_count > 0 and self.start != self.end, self
 
     @property
     def quality(self) -> Quality:
@@ -53,7 +60,7 @@ class FileName:
 
 
 def parse(file_name: str) -> FileName | None:
-    """Return what a file's name tells; None where it is no name of ours."""
+    """Return the record's name that a file's name spells; None where it is no name of ours."""
     match = _FILE.fullmatch(file_name)
     if match is None:
         return None

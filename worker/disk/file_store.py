@@ -1,4 +1,4 @@
-"""The files of one root in a directory that several workers and models share."""
+"""Keeps the files of one root in a directory that several workers and models share."""
 
 import logging
 import math
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from hearth.worker.cache.block_hash import PrefixHash
-from hearth.worker.disk.directory_usage import DirectoryUsage, locked
 from hearth.worker.disk.eviction_order import StoredFile, files_to_evict
 from hearth.worker.disk.file_format import Damaged, Record, encode, read, write
 from hearth.worker.disk.file_index import FileIndex
 from hearth.worker.disk.file_names import TEMP_PREFIX, FileName, is_root, parse
+from hearth.worker.disk.shared_usage_counters import UsageCounters, locked_counters
 
 FILE_BYTES_MIN: Final = 64 * 1024  # what a file counts at least, which bounds how many there are
 SLACK: Final = 0.05  # share of the cap freed beyond the need, so that sweeps stay rare
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 
 
 class FileStore:
-    """Pieces of KV as files: put, found by chain hash, got, and swept when they are too many.
+    """Records of KV as files: put, found by chain hash, got, and swept when they are too many.
 
     Invariants:
-      one of a kind  of the pieces of one kind at one prefix the better stays; canonical is better
+      one of a kind  of the records of one kind at one prefix the better stays; canonical is better
       capped         what all roots hold together is at most `bytes_max` after each put
       lock           files come, and are evicted, only under the directory's lock: whatever is not
                      whole under it is a dead writer's. Reads take no lock: a file that goes
@@ -65,39 +65,39 @@ class FileStore:
         self._bytes_max = bytes_max
         self._write_bytes_per_day = write_bytes_per_day
         self._now = now
-        self._catalogue = FileIndex()
+        self._index = FileIndex()
         self._listed: dict[str, FileName] = {}  # file names seen, damaged ones that stay included
         self._seen_at = 0  # when the directory last changed, as of the last look; 0 = look again
         self._paused_at = -math.inf
         self._is_full = False
         self._warned: set[str] = set()
-        self._shared = DirectoryUsage()  # as of the last look
+        self._counters_seen = UsageCounters()  # as of the last look
         self.refresh()
 
     # ------------------------------------------------------------ any thread
 
     def leaving(self, start: PrefixHash) -> list[FileName]:
-        """Return the pieces of the runs that leave prefix `start`, canonical ones first."""
-        return self._catalogue.leaving(start)
+        """Return the records of the runs that leave prefix `start`, canonical ones first."""
+        return self._index.leaving(start)
 
     def at(self, end: PrefixHash) -> list[FileName]:
-        """Return the pieces of the runs that arrive at prefix `end`, canonical ones first."""
-        return self._catalogue.at(end)
+        """Return the records of the runs that arrive at prefix `end`, canonical ones first."""
+        return self._index.at(end)
 
     def holds(self, name: FileName) -> bool:
-        """Whether this piece, or one as good, is here: putting it would change nothing."""
+        """Whether this record, or one as good, is here: putting it would change nothing."""
         return bool(self._as_good_as(name))
 
     @property
     def bytes_used(self) -> int:
         """What this root's files count."""
-        return self._catalogue.bytes_used
+        return self._index.bytes_used
 
     def report(self) -> dict[str, Any]:
         """Return the figures for `/v1/cache`; those of the directory are as of the last write."""
-        shared = self._shared
+        shared = self._counters_seen
         return {
-            "files": len(self._catalogue),
+            "files": len(self._index),
             "bytes_used": self.bytes_used,
             "directory_bytes_used": shared.bytes_used,
             "bytes_max": self._bytes_max,
@@ -107,13 +107,13 @@ class FileStore:
         }
 
     def _as_good_as(self, name: FileName) -> list[FileName]:
-        rivals = self._catalogue.rivals(name)
-        return [rival for rival in rivals if rival.is_canonical or not name.is_canonical]
+        alternatives = self._index.alternatives(name)
+        return [other for other in alternatives if other.is_canonical or not name.is_canonical]
 
     # ------------------------------------------------------------ reading
 
     def get(self, name: FileName) -> Record | None:
-        """Return a piece; None is a counted miss, and what is damaged is removed."""
+        """Return a record; None is a counted miss, and what is damaged is removed."""
         path = self._home / name.file_name
         try:
             record = read(path, self._root, name, self._bytes_max)
@@ -130,6 +130,7 @@ class FileStore:
             self.counts["reads_failed"] += 1
             self._warn("reads_failed", "%s can't be read: %s", path, error)
             return None
+        assert record.name == name and record.root == self._root, (record.name, name)
         self.counts["reads"] += 1
         self._touch(name)
         return record
@@ -148,7 +149,7 @@ class FileStore:
             self._warn("scans_failed", "%s can't be listed: %s", self._home, error)
             return
         for gone in self._listed.keys() - listing.keys():
-            self._catalogue.discard(self._listed.pop(gone))
+            self._index.discard(self._listed.pop(gone))
         for file_name in listing.keys() - self._listed.keys():
             name = parse(file_name)
             if name is not None:
@@ -163,11 +164,12 @@ class FileStore:
         except OSError:  # gone again
             self.counts["scans_missed"] += 1
             return
+        assert name.file_name == entry.name, (name, entry.name)
         self._listed[entry.name] = name
-        self._catalogue.add(name, _cost(size))
+        self._index.add(name, _counted_bytes(size))
 
     def _forget(self, name: FileName) -> None:
-        self._catalogue.discard(name)
+        self._index.discard(name)
         self._listed.pop(name.file_name, None)
 
     def _touch(self, name: FileName) -> bool:
@@ -186,49 +188,49 @@ class FileStore:
     # ------------------------------------------------------------ writing
 
     def put(self, record: Record) -> bool:
-        """Make a piece a file, whole or not at all; say whether it, or one as good, is here."""
+        """Make a record a file, whole or not at all; say whether it, or one as good, is here."""
         assert record.root == self._root, (record.root, self._root)
         if 0 <= self._now() - self._paused_at < PAUSE_S:
             self.counts["writes_refused_paused"] += 1
             return False
-        return self._under_lock(lambda ledger: self._put(record, ledger))
+        return self._under_lock(lambda counters: self._put(record, counters))
 
     def sweep(self) -> None:
         """Bring the directory, all roots, under its cap; remove what dead writers left."""
-        self._under_lock(lambda ledger: self._sweep(ledger, self._bytes_max))
+        self._under_lock(lambda counters: self._sweep(counters, self._bytes_max))
 
     def clear(self) -> None:
         """Remove all files of this root; those of other roots stay."""
 
-        def remove(ledger: DirectoryUsage) -> bool:
+        def remove(counters: UsageCounters) -> bool:
             self.refresh()
             for name in list(self._listed.values()):
                 self._remove(name)
-            return self._sweep(ledger, self._bytes_max)
+            return self._sweep(counters, self._bytes_max)
 
         self._under_lock(remove)
 
-    def _under_lock(self, act: Callable[[DirectoryUsage], bool]) -> bool:
+    def _under_lock(self, act: Callable[[UsageCounters], bool]) -> bool:
         try:
-            with locked(self._directory, LOCK_WAIT_S_MAX) as ledger:
-                if ledger.was_damaged:
+            with locked_counters(self._directory, LOCK_WAIT_S_MAX) as counters:
+                if counters.was_damaged:
                     self.counts["ledgers_damaged"] += 1
-                self._shared = ledger
-                if ledger.bytes_used is None:
-                    self._sweep(ledger, self._bytes_max)
-                return act(ledger)
+                self._counters_seen = counters
+                if counters.bytes_used is None:
+                    self._sweep(counters, self._bytes_max)
+                return act(counters)
         except OSError as error:
             self._pause(error)
             return False
 
     def _pause(self, error: OSError) -> None:
-        reason, remedy = _told(error)
+        reason, remedy = _reason_of(error)
         self.counts[f"writes_refused_{reason}"] += 1
         self._paused_at = self._now()
         text = "KV is not written to %s for %.0f s (%s); reading goes on. %s"
         self._warn(reason, text, self._directory, PAUSE_S, error, remedy)
 
-    def _put(self, record: Record, ledger: DirectoryUsage) -> bool:
+    def _put(self, record: Record, counters: UsageCounters) -> bool:
         self.refresh()
         name = record.name
         for before in self.at(record.start):  # else what it hangs from could be swept first
@@ -238,44 +240,44 @@ class FileStore:
             return True
         parts = encode(record)
         size = sum(map(len, parts))
-        if _cost(size) > self._bytes_max:
+        if _counted_bytes(size) > self._bytes_max:
             self.counts["writes_refused_size"] += 1
             return False
-        ledger.turn_to(self._day())
+        counters.turn_to(self._day())
         per_day = self._write_bytes_per_day
-        if per_day and ledger.bytes_written + size > per_day:
+        if per_day and counters.bytes_written + size > per_day:
             self.counts["writes_refused_budget"] += 1
             return False
-        self._charged(ledger, name, parts, size)
+        self._write_charged(counters, name, parts, size)
         self.counts["writes"] += 1
         self.counts["bytes_written"] += size
-        for rival in self._catalogue.rivals(name):
-            ledger.bytes_used = _used(ledger) - self._remove(rival)
-        ledger.save()
+        for other in self._index.alternatives(name):
+            counters.bytes_used = _bytes_used(counters) - self._remove(other)
+        counters.save()
         self._listed[name.file_name] = name
-        self._catalogue.add(name, _cost(size))
+        self._index.add(name, _counted_bytes(size))
         return True
 
-    def _charged(
-        self, ledger: DirectoryUsage, name: FileName, parts: list[memoryview], size: int
+    def _write_charged(
+        self, counters: UsageCounters, name: FileName, parts: list[memoryview], size: int
     ) -> None:
-        """Write a file that is paid for before: who dies amid it leaves the counts too high."""
-        if _used(ledger) + _cost(size) > self._bytes_max:
-            self._sweep(ledger, self._bytes_max - _cost(size))
-        self._charge(ledger, size, _cost(size))
+        """Count a file, then write it: a worker that dies between leaves the counters too high."""
+        if _bytes_used(counters) + _counted_bytes(size) > self._bytes_max:
+            self._sweep(counters, self._bytes_max - _counted_bytes(size))
+        self._charge(counters, size, _counted_bytes(size))
         try:
-            self._write_making_room(ledger, name, parts, size)
+            self._write_making_room(counters, name, parts, size)
         except OSError:
-            self._charge(ledger, -size, -_cost(size))
+            self._charge(counters, -size, -_counted_bytes(size))
             raise
 
-    def _charge(self, ledger: DirectoryUsage, size: int, cost: int) -> None:
-        ledger.bytes_written += size
-        ledger.bytes_used = _used(ledger) + cost
-        ledger.save()
+    def _charge(self, counters: UsageCounters, size: int, cost: int) -> None:
+        counters.bytes_written += size
+        counters.bytes_used = _bytes_used(counters) + cost
+        counters.save()
 
     def _write_making_room(
-        self, ledger: DirectoryUsage, name: FileName, parts: list[memoryview], size: int
+        self, counters: UsageCounters, name: FileName, parts: list[memoryview], size: int
     ) -> None:
         """Write a file; where the disk is full, give back as much first, once until it is not."""
         try:
@@ -284,8 +286,8 @@ class FileStore:
             if error.errno not in _FULL or self._is_full:
                 raise
             self._is_full = True
-            self._sweep(ledger, _used(ledger) - 2 * _cost(size))
-            self._charge(ledger, 0, _cost(size))  # the sweep saw no file
+            self._sweep(counters, _bytes_used(counters) - 2 * _counted_bytes(size))
+            self._charge(counters, 0, _counted_bytes(size))  # the sweep saw no file
             self._write(name, parts)
         self._is_full = False
 
@@ -306,7 +308,7 @@ class FileStore:
 
     # ------------------------------------------------------------ sweeping
 
-    def _sweep(self, ledger: DirectoryUsage, goal: int) -> bool:
+    def _sweep(self, counters: UsageCounters, goal: int) -> bool:
         """Remove what is worth least until all roots hold at most `goal` bytes."""
         files = list(self._stored())
         used = sum(file.nbytes for file in files)
@@ -319,8 +321,9 @@ class FileStore:
                     used -= file.nbytes
                     self.counts["evictions"] += 1
                     self.counts["bytes_evicted"] += file.nbytes
-        ledger.bytes_used = used
-        ledger.save()
+        assert used >= 0, used
+        counters.bytes_used = used
+        counters.save()
         self._seen_at = 0
         self.refresh()
         return True
@@ -335,7 +338,9 @@ class FileStore:
                 name = parse(entry.name)
                 if name is not None:
                     status = entry.stat(follow_symlinks=False)
-                    yield StoredFile(home.name, name, _cost(status.st_size), status.st_mtime)
+                    yield StoredFile(
+                        home.name, name, _counted_bytes(status.st_size), status.st_mtime
+                    )
                 elif entry.name.startswith(TEMP_PREFIX):
                     self._unlink(Path(entry.path))
                     self.counts["temps_removed"] += 1
@@ -345,7 +350,7 @@ class FileStore:
 
     def _remove(self, name: FileName) -> int:
         """Remove a file of this root; return what it counted, 0 where it stays."""
-        size = self._catalogue.discard(name)
+        size = self._index.discard(name)
         if not self._unlink(self._home / name.file_name):
             return 0
         self._listed.pop(name.file_name, None)
@@ -370,17 +375,17 @@ class FileStore:
         return int(self._now() // DAY_S)
 
 
-def _cost(size: int) -> int:
+def _counted_bytes(size: int) -> int:
     """Return what a file of `size` bytes counts."""
     return max(size, FILE_BYTES_MIN)
 
 
-def _used(ledger: DirectoryUsage) -> int:
-    assert ledger.bytes_used is not None, "_under_lock has counted"
-    return ledger.bytes_used
+def _bytes_used(counters: UsageCounters) -> int:
+    assert counters.bytes_used is not None, "_under_lock has counted"
+    return counters.bytes_used
 
 
-def _told(error: OSError) -> tuple[str, str]:
+def _reason_of(error: OSError) -> tuple[str, str]:
     """Return the word that an error is counted by, and what its user can do."""
     if isinstance(error, TimeoutError):
         return "busy", "Another worker may be stopped."

@@ -1,0 +1,1 @@
+"""Loads the model, prefills, decodes, samples and encodes images. Knows tokens, not chat."""

@@ -1,4 +1,4 @@
-"""Decoding: one token for every sequence in flight, alone in its own cache or batched.
+"""Decodes one token at a time for every running sequence, alone in its own cache or batched.
 
 A lone sequence decodes in the cache that it was prefilled in, without a copy. Two or more of
 similar length share a BatchGenerator, which copies their caches when they join; they stay there
@@ -35,9 +35,9 @@ class Sequence:
     tail: list[int]
     choice: TokenChoice
     tokens_max: int  # of the completion
-    before_forward: Callable[[int], None] = _nothing  # told how many tokens it will hold
+    before_forward: Callable[[int], None] = _nothing  # called with how many tokens it will hold
     before_join: Callable[[], None] = _nothing  # its cache is about to be copied into a batch
-    shift: int = 0  # of positions, by the prompt's images: see Vision.shift
+    shift: int = 0  # of positions, by the prompt's images: see ImageEncoder.shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +61,33 @@ class SampledToken:
 
 
 class Decoder:
-    """All sequences that decode now."""
+    """All sequences that decode now, each alone or in one batch.
+
+    Invariant: `step` returns at most one token for each. Owner: the inference thread.
+    """
 
     def __init__(self, model: Any, stream: Any, is_mergeable: bool) -> None:
         self._model = model
         self._stream = stream
-        self._is_mergeable = is_mergeable
-        self._lone: dict[str, _Lone] = {}
+        self.is_mergeable = is_mergeable
+        self._lone: dict[str, _LoneSequence] = {}
         self._batches: list[_Batch] = []
         self._steps = 0
 
     def __len__(self) -> int:
         return len(self._lone) + sum(len(batch) for batch in self._batches)
 
+    @property
+    def batch_keys(self) -> list[set[str]]:
+        """The keys of the sequences that share each batch."""
+        return [batch.keys for batch in self._batches]
+
     def add(self, sequence: Sequence) -> None:
         """Feed the prompt's tail; the first answer token comes with a later `step`."""
+        assert sequence.tail, "the last token's logits are not known without a forward"
+        assert sequence.key not in self._lone, sequence.key
         with mx.stream(self._stream):
-            self._lone[sequence.key] = _Lone(self._model, sequence)
+            self._lone[sequence.key] = _LoneSequence(self._model, sequence)
 
     def step(self) -> list[SampledToken]:
         """Return the next token of each sequence (none for one that has just joined a batch)."""
@@ -98,19 +108,21 @@ class Decoder:
         lone = self._lone.pop(key, None)
         with mx.stream(self._stream):
             if lone is not None:
-                remains: UnfinishedBatch | None = UnfinishedBatch(lone.sequence.cache, lone.fed)
+                unfinished: UnfinishedBatch | None = UnfinishedBatch(lone.sequence.cache, lone.fed)
             else:
-                remains = next(filter(None, (batch.remove(key) for batch in self._batches)), None)
+                unfinished = next(
+                    filter(None, (batch.remove(key) for batch in self._batches)), None
+                )
                 for empty in [batch for batch in self._batches if not len(batch)]:
                     empty.close()
                     self._batches.remove(empty)
-            if remains is not None:
-                mx.eval([layer.state for layer in remains.cache])
-        return remains
+            if unfinished is not None:
+                mx.eval([layer.state for layer in unfinished.cache])
+        return unfinished
 
     def _joining(self) -> set[str]:
         """Return the lone sequences that have company of their length."""
-        if not self._is_mergeable:
+        if not self.is_mergeable:
             return set()
         classes: dict[int, list[str]] = {}
         for key, lone in self._lone.items():
@@ -120,7 +132,7 @@ class Decoder:
         together = [keys for c, keys in classes.items() if len(keys) > 1 or c in batched]
         return {key for keys in together for key in keys}
 
-    def _join(self, lone: "_Lone") -> None:
+    def _join(self, lone: "_LoneSequence") -> None:
         wanted = _length_class(len(lone.fed))
         for batch in self._batches:
             if _length_class(batch.length) == wanted:
@@ -130,6 +142,7 @@ class Decoder:
             self._batches.append(batch)
         lone.sequence.before_join()
         batch.add(lone)
+        assert 0 < len(batch) <= ROWS_MAX, (len(batch), ROWS_MAX)
 
 
 def _length_class(tokens: int) -> int:
@@ -140,8 +153,11 @@ def _length_class(tokens: int) -> int:
     return tokens.bit_length() // 2
 
 
-class _Lone:
-    """One sequence in its own cache, one forward ahead of what was returned."""
+class _LoneSequence:
+    """One sequence in its own cache, one forward ahead of what was returned.
+
+    Invariant: the cache holds `fed`; `_pending` was sampled behind it.
+    """
 
     def __init__(self, model: Any, sequence: Sequence) -> None:
         self.sequence = sequence
@@ -149,7 +165,7 @@ class _Lone:
         self.fed = list(sequence.tokens)  # what the cache holds
         self._model = model
         # Models of text alone take no such argument.
-        self._told = {"shift": sequence.shift} if sequence.shift else {}
+        self._model_arguments = {"shift": sequence.shift} if sequence.shift else {}
         self._context = TokenBuffer(sequence.tokens) if sequence.choice.processors else None
         self._pending = self._forward(mx.array(sequence.tail, dtype=mx.uint32))
         self.fed += sequence.tail
@@ -172,7 +188,9 @@ class _Lone:
     def _forward(self, inputs: mx.array) -> tuple[mx.array, mx.array]:
         """Feed `inputs` (n,); return the next token (1,) and log probabilities (1, vocabulary)."""
         self.sequence.before_forward(len(self.fed) + len(inputs))
-        logits = self._model(inputs[None], cache=self.sequence.cache, **self._told)[:, -1, :]
+        logits = self._model(inputs[None], cache=self.sequence.cache, **self._model_arguments)[
+            :, -1, :
+        ]
         if self._context is not None:
             context = self._context.update_and_fetch(inputs)
             for process in self.sequence.choice.processors:
@@ -184,7 +202,7 @@ class _Lone:
 
 
 class _Batch:
-    """Sequences of similar length in one BatchGenerator."""
+    """Sequences of similar length in one BatchGenerator, at most ROWS_MAX."""
 
     def __init__(self, model: Any, stream: Any) -> None:
         self._generator = BatchGenerator(
@@ -201,7 +219,11 @@ class _Batch:
         """Tokens of the longest row, which all are padded to."""
         return max(self._lengths.values())
 
-    def add(self, lone: _Lone) -> None:
+    @property
+    def keys(self) -> set[str]:
+        return {sequence.key for sequence in self._by_uid.values()}
+
+    def add(self, lone: _LoneSequence) -> None:
         """Take over a sequence whose newest token was returned but not fed."""
         sequence = lone.sequence
         (uid,) = self._generator.insert(
@@ -223,6 +245,7 @@ class _Batch:
             wanted = sequence.choice.top_logprobs is not None
             logprobs = response.logprobs if wanted else None
             sampled.append(SampledToken(sequence.key, int(response.token), logprobs))
+        assert len(sampled) <= len(self), (len(sampled), len(self))
         return sampled
 
     def remove(self, key: str) -> UnfinishedBatch | None:

@@ -1,4 +1,4 @@
-"""The model's forwards: prefill by chunks, decode by steps. Knows tokens, not chat.
+"""Runs the model's forwards: prefill by chunks, decode by steps. It knows tokens, not chat.
 
 Owner: the inference thread, which also loaded the model.
 """
@@ -17,7 +17,7 @@ from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
 from hearth.worker.engine.decoder import Decoder
 from hearth.worker.engine.image_encoder import ImageEncoder
 from hearth.worker.engine.model_loader import LoadedModel, backend
-from hearth.worker.engine.vlm_language_model import depth
+from hearth.worker.engine.vlm_language_model import counted_depth, depth
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ CHUNK_CPU, CHUNK_GPU = 256, 512  # prompt tokens in one forward
 
 
 def default_chunk() -> int:
+    """Return how many prompt tokens one forward reads, unless a setting says otherwise."""
     return CHUNK_CPU if backend() == "cpu" else CHUNK_GPU
 
 
@@ -33,7 +34,8 @@ class Engine:
 
     `prefill` leaves a cache that holds exactly the tokens it was given, evaluated, so that it may
     be dropped or continued at any chunk's end. `batches` allows sequences to share a forward.
-    `vision` is what images take, if this model is given any.
+    `vision` encodes images, if this model is given any.
+    Owner: the inference thread.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Engine:
             RequestError: 400, `image_refused`: it cannot be read any more, or the encoder, which
                 took another one when it was loaded, does not take this one.
         """
-        assert self.vision is not None, "only who takes images is given any"
+        assert self.vision is not None, "a model of text alone is given no images"
         is_new = not self.vision.is_encoded(picture)
         try:
             self.vision.encode(picture, spared)
@@ -115,13 +117,17 @@ class Engine:
 
         `images` are all of the prompt, ascending, also those behind `ids` and those in the cache.
         """
+        assert ids, "a forward of no tokens"
+        before = counted_depth(cache)
         with mx.stream(generation_stream):
-            told: dict[str, Any] = {}
+            arguments: dict[str, Any] = {}
             if images:
-                assert self.vision is not None, "only who takes images is given any"
-                told = self.vision.stretch(ids, depth(cache), images)
-            self._model(mx.array(ids)[None], cache=cache, **told)
+                assert self.vision is not None, "a model of text alone is given no images"
+                arguments = self.vision.model_arguments(ids, depth(cache), images)
+            self._model(mx.array(ids)[None], cache=cache, **arguments)
             mx.eval([layer.state for layer in cache])
+        after = counted_depth(cache)
+        assert before is None or after == before + len(ids), (before, len(ids), after)
         mx.clear_cache()
 
     def close(self) -> None:

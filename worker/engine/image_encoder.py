@@ -1,7 +1,7 @@
-"""Images for the language model: each is encoded once, and its rows go where its tokens stand.
+"""Encodes each image once, and gives forwards its rows in place of the image's tokens.
 
 A picture is encoded alone, so that it is the same in every prompt, and its positions follow from
-where it stands; what images are in a prompt, and where, is told with each forward.
+where it stands. Each forward is given the images of its prompt and where they stand.
 """
 
 import time
@@ -18,16 +18,21 @@ from numpy.typing import NDArray
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
 from hearth.worker.engine.vlm_language_model import AXES, VLMLanguageModel
 
-PLACES_MAX: Final = 128  # sizes of pictures whose positions are kept
+POSITIONS_KEPT_MAX: Final = 128  # sizes of pictures whose positions are kept
 
 # What mlx-vlm says of a prompt with images, and we can cut. Positions we make ourselves; that
 # masks are left out is what the check at the start is for.
-_CUT: Final = {"inputs_embeds", "visual_pos_masks", "deepstack_visual_embeds", "per_layer_inputs"}
-_UNUSED: Final = {"position_ids", "rope_deltas", "attention_mask", "attention_mask_4d"}
+_SLICED_INPUTS: Final = {
+    "inputs_embeds",
+    "visual_pos_masks",
+    "deepstack_visual_embeds",
+    "per_layer_inputs",
+}
+_UNUSED_INPUTS: Final = {"position_ids", "rope_deltas", "attention_mask", "attention_mask_4d"}
 
 
-class Unsliceable(Exception):
-    """The language model is given something of images that is not a row for each token."""
+class UnknownImageInputs(Exception):
+    """Mlx-vlm gives the language model something of images that is not a row for each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class ImageRows:
 
     def part(self, start: int, end: int) -> "ImageRows":
         """Return those of the tokens [start, end). Lazy."""
+        assert 0 <= start < end <= len(self.is_visual), (start, end, len(self.is_visual))
         first, last = (int(np.count_nonzero(self.is_visual[:n])) for n in (start, end))
         return ImageRows(
             self.embeds[:, start:end],
@@ -59,10 +65,11 @@ class ImageRows:
 
 
 class ImageEncoder:
-    """The pictures that were encoded, and how forwards are told of them.
+    """Encodes pictures, keeps their rows, and makes a forward's arguments of them.
 
-    Keeps rows up to `bytes_max`, those used last, and always the newest picture's and those that
-    prefills are amid.
+    Keeps the rows used last, up to `bytes_max`, and always those of the newest picture and of
+    prompts that are being prefilled.
+    Invariant: `nbytes` is the sum over the rows kept.
     `splits_images`: whether an image's tokens may be forwarded in several chunks.
     Owner: the inference thread.
     """
@@ -78,11 +85,11 @@ class ImageEncoder:
         self._model = model
         self._language = language
         self._bytes_max = bytes_max
-        self._kept: OrderedDict[ImageName, ImageRows] = OrderedDict()  # used last at the end
-        self._places: OrderedDict[Any, NDArray[np.int32]] = OrderedDict()
+        self._encoded: OrderedDict[ImageName, ImageRows] = OrderedDict()  # used last at the end
+        self._relative_positions: OrderedDict[Any, NDArray[np.int32]] = OrderedDict()
 
     def is_encoded(self, picture: PromptImage) -> bool:
-        return picture.name in self._kept
+        return picture.name in self._encoded
 
     def encode(self, picture: PromptImage, spared: Container[ImageName] = ()) -> None:
         """Have the picture's rows at hand: evaluated, and now the newest.
@@ -90,11 +97,11 @@ class ImageEncoder:
         Those of the names `spared` do not make way for them.
 
         Raises:
-            Unsliceable: they cannot be cut by tokens.
+            UnknownImageInputs: they cannot be cut by tokens.
         """
         name = picture.name
-        if name in self._kept:
-            self._kept.move_to_end(name)
+        if name in self._encoded:
+            self._encoded.move_to_end(name)
             return
         started = time.perf_counter()
         with mx.stream(generation_stream):
@@ -104,11 +111,11 @@ class ImageEncoder:
         mx.clear_cache()
         self.encoder_calls += 1
         self.encoder_seconds += time.perf_counter() - started
-        self._kept[name] = rows
+        self._encoded[name] = rows
         self.nbytes += rows.nbytes
-        for other in [*self._kept][:-1]:
+        for other in [*self._encoded][:-1]:
             if self.nbytes > self._bytes_max and other not in spared:
-                self.nbytes -= self._kept.pop(other).nbytes
+                self.nbytes -= self._encoded.pop(other).nbytes
 
     def forget(self) -> None:
         """Give up the rows of every picture."""
@@ -116,12 +123,13 @@ class ImageEncoder:
 
     def release(self, spared: Container[ImageName] = ()) -> bool:
         """Give up all rows but those of the names `spared`; say whether there were any."""
-        going = [name for name in self._kept if name not in spared]
-        for name in going:
-            self.nbytes -= self._kept.pop(name).nbytes
-        if going:  # who waits for memory asks at every step
+        released = [name for name in self._encoded if name not in spared]
+        for name in released:
+            self.nbytes -= self._encoded.pop(name).nbytes
+        assert self.nbytes >= 0 and (self._encoded or self.nbytes == 0), self.nbytes
+        if released:  # a request that waits for memory asks at every step
             mx.clear_cache()
-        return bool(going)
+        return bool(released)
 
     def shift(self, runs: Sequence[ImageRun], position: int) -> int:
         """Return what a text token's position is beyond `position`, the number of those before.
@@ -130,7 +138,9 @@ class ImageEncoder:
         """
         return sum(self._advance(run.picture) for run in runs if run.end <= position)
 
-    def stretch(self, ids: Sequence[int], at: int, runs: Sequence[ImageRun]) -> dict[str, Any]:
+    def model_arguments(
+        self, ids: Sequence[int], at: int, runs: Sequence[ImageRun]
+    ) -> dict[str, Any]:
         """Return what the language model is called with, beside the tokens `ids` [at, at + n).
 
         `runs` are all images of the prompt, ascending. Pictures that the stretch covers, wholly
@@ -139,15 +149,17 @@ class ImageEncoder:
         end = at + len(ids)
         if not any(run.start < end and at < run.end for run in runs):
             return {"shift": self.shift(runs, at)}
-        pieces = []
-        for start, stop, run in _pieces(at, end, runs):
+        parts = []
+        for start, stop, run in _segments(at, end, runs):
             if run is None:
-                pieces.append(self._rows(ids[start - at : stop - at]))
+                parts.append(self._rows(ids[start - at : stop - at]))
             else:
                 self.encode(run.picture)
-                rows = self._kept[run.picture.name]
-                pieces.append(rows.part(start - run.start, stop - run.start))
-        arguments = _joined(pieces)
+                rows = self._encoded[run.picture.name]
+                parts.append(rows.part(start - run.start, stop - run.start))
+        arguments = _model_arguments(parts)
+        count = arguments["inputs_embeds"].shape[1]
+        assert count == len(ids), (count, len(ids))
         if self._language.takes_positions:
             arguments["position_ids"] = mx.array(self._positions(at, end, runs))[:, None]
         return arguments
@@ -159,9 +171,9 @@ class ImageEncoder:
             inputs["mask"] = mx.ones((1, len(ids)), dtype=mx.int32)
         made = self._model.get_input_embeddings(mx.array([list(ids)]), pixels, **inputs).to_dict()
         made = {name: value for name, value in made.items() if value is not None}
-        odd = made.keys() - _CUT - _UNUSED
+        odd = made.keys() - _SLICED_INPUTS - _UNUSED_INPUTS
         if odd:
-            raise Unsliceable(f"its language model is given {', '.join(sorted(odd))}")
+            raise UnknownImageInputs(f"its language model is given {', '.join(sorted(odd))}")
         return _rows_of(made, len(ids))
 
     def _positions(self, at: int, end: int, runs: Sequence[ImageRun]) -> NDArray[np.int32]:
@@ -171,7 +183,7 @@ class ImageEncoder:
         for run in runs:
             start, stop = max(run.start, at), min(run.end, end)
             if start < stop:
-                inside = self._place(run.picture)[:, start - run.start : stop - run.start]
+                inside = self._positions_of(run.picture)[:, start - run.start : stop - run.start]
                 positions[:, start - at : stop - at] = run.start + shift + inside
             advance = self._advance(run.picture)
             positions[:, max(run.end - at, 0) :] += advance
@@ -182,27 +194,27 @@ class ImageEncoder:
         """Return the positions that a picture takes beyond its number of tokens; 0 without mRoPE"""
         if not self._language.takes_positions:
             return 0
-        return int(self._place(picture).max()) + 1 - len(picture.ids)
+        return int(self._positions_of(picture).max()) + 1 - len(picture.ids)
 
-    def _place(self, picture: PromptImage) -> NDArray[np.int32]:
+    def _positions_of(self, picture: PromptImage) -> NDArray[np.int32]:
         """Return the positions (3, tokens) of a picture that stands at the prompt's start."""
         key = (picture.grid, len(picture.ids))
-        if key not in self._places:
+        if key not in self._relative_positions:
             with mx.stream(generation_stream):
                 grid = mx.array(picture.grid) if picture.grid else None
                 positions, _ = self._language.model.get_rope_index(
                     mx.array([picture.ids], dtype=mx.int32), image_grid_thw=grid
                 )
-                place = np.array(positions, dtype=np.int32)
-            if place.shape != (AXES, 1, len(picture.ids)):
-                raise Unsliceable(f"positions of shape {place.shape}")
-            self._places[key] = place[:, 0]
-            if len(self._places) > PLACES_MAX:
-                self._places.popitem(last=False)
-        return self._places[key]
+                positions = np.array(positions, dtype=np.int32)
+            if positions.shape != (AXES, 1, len(picture.ids)):
+                raise UnknownImageInputs(f"positions of shape {positions.shape}")
+            self._relative_positions[key] = positions[:, 0]
+            if len(self._relative_positions) > POSITIONS_KEPT_MAX:
+                self._relative_positions.popitem(last=False)
+        return self._relative_positions[key]
 
 
-def _pieces(
+def _segments(
     at: int, end: int, runs: Sequence[ImageRun]
 ) -> Iterator[tuple[int, int, ImageRun | None]]:
     """Yield the parts of [at, end) that are one image's, or text (None), ascending."""
@@ -237,21 +249,21 @@ def _rows_of(made: Mapping[str, Any], count: int) -> ImageRows:
         or any(layer.shape[0] != visual_count for layer in rows.deepstack)
         or (rows.per_layer is not None and rows.per_layer.shape[:2] != (1, count))
     ):
-        raise Unsliceable(f"rows of shapes {[array.shape for array in rows.arrays]}")
+        raise UnknownImageInputs(f"rows of shapes {[array.shape for array in rows.arrays]}")
     return rows
 
 
-def _joined(pieces: Sequence[ImageRows]) -> dict[str, Any]:
+def _model_arguments(parts: Sequence[ImageRows]) -> dict[str, Any]:
     """Return the rows of one stretch, as the language model names them."""
     arguments: dict[str, Any] = {
-        "inputs_embeds": mx.concatenate([piece.embeds for piece in pieces], axis=1)
+        "inputs_embeds": mx.concatenate([part.embeds for part in parts], axis=1)
     }
-    per_layer = [piece.per_layer for piece in pieces if piece.per_layer is not None]
+    per_layer = [part.per_layer for part in parts if part.per_layer is not None]
     if per_layer:
         arguments["per_layer_inputs"] = mx.concatenate(per_layer, axis=1)
-    visual = np.concatenate([piece.is_visual for piece in pieces])
+    visual = np.concatenate([part.is_visual for part in parts])
     if visual.any():
-        layers = zip(*(piece.deepstack for piece in pieces if piece.deepstack), strict=True)
+        layers = zip(*(part.deepstack for part in parts if part.deepstack), strict=True)
         arguments["visual_pos_masks"] = mx.array(visual)[None]
         arguments["deepstack_visual_embeds"] = [mx.concatenate(list(layer)) for layer in layers]
     return arguments

@@ -1,4 +1,7 @@
-"""How much memory MLX may take on this machine. Owner: the inference thread."""
+"""Finds how much memory MLX may take on this machine, and holds it to that.
+
+Owner: the inference thread.
+"""
 
 from pathlib import Path
 from typing import Any, Final

@@ -1,4 +1,7 @@
-"""Loads a model and says what it is. Runs on the inference thread: MLX arrays belong to it."""
+"""Loads a model and its tokenizer, and reads what kind of model it is.
+
+Owner: the inference thread, as MLX arrays belong to the thread that made them.
+"""
 
 import logging
 from collections import Counter
@@ -44,7 +47,7 @@ UNKNOWN_LENGTH = 1 << 40  # transformers writes a larger number where a tokenize
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its tokenizer and what was found out about them."""
+    """A model, its tokenizer, and the facts that were found about them."""
 
     model: Any  # called as model(ids (1, n), cache=...) -> logits (1, n, vocabulary)
     tokenizer: Any  # mlx-lm's TokenizerWrapper
@@ -106,7 +109,7 @@ def load_model(
 
 
 def _checked(source: str) -> str:
-    """Return the directory or hub id; a mistyped path is told apart before a hub is asked."""
+    """Return the directory or hub id; a mistyped path is refused before a hub is asked."""
     path = Path(source).expanduser()
     looks_local = source.startswith(("/", ".", "~")) or source.count("/") != 1
     if path.is_dir():
@@ -218,10 +221,10 @@ def _facts(
 
 
 def _positions(config: dict[str, Any], tokenizer: Any) -> int:
-    """Return the longest context that the model was made for, by whatever name it is told."""
-    told = [config.get(name) for name in POSITION_NAMES]
-    told.append(getattr(tokenizer, "model_max_length", None))
-    known = [int(n) for n in told if isinstance(n, int | float) and 0 < n < UNKNOWN_LENGTH]
+    """Return the longest context that the model was made for, whatever name the config uses."""
+    found = [config.get(name) for name in POSITION_NAMES]
+    found.append(getattr(tokenizer, "model_max_length", None))
+    known = [int(n) for n in found if isinstance(n, int | float) and 0 < n < UNKNOWN_LENGTH]
     if not known:
         log.warning("the checkpoint does not tell its context length; MAX_KV_SIZE alone limits it")
     return known[0] if known else UNKNOWN_LENGTH

@@ -1,4 +1,7 @@
-"""How one request's tokens are chosen: mlx-lm's filters and penalties, with a seed of our own."""
+"""Makes the functions that choose one request's tokens.
+
+The filters and penalties are mlx-lm's; the seed is our own.
+"""
 
 import itertools
 import math
@@ -33,7 +36,7 @@ ALL_GENERATED = 1 << 30  # presence and frequency penalties look at everything g
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """A request's way of choosing tokens. Neither function ever raises (facts/mlx.md 6)."""
+    """A request's functions that choose its tokens. None of them ever raises (facts/mlx.md 6)."""
 
     sampler: Sampler
     processors: tuple[LogitsProcessor, ...]

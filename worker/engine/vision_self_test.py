@@ -1,4 +1,4 @@
-"""Finds out, when a model is loaded, whether our way of giving it images is mlx-vlm's.
+"""Checks, when a model is loaded, that it reads images as mlx-vlm has it read them.
 
 Owner: the inference thread.
 """
@@ -36,7 +36,7 @@ def checked_vision(
 
     `picture` is any small one, as the model's processor made it.
     """
-    assert loaded.vision is not None, "only what has a vision tower is asked for images"
+    assert loaded.vision is not None, "a model without a vision tower is given no images"
     prompt = _TestPrompt(loaded, picture)
     try:
         with mx.stream(generation_stream):
@@ -53,7 +53,7 @@ def checked_vision(
 
 
 class _TestPrompt:
-    """A picture between two texts."""
+    """A picture between two texts, forwarded as prompts here are and as mlx-vlm does it."""
 
     def __init__(self, loaded: LoadedModel, picture: PromptImage) -> None:
         assert loaded.vision is not None
@@ -72,7 +72,7 @@ class _TestPrompt:
         run = self._run
         middle = [(run.start + run.end) // 2] if in_two else []
         cuts = [0, run.start, *middle, run.end, len(self._ids)]
-        error = _error(self._in_pieces(self._ids, cuts, [run]), self._whole())
+        error = _error(self._in_forwards(self._ids, cuts, [run]), self._whole())
         text_error = max(self._text_error(cuts, at) for at in range(TEXTS))
         log.debug("images: error %.1e, text %.1e, in_two=%s", error, text_error, in_two)
         return error <= ERROR_MAX + TEXT_ERRORS_MAX * text_error
@@ -81,7 +81,9 @@ class _TestPrompt:
         """Return the error of text as long as the prompt, cut alike; another for each `at`."""
         words = self._behind[at:] + self._behind[:at]
         text = (words * len(self._ids))[: len(self._ids)]
-        return _error(self._in_pieces(text, cuts, []), self._in_pieces(text, [0, len(text)], []))
+        return _error(
+            self._in_forwards(text, cuts, []), self._in_forwards(text, [0, len(text)], [])
+        )
 
     def _whole(self) -> NDArray[Any]:
         """Return the last logits of the prompt in one forward, as mlx-vlm makes it."""
@@ -93,15 +95,15 @@ class _TestPrompt:
         cache = self._language.make_cache()
         return self._last(self._language.model(ids, cache=cache, **made).logits)
 
-    def _in_pieces(
+    def _in_forwards(
         self, tokens: Sequence[int], cuts: Sequence[int], runs: Sequence[ImageRun]
     ) -> NDArray[Any]:
         """Return the last logits of tokens that are forwarded as prompts here are."""
         cache = self._language.make_cache()
         for start, end in pairwise(cuts):
             ids = tokens[start:end]
-            told = self._vision.stretch(ids, start, runs)
-            logits = self._language(mx.array([ids]), cache=cache, **told)
+            arguments = self._vision.model_arguments(ids, start, runs)
+            logits = self._language(mx.array([ids]), cache=cache, **arguments)
         return self._last(logits)
 
     def _last(self, logits: mx.array) -> NDArray[Any]:

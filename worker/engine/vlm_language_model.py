@@ -1,4 +1,4 @@
-"""The language model of an mlx-vlm model, called as mlx-lm's models are.
+"""Calls the language model of an mlx-vlm model as mlx-lm's models are called.
 
 Owner: the inference thread.
 """
@@ -12,7 +12,7 @@ AXES: Final = 3  # time, height and width, in which mRoPE counts positions
 
 
 class VLMLanguageModel:
-    """Forwards that are told all they depend on: nothing is read from what mlx-vlm remembers.
+    """A language model whose forwards depend on their arguments only, not on mlx-vlm's memory.
 
     A model with mRoPE keeps the positions of the request that it saw last, so that another one
     beside it would continue with them. It only does where a call brings none: each call does.
@@ -49,10 +49,16 @@ class VLMLanguageModel:
 
 
 def depth(cache: Sequence[Any]) -> int:
-    """Return how many tokens the layers hold. Some of a hybrid's do not count them."""
-    counted = next((layer for layer in cache if hasattr(layer, "offset")), None)
+    """Return how many tokens the layers hold."""
+    counted = counted_depth(cache)
     assert counted is not None, "a model whose layers take positions has one that counts tokens"
-    return int(counted.offset)
+    return counted
+
+
+def counted_depth(cache: Sequence[Any]) -> int | None:
+    """Return how many tokens the layers hold; None where none counts them, as some hybrids'."""
+    counting = next((layer for layer in cache if hasattr(layer, "offset")), None)
+    return None if counting is None else int(counting.offset)
 
 
 def _takes_positions(model: Any) -> bool:

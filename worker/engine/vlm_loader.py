@@ -1,4 +1,4 @@
-"""Tells which checkpoints see images, and loads those. mlx-vlm is imported here, and only then.
+"""Finds which checkpoints see images, and loads those. Mlx-vlm is imported here, and only then.
 
 Owner: the inference thread.
 """
@@ -15,15 +15,15 @@ from typing import Any, Final
 from hearth.shared.extras import has_vision
 from hearth.worker.engine.vlm_language_model import VLMLanguageModel
 
-_TOLD: Final = re.compile(r"vis(ion|ual)|img_processor")  # names in config.json
-_TOWER: Final = re.compile(r"(^|\.)(vis(ion|ual)\w*|img_\w+|vpm|vit)\.")  # names of weights
+_VISION_KEY: Final = re.compile(r"vis(ion|ual)|img_processor")  # names in config.json
+_TOWER_WEIGHT: Final = re.compile(r"(^|\.)(vis(ion|ual)\w*|img_\w+|vpm|vit)\.")  # names of weights
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 _HEADER_BYTES_MAX: Final = 100_000_000  # safetensors' own limit
 
 
 @dataclass(frozen=True, slots=True)
 class VisionModel:
-    """What mlx-vlm made of a checkpoint."""
+    """A checkpoint that sees images, as mlx-vlm loaded it."""
 
     model: Any  # its towers, and `language_model`
     language: VLMLanguageModel
@@ -36,11 +36,11 @@ def has_tower(directory: Path) -> bool:
     Conversions for text alone keep the configuration of a tower that they dropped.
     """
     config = read_json(directory / "config.json")
-    is_told = any(value and _TOLD.match(name) for name, value in config.items())
+    is_told = any(value and _VISION_KEY.match(name) for name, value in config.items())
     return (
         is_told
         and any((directory / name).is_file() for name in _PROCESSORS)
-        and any(_TOWER.search(name) for name in _weight_names(directory))
+        and any(_TOWER_WEIGHT.search(name) for name in _weight_names(directory))
     )
 
 

@@ -1,0 +1,1 @@
+"""Moves KV between live slots, memory and disk: the layer that touches MLX arrays."""

@@ -1,6 +1,6 @@
-"""The SSD tier of one model's KV: what goes to disk, what comes back. Owner: the inference thread.
+"""Writes committed KV of one model to disk, and brings back what prompts go on from.
 
-Whatever a forward has written is handed to the courier when it is committed, so that a killed
+Whatever a forward has written is handed to the disk thread when it is committed, so that a killed
 worker loses a chunk at most, and nothing is written twice. What a prompt needs from disk is read
 before the prompt gets a slot, and goes into the store: planning sees RAM only.
 """
@@ -15,15 +15,15 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, path_to
-from hearth.worker.cache.line_priority import LinePriority
 from hearth.worker.cache.pinned_prompts import Pin
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind, FileName
-from hearth.worker.kv.layer_adapters import LayerMap, LayerRowsSet, LayerStates
+from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
 from hearth.worker.kv.live_slots import LiveSlot
 from hearth.worker.kv.serialise_kv import (
     UnreadableRecord,
@@ -33,7 +33,7 @@ from hearth.worker.kv.serialise_kv import (
     state_from,
 )
 
-FilePart = TypeVar("FilePart", LayerRowsSet, LayerStates)
+RowsOrStates = TypeVar("RowsOrStates", KVRows, LayerStates)
 
 RECALL_S_MAX: Final = 20.0  # from a disk that takes longer nothing is worth waiting for
 
@@ -52,8 +52,8 @@ class DiskRecall:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reached:
-    """A prefix of the prompt that is in RAM or on disk, and the pieces that lead there."""
+class _ReachedPrefix:
+    """A prefix of the prompt that is in RAM or on disk, and the files that lead there."""
 
     position: int
     is_canonical: bool
@@ -62,58 +62,62 @@ class _Reached:
 
 
 class DiskTier:
-    """Writes what slots have committed, and brings back what prompts go on from."""
+    """The SSD tier of one model's KV, above the thread that reads and writes files.
+
+    Invariant: what is taken in hangs from a joint of the store, and is the prompt's own tokens.
+    Owner: the inference thread.
+    """
 
     def __init__(
         self,
         store: ExtentStore,
         layers: LayerMap,
         evictor: Evictor,
-        courier: DiskThread,
+        disk_thread: DiskThread,
     ) -> None:
-        self.courier = courier
+        self.thread = disk_thread
         self.counts: Counter[str] = Counter()
         self._store = store
         self._layers = layers
         self._evictor = evictor
-        self._shelf = courier.shelf
+        self._file_store = disk_thread.file_store
 
     # ------------------------------------------------------------ to disk
 
-    def keep(self, slot: LiveSlot) -> None:
+    def write_slot(self, slot: LiveSlot) -> None:
         """Hand over what of the slot's extents is not on disk; what is refused waits.
 
         Copies rows that only the slot holds: those of one chunk, in most cases.
         """
-        for extent in slot.backs:
+        for extent in slot.held_extents:
             if not extent.is_stored and extent in self._store:
-                extent.is_stored = self._keep(extent, slot)
+                extent.is_stored = self._write(extent, slot)
 
-    def keep_rest(self, slots: Iterable[LiveSlot]) -> None:
+    def write_rest(self, slots: Iterable[LiveSlot]) -> None:
         """Hand over what was refused: by the queue, or, later, by the disk."""
-        if self.courier.has_lost:
+        if self.thread.has_lost:
             for extent in self._store.extents:
                 extent.is_stored = False  # what is on disk is not written again
         for slot in slots:
-            self.keep(slot)
+            self.write_slot(slot)
         for extent in list(self._store.extents):
             if not extent.is_stored and (extent.body is not None or not self._has_rows):
-                extent.is_stored = self._keep(extent, None)
+                extent.is_stored = self._write(extent, None)
 
     @property
     def _has_rows(self) -> bool:
         return self._layers.layout.has_rows
 
-    def _keep(self, extent: Extent, slot: LiveSlot | None) -> bool:
+    def _write(self, extent: Extent, slot: LiveSlot | None) -> bool:
         is_canonical = extent.is_canonical and self._hangs_from_its_own(extent)
         is_taken = True
         for kind in FileKind:
-            name = _name(extent, kind, is_canonical)
-            if self._shelf.holds(name):
+            name = _file_name(extent, kind, is_canonical)
+            if self._file_store.holds(name):
                 continue
             arrays = self._arrays(extent, slot, kind)
             if arrays is not None:
-                is_taken &= self.courier.write(self._record(extent, kind, is_canonical, arrays))
+                is_taken &= self.thread.write(self._record(extent, kind, is_canonical, arrays))
         return is_taken
 
     def _hangs_from_its_own(self, extent: Extent) -> bool:
@@ -125,13 +129,15 @@ class DiskTier:
         before = extent.start.arrival
         if before is None:
             return True
-        there = [name for name in self._shelf.at(extent.start.name) if name.kind is FileKind.ROWS]
+        there = [
+            name for name in self._file_store.at(extent.start.name) if name.kind is FileKind.ROWS
+        ]
         return all(name.start == before.start.name for name in there if name.is_canonical)
 
     def _arrays(
         self, extent: Extent, slot: LiveSlot | None, kind: FileKind
     ) -> tuple[Array, ...] | None:
-        """Return the arrays of one piece of an extent; None where it has no such piece."""
+        """Return an extent's arrays of one kind; None where it has none of that kind."""
         if kind is FileKind.ROWS:
             return arrays_of_rows(self._rows(extent, slot).layers)
         ends_here = slot is not None and slot.position == extent.end.position
@@ -142,10 +148,10 @@ class DiskTier:
         state = self._state(extent, there)
         return None if state is None else arrays_of_state(state)
 
-    def _window(self, extent: Extent, slot: LiveSlot | None) -> LayerRowsSet | None:
+    def _window(self, extent: Extent, slot: LiveSlot | None) -> KVRows | None:
         """Return an extent's window, from RAM or from a slot that ends where it does."""
         if extent.window is not None:
-            return _kept(extent.window)
+            return _as_rows(extent.window)
         if slot is None or not self._layers.layout.window:
             return None
         count = self._layers.window_count(slot.cache, len(extent.tokens))
@@ -162,18 +168,21 @@ class DiskTier:
             return None
         return self._layers.take_state(slot.cache)
 
-    def _rows(self, extent: Extent, slot: LiveSlot | None) -> LayerRowsSet:
+    def _rows(self, extent: Extent, slot: LiveSlot | None) -> KVRows:
         if not self._has_rows:
-            return LayerRowsSet(())
+            return KVRows(())
         if extent.body is not None:
-            return _kept(extent.body)
+            return _as_rows(extent.body)
         assert slot is not None, "rows that the store does not hold are a slot's"
         start, end = extent.start.position, extent.end.position
+        assert end <= slot.position, (end, slot.position)
         return self._layers.copy_rows(slot.cache, start, end, None)
 
     def _record(
         self, extent: Extent, kind: FileKind, is_canonical: bool, arrays: tuple[Array, ...]
     ) -> Record:
+        count = extent.end.position - extent.start.position
+        assert len(extent.tokens) == count, (len(extent.tokens), count)
         return Record(
             root=self._store.root.name,
             start=extent.start.name,
@@ -194,31 +203,31 @@ class DiskTier:
         """
         search = PrefixSearch(self._store, query, is_exact)
         kept = search.run().position
-        reached = self._reached(query, is_exact, search)
-        best = sorted(reached.items(), key=lambda row: (row[1].position, row[1].is_canonical))
-        for end, place in reversed(best):
-            if place.position <= kept:
+        by_end = self._reached(query, is_exact, search)
+        best = sorted(by_end.items(), key=lambda row: (row[1].position, row[1].is_canonical))
+        for end, reached in reversed(best):
+            if reached.position <= kept:
                 return None
-            pieces = self._pieces(end, place)
-            if pieces is not None and self._fits(pieces):
-                return DiskRecall(pieces, place.position)
+            files = self._files_needed(end, reached)
+            if files is not None and self._fits(files):
+                return DiskRecall(files, reached.position)
         return None
 
     def _reached(
         self, query: PrefixQuery, is_exact: bool, search: PrefixSearch
-    ) -> dict[PrefixHash, _Reached]:
+    ) -> dict[PrefixHash, _ReachedPrefix]:
         """Return the prefixes of the prompt that are in RAM, and those that disk leads to."""
-        todo: dict[PrefixHash, _Reached] = {
-            joint.name: _Reached(joint.position, is_canonical, joint)
+        todo: dict[PrefixHash, _ReachedPrefix] = {
+            joint.name: _ReachedPrefix(joint.position, is_canonical, joint)
             for joint, is_canonical in search.reached()
             if joint.position <= query.limit
         }
         names = dict(zip(query.cuts, query.names, strict=True))
         done = dict(todo)
         while todo:
-            start, place = todo.popitem()
-            for name in self._shelf.leaving(start):
-                end = place.position + name.token_count
+            start, reached = todo.popitem()
+            for name in self._file_store.leaving(start):
+                end = reached.position + name.token_count
                 if name.kind is not FileKind.ROWS or end > query.limit or name.end in done:
                     continue
                 if end not in names:
@@ -226,58 +235,60 @@ class DiskTier:
                     (names[end],) = prefix_hashes(root, query.tokens, [end])
                 if names[end] != name.end or (is_exact and not name.is_canonical):
                     continue
-                is_canonical = place.is_canonical and name.is_canonical
-                there = _Reached(end, is_canonical, place.joint, (*place.path, name))
+                is_canonical = reached.is_canonical and name.is_canonical
+                there = _ReachedPrefix(end, is_canonical, reached.joint, (*reached.path, name))
                 done[name.end] = todo[name.end] = there
         return done
 
-    def _pieces(self, end: PrefixHash, place: _Reached) -> tuple[FileName, ...] | None:
+    def _files_needed(
+        self, end: PrefixHash, reached: _ReachedPrefix
+    ) -> tuple[FileName, ...] | None:
         """Return all that is needed to go on there; None where the disk lacks some of it."""
-        layout, pieces = self._store.layout, list(place.path)
+        layout, files = self._store.layout, list(reached.path)
         if layout.window:
-            windows = self._windows(place)
+            windows = self._windows(reached)
             if windows is None:
                 return None
-            pieces += windows
-        if layout.has_state and (place.path or place.joint.snapshot is None):
-            run = place.path[-1] if place.path else _run(place.joint)
-            state = self._beside(run, FileKind.STATE)
+            files += windows
+        if layout.has_state and (reached.path or reached.joint.snapshot is None):
+            run = reached.path[-1] if reached.path else _rows_file_name(reached.joint)
+            state = self._file_beside(run, FileKind.STATE)
             if state is None:
                 return None
-            pieces.append(state)
-        return tuple(pieces)
+            files.append(state)
+        return tuple(files)
 
-    def _windows(self, place: _Reached) -> list[FileName] | None:
+    def _windows(self, reached: _ReachedPrefix) -> list[FileName] | None:
         """Return the window rows that a resume looks back to and RAM lacks."""
-        position, back_to = place.position, max(0, place.position - self._store.layout.window)
+        position, back_to = reached.position, max(0, reached.position - self._store.layout.window)
         lacking = []
-        for run in reversed(place.path):
+        for run in reversed(reached.path):
             if position > back_to:
                 lacking.append(run)
             position -= run.token_count
-        joint = place.joint
+        joint = reached.joint
         while joint.position > back_to and joint.arrival is not None:
             if joint.arrival.window is None:
-                lacking.append(_run(joint))
+                lacking.append(_rows_file_name(joint))
             elif not joint.arrival.window_covers(back_to):
                 return None  # nor does what was written when it was made
             joint = joint.arrival.start
-        found = [self._beside(run, FileKind.WINDOW) for run in lacking]
+        found = [self._file_beside(run, FileKind.WINDOW) for run in lacking]
         windows = [name for name in found if name is not None]
         return windows if len(windows) == len(lacking) else None
 
-    def _beside(self, run: FileName, kind: FileKind) -> FileName | None:
+    def _file_beside(self, run: FileName, kind: FileKind) -> FileName | None:
         """Return what is on disk beside the rows of a run, as canonical as they are."""
-        for name in self._shelf.at(run.end):
+        for name in self._file_store.at(run.end):
             is_as_good = name.is_canonical or not run.is_canonical
             if name.kind is kind and name.start == run.start and is_as_good:
                 return name
         return None
 
-    def _fits(self, pieces: Sequence[FileName]) -> bool:
+    def _fits(self, files: Sequence[FileName]) -> bool:
         """Whether the rows may be in RAM at all."""
         row_bytes, buffers = self._layers.row_cost(None)
-        rows = [name for name in pieces if name.kind is FileKind.ROWS]
+        rows = [name for name in files if name.kind is FileKind.ROWS]
         budget = self._store.budget
         nbytes = sum(name.token_count for name in rows) * row_bytes
         return nbytes <= budget.bytes_max and len(rows) * buffers <= budget.buffers_max
@@ -289,7 +300,7 @@ class DiskTier:
     ) -> int:
         """Put what was read into the store; return how many tokens came back.
 
-        Ends at the first piece that is missing, does not fit the prompt or finds no room: what
+        Ends at the first record that is missing, does not fit the prompt or finds no room: what
         hangs from it is of no use.
         """
         count = 0
@@ -310,26 +321,29 @@ class DiskTier:
             if record.kind is FileKind.ROWS:
                 count += len(record.tokens)
                 line.tip = record.end  # the prompt goes on with this line
+        assert count <= query.limit, (count, query.limit)
         self.counts["recalled_tokens"] += count
         return count
 
     def _take_in(
         self, record: Record, query: PrefixQuery, line: LinePriority, tips: list[Joint]
     ) -> bool:
-        """Put one piece into the store; say whether it is there. `tips` are not to be lost."""
+        """Put one record into the store; say whether it is there. `tips` are not to be lost."""
         if record.kind is FileKind.ROWS:
             return self._take_in_rows(record, query, line, tips)
         joint = self._store.joint(record.end)
         arrival = joint.arrival if joint is not None else None
-        if joint is None or arrival is None or not _is_beside(record, arrival):
+        if joint is None or arrival is None or not _fits_beside(record, arrival):
             self.counts["recalls_homeless"] += 1
             return False
         if record.kind is FileKind.WINDOW:
-            if arrival.window is None and (window := self._roomy(rows_from(record.arrays), tips)):
+            if arrival.window is None and (
+                window := self._with_room(rows_from(record.arrays), tips)
+            ):
                 rows = window.layers[0].arrays[0].shape[2]
                 self._store.set_window(arrival, window, joint.position - rows)
             return arrival.window is not None
-        if joint.snapshot is None and (state := self._roomy(state_from(record.arrays), tips)):
+        if joint.snapshot is None and (state := self._with_room(state_from(record.arrays), tips)):
             self._store.set_snapshot(joint, state)
         return joint.snapshot is not None
 
@@ -345,12 +359,13 @@ class DiskTier:
             self.counts["recalls_other_tokens"] += 1
             return False
         tips[1:] = [start]
-        body = self._roomy(rows_from(record.arrays), tips)
+        body = self._with_room(rows_from(record.arrays), tips)
         if body is None:
             return False
         there, extent = self._store.commit(
             start, record.end, record.tokens.copy(), record.is_canonical, line
         )
+        assert there.position == end and not there.is_dropped, (there.position, end)
         tips[1:] = [there]
         if extent is not None:  # else as good a one has come meanwhile
             extent.is_stored = True
@@ -358,7 +373,7 @@ class DiskTier:
                 self._store.set_body(extent, body)
         return True
 
-    def _roomy(self, part: FilePart, tips: Sequence[Joint]) -> FilePart | None:
+    def _with_room(self, part: RowsOrStates, tips: Sequence[Joint]) -> RowsOrStates | None:
         """Return what was read where room can be made for it, and nothing of `tips`' paths goes.
 
         It is needed now; what makes way for it is on disk, or is less likely needed than that.
@@ -376,22 +391,22 @@ class DiskTier:
         return None
 
 
-def _name(extent: Extent, kind: FileKind, is_canonical: bool) -> FileName:
+def _file_name(extent: Extent, kind: FileKind, is_canonical: bool) -> FileName:
     return FileName(kind, extent.start.name, extent.end.name, len(extent.tokens), is_canonical)
 
 
-def _run(joint: Joint) -> FileName:
+def _rows_file_name(joint: Joint) -> FileName:
     """Return the name of the rows that arrive at a joint in RAM."""
     assert joint.arrival is not None, "nothing is kept at the root"
-    return _name(joint.arrival, FileKind.ROWS, joint.arrival.is_canonical)
+    return _file_name(joint.arrival, FileKind.ROWS, joint.arrival.is_canonical)
 
 
-def _is_beside(record: Record, arrival: Extent) -> bool:
+def _fits_beside(record: Record, arrival: Extent) -> bool:
     """Whether a window or a snapshot is of this very run, and as canonical as it is."""
     is_as_good = record.is_canonical or not arrival.is_canonical
     return arrival.start.name == record.start and is_as_good
 
 
-def _kept(part: Any) -> LayerRowsSet:
-    assert isinstance(part, LayerRowsSet)
+def _as_rows(part: Any) -> KVRows:
+    assert isinstance(part, KVRows)
     return part

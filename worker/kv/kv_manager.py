@@ -1,6 +1,7 @@
-"""Live slots and kept KV of one model: what requests check out, commit to and check in.
+"""Manages the live slots and the kept KV of one model: requests check slots out and in here.
 
-Decisions are the cache's (worker/cache/), bytes are the mover's; this is a request's way through.
+Decisions are made in worker/cache/, and `KVTransfer` moves bytes; this module leads a request
+through both.
 """
 
 import math
@@ -14,9 +15,9 @@ import mlx.core as mx
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.extent_store import ExtentStore, path_to
 from hearth.worker.cache.image_keys import ImageRun, is_inside
-from hearth.worker.cache.line_priority import LinePriorities, LinePriority
 from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
@@ -26,15 +27,18 @@ from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
 from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slots import LiveSlot
-from hearth.worker.kv.release_memory import give_back
-from hearth.worker.kv.uncached_request import UncachedRequest
+from hearth.worker.kv.release_memory import release_memory
+from hearth.worker.kv.uncached_kv_manager import UncachedKVManager
 
 
 class KVManager:
-    """All live slots and all that is kept. Owner: the inference thread.
+    """All live slots and all that is kept of one model.
 
-    A slot is checked out by `open`, filled by forwards that `commit` each, and checked in by
-    `close`, however its request ends. Nothing prefilled is thrown away but for want of room.
+    `open` checks a slot out, `commit` follows each forward that fills it, and `close` checks it
+    in, however its request ends. Nothing prefilled is thrown away but for want of room.
+    Invariants: a slot's layers hold exactly its tokens; a busy slot pins its joint; there are at
+    most `slots_max` slots.
+    Owner: the inference thread.
     """
 
     def __init__(
@@ -44,56 +48,58 @@ class KVManager:
         new_cache: Callable[[], list[Any]],
         budget: Budget,
         rules: KeepRules,
-        courier: DiskThread | None = None,
+        disk_thread: DiskThread | None = None,
     ) -> None:
         self.rules = rules
         self.store = ExtentStore(root, layers.layout, budget)
-        self.apart = UncachedRequest(
+        self.uncached = UncachedKVManager(
             layers, new_cache, rules
         )  # for requests that are not to be kept
-        self._pins = Pins(budget)
+        self.pins = Pins(budget)
         self._layers = layers
         self._slots: dict[int, LiveSlot] = {}
-        self._mover = KVTransfer(self.store, layers, rules, self._slots, new_cache)
-        self._lines = LinePriorities()
-        self._disk = None
-        if courier is not None:
-            self._disk = DiskTier(self.store, layers, self._mover.evictor, courier)
+        self.transfer = KVTransfer(self.store, layers, rules, self._slots, new_cache)
+        self.lines = LinePriorities()
+        self.disk = None
+        if disk_thread is not None:
+            self.disk = DiskTier(self.store, layers, self.transfer.evictor, disk_thread)
 
     # ------------------------------------------------------------ a request's life
 
     def plan(self, query: PrefixQuery) -> ResumePlan:
-        """Return what `open` would do now. Changes nothing."""
+        """Return the plan that `open` would carry out now. Changes nothing."""
         idle = [slot.view() for slot in self._slots.values() if not slot.is_busy]
         return make_plan(self.store, idle, query, self.rules.is_exact)
 
     def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
         """Check out a slot that holds as much of the prompt as is kept; room for `rows` tokens."""
-        plan = self._sound(self.plan(query), query)
-        if plan.slot is None and self._make_way(query):
-            plan = self._sound(self.plan(query), query)  # the slot may have held its beginning
+        plan = self._checked(self.plan(query), query)
+        if plan.slot is None and self._free_slot(query):
+            plan = self._checked(self.plan(query), query)  # the slot may have held its beginning
         self.counts[f"match_{plan.kind}"] += 1
         self.counts["hybrid_trim_miss"] += plan.hybrid_trimmed
         slot = self._fill(plan, query, self._line_of(plan, query), rows)
         assert slot.line is not None
-        self._own(plan, slot.line)
+        self._take_over_path(plan, slot.line)
         slot.joint.resumed += plan.position > 0
         slot.is_spare = slot.is_settled = False
         # What another prompt's last cut ended is not what this one's prefill would have written.
-        slot.trail = shared_cuts(slot.trail, query.cuts)
+        slot.canonical_cuts = shared_cuts(slot.canonical_cuts, query.cuts)
         slot.capacity = self._layers.reserve(slot.cache, rows)
         self._check_depth(slot)
+        assert slot.position == plan.position <= query.limit, (slot.position, plan.position)
+        assert slot.capacity >= rows, (slot.capacity, rows)
         return slot, plan
 
-    def _sound(self, plan: ResumePlan, query: PrefixQuery) -> ResumePlan:
-        """Return the plan; one that would go on amid an image, which none does, is counted."""
+    def _checked(self, plan: ResumePlan, query: PrefixQuery) -> ResumePlan:
+        """Return the plan, or a cold one, counted, where it would go on amid an image."""
         if not is_inside(query.tokens, plan.position):
             return plan
         self.counts["vlm_retreat"] += 1
         return ResumePlan.cold()
 
-    def _own(self, plan: ResumePlan, line: LinePriority) -> None:
-        """What the request goes on from is its line's now, unless a likelier one's."""
+    def _take_over_path(self, plan: ResumePlan, line: LinePriority) -> None:
+        """Give the extents that are resumed from to the line, unless a likelier one has them."""
         now = time.monotonic()
         mine = line.likelihood(now, self.rules.ttl_s)
         for extent in plan.path:
@@ -106,28 +112,32 @@ class KVManager:
         `tokens` are all that the slot holds now, `name` their hash.
         """
         start, end = slot.position, len(tokens)
+        assert slot.is_busy and start < end, (slot.is_busy, start, end)
         is_canonical = slot.is_canonical
         slot.tokens = tokens
         if is_canonical:
-            slot.trail.append(end)
+            slot.canonical_cuts.append(end)
         self._check_depth(slot)
         if is_canonical or not self.rules.is_exact:
-            self._mover.index(slot, start, end, name, is_canonical)
+            self.transfer.index(slot, start, end, name, is_canonical)
         self._to_disk(slot)
-        self._mover.quantise(slot, end)
+        self.transfer.quantise(slot, end)
 
     def grow(self, slot: LiveSlot, rows: int) -> None:
         """Before a decode step: make room for `rows` tokens; quantise where that is due."""
+        assert slot.is_busy and rows > slot.position, (slot.is_busy, rows, slot.position)
         if rows > slot.capacity:
             slot.capacity = self._layers.reserve(slot.cache, rows)
-        if slot.format is None and self._mover.is_due(rows):
-            self._mover.quantise(slot, rows)
+        if slot.format is None and self.transfer.is_due(rows):
+            self.transfer.quantise(slot, rows)
             slot.capacity = self._layers.reserve(slot.cache, rows)
+        assert slot.capacity >= rows, (slot.capacity, rows)
 
     def lend(self, slot: LiveSlot) -> None:
-        """The slot's cache is merged into a batch: cut out what only it holds."""
-        slot.lent = slot.backs
-        self._mover.give_up_rows(slot, 0)
+        """Before the slot's cache is merged into a batch: copy out what only it holds."""
+        assert slot.is_busy and not slot.lent_extents, "a slot joins a batch once"
+        slot.lent_extents = slot.held_extents
+        self.transfer.give_up_rows(slot, 0)
         slot.cache, slot.capacity = [], 0
 
     def close(self, slot: LiveSlot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
@@ -135,19 +145,21 @@ class KVManager:
 
         `is_prefilled` says that its prompt was read to the last cut.
         """
+        assert slot.is_busy and slot.position <= len(tokens), (slot.position, len(tokens))
         slot.cache, slot.tokens = cache, tokens
         self._check_depth(slot)
-        self._mover.hold_again(slot)
+        self.transfer.hold_lent_extents(slot)
         if slot.joint.is_dropped:
-            self._mover.reindex(slot)
+            self.transfer.reindex(slot)
         start = slot.joint.position
+        assert start <= len(tokens), (start, len(tokens))
         is_whole = not _ends_inside(slot.images, len(tokens))  # else nobody resumes there
         if is_prefilled and slot.line is not None and slot.joint.arrival is not None:
             slot.joint.is_prompt_end = True
             slot.line.tip = slot.joint.name
         if len(tokens) > start and is_whole and not self.rules.is_exact:
             (name,) = prefix_hashes(slot.root.name, tokens, [len(tokens)])
-            self._mover.index(slot, start, len(tokens), name, is_canonical=False)
+            self.transfer.index(slot, start, len(tokens), name, is_canonical=False)
         self._to_disk(slot)
         self._check_in(slot)
 
@@ -162,14 +174,14 @@ class KVManager:
             if slot.capacity >= rows:
                 return 0
             held = self.slot_bytes(slot)
-        is_packed = self._mover.is_due(rows)
+        is_packed = self.transfer.is_due(rows)
         form = self.rules.running_format if is_packed else None
         return max(0, self._layers.slot_bytes(rows, form) - held)
 
     def releasable(self, spared: PrefixQuery | None = None) -> int:
         """Return how many bytes `release` could give up."""
-        basis, slots = self._basis(spared)
-        kept = self.store.budget.bytes_used - self._pins.nbytes - basis.nbytes
+        needed, slots = self._needed_by(spared)
+        kept = self.store.budget.bytes_used - self.pins.nbytes - needed.nbytes
         idle = [slot for slot in self._slots.values() if not slot.is_busy]
         return max(0, kept) + sum(self.slot_bytes(s) for s in idle if s.number not in slots)
 
@@ -179,14 +191,14 @@ class KVManager:
         Nothing goes that the prompt `spared` would go on from. What was computed of what goes
         stays on disk, where there is one.
         """
-        basis, slots = self._basis(spared)
-        basis.mark(1)
+        needed, slots = self._needed_by(spared)
+        needed.mark(1)
         self._release(nbytes, slots)
-        basis.mark(-1)
+        needed.mark(-1)
         mx.clear_cache()
 
-    def _basis(self, query: PrefixQuery | None) -> tuple[Pin, set[int | None]]:
-        """Return what a prompt would go on from now: as a pin, and the slots that hold it."""
+    def _needed_by(self, query: PrefixQuery | None) -> tuple[Pin, set[int | None]]:
+        """Return what a prompt would resume from now: as a pin, and the slots that hold it."""
         plan = self.plan(query) if query is not None else None
         path = plan.path if plan is not None else ()
         slots: set[int | None] = {n for e in path if e.body is None for n in e.holders}
@@ -197,17 +209,17 @@ class KVManager:
         budget, now = self.store.budget, time.monotonic()
         full = budget.bytes_max
         freed, budget.bytes_max = budget.bytes_used, max(0, budget.bytes_used - nbytes)
-        self._mover.evictor.make_room(0, 0, math.inf, now)
+        self.transfer.evictor.make_room(0, 0, math.inf, now)
         freed -= budget.bytes_used
         idle = sorted(
             (s for s in self._slots.values() if not s.is_busy and s.number not in spared),
-            key=lambda slot: _claim(slot, now),
+            key=lambda slot: _idle_slot_rank(slot, now),
         )
         for slot in idle:
             if freed >= nbytes:
                 break
             freed += self.slot_bytes(slot)
-            self._vacate(slot)
+            self.give_up(slot)
         budget.bytes_max = full
 
     # ------------------------------------------------------------ pins
@@ -221,7 +233,7 @@ class KVManager:
             RequestError: 400, 409 or 503; nothing is pinned, and nothing but room is lost.
         """
         if slot.joint.is_dropped:
-            self._mover.reindex(slot)
+            self.transfer.reindex(slot)
         path = path_to(slot.joint)
         if not path:
             raise RequestError(
@@ -229,73 +241,72 @@ class KVManager:
                 "nothing to pin.",
                 code="not_kept",
             )
-        self._pins.check(pin_id, path, *self._mover.lacking(slot, path))
-        self._pins.add(pin_id, key, path)  # before room is made: none of it goes
-        is_whole = slot.joint.position == slot.position and self._mover.complete(slot, path)
+        self.pins.check(pin_id, path, *self.transfer.lacking(slot, path))
+        self.pins.add(pin_id, key, path)  # before room is made: none of it goes
+        is_whole = slot.joint.position == slot.position and self.transfer.complete(slot, path)
         if not is_whole:
-            self._pins.drop(pin_id)
+            self.pins.drop(pin_id)
             raise Overloaded("There is no room for what is to be pinned now; try again.")
-        self._pins.add(pin_id, key, path)  # with what was lacking
+        self.pins.add(pin_id, key, path)  # with what was lacking
 
     def unpin(self, pin_id: str, key: str) -> bool:
         """Give up a pin of `key`, "" = anyone's; say whether there was one."""
-        return self._pins.drop(pin_id, key)
+        return self.pins.drop(pin_id, key)
 
     def pins_report(self, key: str = "") -> dict[str, Any]:
-        return self._pins.report(key)
+        return self.pins.report(key)
 
     # ------------------------------------------------------------ the disk
 
     def recall(
         self, query: PrefixQuery, then: Callable[[Sequence[Record | None]], None]
     ) -> DiskRecall | None:
-        """Have what the prompt needs from disk read; `then` gets it, on the disk's thread.
+        """Have the prompt's KV read from disk, and `then` called with it on the disk's thread.
 
         None where there is nothing to wait for.
         """
-        recall = self._disk.wanted(query, self.rules.is_exact) if self._disk is not None else None
-        if recall is None or self._disk is None or recall.position <= self.plan(query).position:
+        recall = self.disk.wanted(query, self.rules.is_exact) if self.disk is not None else None
+        if recall is None or self.disk is None or recall.position <= self.plan(query).position:
             return None  # a live slot may hold more than the store
-        return recall if self._disk.courier.read(recall.names, then) else None
+        return recall if self.disk.thread.read(recall.names, then) else None
 
     def take_in(self, records: Sequence[Record | None], query: PrefixQuery) -> int:
         """Keep what was read for a prompt; return how many tokens came back."""
-        assert self._disk is not None
+        assert self.disk is not None
         if not records or records[0] is None:
-            return self._disk.take_in(
-                records, query, LinePriority(0, 0.0, 0.0)
-            )  # which counts that
-        line = self._lines.open(time.monotonic(), 1, query.family, query.is_side)
-        self._lines.rest(line, time.monotonic())
-        return self._disk.take_in(records, query, line)
+            return self.disk.take_in(records, query, LinePriority(0, 0.0, 0.0))  # which counts that
+        line = self.lines.open(time.monotonic(), 1, query.family, query.is_side)
+        self.lines.end_turn(line, time.monotonic())
+        return self.disk.take_in(records, query, line)
 
     def disk_report(self) -> dict[str, Any] | None:
-        """Return what `/v1/cache` tells about the disk; None where there is none."""
-        if self._disk is None:
+        """Return what `/v1/cache` reports of the disk; None where there is none."""
+        if self.disk is None:
             return None
-        report = self._disk.courier.report()
-        return report | {"counts": report["counts"] | dict(self._disk.counts)}
+        report = self.disk.thread.report()
+        return report | {"counts": report["counts"] | dict(self.disk.counts)}
 
     def hand_over(self) -> None:
-        """Give the disk's thread what it had no room for when it was committed."""
-        if self._disk is not None:
-            self._disk.keep_rest(self._slots.values())
+        """Give the disk's thread the KV that it had no room for at its commit."""
+        if self.disk is not None:
+            self.disk.write_rest(self._slots.values())
 
     def shut(self, flush_s: float) -> None:
         """Write what is queued, for so long, and end the disk's thread. Any thread, at the end."""
-        if self._disk is not None:
-            self._disk.courier.flush(flush_s)
-            self._disk.courier.close()
+        if self.disk is not None:
+            self.disk.thread.flush(flush_s)
+            self.disk.thread.close()
 
     def _to_disk(self, slot: LiveSlot) -> None:
-        if self._disk is not None:
-            self._disk.keep(slot)
+        if self.disk is not None:
+            self.disk.write_slot(slot)
 
     def _check_in(self, slot: LiveSlot) -> None:
+        assert slot.is_busy and slot.joint.pins > 0, (slot.is_busy, slot.joint.pins)
         slot.joint.pins -= 1
         slot.is_busy, slot.used_at = False, time.monotonic()
         if slot.line is not None:
-            self._lines.rest(slot.line, slot.used_at)
+            self.lines.end_turn(slot.line, slot.used_at)
 
     # ------------------------------------------------------------ idle time
 
@@ -330,11 +341,11 @@ class KVManager:
         plan = make_plan(self.store, [s.view() for s in spares], query, is_exact=True)
         if plan.slot is None:
             for spare in spares:
-                self._vacate(spare)
+                self.give_up(spare)
             plan = make_plan(self.store, [], query, is_exact=True)
-        if plan.position + self.rules.chunk < self._done_for(query):
+        if plan.position + self.rules.chunk < self._prefilled_to(query):
             return None
-        slot = self._fill(plan, query, self._owner(plan), query.limit)
+        slot = self._fill(plan, query, self._idle_work_line(plan), query.limit)
         slot.is_spare = slot.is_settled = True
         slot.capacity = self._layers.reserve(slot.cache, query.limit)
         return slot
@@ -343,19 +354,19 @@ class KVManager:
         """Idle work for these tokens is done, or cannot be."""
         for slot in self._slots.values():
             if slot.tokens is query.tokens:
-                slot.is_settled, slot.ahead_to = True, query.limit
+                slot.is_settled, slot.idle_prefilled_to = True, query.limit
 
-    def _done_for(self, query: PrefixQuery) -> int:
+    def _prefilled_to(self, query: PrefixQuery) -> int:
         """Return up to where these tokens of a live slot were read canonically before."""
         for slot in self._slots.values():
             if slot.tokens is query.tokens:
-                return max(slot.ahead_to, slot.trail[-1] if slot.trail else 0)
+                return max(slot.idle_prefilled_to, slot.canonical_to)
         return 0
 
     def close_spare(self, slot: LiveSlot) -> None:
         """Check in a slot of idle work, done or interrupted."""
         if slot.joint.is_dropped:
-            self._mover.reindex(slot)
+            self.transfer.reindex(slot)
         self._check_in(slot)
 
     def sweep(self) -> bool:
@@ -363,8 +374,8 @@ class KVManager:
         now, idle_s = time.monotonic(), self.rules.session_idle_s
         old = [s for s in self._slots.values() if not s.is_busy and now - s.used_at > idle_s]
         for slot in old if idle_s else ():
-            self._vacate(slot)
-        self._lines.forget({extent.line for extent in self.store.extents})
+            self.give_up(slot)
+        self.lines.forget({extent.line for extent in self.store.extents})
         return bool(old and idle_s)
 
     # ------------------------------------------------------------ for people
@@ -378,24 +389,24 @@ class KVManager:
         for slot in self.slots:
             if not slot.is_busy:
                 del self._slots[slot.number]
-            slot.backs, slot.lent = [], []
-        self._pins.clear()
+            slot.held_extents, slot.lent_extents = [], []
+        self.pins.clear()
         self.store.clear()
-        if self._disk is not None:
-            self._disk.courier.clear()
-        give_back()
+        if self.disk is not None:
+            self.disk.thread.clear()
+        release_memory()
 
     @property
     def counts(self) -> Counter[str]:
-        return self._mover.counts
+        return self.transfer.counts
 
     @property
     def evictions(self) -> int:
-        return self._mover.evictor.evictions
+        return self.transfer.evictor.evictions
 
     def evictions_report(self) -> dict[str, dict[str, int]]:
         """Return what was evicted: of each kind how many, and how many bytes they gave back."""
-        evictor = self._mover.evictor
+        evictor = self.transfer.evictor
         return {"count": dict(evictor.evicted), "bytes": dict(evictor.evicted_bytes)}
 
     @property
@@ -414,18 +425,19 @@ class KVManager:
         if plan.slot is not None:
             slot = self._slots[plan.slot]
             slot.is_busy, slot.line = True, line
-            self._mover.rewind(slot, plan)
+            self.transfer.rewind(slot, plan)
         else:
+            assert len(self._slots) < self.rules.slots_max, (len(self._slots), self.rules.slots_max)
             number = min(set(range(self.rules.slots_max)) - self._slots.keys())
             root = self.store.root_of(query.root)
             slot = self._slots[number] = LiveSlot(number, [], root, line)
-            self._mover.restore(slot, plan, rows)
+            self.transfer.restore(slot, plan, rows)
         slot.joint.pins += 1
         slot.images = tuple(run.bare() for run in query.images)
-        self._mover.quantise(slot, plan.position)
+        self.transfer.quantise(slot, plan.position)
         return slot
 
-    def _make_way(self, query: PrefixQuery) -> bool:
+    def _free_slot(self, query: PrefixQuery) -> bool:
         """Empty the idle slot that is least likely needed, where none is free; say whether so.
 
         What it held is kept, but not instead of what the prompt goes on from.
@@ -435,14 +447,16 @@ class KVManager:
         now = time.monotonic()
         idle = [slot for slot in self._slots.values() if not slot.is_busy]
         assert idle, "the scheduler opens no more than slots_max"
-        basis, _ = self._basis(query)
-        basis.mark(1)
-        self._vacate(min(idle, key=lambda slot: _claim(slot, now)))
-        basis.mark(-1)
+        needed, _ = self._needed_by(query)
+        needed.mark(1)
+        self.give_up(min(idle, key=lambda slot: _idle_slot_rank(slot, now)))
+        needed.mark(-1)
         return True
 
-    def _vacate(self, slot: LiveSlot) -> None:
-        self._mover.give_up_rows(slot, 0)
+    def give_up(self, slot: LiveSlot) -> None:
+        """Empty an idle slot, and copy what only it holds into the store where there is room."""
+        assert not slot.is_busy and self._slots[slot.number] is slot, (slot.number, slot.is_busy)
+        self.transfer.give_up_rows(slot, 0)
         slot.cache = []
         del self._slots[slot.number]
 
@@ -458,18 +472,18 @@ class KVManager:
         elif plan.slot is not None:
             line = self._slots[plan.slot].line
         if line is None or line.is_running:
-            return self._lines.open(now, turns, query.family, query.is_side)
-        self._lines.proceed(line, now, max(turns, line.turns + 1))
+            return self.lines.open(now, turns, query.family, query.is_side)
+        self.lines.begin_turn(line, now, max(turns, line.turns + 1))
         return line
 
-    def _owner(self, plan: ResumePlan) -> LinePriority:
+    def _idle_work_line(self, plan: ResumePlan) -> LinePriority:
         """Return the line that idle work is for."""
         if plan.slot is not None and (line := self._slots[plan.slot].line) is not None:
             return line
-        return plan.path[-1].line if plan.path else self._lines.open(time.monotonic(), 1)
+        return plan.path[-1].line if plan.path else self.lines.open(time.monotonic(), 1)
 
     def _check_depth(self, slot: LiveSlot) -> None:
-        """Physical truth: what we believe is in the slot is what its layers count."""
+        """Assert that the slot's layers hold as many tokens as its bookkeeping says."""
         depth = self._layers.depth(slot.cache)
         assert depth is None or depth == slot.position, (depth, slot.position)
 
@@ -479,7 +493,7 @@ def _ends_inside(images: Sequence[ImageRun], position: int) -> bool:
     return any(run.start < position < run.end for run in images)
 
 
-def _claim(slot: LiveSlot, now: float) -> tuple[bool, float, float]:
+def _idle_slot_rank(slot: LiveSlot, now: float) -> tuple[bool, float, float]:
     """Return what orders idle slots: the lowest makes way."""
     likelihood = slot.line.likelihood(now, 0) if slot.line is not None else 0.0
     return (not slot.is_spare, likelihood, slot.used_at)

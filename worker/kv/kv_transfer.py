@@ -1,4 +1,4 @@
-"""Moves KV between live slots and what is kept, so that the store's bookkeeping stays true."""
+"""Moves KV between live slots and the extent store, and keeps the store's bookkeeping true."""
 
 import math
 import time
@@ -12,16 +12,16 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import Bytes, Extent, ExtentStore, Joint
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays
 from hearth.worker.cache.resume_planner import ResumePlan
-from hearth.worker.kv.layer_adapters import LayerMap, LayerRowsSet, LayerStates
+from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
 from hearth.worker.kv.live_slots import LiveSlot
 from hearth.worker.kv.quantise_kv import LayerRows, QuantFormat
 
 
 @dataclass(frozen=True, slots=True)
 class KeepRules:
-    """How KV is kept: settings, and what the model allows."""
+    """The rules by which KV is kept: settings, and what the model allows."""
 
     slots_max: int
     chunk: int  # tokens of one prefill forward
@@ -35,10 +35,11 @@ class KeepRules:
 
 
 class KVTransfer:
-    """Takes KV out of slots and puts it back. Owner: the inference thread.
+    """Takes KV out of slots and puts it back.
 
-    Whatever leaves a slot is copied into the store first where only that slot held it; without
-    room for it, it is forgotten, and counted.
+    Invariant: whatever leaves a slot is copied into the store first where only that slot held it;
+    without room for it, it is forgotten, and counted.
+    Owner: the inference thread.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class KVTransfer:
         self.evictor = Evictor(store, rules.chunk, rules.ttl_s)
         self.counts: Counter[str] = Counter(hybrid_trim_miss=0, vlm_retreat=0)
         self._layers = layers
-        self._rules = rules
+        self.rules = rules
         self._slots = slots
         self._new_cache = new_cache
 
@@ -70,6 +71,7 @@ class KVTransfer:
             self.counts["commits_detached"] += 1
             return
         assert slot.line is not None and slot.joint.position == start, (slot.joint.position, start)
+        assert start < end <= slot.position, (start, end, slot.position)
         tokens = slot.tokens[start:end].copy()
         joint, extent = self.store.commit(slot.joint, name, tokens, is_canonical, slot.line)
         if extent is None and joint.arrival is not None:
@@ -79,8 +81,9 @@ class KVTransfer:
             extent = arrival if is_same else None
         if extent is not None and slot.number not in extent.holders:
             extent.holders.add(slot.number)
-            slot.backs.append(extent)
+            slot.held_extents.append(extent)
         if slot.is_busy:
+            assert slot.joint.pins > 0, slot.joint
             slot.joint.pins -= 1
             joint.pins += 1
         slot.joint = joint
@@ -95,18 +98,19 @@ class KVTransfer:
             return
         count = self._layers.window_count(slot.cache, len(extent.tokens))
         nbytes = self._layers.window_bytes(count)
-        if count and self._has_room(extent.end, nbytes, self._layers.window_buffers):
+        if count and self.has_room_at(extent.end, nbytes, self._layers.window_buffers):
             rows = self._layers.copy_window(slot.cache, count)
             self.store.set_window(extent, rows, extent.end.position - count)
 
     def _keep_state(self, slot: LiveSlot, joint: Joint) -> None:
         if not self._layers.layout.has_state or joint.snapshot is not None:
             return
-        if self._has_room(joint, self._layers.state_bytes, self._layers.state_buffers):
+        if self.has_room_at(joint, self._layers.state_bytes, self._layers.state_buffers):
             state = self._layers.take_state(slot.cache)
             self.store.set_snapshot(joint, state)
 
-    def _has_room(self, joint: Joint, nbytes: int, buffers: int) -> bool:
+    def has_room_at(self, joint: Joint, nbytes: int, buffers: int) -> bool:
+        """Make room for a window or a snapshot at `joint`; say whether there is room now."""
         now = time.monotonic()
         if self._make_room(nbytes, buffers, self.evictor.resume_worth(joint, nbytes, now), now):
             return True
@@ -121,21 +125,23 @@ class KVTransfer:
         return has_room
 
     def give_up_rows(self, slot: LiveSlot, position: int) -> None:
-        """The slot will not hold what is behind `position`: cut out what only it holds."""
+        """Copy out what only the slot holds behind `position`: it will not hold that any more."""
         now = time.monotonic()
-        going = [e for e in slot.backs if e.end.position > position and e in self.store]
-        likelihoods = self.evictor.likelihoods_from(going[0], now) if going else {}
-        for extent in going:
+        lost = [e for e in slot.held_extents if e.end.position > position and e in self.store]
+        likelihoods = self.evictor.likelihoods_from(lost[0], now) if lost else {}
+        for extent in lost:
             if extent.body is None and extent.holders == {slot.number}:
-                self._cut_out(extent, slot, likelihoods.get(extent, 1.0), now)
+                self._copy_out(extent, slot, likelihoods.get(extent, 1.0), now)
             self.store.let_go(extent, slot.number)
-        slot.backs = [extent for extent in slot.backs if extent.end.position <= position]
+        slot.held_extents = [
+            extent for extent in slot.held_extents if extent.end.position <= position
+        ]
 
-    def _cut_out(self, extent: Extent, slot: LiveSlot, likelihood: float, now: float) -> None:
+    def _copy_out(self, extent: Extent, slot: LiveSlot, likelihood: float, now: float) -> None:
         if not self._layers.layout.has_rows:
             return
-        form = self._rules.store_format
-        if slot.format is not None or extent.end.position < self._rules.store_from:
+        form = self.rules.store_format
+        if slot.format is not None or extent.end.position < self.rules.store_from:
             form = None
         row_bytes, buffers = self._layers.row_cost(slot.format or form)
         nbytes = len(extent.tokens) * row_bytes
@@ -145,28 +151,31 @@ class KVTransfer:
         if form is not None:
             self.store.make_fast(extent)
         start, end = extent.start.position, extent.end.position
+        assert end <= slot.position, (end, slot.position)
         body = self._layers.copy_rows(slot.cache, start, end, form)
         self.store.set_body(extent, body)
         self.counts["cut_out_bytes"] += body.nbytes
 
-    def hold_again(self, slot: LiveSlot) -> None:
+    def hold_lent_extents(self, slot: LiveSlot) -> None:
         """The slot's rows are back from a batch, bit by bit what they were."""
-        for extent in slot.lent:
+        for extent in slot.lent_extents:
+            assert extent.end.position <= slot.position, (extent.end.position, slot.position)
             if extent in self.store:
                 extent.holders.add(slot.number)
-                slot.backs.append(extent)
-        slot.lent = []
+                slot.held_extents.append(extent)
+        slot.lent_extents = []
 
     def reindex(self, slot: LiveSlot) -> None:
         """Make a slot findable again after what it had in the store was dropped."""
-        slot.backs = [extent for extent in slot.backs if extent in self.store]
+        slot.held_extents = [extent for extent in slot.held_extents if extent in self.store]
         slot.joint = slot.root
         slot.joint.pins += slot.is_busy
-        if slot.format is not None and slot.trail and not self.is_due(slot.trail[0]):
-            slot.trail = []  # a shorter cold run has raw rows where these are packed
+        first_cut = slot.canonical_cuts[0] if slot.canonical_cuts else 0
+        if slot.format is not None and first_cut and not self.is_due(first_cut):
+            slot.canonical_cuts = []  # a shorter cold run has raw rows where these are packed
         start = 0
-        names = prefix_hashes(slot.root.name, slot.tokens, slot.trail)
-        for end, name in zip(slot.trail, names, strict=True):
+        names = prefix_hashes(slot.root.name, slot.tokens, slot.canonical_cuts)
+        for end, name in zip(slot.canonical_cuts, names, strict=True):
             self.index(slot, start, end, name, is_canonical=True)
             start = end
 
@@ -175,10 +184,10 @@ class KVTransfer:
     def lacking(self, slot: LiveSlot, path: Sequence[Extent]) -> tuple[int, int]:
         """Return the bytes and buffers that `complete` would copy."""
         nbytes = buffers = 0
-        for extent in self._bare(path):
+        for extent in self._slot_only(path):
             row_bytes, arrays = self._layers.row_cost(self._slots[min(extent.holders)].format)
             nbytes, buffers = nbytes + len(extent.tokens) * row_bytes, buffers + arrays
-        for extent, start in self._uncovered(slot, path):
+        for extent, start in self._missing_windows(slot, path):
             nbytes += self._layers.window_bytes(extent.end.position - start)
             buffers += self._layers.window_buffers
         if self._layers.layout.has_state and path[-1].end.snapshot is None:
@@ -192,13 +201,14 @@ class KVTransfer:
         False, and nothing is copied, where that finds no room. Rows are kept as they are in the
         slot: what is pinned is not stored in fewer bits.
         """
+        assert path[-1].end.position == slot.position, (path[-1].end.position, slot.position)
         if not self._make_room(*self.lacking(slot, path), math.inf, time.monotonic()):
             return False
-        for extent in self._bare(path):
+        for extent in self._slot_only(path):
             start, end = extent.start.position, extent.end.position
             cache = self._slots[min(extent.holders)].cache
             self.store.set_body(extent, self._layers.copy_rows(cache, start, end, None))
-        for extent, start in self._uncovered(slot, path):
+        for extent, start in self._missing_windows(slot, path):
             end = extent.end.position
             rows = self._layers.copy_window(slot.cache, slot.position - start, slot.position - end)
             self.store.set_window(extent, rows, start)
@@ -206,11 +216,11 @@ class KVTransfer:
             self.store.set_snapshot(path[-1].end, self._layers.take_state(slot.cache))
         return True
 
-    def _bare(self, path: Sequence[Extent]) -> list[Extent]:
+    def _slot_only(self, path: Sequence[Extent]) -> list[Extent]:
         """Return the extents whose rows are in live slots only."""
         return [e for e in path if e.body is None] if self._layers.layout.has_rows else []
 
-    def _uncovered(self, slot: LiveSlot, path: Sequence[Extent]) -> list[tuple[Extent, int]]:
+    def _missing_windows(self, slot: LiveSlot, path: Sequence[Extent]) -> list[tuple[Extent, int]]:
         """Return where the window that ends with the path lacks rows: an extent, and from where."""
         window = self._layers.layout.window
         back_to = slot.position - window
@@ -222,40 +232,44 @@ class KVTransfer:
 
     def rewind(self, slot: LiveSlot, plan: ResumePlan) -> None:
         """Take a slot back to where the plan goes on."""
+        assert slot.floor <= plan.position <= slot.position, (slot.floor, plan.position)
         if plan.position == slot.position:
             return
-        windows = self._windows(plan)  # before room is made for what is cut out
+        windows = self._window_runs(plan)  # before room is made for what is cut out
         self.give_up_rows(slot, plan.position)
         self._layers.trim(slot.cache, plan.position)
         self._put_windows_and_states(slot, plan, windows)
-        slot.trail = [cut for cut in slot.trail if cut <= plan.position]
-        slot.ahead_to = min(slot.ahead_to, plan.position)
-        self._stand_at(slot, plan)
+        slot.canonical_cuts = [cut for cut in slot.canonical_cuts if cut <= plan.position]
+        slot.idle_prefilled_to = min(slot.idle_prefilled_to, plan.position)
+        self._set_position(slot, plan)
 
     def restore(self, slot: LiveSlot, plan: ResumePlan, rows: int) -> None:
         """Fill an empty slot with what is kept up to where the plan goes on."""
+        assert slot.position == 0 and not slot.held_extents, (slot.number, slot.position)
         slot.cache = self._new_cache()
         if plan.position == 0:
             return
         if self.is_due(plan.position):
-            assert self._rules.running_format is not None
-            self._layers.quantise(slot.cache, self._rules.running_format)
-            slot.format, slot.floor = self._rules.running_format, plan.position
+            assert self.rules.running_format is not None
+            self._layers.quantise(slot.cache, self.rules.running_format)
+            slot.format, slot.floor = self.rules.running_format, plan.position
         if self._layers.layout.has_rows:
-            self._layers.put_rows(slot.cache, self._pieces(plan), plan.position, rows)
+            self._layers.put_rows(slot.cache, self._row_runs(plan), plan.position, rows)
             for extent in plan.path:
                 if extent.end.position <= plan.position and self._format_of(extent) == slot.format:
                     extent.holders.add(slot.number)
-                    slot.backs.append(extent)
-        self._put_windows_and_states(slot, plan, self._windows(plan))
+                    slot.held_extents.append(extent)
+        self._put_windows_and_states(slot, plan, self._window_runs(plan))
         self.counts["restored_tokens"] += plan.position
-        slot.trail = _canonical_cuts(plan.path, plan.position)
-        self._stand_at(slot, plan)
+        slot.canonical_cuts = _canonical_cuts(plan.path, plan.position)
+        self._set_position(slot, plan)
 
-    def _stand_at(self, slot: LiveSlot, plan: ResumePlan) -> None:
-        """The slot holds the plan's tokens; find its joint, made where the plan ends amid one."""
+    def _set_position(self, slot: LiveSlot, plan: ResumePlan) -> None:
+        """Set the slot's tokens and joint to the plan's; make one where the plan ends in a run."""
+        assert plan.path[0].start is slot.root, "KV of one root is never served to another"
         tokens = np.concatenate([extent.tokens for extent in plan.path])
         slot.tokens = tokens[: plan.position]
+        assert slot.position == plan.position, (slot.position, plan.position)
         last = plan.path[-1]
         if last.end.position == plan.position:
             slot.joint = last.end
@@ -266,12 +280,12 @@ class KVTransfer:
         self.index(slot, last.start.position, plan.position, name, is_canonical=False)
         slot.joint.pins -= slot.is_busy
 
-    def _pieces(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
-        """Return the rows along the path in as few pieces as possible.
+    def _row_runs(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
+        """Return the rows along the path in as few runs as possible.
 
         Views into other slots are among them: they must be read before those slots write.
         """
-        pieces: list[tuple[LayerRows, ...]] = []
+        row_runs: list[tuple[LayerRows, ...]] = []
         run: tuple[int, int, int] | None = None  # slot, start, end: rows still in a live slot
         for extent in plan.path:
             start, end = extent.start.position, min(extent.end.position, plan.position)
@@ -280,33 +294,33 @@ class KVTransfer:
                 run = (run[0], run[1], end)
                 continue
             if run is not None:
-                pieces.append(self._live_rows(*run))
+                row_runs.append(self._slot_rows(*run))
             run = (number, start, end) if number is not None else None
             if extent.body is not None:
-                body = _kept(extent.body)
-                pieces.append(tuple(rows.part(0, end - start) for rows in body.layers))
+                body = _as_rows(extent.body)
+                row_runs.append(tuple(rows.part(0, end - start) for rows in body.layers))
         if run is not None:
-            pieces.append(self._live_rows(*run))
-        return pieces
+            row_runs.append(self._slot_rows(*run))
+        return row_runs
 
-    def _live_rows(self, number: int, start: int, end: int) -> tuple[LayerRows, ...]:
+    def _slot_rows(self, number: int, start: int, end: int) -> tuple[LayerRows, ...]:
         return self._layers.rows(self._slots[number].cache, start, end)
 
     def _format_of(self, extent: Extent) -> QuantFormat | None:
         if extent.body is not None:
-            return _kept(extent.body).layers[0].format
+            return _as_rows(extent.body).layers[0].format
         return self._slots[min(extent.holders)].format
 
-    def _windows(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
+    def _window_runs(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
         """Return the window layers' rows before the plan's position, in order."""
         window = self._layers.layout.window
         back_to = max(0, plan.position - window)
-        pieces = []
+        row_runs = []
         for extent in plan.path if window else ():
             if extent.end.position > back_to:
-                assert extent.window is not None, "the index looked"
-                pieces.append(_kept(extent.window).layers)
-        return pieces
+                assert extent.window is not None, "the prefix search looked"
+                row_runs.append(_as_rows(extent.window).layers)
+        return row_runs
 
     def _put_windows_and_states(
         self, slot: LiveSlot, plan: ResumePlan, windows: list[tuple[LayerRows, ...]]
@@ -315,27 +329,27 @@ class KVTransfer:
         if layout.window:
             self._layers.put_window(slot.cache, windows, plan.position)
         if layout.has_state:
-            assert isinstance(plan.snapshot, LayerStates), "the index looked"
+            assert isinstance(plan.snapshot, LayerStates), "the prefix search looked"
             self._layers.put_state(slot.cache, plan.snapshot)
 
     # ------------------------------------------------------------ running quantisation
 
     def is_due(self, position: int) -> bool:
         """Whether rows are kept quantised in a live slot of so many tokens."""
-        return self._rules.running_format is not None and position >= self._rules.running_from
+        return self.rules.running_format is not None and position >= self.rules.running_from
 
     def quantise(self, slot: LiveSlot, position: int) -> None:
-        """Quantise a live slot's rows, once there are enough; cut out first what is raw."""
-        form = self._rules.running_format
-        if form is None or slot.format is not None or position < self._rules.running_from:
+        """Quantise a live slot's rows, once there are enough; copy out first what is raw."""
+        form = self.rules.running_format
+        if form is None or slot.format is not None or position < self.rules.running_from:
             return
         self.give_up_rows(slot, 0)
         self._layers.quantise(slot.cache, form)
         slot.format, slot.floor = form, position
 
 
-def _kept(part: Bytes) -> LayerRowsSet:
-    assert isinstance(part, LayerRowsSet)
+def _as_rows(part: KVArrays) -> KVRows:
+    assert isinstance(part, KVRows)
     return part
 
 

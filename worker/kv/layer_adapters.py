@@ -1,6 +1,6 @@
-"""One adapter for each kind of cache layer: take rows and states out, put them back.
+"""Takes rows and states out of each kind of cache layer, and puts them back.
 
-Kinds are told by the classes of the caches that the model makes, by name and attributes, since
+Kinds are known by the classes of the caches that the model makes, by name and attributes, since
 mlx-lm and mlx-vlm each have their own hierarchy. Their attributes keys, values, offset, _idx and
 cache are upstream's, and this module is the only one that knows them, but for the offset, which
 `engine/vlm_language_model.py` reads too.
@@ -30,10 +30,11 @@ class UnknownCache(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRowsSet:
-    """Rows of several layers: what an extent keeps. Evaluated.
+class KVRows:
+    """K and V rows of several layers: what an extent keeps of some tokens. Evaluated.
 
-    No view of a live buffer, but for a run that is all of one: MLX shares that until it is written.
+    Never a view of a live buffer, but for a run that is all of one, which MLX shares until it is
+    written.
     """
 
     layers: tuple[LayerRows, ...]
@@ -65,7 +66,9 @@ class LayerStates:
 
 
 class LayerMap:
-    """How this model's caches are read and written. `probe` is one that has seen some tokens.
+    """Reads and writes the caches of one model. `probe` is a cache that has seen some tokens.
+
+    Holds no cache itself. Owner: the inference thread.
 
     Raises:
         UnknownCache: no reuse is possible with this model.
@@ -93,7 +96,7 @@ class LayerMap:
 
     def row_cost(self, form: QuantFormat | None) -> tuple[int, int]:
         """Return the bytes of one token's rows in `form`, and in how many arrays they are."""
-        kept = LayerRowsSet(tuple(rows.converted(form) for rows in self._one_row))
+        kept = KVRows(tuple(rows.converted(form) for rows in self._one_row))
         return kept.nbytes, kept.buffers
 
     @property
@@ -123,25 +126,26 @@ class LayerMap:
         """Return views of the rows [start, end). Not to be kept: they pin the live buffer."""
         return tuple(rows_of(leaf).part(start, end) for leaf in _of_kind(cache, _ROWS))
 
-    def copy_rows(
-        self, cache: list[Any], start: int, end: int, form: QuantFormat | None
-    ) -> LayerRowsSet:
+    def copy_rows(self, cache: list[Any], start: int, end: int, form: QuantFormat | None) -> KVRows:
         """Return rows [start, end) as arrays of their own; raw rows are packed as `form` says."""
+        assert 0 <= start < end, (start, end)
         views = self.rows(cache, start, end)
         if form is not None:
             views = tuple(v.converted(form) if v.format is None else v for v in views)
         return _evaluated(views)
 
     def put_rows(
-        self, cache: list[Any], pieces: Sequence[tuple[LayerRows, ...]], position: int, rows: int
+        self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int, rows: int
     ) -> None:
-        """Fill an empty cache with `pieces`, `position` tokens in all, and room for `rows`."""
+        """Fill an empty cache with `row_runs`, `position` tokens in all, and room for `rows`."""
         for number, leaf in enumerate(_of_kind(cache, _ROWS)):
             form = _format(leaf)
-            layer = [piece[number].converted(form) for piece in pieces]
+            layer = [run[number].converted(form) for run in row_runs]
             arrays = []
             for index in range(len(layer[0].arrays)):
-                parts = [piece.arrays[index] for piece in layer]
+                parts = [run.arrays[index] for run in layer]
+                count = sum(part.shape[2] for part in parts)
+                assert count == position, (count, position)
                 shape = list(parts[0].shape)
                 shape[2] = max(rows, position) - position
                 arrays.append(mx.concatenate([*parts, mx.zeros(shape, parts[0].dtype)], axis=2))
@@ -175,6 +179,7 @@ class LayerMap:
             put_rows(leaf, LayerRows(tuple(arrays), old.format))
             del old
             mx.eval(arrays)
+        assert room >= rows, (room, rows)
         return room
 
     def quantise(self, cache: list[Any], form: QuantFormat) -> None:
@@ -194,11 +199,12 @@ class LayerMap:
 
     # ------------------------------------------------------------ windows
 
-    def copy_window(self, cache: list[Any], tokens: int, behind: int = 0) -> LayerRowsSet:
+    def copy_window(self, cache: list[Any], tokens: int, behind: int = 0) -> KVRows:
         """Return the window layers' rows of the last `tokens` tokens, oldest first.
 
         Those of the last `behind` tokens are left out.
         """
+        assert 0 <= behind < tokens, (behind, tokens)
         newest = []
         for leaf in _of_kind(cache, _WINDOWS):
             rows = LayerRows(tuple(_in_order(leaf, array) for array in (leaf.keys, leaf.values)))
@@ -217,18 +223,18 @@ class LayerMap:
         return min(tokens, self.layout.window, self.window_held(cache))
 
     def put_window(
-        self, cache: list[Any], pieces: Sequence[tuple[LayerRows, ...]], position: int
+        self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int
     ) -> None:
-        """Fill the window layers with the last rows of `pieces`, which end at `position`.
+        """Fill the window layers with the last rows of `row_runs`, which end at `position`.
 
         Exactly as many as the window: one fewer and MLX's next single-token step fails.
         """
         for number, leaf in enumerate(_of_kind(cache, _WINDOWS)):
             wanted = min(position, _size(leaf))
-            layer = [piece[number].converted(None) for piece in pieces]
+            layer = [run[number].converted(None) for run in row_runs]
             arrays = []
             for index in range(2):
-                joined = mx.concatenate([piece.arrays[index] for piece in layer], axis=2)
+                joined = mx.concatenate([run.arrays[index] for run in layer], axis=2)
                 assert joined.shape[2] >= wanted, (joined.shape, wanted)
                 arrays.append(mx.contiguous(joined[..., joined.shape[2] - wanted :, :]))
             leaf.keys, leaf.values = arrays
@@ -251,6 +257,7 @@ class LayerMap:
 
     def put_state(self, cache: list[Any], state: LayerStates) -> None:
         for leaf, arrays in zip(_of_kind(cache, _STATES), state.layers, strict=True):
+            assert len(arrays) == len(leaf.cache), (len(arrays), len(leaf.cache))
             leaf.cache = list(arrays)
 
 
@@ -331,10 +338,10 @@ def _in_order(leaf: Any, array: mx.array) -> mx.array:
     return array[..., : leaf._idx, :]
 
 
-def _evaluated(views: Sequence[LayerRows]) -> LayerRowsSet:
+def _evaluated(views: Sequence[LayerRows]) -> KVRows:
     """Return the rows as arrays of their own: a view would pin the whole live buffer."""
     kept = tuple(
         LayerRows(tuple(mx.contiguous(a) for a in rows.arrays), rows.format) for rows in views
     )
     mx.eval([array for rows in kept for array in rows.arrays])
-    return LayerRowsSet(kept)
+    return KVRows(kept)

@@ -1,4 +1,4 @@
-"""Live slots: the contiguous caches that sequences run in, and what each holds right now."""
+"""Describes live slots: the contiguous caches that sequences run in, and what each holds now."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from hearth.worker.cache.block_hash import Tokens
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, Joint
 from hearth.worker.cache.image_keys import ImageRun
-from hearth.worker.cache.line_priority import LinePriority
 from hearth.worker.cache.resume_planner import SlotView
 from hearth.worker.kv.quantise_kv import QuantFormat
 
@@ -17,8 +17,8 @@ from hearth.worker.kv.quantise_kv import QuantFormat
 class LiveSlot:
     """One live cache.
 
-    Invariants: the layers hold exactly `tokens`; `backs` are extents along `tokens` whose rows
-    are this slot's; what is canonical of it ends at `trail[-1]`.
+    Invariants: the layers hold exactly `tokens`; `held_extents` are extents along `tokens` whose
+    rows are this slot's; its KV is canonical up to `canonical_to`.
     Owner: the inference thread.
     """
 
@@ -28,14 +28,14 @@ class LiveSlot:
     line: LinePriority | None = None
     tokens: Tokens = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     images: tuple[ImageRun, ...] = ()  # of the prompt that it was opened for, bare
-    trail: list[int] = field(default_factory=list)  # canonical cuts
-    backs: list[Extent] = field(default_factory=list)
-    lent: list[Extent] = field(default_factory=list)  # what it backed before it joined a batch
+    canonical_cuts: list[int] = field(default_factory=list)  # of its canonical prefill
+    held_extents: list[Extent] = field(default_factory=list)
+    lent_extents: list[Extent] = field(default_factory=list)  # held before it joined a batch
     floor: int = 0  # it cannot be taken back further than this
     is_busy: bool = True
     is_spare: bool = False  # filled by idle work: the first to be given away
     is_settled: bool = False  # idle work has nothing left to do for it
-    ahead_to: int = 0  # its tokens up to here were prefilled in idle time once
+    idle_prefilled_to: int = 0  # its tokens up to here were prefilled in idle time once
     capacity: int = 0  # tokens that fit without a copy
     format: QuantFormat | None = None  # of its rows
     used_at: float = 0.0
@@ -49,9 +49,14 @@ class LiveSlot:
         return len(self.tokens)
 
     @property
+    def canonical_to(self) -> int:
+        return self.canonical_cuts[-1] if self.canonical_cuts else 0
+
+    @property
     def is_canonical(self) -> bool:
         """Whether a prefill of its tokens would have written the very same."""
-        return self.position == (self.trail[-1] if self.trail else 0)
+        return self.position == self.canonical_to
 
     def view(self) -> SlotView:
-        return SlotView(self.number, self.tokens, tuple(self.trail), self.floor, self.root.name)
+        cuts = tuple(self.canonical_cuts)
+        return SlotView(self.number, self.tokens, cuts, self.floor, self.root.name)

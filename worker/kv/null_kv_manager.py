@@ -1,4 +1,4 @@
-"""A keeper that never keeps: for models whose caches cannot be taken apart, and for comparing."""
+"""Gives each request an empty slot and keeps nothing: for models whose caches can't be reused."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,15 +15,18 @@ _NO_PLAN = ResumePlan.cold()
 
 
 class NullKVManager:
-    """Gives every request an empty slot and forgets it. Owner: the inference thread."""
+    """The KV manager that keeps nothing: each request runs in an empty slot of its own.
+
+    Also what tests compare a warm cache with. Owner: the inference thread.
+    """
 
     def __init__(self, new_cache: Callable[[], list[Any]]) -> None:
         self.counts: Counter[str] = Counter()
         self._new_cache = new_cache
 
     @property
-    def apart(self) -> "NullKVManager":
-        """What a request runs in that is not to be kept."""
+    def uncached(self) -> "NullKVManager":
+        """The KV manager of requests that are not to be kept."""
         return self
 
     def plan(self, query: PrefixQuery) -> ResumePlan:

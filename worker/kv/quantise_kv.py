@@ -1,4 +1,4 @@
-"""Rows of KV in fewer bits, by MLX's own affine quantisation."""
+"""Packs rows of KV in fewer bits and unpacks them, by MLX's own affine quantisation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True)
 class QuantFormat:
-    """How quantised rows are packed."""
+    """The bits and the group size in which rows are packed."""
 
     bits: int  # 4 or 8
     group_size: int  # elements of a row that share scale and bias
@@ -25,6 +25,10 @@ class LayerRows:
     arrays: tuple[mx.array, ...]
     format: QuantFormat | None = None
 
+    def __post_init__(self) -> None:
+        count = 2 if self.format is None else 6
+        assert len(self.arrays) == count, (len(self.arrays), self.format)
+
     def part(self, start: int, end: int) -> "LayerRows":
         """Return the rows [start, end) as views."""
         return LayerRows(tuple(a[..., start:end, :] for a in self.arrays), self.format)
@@ -37,9 +41,9 @@ class LayerRows:
         if wanted is None or not wanted.fits(raw.arrays):
             return raw
         packed = [
-            piece
+            part
             for array in raw.arrays
-            for piece in mx.quantize(array, group_size=wanted.group_size, bits=wanted.bits)
+            for part in mx.quantize(array, group_size=wanted.group_size, bits=wanted.bits)
         ]
         return LayerRows(tuple(packed), wanted)
 

@@ -1,4 +1,4 @@
-"""Memory that is free in this process goes back to the system."""
+"""Gives memory that is free in this process back to the system."""
 
 import ctypes
 from typing import Final
@@ -8,8 +8,8 @@ import mlx.core as mx
 _LIBC: Final = ctypes.CDLL(None)
 
 
-def give_back() -> None:
-    """Return to the system what MLX and malloc keep for later. Takes milliseconds.
+def release_memory() -> None:
+    """Return to the system the memory that MLX and malloc keep for later. Takes milliseconds.
 
     On a CPU MLX's arrays come from malloc, and glibc keeps what lies between blocks that live: a
     worker that has served long answers held 110 MB of an empty cache. Only glibc has malloc_trim.

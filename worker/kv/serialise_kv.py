@@ -1,4 +1,6 @@
-"""KV of several layers as the arrays of a record, and back. Owner: the inference thread.
+"""Turns KV of several layers into the arrays of a disk record, and back.
+
+Owner: the inference thread.
 
 A record's arrays are named `<layer>.<part>`, those of packed rows `<layer>.<part>.<bits>x<group>`;
 a state's entry that a layer has not made yet is `<layer>.<part>.none`, an array of nothing.
@@ -13,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hearth.worker.disk.file_format import DTYPES, Array
-from hearth.worker.kv.layer_adapters import LayerRowsSet, LayerStates
+from hearth.worker.kv.layer_adapters import KVRows, LayerStates
 from hearth.worker.kv.quantise_kv import LayerRows, QuantFormat
 
 _KINDS: Final[dict[mx.Dtype, str]] = {
@@ -59,11 +61,11 @@ def arrays_of_state(state: LayerStates) -> tuple[Array, ...]:
     )
 
 
-def rows_from(arrays: Iterable[Array]) -> LayerRowsSet:
+def rows_from(arrays: Iterable[Array]) -> KVRows:
     """Return the rows of a record, evaluated.
 
     Raises:
-        Unreadable: they are not rows, two arrays a layer or six where they are packed.
+        UnreadableRecord: they are not rows, two arrays a layer or six where they are packed.
     """
     layers = []
     for parts in _layers(arrays):
@@ -77,7 +79,7 @@ def rows_from(arrays: Iterable[Array]) -> LayerRowsSet:
         if len(whole) != (2 if form is None else 6):
             raise UnreadableRecord(f"a layer has {len(whole)} arrays")
         layers.append(LayerRows(whole, form))
-    kept = LayerRowsSet(tuple(layers))
+    kept = KVRows(tuple(layers))
     mx.eval([array for rows in kept.layers for array in rows.arrays])
     return kept
 
@@ -86,7 +88,7 @@ def state_from(arrays: Iterable[Array]) -> LayerStates:
     """Return the snapshot of a record, evaluated.
 
     Raises:
-        Unreadable: the arrays are no snapshot's.
+        UnreadableRecord: the arrays are no snapshot's.
     """
     layers = []
     for parts in _layers(arrays):

@@ -15,7 +15,7 @@ from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_marks import HistoryMarks
+from hearth.worker.prompt.template_turn_tokens import HistoryMarks
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
 from hearth.worker.prompt.tools_as_text import ToolForm
 
@@ -79,7 +79,7 @@ class PromptBuilder:
         """`form` is how the model's images are written; None where it takes none."""
         self._form = form or ImageForm()
         self._renderer = renderer
-        self._tokeniser = tokeniser
+        self.tokeniser = tokeniser
         self._history = history
         self._context_tokens = context_tokens
         self._preserves_thinking = preserves_thinking
@@ -99,20 +99,22 @@ class PromptBuilder:
         header = self._generation_prompt(pieces) if adds_header else len(pieces)
         spans, doubtful = self._spans(pieces[:header], content, runs)
         # A template writes its own beginning-of-text token; without one the tokenizer must.
-        laid = _Laid([] if self._renderer.has_template else list(self._tokeniser.beginning))
+        prompt_ids = _PromptIds(
+            [] if self._renderer.has_template else list(self.tokeniser.beginning)
+        )
         kept, at = set(), 0
         for start, end, message in spans:
-            laid.add(pieces[at:start])
+            prompt_ids.add(pieces[at:start])
             turn = content.turns[message]
             assert turn is not None, "only spans of known turns are replaced"
-            laid.ids.extend(turn.ids.tolist())
+            prompt_ids.ids.extend(turn.ids.tolist())
             kept.add(message)
             at = end
-        laid.add(pieces[at:header])
-        header_token = len(laid.ids)
-        laid.add(pieces[header:])
-        self._check(laid.ids, "The messages render to nothing.", "messages")
-        return _built(laid, header_token, frozenset(kept), doubtful)
+        prompt_ids.add(pieces[at:header])
+        header_token = len(prompt_ids.ids)
+        prompt_ids.add(pieces[header:])
+        self._check(prompt_ids.ids, "The messages render to nothing.", "messages")
+        return _built(prompt_ids, header_token, frozenset(kept), doubtful)
 
     def raw(self, text: str | None, ids: list[int]) -> BuiltPrompt:
         """Return the prompt that a client wrote itself: `text` if there is one, or else `ids`.
@@ -126,14 +128,14 @@ class PromptBuilder:
         """
         if text is not None:
             self._refuse_long(text, "prompt")
-            ids = self._tokeniser.ids(text)
-            beginning = self._tokeniser.beginning
+            ids = self.tokeniser.ids(text)
+            beginning = self.tokeniser.beginning
             if ids[: len(beginning)] != beginning:
                 ids = [*beginning, *ids]
-        elif wrong := [each for each in ids if not 0 <= each < self._tokeniser.vocab_size]:
+        elif wrong := [each for each in ids if not 0 <= each < self.tokeniser.vocab_size]:
             raise RequestError(
                 f"The prompt has {len(wrong):,} ids that are no token of this model, such as "
-                f"{wrong[0]}. Send ids from 0 to {self._tokeniser.vocab_size - 1:,}.",
+                f"{wrong[0]}. Send ids from 0 to {self.tokeniser.vocab_size - 1:,}.",
                 param="prompt",
             )
         self._check(ids, "The prompt is empty.", "prompt")
@@ -148,7 +150,7 @@ class PromptBuilder:
         self, content: PromptContent, adds_header: bool
     ) -> tuple[list[TextPiece], list[list[int]]]:
         """Return what is rendered, and the runs of the model's own messages in it."""
-        tokeniser = self._tokeniser
+        tokeniser = self.tokeniser
         mark = tokeniser.mark_for((content.messages, content.tools, content.options))
         messages, digests = marked(tokeniser.shielded(content.messages, mark), mark)
         rendered = self._renderer.rendered(
@@ -280,7 +282,7 @@ def _picture(content: PromptContent, digest: str) -> PromptImage:
     return picture
 
 
-class _Laid:
+class _PromptIds:
     """A prompt's ids as they are laid one behind the other, and where images are among them."""
 
     def __init__(self, ids: list[int]) -> None:
@@ -295,16 +297,18 @@ class _Laid:
                 self.images.append(ImageRun(start, len(self.ids), piece.picture))
 
 
-def _built(laid: _Laid, header: int, kept: frozenset[int], doubtful: int) -> BuiltPrompt:
+def _built(prompt_ids: _PromptIds, header: int, kept: frozenset[int], doubtful: int) -> BuiltPrompt:
     """Return the prompt. Raises RequestError where nothing follows an image that ends it."""
-    images = tuple(laid.images)
-    if images and images[-1].end == len(laid.ids):
+    images = tuple(prompt_ids.images)
+    if images and images[-1].end == len(prompt_ids.ids):
         raise RequestError(
             "The model's chat template puts nothing behind the image that the messages end with. "
             "Send some text behind it.",
             param="messages",
         )
-    return BuiltPrompt(laid.ids, keys_of(laid.ids, images), images, header, kept, doubtful)
+    return BuiltPrompt(
+        prompt_ids.ids, keys_of(prompt_ids.ids, images), images, header, kept, doubtful
+    )
 
 
 def _words_of(message: dict[str, Any]) -> list[str]:

@@ -66,7 +66,7 @@ class PieceTokeniser:
         self, tokenizer: Any, template: str, remembered_chars_max: int = REMEMBERED_CHARS_MAX
     ) -> None:
         self._tokenizer = tokenizer
-        self._memory = _PieceCache(remembered_chars_max)
+        self._cache = PieceCache(remembered_chars_max)
         self.beginning = _beginning(tokenizer)  # what it has any text begin with
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # one more than the highest id
         added: dict[int, AddedToken] = tokenizer.added_tokens_decoder
@@ -76,14 +76,14 @@ class PieceTokeniser:
         self._control = _any_of(self.controls)
         self._reserved = "".join([template, *(token.content for token in added.values())])
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._plain = None if backend is None else _PlainText(backend, controls)
+        self._plain = None if backend is None else PlainTextEncoder(backend, controls)
         self.is_incremental = self._plain is not None  # so that the trial goes by pieces
         self.is_incremental = self.is_incremental and self._agrees()
 
     @property
     def remembered_chars(self) -> int:
         """Characters of the texts that are remembered, and PIECE_OVERHEAD_CHARS for each."""
-        return self._memory.chars
+        return self._cache.chars
 
     def mark_for(self, values: Iterable[Any]) -> str:
         """Return a character that is in no string, key or template.
@@ -157,12 +157,12 @@ class PieceTokeniser:
     def _plain_ids(self, content: str, is_first: bool) -> tuple[int, ...]:
         assert self._plain is not None
         encode = self._plain.ids
-        return self._memory.recall((content, is_first), lambda: encode(content, is_first))
+        return self._cache.recall((content, is_first), lambda: encode(content, is_first))
 
     def _whole(self, text: str) -> list[TextPiece]:
         """Return the pieces of a text that is encoded whole."""
         encode = self._tokenizer.encode
-        ids = self._memory.recall((text, True), lambda: encode(text, add_special_tokens=False))
+        ids = self._cache.recall((text, True), lambda: encode(text, add_special_tokens=False))
         between, added = self._added.split(text)
         places = [place for place, token_id in enumerate(ids) if token_id in self._added.all_ids]
         if [ids[place] for place in places] != [piece.ids[0] for piece in added]:
@@ -199,7 +199,7 @@ class PieceTokeniser:
             self.ids(probe) == self._tokenizer.encode(probe, add_special_tokens=False)
             for probe in probes
         )
-        self._memory.clear()
+        self._cache.clear()
         return agrees
 
 
@@ -235,7 +235,7 @@ class _AddedTokens:
         return between, added
 
 
-class _PlainText:
+class PlainTextEncoder:
     """Encodes text with a tokenizer's own vocabulary and none of its added tokens.
 
     The model is the tokenizer's and not a copy. Text that is not the first of a prompt is encoded
@@ -291,7 +291,7 @@ class _PlainText:
         return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-class _PieceCache:
+class PieceCache:
     """The ids of texts, up to a number of characters; what was not used longest goes first."""
 
     def __init__(self, chars_max: int) -> None:

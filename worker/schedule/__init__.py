@@ -1,0 +1,1 @@
+"""Decides which request computes next, and within which memory and time."""

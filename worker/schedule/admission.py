@@ -1,42 +1,48 @@
-"""What a request needs before it may have a slot: its KV back from disk, and room in memory."""
+"""Prepares waiting requests for a slot: their KV comes back from disk, and memory is freed."""
 
 import logging
 from collections import Counter
 from typing import Final
 
 from hearth.shared.wire_messages import Failed
+from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
 from hearth.worker.schedule.request_state import RecallDone, Request
-from hearth.worker.schedule.scheduler_interfaces import KVManagerInterface, SchedulerRules
+from hearth.worker.schedule.scheduler_config import SchedulerConfig
 
-RECALLS_MAX: Final = 2  # waits for the disk: on arrival, and if that has made way before its turn
+RECALLS_MAX: Final = 2  # waits for the disk: on arrival, and if that was evicted before its turn
 SPARE_ROWS: Final = 512  # a slot has room for so much of an answer; it grows for a longer one
 
 log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Looks after the requests that wait. Owner: the inference thread."""
+    """Recalls KV and frees memory for the requests that wait. Owner: the inference thread.
+
+    Invariant: a request waits for the disk at most `RECALLS_MAX` times, and only for KV of the
+    cache as it is since it was emptied last.
+    """
 
     def __init__(
-        self, keeper: KVManagerInterface, rules: SchedulerRules, counts: "Counter[str]"
+        self, kv_manager: KVManagerInterface, config: SchedulerConfig, counts: "Counter[str]"
     ) -> None:
-        """`counts` gets what happens here."""
-        self._keeper = keeper
-        self._apart = keeper.apart
-        self._rules = rules
+        """`counts` counts recalls and refusals; the scheduler's counts are in it too."""
+        self._kv_manager = kv_manager
+        self._uncached = kv_manager.uncached
+        self._config = config
         self._counts = counts
         self._epoch = 0  # times that the cache was emptied
 
-    def keeper_of(self, request: Request) -> KVManagerInterface:
-        return self._keeper if request.is_kept else self._apart
+    def kv_manager_of(self, request: Request) -> KVManagerInterface:
+        return self._kv_manager if request.uses_cache else self._uncached
 
     # ------------------------------------------------------------ the disk
 
     def ask_disk(self, request: Request) -> bool:
-        """Have read what the prompt needs from disk; say whether it waits for that."""
+        """Start reading from disk what the prompt needs; say whether it waits for that."""
+        assert request.recall is None and request.recalls < RECALLS_MAX, request.recalls
         query, epoch = request.query, self._epoch
-        request.recall = self.keeper_of(request).recall(
-            query, lambda records: self._rules.post(RecallDone(request, records, epoch))
+        request.recall = self.kv_manager_of(request).recall(
+            query, lambda records: self._config.post(RecallDone(request, records, epoch))
         )
         if request.recall is None:
             return False
@@ -45,31 +51,33 @@ class Admission:
         return True
 
     def asks_again(self, request: Request) -> bool:
-        """Have read from disk what was kept of a prompt when it came, and has made way since."""
-        plan = self.keeper_of(request).plan(request.query)
+        """Start reading from disk what was kept of a prompt when it came and was evicted since."""
+        assert request.recall is None, request.request_id
+        plan = self.kv_manager_of(request).plan(request.query)
         is_less = plan.position < request.kept_tokens
         return is_less and request.recalls < RECALLS_MAX and self.ask_disk(request)
 
-    def recalled(self, found: RecallDone) -> None:
+    def take_recalled(self, done: RecallDone) -> None:
         """Take in what was read from disk; the request it was read for may have a slot now."""
-        request = found.request
-        if found.epoch != self._epoch:  # the cache was emptied meanwhile
+        request = done.request
+        assert done.epoch <= self._epoch, (done.epoch, self._epoch)
+        if done.epoch != self._epoch:  # the cache was emptied meanwhile
             request.recall = None
             return
-        tokens = self._keeper.take_in(found.records, request.query)
+        tokens = self._kv_manager.take_in(done.records, request.query)
         if request.recall is None:  # it has given up waiting: others may go on from this
             self._counts["recalls_late"] += 1
             return
         request.recall, request.recalled_tokens = None, request.recalled_tokens + tokens
-        request.kept_tokens = self._keeper.plan(request.query).position
+        request.kept_tokens = self._kv_manager.plan(request.query).position
 
     def waits_for_disk(self, request: Request) -> bool:
-        """Whether the disk has something to bring yet; a prompt is read where that takes long."""
+        """Whether the disk still reads for it; a prompt whose KV takes too long is prefilled."""
         if request.recall is None or not request.recall.is_late:
             return request.recall is not None
         self._counts["recalls_given_up"] += 1
         request.recall, request.recalls = None, RECALLS_MAX
-        request.kept_tokens = self._keeper.plan(request.query).position
+        request.kept_tokens = self._kv_manager.plan(request.query).position
         return False
 
     def forget(self) -> None:
@@ -79,24 +87,25 @@ class Admission:
     # ------------------------------------------------------------ memory
 
     def makes_room(self, request: Request, is_last: bool) -> tuple[bool, int]:
-        """Make room for its slot; say whether there is, and how many bytes that takes.
+        """Free memory for its slot; say whether there is enough, and how many bytes that takes.
 
-        `is_last`: nobody runs whose end would make room.
+        `is_last`: no other request runs whose end would free some.
         """
-        keeper, query, rows = self.keeper_of(request), request.query, rows_of(request)
+        kv_manager, query, rows = self.kv_manager_of(request), request.query, rows_of(request)
         times = 1 if is_last else 2  # a batch copies what joins it
-        return self._rules.memory.admits(
-            self._keeper,
+        return self._config.memory.admits(
+            self._kv_manager,
             query,
-            lambda: times * keeper.slot_cost(query, rows),
-            times * self._apart.slot_cost(query, rows),
+            lambda: times * kv_manager.slot_cost(query, rows),
+            times * self._uncached.slot_cost(query, rows),
             is_last,
         )
 
     def no_room(self, request: Request, cost: int) -> Failed:
-        """Refuse a prompt that does not fit though all else has made way."""
+        """Refuse a prompt that does not fit though all else was given up."""
+        assert request.slot is None and cost >= 0, (request.request_id, cost)
         self._counts["memory_refusals"] += 1
-        text = self._rules.memory.refusal(request.prompt_tokens, cost)
+        text = self._config.memory.refusal(request.prompt_tokens, cost)
         log.warning("no memory request=%s %s", request.request_id, text)
         return Failed(request.request_id, 400, "context_length_exceeded", text)
 

@@ -1,4 +1,4 @@
-"""Who has the next slot: sessions take turns, so that none waits for another's whole queue."""
+"""Orders waiting requests: sessions take turns, so that none waits for another's whole queue."""
 
 import heapq
 from collections import deque
@@ -6,18 +6,18 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
 
-class Waiting(Protocol):
-    """What waits for a slot."""
+class WaitingRequest(Protocol):
+    """A request that waits for a slot. Owner: the inference thread."""
 
     @property
     def asker(self) -> str:
-        """Whose turn it uses."""
+        """The session or API key whose turn it uses."""
         ...
 
     turn: int  # slots that had been given when it came, or when its asker was given the last one
 
 
-W = TypeVar("W", bound=Waiting)
+W = TypeVar("W", bound=WaitingRequest)
 
 
 def in_turn(waiting: Iterable[W], turn: int) -> Iterator[W]:
@@ -42,8 +42,9 @@ def in_turn(waiting: Iterable[W], turn: int) -> Iterator[W]:
         yield each
 
 
-def give_turn(to: Waiting, waiting: Iterable[Waiting], turn: int) -> int:
+def give_turn(to: WaitingRequest, waiting: Iterable[WaitingRequest], turn: int) -> int:
     """Note that `to` was given a slot, and return how many have been given now."""
+    assert to.turn <= turn, (to.turn, turn)
     for each in waiting:
         if each.asker == to.asker:
             each.turn = turn + 1

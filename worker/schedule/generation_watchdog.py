@@ -1,4 +1,4 @@
-"""Says which requests have had their time. Owner: the inference thread."""
+"""Ends requests that generate for too long, or get no further."""
 
 import time
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from hearth.worker.schedule.request_state import Request
 
 @dataclass(frozen=True, slots=True)
 class GenerationWatchdog:
-    """Limits in seconds; 0 = none.
+    """Holds the limits in seconds; 0 = none. Owner: the inference thread.
 
-    The clock of a generation starts when its prefill ends, so that a long prompt costs an answer
-    nothing. A request that waits, for a slot, for the disk or for another's prefill, has no clock.
+    The time of a generation starts when its prefill ends, so that a long prompt costs an answer
+    nothing. A request that waits, for a slot, for the disk or for another's prefill, has no times.
     A forward that never returns is not seen here: the supervisor sees that the steps stand still.
     """
 
@@ -20,13 +20,13 @@ class GenerationWatchdog:
 
     def verdict(self, request: Request) -> str | None:
         """Return why the request must end now; None where it may go on."""
-        clock, now = request.clock, time.monotonic()
-        if clock is None:
+        times, now = request.times, time.monotonic()
+        if times is None:
             return None
-        if self.generation_s and now - clock.prefilled_at > self.generation_s:
+        if self.generation_s and now - times.prefilled_at > self.generation_s:
             return (
                 f"it has generated for over {self.generation_s:g} s (GENERATION_WATCHDOG_SECONDS)"
             )
-        if self.stall_s and now - clock.progressed_at > self.stall_s:
+        if self.stall_s and now - times.progressed_at > self.stall_s:
             return f"it got no further for over {self.stall_s:g} s (STALL_SECONDS)"
         return None

@@ -1,7 +1,4 @@
-"""Lets no request start that has no room, and gives room back where the answers outgrow it.
-
-Owner: the inference thread.
-"""
+"""Admits requests within the memory limit, and frees kept KV where running answers outgrow it."""
 
 import logging
 from collections.abc import Callable
@@ -11,14 +8,14 @@ from typing import Final, Protocol
 from hearth.worker.cache.prefix_search import PrefixQuery
 
 GB: Final = 1024**3
-WARN_SHARE: Final = 0.8  # of a budget; the proxy's hearth_budget_tight tells the same
+WARN_SHARE: Final = 0.8  # of a budget; the proxy's hearth_budget_tight is 1 from there on
 _UNLIMITED: Final = 1 << 62
 
 log = logging.getLogger(__name__)
 
 
 class KVHolder(Protocol):
-    """What holds KV and can give some up."""
+    """Holds KV and can give some up. Owner: the inference thread."""
 
     def releasable(self, spared: PrefixQuery | None = None) -> int: ...
 
@@ -27,7 +24,7 @@ class KVHolder(Protocol):
 
 @dataclass(slots=True)
 class Watermark:
-    """Says once in the log that a budget is nearly used up. Owner: the inference thread."""
+    """Warns once in the log that a budget is nearly used up. Owner: the inference thread."""
 
     what: str  # is held
     setting: str  # that raises the budget
@@ -35,7 +32,7 @@ class Watermark:
     limit: int  # bytes
     has_warned: bool = False
 
-    def look(self) -> None:
+    def check(self) -> None:
         used = self.used()
         if self.has_warned or used <= WARN_SHARE * self.limit:
             return
@@ -57,7 +54,10 @@ def _none() -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGuard:
-    """The limit in bytes, weights included, and what tells how much is held now."""
+    """Compares the bytes held now with the limit, weights included. Owner: the inference thread.
+
+    It holds no state: what is held is measured anew for each question.
+    """
 
     limit: int = _UNLIMITED
     used: Callable[[], int] = _none
@@ -74,13 +74,14 @@ class MemoryGuard:
         cold_cost: int,
         is_last: bool,
     ) -> tuple[bool, int]:
-        """Make room for a prompt; say whether there is, and how many bytes it takes.
+        """Free memory for a prompt; say whether there is enough, and how many bytes it takes.
 
         `cost()` is what it takes now, `cold_cost` what it does once nothing is kept of it. That
         goes last, and only where nobody runs whose end would make room (`is_last`). Where what may
         go would not do, nothing goes.
         """
         needed = cost()
+        assert needed >= 0 and cold_cost >= 0, (needed, cold_cost)
         for spared in (query, None) if is_last else (query,):
             missing = self.over(needed if spared is not None else cold_cost)
             if 0 < missing <= holder.releasable(spared):
@@ -92,6 +93,7 @@ class MemoryGuard:
 
     def makes_room(self, holder: KVHolder, nbytes: int) -> bool:
         """Give up kept KV until `nbytes` more fit; say whether they do."""
+        assert nbytes >= 0, nbytes
         missing = self.over(nbytes)
         if missing:
             holder.release(missing)
@@ -99,7 +101,7 @@ class MemoryGuard:
         return not missing
 
     def refusal(self, prompt_tokens: int, nbytes: int) -> str:
-        """Return what a client is told whose prompt has no room though nobody else runs."""
+        """Return the error text for a prompt that has no room though no other request runs."""
         free = max(0, self.limit - self.used())
         return (
             f"The prompt is {prompt_tokens:,} tokens, whose KV takes {nbytes / GB:.2f} GB, and "

@@ -1,4 +1,4 @@
-"""Tells the log how far a start, or a prefill, is while it takes long. Never what it reads."""
+"""Logs how far a start, or a long prefill, has come; never what a prompt says."""
 
 import logging
 import threading
@@ -10,25 +10,25 @@ from hearth.worker.schedule.request_state import Request
 
 log = logging.getLogger(__name__)
 
-TELL_S: Final = 5.0  # a start, and each prefill, says a word so often, once it took as long
+LOG_EVERY_S: Final = 5.0  # a start, and each prefill, is logged so often, once it took as long
 _MB: Final = 1024 * 1024
 
 
 class StartSteps:
-    """The steps of a worker's start: what takes long is told while it does, from a thread.
+    """Times the steps of a worker's start, and logs a long one while it runs, from a thread.
 
     Owner: the inference thread. `begin` never blocks.
     """
 
-    def __init__(self, held_bytes: Callable[[], int], every_s: float = TELL_S) -> None:
-        """`held_bytes` is asked from another thread: what the model's arrays take by now."""
+    def __init__(self, held_bytes: Callable[[], int], every_s: float = LOG_EVERY_S) -> None:
+        """`held_bytes` returns what the model's arrays take by now; another thread calls it."""
         self._held_bytes = held_bytes
         self._every_s = every_s
         self._began_at = time.monotonic()
         self._step = ("", self._began_at, 0)  # one assignment: the thread reads it as a whole
         self._taken: list[tuple[str, float]] = []
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="start", daemon=True)
+        self._thread = threading.Thread(target=self._log_steps, name="start", daemon=True)
         self._thread.start()
 
     def begin(self, name: str, nbytes: int = 0) -> None:
@@ -46,7 +46,7 @@ class StartSteps:
         steps = " ".join(f"{name}_s={seconds:.1f}" for name, seconds in self._taken)
         return f"start_s={time.monotonic() - self._began_at:.1f} {steps}"
 
-    def _tell(self) -> None:
+    def _log_steps(self) -> None:
         while not self._is_over.wait(self._every_s):
             name, since, nbytes = self._step
             if not name:
@@ -56,15 +56,15 @@ class StartSteps:
             log.info("loading step=%s s=%.0f%s", name, seconds, held)
 
 
-def tell_prefill(request: Request) -> None:
-    """Say how far a long prefill is, unless it was said just now. Inference thread."""
-    clock, now = request.clock, time.monotonic()
-    assert clock is not None, "its first forward has begun"
-    if now - clock.told_at < TELL_S:
+def log_prefill(request: Request) -> None:
+    """Log how far a long prefill has come, unless it was logged just now. Inference thread."""
+    times, now = request.times, time.monotonic()
+    assert times is not None and times.logged_tokens <= request.position, request.request_id
+    if now - times.logged_at < LOG_EVERY_S:
         return
     # The newest speed: the further a prompt is, the slower it is read.
-    tokens_per_s = (request.position - clock.told_tokens) / (now - clock.told_at)
-    clock.told_at, clock.told_tokens = now, request.position
+    tokens_per_s = (request.position - times.logged_tokens) / (now - times.logged_at)
+    times.logged_at, times.logged_tokens = now, request.position
     log.info(
         "prefill request=%s done=%d of=%d tokens_per_s=%.0f left_s=%.0f",
         request.request_id,

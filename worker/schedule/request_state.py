@@ -1,4 +1,4 @@
-"""A request inside the worker: its client's side, and what has been done for it."""
+"""Holds the state of a request inside the worker: its client's lease, and its progress."""
 
 import bisect
 import time
@@ -19,13 +19,13 @@ from hearth.worker.kv.disk_tier import DiskRecall
 from hearth.worker.kv.live_slots import LiveSlot
 from hearth.worker.schedule.wait_estimate import Work
 from hearth.worker.sessions.session_manager import SessionVisit
-from hearth.worker.stream.token_output import TokenOutput
+from hearth.worker.stream.output_processor import OutputProcessor
 
 
 class ClientLease:
-    """The client's side of a request: who asked, and whether they still want it.
+    """Says who asked for a request, and whether they still want it.
 
-    Written by the I/O thread only, read by all: each field is one assignment.
+    Owner: the wire thread, which alone writes; all threads read: each field is one assignment.
     """
 
     def __init__(self, request_id: str, peer: bytes) -> None:
@@ -45,22 +45,22 @@ class ClientLease:
 
 @dataclass(frozen=True, slots=True)
 class MessageWithImages:
-    """A message whose images have been read."""
+    """A message whose images the image thread has read; the files themselves are left behind."""
 
     message: Submit | Count
-    pictures: PromptImages
+    images: PromptImages  # by digest
 
 
 @dataclass(frozen=True, slots=True)
 class RenderNextPrompt:
-    """Render what the next prompt will be, now that this request has ended."""
+    """Asks the prompt thread for the prompt that is likely to follow this request, which ended."""
 
     request: "Request"
 
 
 @dataclass(frozen=True, slots=True)
 class RecallDone:
-    """What a request was waiting for has been read from disk."""
+    """Says that the disk thread has read what a request waits for."""
 
     request: "Request"
     records: Sequence[Record | None]
@@ -69,38 +69,45 @@ class RecallDone:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """When a request's work began, and when it last got further; monotonic seconds."""
+    """Says when a request's work began and last got further, in monotonic seconds.
+
+    Owner: the inference thread.
+    """
 
     began_at: float  # it was given its slot
     prefilled_at: float  # its last chunk, or the start of its first
     progressed_at: float  # its last chunk or token
-    told_at: float  # when the log was told how far its prefill is, or its start
-    told_tokens: int  # how far it was then
+    logged_at: float  # when the log last said how far its prefill is; at first its start
+    logged_tokens: int  # how far it was then
 
-    def chunk(self) -> None:
+    def note_chunk(self) -> None:
         self.prefilled_at = self.progressed_at = time.monotonic()
 
-    def token(self) -> None:
+    def note_token(self) -> None:
         self.progressed_at = time.monotonic()
 
 
 @dataclass(slots=True)
 class Request:
-    """A rendered request. Owner: the inference thread, once the prompt thread handed it over."""
+    """A rendered request. Owner: the inference thread, once the prompt thread handed it over.
 
-    ticket: ClientLease
+    Invariants: `slot`, `plan` and `times` are set together when its work begins; `position` lies
+    between `cached_tokens` and `query.limit`, where its decoding begins.
+    """
+
+    lease: ClientLease
     ids: list[int]  # the prompt
     query: PrefixQuery  # the same for the cache, with the cuts of its prefill
     sampling: Sampling
     tokens_max: int  # of the completion
-    output: TokenOutput
+    output: OutputProcessor
     asker: str = ""  # whose turn for a slot it uses
-    turn: int = 0  # see `fairness`
+    turn: int = 0  # see `fair_queue`
     new_id: Callable[[], str] = str  # of each tool call
     signature: str = ""  # of the thinking
     guide: TokenMask | None = None  # holds the answer to its constraints
-    is_kept: bool = True  # else it neither finds nor leaves anything
-    is_prefill: bool = False  # it ends where its first token would come
+    uses_cache: bool = True  # else it neither finds nor leaves anything
+    is_prefill_only: bool = False  # it ends where its first token would come
     pin_key: str | None = None  # whose pin its prompt becomes then, an API key's; None = nobody's
     kept_tokens: int = 0  # what was kept of it when it arrived
     slot: LiveSlot | None = None  # held from its first forward to its end
@@ -109,11 +116,11 @@ class Request:
     recalls: int = 0  # how often it has waited for that
     recalled_tokens: int = 0  # that came back from there
     position: int = 0  # prompt tokens in the slot
-    clock: RequestTimes | None = None  # runs from its first forward on
+    times: RequestTimes | None = None  # runs from its first forward on
     completion_tokens: int = 0
     seq: int = 0  # deltas sent
     first_token_at: float | None = None
-    pictures: PromptImages = field(default_factory=dict)  # that its messages show
+    prompt_images: PromptImages = field(default_factory=dict)  # that its messages show, by digest
     seen_to: int = 0  # images of the prompt that end here or before were encoded if need be, once
     visit: SessionVisit | None = None  # who asks, and what is known of it
     end_id: int | None = None  # the end-of-turn token that was sampled
@@ -125,7 +132,7 @@ class Request:
 
     @property
     def request_id(self) -> str:
-        return self.ticket.request_id
+        return self.lease.request_id
 
     @property
     def prompt_tokens(self) -> int:
@@ -145,9 +152,10 @@ class Request:
         source = self.plan.source if self.plan is not None else "none"
         return "ssd" if source == "ram" and self.recalled_tokens else source
 
-    def start_clock(self) -> None:
+    def start_times(self) -> None:
+        assert self.times is None, self.request_id
         now = time.monotonic()
-        self.clock = RequestTimes(now, now, now, now, self.position)
+        self.times = RequestTimes(now, now, now, now, self.position)
 
     @property
     def is_prefilled(self) -> bool:
@@ -172,11 +180,13 @@ class Request:
 
     def next_cut(self) -> int:
         """Return which of the query's cuts the next forward goes to."""
+        assert self.position < self.query.limit, (self.position, self.query.limit)
         return bisect.bisect_right(self.query.cuts, self.position)
 
     def keys(self, held: list[int]) -> Tokens:
         """Return the keys of what its slot holds: the prompt's, and what was decoded."""
         prompt = self.query.tokens
+        assert len(held) >= len(prompt), (len(held), len(prompt))
         return np.concatenate([prompt, pack(held[len(prompt) :])])
 
     def images_to(self, end: int) -> Iterator[ImageRun]:

@@ -8,16 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import (
-    CallStart,
-    Delta,
-    Failed,
-    Finished,
-    Progress,
-    TokenLogprob,
-    Up,
-    Usage,
-)
+from hearth.shared.wire_messages import Failed, Finished, Progress, Up
 from hearth.worker.cache.image_keys import ImageName
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine import decoder
@@ -25,22 +16,25 @@ from hearth.worker.engine.decoder import SampledToken
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.schedule.admission import Admission, rows_of
+from hearth.worker.schedule.answer_deltas import last_deltas, piece_deltas, token_logprob
 from hearth.worker.schedule.fair_queue import give_turn, in_turn
 from hearth.worker.schedule.idle_prefill import IdlePrefill
-from hearth.worker.schedule.progress_log import tell_prefill
+from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
+from hearth.worker.schedule.progress_log import log_prefill
 from hearth.worker.schedule.request_state import RecallDone, Request
-from hearth.worker.schedule.scheduler_interfaces import KVManagerInterface, SchedulerRules
+from hearth.worker.schedule.scheduler_config import SchedulerConfig
+from hearth.worker.schedule.usage_report import log_finished, make_usage
 from hearth.worker.schedule.wait_estimate import Load, Pace, Work
-from hearth.worker.stream.answer_splitter import AnswerPart
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.logprobs import describe
-from hearth.worker.stream.token_output import OutputPiece
 
 log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Decides what the model computes next. Owner: the inference thread.
+    """Decides what the model computes next. Owner: the inference thread; `load` is any thread's.
+
+    Invariants: a request is in exactly one of `_waiting`, `_prefilling`, `_decoding`, or it has
+    ended; it holds a slot in the latter two, of which there are `slots_max` at most.
 
     A request waits, is prefilled from where the kept KV ends, decodes, and ends in exactly one
     Finished. Between two chunks of a prefill every decoding sequence gets its next token. Of
@@ -52,28 +46,27 @@ class Scheduler:
     def __init__(
         self,
         engine: Engine,
-        keeper: KVManagerInterface,
+        kv_manager: KVManagerInterface,
         vocabulary: Vocabulary,
         end_ids: frozenset[int],
         choose: Callable[[Request], TokenChoice],
-        rules: SchedulerRules,
+        config: SchedulerConfig,
     ) -> None:
         self._engine = engine
-        self._keeper = keeper
-        self._apart = keeper.apart
+        self._kv_manager = kv_manager
         self._vocabulary = vocabulary
         self._end_ids = end_ids
         self._choose = choose
-        self._rules = rules
+        self._config = config
         self._waiting: deque[Request] = deque()
         self._prefilling: list[Request] = []  # oldest first
         self._decoding: dict[str, Request] = {}
         self._is_oldest_next = True
         self._turn = 0  # slots that were given
         self._pace = Pace()
-        self._ahead = IdlePrefill(engine, keeper, rules)
+        self._idle = IdlePrefill(engine, kv_manager, config)
         self.counts: Counter[str] = Counter()
-        self._admission = Admission(keeper, rules, self.counts)
+        self._admission = Admission(kv_manager, config, self.counts)
         self.steps = 0
 
     @property
@@ -90,7 +83,7 @@ class Scheduler:
 
     def report(self) -> dict[str, Any]:
         """Return for `/v1/cache` what ended requests early, and the memory that is held."""
-        memory = self._rules.memory
+        memory = self._config.memory
         return {
             "ends": dict(self.counts),
             "memory_bytes": memory.used(),
@@ -106,9 +99,9 @@ class Scheduler:
         waiting = list(self._waiting)
         now = time.monotonic()
         wait_s = self._pace.wait_s(
-            [request.work(now) for request in running[: self._rules.slots_max]],
+            [request.work(now) for request in running[: self._config.slots_max]],
             [*(request.work(now) for request in waiting), *[Work(None)] * arriving],
-            self._rules.slots_max,
+            self._config.slots_max,
         )
         queue = [request.request_id for request in in_turn(waiting, self._turn)]
         return Load(len(running), queue, wait_s)
@@ -118,17 +111,20 @@ class Scheduler:
 
         Others may add to that before the request has a slot.
         """
-        self._ahead.stop()
+        assert request.slot is None and request.plan is None, request.request_id
+        assert len(request.query.tokens) == request.prompt_tokens, request.request_id
+        assert request.query.limit < request.prompt_tokens, request.request_id
+        self._idle.stop()
         request.turn = self._turn
         self._waiting.append(request)
-        keeper = self._admission.keeper_of(request)
-        request.kept_tokens = keeper.plan(request.query).position
+        kv_manager = self._admission.kv_manager_of(request)
+        request.kept_tokens = kv_manager.plan(request.query).position
         self._admission.ask_disk(request)
         return Progress(request.request_id, request.kept_tokens, request.prompt_tokens)
 
-    def recalled(self, found: RecallDone) -> None:
+    def take_recalled(self, done: RecallDone) -> None:
         """Take in what was read from disk; the request it was read for may have a slot now."""
-        self._admission.recalled(found)
+        self._admission.take_recalled(done)
 
     @property
     def is_blocked(self) -> bool:
@@ -137,47 +133,50 @@ class Scheduler:
         return not (self._prefilling or self._decoding) and waits
 
     def step(self) -> Iterator[Up]:
-        """Do one chunk and one decode step; yield what clients are told, as soon as it holds."""
+        """Do one chunk and one decode step; yield what clients are sent, as soon as it holds."""
         self.steps += 1
         yield from self._drop_gone()
         yield from self._end_expired()
         yield from self._give_slots()
         yield from self._prefill()
-        yield from self._shed()
+        yield from self._free_memory()
         yield from self._decode()
+        assert self.running <= self._config.slots_max, (self.running, self._config.slots_max)
 
-    def work_ahead(self) -> bool:
+    def prefill_idle(self) -> bool:
         """With nothing else to do, do one chunk of idle work; say whether there was any."""
-        assert self.is_idle
-        return self._ahead.step()
+        assert self.is_idle, (self.waiting, self.running)
+        return self._idle.step()
 
-    def foresee(self, query: PrefixQuery) -> None:
+    def prefill_later(self, query: PrefixQuery) -> None:
         """Prefill `query` when there is nothing else to do: a prompt that will be asked."""
-        self._ahead.foresee(query)
+        self._idle.add(query)
 
     @property
     def idle_tokens(self) -> int:
         """Tokens prefilled in idle time, for no request."""
-        return self._ahead.tokens
+        return self._idle.tokens
 
     def forget(self) -> None:
         """Empty the cache; running requests go on with what they have."""
         self._admission.forget()
-        self._ahead.forget()
-        self._keeper.clear()
+        self._idle.forget()
+        self._kv_manager.clear()
         for request in self._waiting:
             request.kept_tokens = 0
 
+    # ------------------------------------------------------------ before the forwards
+
     def _drop_gone(self) -> Iterator[Up]:
         """End the requests whose client left or whose lease ran out."""
-        for request in [r for r in self._waiting if r.ticket.is_gone]:
+        for request in [r for r in self._waiting if r.lease.is_gone]:
             self._waiting.remove(request)
-            yield self._end(request, "cancelled")
-        for request in [r for r in self._prefilling if r.ticket.is_gone]:
+            yield self._finished(request, "cancelled")
+        for request in [r for r in self._prefilling if r.lease.is_gone]:
             self._prefilling.remove(request)
-            yield self._end(request, "cancelled")
-        for request in [r for r in self._decoding.values() if r.ticket.is_gone]:
-            yield self._end(request, "cancelled")
+            yield self._finished(request, "cancelled")
+        for request in [r for r in self._decoding.values() if r.lease.is_gone]:
+            yield self._finished(request, "cancelled")
 
     def _end_expired(self) -> Iterator[Up]:
         """End what has had its time; the prefill that was done is kept, its slot is free.
@@ -185,7 +184,7 @@ class Scheduler:
         Of the prompts only the oldest has a turn of its own: the others may be overtaken.
         """
         for request in [*self._prefilling[:1], *self._decoding.values()]:
-            why = self._rules.watchdog.verdict(request)
+            why = self._config.watchdog.verdict(request)
             if why is None:
                 continue
             log.warning("watchdog ends request=%s: %s", request.request_id, why)
@@ -201,7 +200,7 @@ class Scheduler:
         For memory too the first in turn waits, until those that run give it back: were it
         overtaken, it might wait for ever.
         """
-        while self.running < self._rules.slots_max:
+        while self.running < self._config.slots_max:
             request = next(filter(self._can_begin, in_turn(self._waiting, self._turn)), None)
             if request is None:
                 return
@@ -217,19 +216,25 @@ class Scheduler:
             if not has_room:
                 yield self._admission.no_room(request, cost)
                 continue
-            keeper = self._admission.keeper_of(request)
-            request.slot, request.plan = keeper.open(request.query, rows_of(request))
-            request.position = request.plan.position
-            request.start_clock()
+            self._open_slot(request)
             self._prefilling.append(request)
 
-    def _shed(self) -> Iterator[Up]:
+    def _open_slot(self, request: Request) -> None:
+        """Check a slot out for a request, which goes on from what the slot holds of its prompt."""
+        assert request.slot is None and request.recall is None, request.request_id
+        kv_manager = self._admission.kv_manager_of(request)
+        slot, plan = kv_manager.open(request.query, rows_of(request))
+        assert slot.position == plan.position <= request.query.limit, (slot.position, plan)
+        request.slot, request.plan, request.position = slot, plan, plan.position
+        request.start_times()
+
+    def _free_memory(self) -> Iterator[Up]:
         """Give memory back where answers have outgrown it; the youngest ends where all is given."""
-        memory = self._rules.memory
-        while memory.over() and not memory.makes_room(self._keeper, 0) and self._decoding:
+        memory = self._config.memory
+        while memory.over() and not memory.makes_room(self._kv_manager, 0) and self._decoding:
             if self._engine.release_images(self._begun_images()):
                 continue
-            request = list(self._decoding.values())[-1]
+            request = next(reversed(self._decoding.values()))
             log.warning("memory is full: request=%s ends early", request.request_id)
             self.counts["memory_ends"] += 1
             yield from self._finish(request, "length")
@@ -238,11 +243,11 @@ class Scheduler:
         """Whether it waits for nothing but a slot: not for the disk, nor for another's prefill."""
         if self._admission.waits_for_disk(request):
             return False
-        return not any(self._is_ahead(leader, request) for leader in self._prefilling)
+        return not any(self._prefills_for(leader, request) for leader in self._prefilling)
 
-    def _is_ahead(self, leader: Request, request: Request) -> bool:
+    def _prefills_for(self, leader: Request, request: Request) -> bool:
         """Whether `leader` is about to prefill what `request` would have to prefill too."""
-        if not (leader.is_kept and request.is_kept):
+        if not (leader.uses_cache and request.uses_cache):
             return False
         shared = request.shared.get(leader.request_id)
         if shared is None:
@@ -252,8 +257,10 @@ class Scheduler:
             request.shared[leader.request_id] = shared
         return shared > max(leader.position, request.kept_tokens)
 
+    # ------------------------------------------------------------ forwards
+
     def _prefill(self) -> Iterator[Up]:
-        """Feed one chunk of one prompt; start decoding it when it was the last."""
+        """Read one chunk of one prompt; start decoding it when it was the last."""
         if not self._prefilling:
             return
         request = self._prefilling[0]
@@ -262,22 +269,23 @@ class Scheduler:
         self._is_oldest_next = not self._is_oldest_next
         if not request.is_prefilled:
             try:
-                if not self._look(request):
-                    self._feed(request)
+                if not self._encode_image(request):
+                    self._prefill_chunk(request)
             except RequestError as error:  # an image cannot be had any more
                 self._prefilling.remove(request)
-                yield self._broken(request, error)
+                yield self._end_with_error(request, error)
                 return
             yield Progress(request.request_id, request.position, request.prompt_tokens)
         if request.is_prefilled:
             self._prefilling.remove(request)
-            if request.is_prefill:
-                yield self._prefilled(request)
+            if request.is_prefill_only:
+                yield self._end_prefill_only(request)
                 return
+            assert request.request_id not in self._decoding, request.request_id
             self._decoding[request.request_id] = request
             self._engine.decoder.add(self._sequence(request))
 
-    def _look(self, request: Request) -> bool:
+    def _encode_image(self, request: Request) -> bool:
         """Encode the next image that the next forward reads, if one has to be; say whether so.
 
         A step of its own: it can take long, and who left meanwhile is not prefilled for.
@@ -286,8 +294,8 @@ class Scheduler:
         for run in request.images_to(end):
             request.seen_to = max(request.seen_to, run.end)
             if self._engine.encode(run.picture, self._begun_images()):
-                assert request.clock is not None
-                request.clock.chunk()
+                assert request.times is not None
+                request.times.note_chunk()
                 return True
         return False
 
@@ -301,44 +309,29 @@ class Scheduler:
     def _forward_end(self, request: Request) -> int:
         """Return where the next forward of a prompt ends."""
         cut = request.query.cuts[request.next_cut()]
-        return self._rules.forward_end(request.position, cut)
+        return self._config.forward_end(request.position, cut)
 
-    def _feed(self, request: Request) -> None:
+    def _prefill_chunk(self, request: Request) -> None:
         """Prefill one chunk; keep what was read at each cut."""
-        slot, query = request.slot, request.query
-        assert slot is not None
+        slot, query, times = request.slot, request.query, request.times
+        assert slot is not None and times is not None, request.request_id
         number, start = request.next_cut(), request.position
         end = self._forward_end(request)
+        assert start < end <= query.limit, (start, end, query.limit)
         began = time.monotonic()
         self._engine.prefill(slot.cache, request.ids[start:end], query.images)
-        self._pace.fed(end - start, time.monotonic() - began)
+        self._pace.note_chunk(end - start, time.monotonic() - began)
         request.position = end
-        assert request.clock is not None
-        request.clock.chunk()
-        tell_prefill(request)
+        times.note_chunk()
+        log_prefill(request)
         if end == query.cuts[number]:
-            self._admission.keeper_of(request).commit(slot, query.tokens[:end], query.names[number])
-
-    def _prefilled(self, request: Request) -> Finished | Failed:
-        """End a request that wants no answer; a pin that is refused leaves its KV as any other."""
-        assert request.slot is not None
-        try:
-            if request.pin_key is not None:
-                self._admission.keeper_of(request).pin(
-                    request.slot, request.request_id, request.pin_key
-                )
-        except RequestError as error:
-            return self._broken(request, error)
-        return self._end(request, "prefilled")
-
-    def _broken(self, request: Request, error: RequestError) -> Failed:
-        """End a request by an error; what was prefilled is kept."""
-        self._give_back(request)
-        return Failed(request.request_id, error.status, error.code, str(error))
+            kv_manager = self._admission.kv_manager_of(request)
+            kv_manager.commit(slot, query.tokens[:end], query.names[number])
 
     def _sequence(self, request: Request) -> decoder.Sequence:
-        slot, keeper = request.slot, self._admission.keeper_of(request)
-        assert slot is not None
+        """Return what the decoder goes on from: the slot's cache, and what is not in it yet."""
+        slot, kv_manager = request.slot, self._admission.kv_manager_of(request)
+        assert slot is not None and request.is_prefilled, request.request_id
         return decoder.Sequence(
             key=request.request_id,
             cache=slot.cache,
@@ -346,130 +339,101 @@ class Scheduler:
             tail=request.ids[request.position :],
             choice=self._choose(request),
             tokens_max=request.tokens_max,
-            before_forward=functools.partial(keeper.grow, slot),
-            before_join=functools.partial(keeper.lend, slot),
+            before_forward=functools.partial(kv_manager.grow, slot),
+            before_join=functools.partial(kv_manager.lend, slot),
             shift=self._engine.shift(request.query.images, request.position),
         )
 
     def _decode(self) -> Iterator[Up]:
+        """Do one decode step for all that decode."""
         if not self._decoding:
             return
         for sampled in self._engine.decoder.step():
-            yield from self._take(self._decoding[sampled.key], sampled)
+            yield from self._take_token(self._decoding[sampled.key], sampled)
 
-    def _take(self, request: Request, sampled: SampledToken) -> Iterator[Up]:
+    def _take_token(self, request: Request, sampled: SampledToken) -> Iterator[Up]:
         """Give one sampled token to its request; end it where that token, or its text, says so."""
+        assert request.times is not None, request.request_id
         if request.first_token_at is None:
             request.first_token_at = time.monotonic()
-        assert request.clock is not None
-        request.clock.token()
+        request.times.note_token()
         request.completion_tokens += 1
         if request.guide is not None and request.guide.failure:
-            yield self._failed(request, request.guide.failure)
+            yield self._end_unconstrained(request, request.guide.failure)
             return
         if sampled.token_id in self._end_ids:
             request.end_id = sampled.token_id
             yield from self._finish(request, "stop")
             return
         request.sampled.append(sampled.token_id)
-        piece = request.output.add(sampled.token_id, self._logprob(request, sampled))
-        yield from self._deltas(request, piece)
+        logprob = token_logprob(request, sampled, self._vocabulary)
+        piece = request.output.add(sampled.token_id, logprob)
+        yield from piece_deltas(request, piece)
         if piece.stop is not None:
-            yield from self._told(request, "stop", piece.stop)
+            yield from self._end(request, "stop", piece.stop)
         elif request.output.is_cut:
-            yield from self._told(request, "tool_calls")
+            yield from self._end(request, "tool_calls")
         elif request.completion_tokens >= request.tokens_max:
             yield from self._finish(request, "length")
 
+    # ------------------------------------------------------------ ends
+
     def _finish(self, request: Request, reason: str) -> Iterator[Up]:
         """End a request after giving what was held back."""
-        yield from self._deltas(request, request.output.finish(is_complete=reason == "stop"))
+        rest = request.output.finish(is_complete=reason == "stop")
+        yield from piece_deltas(request, rest)
         if reason == "stop" and request.call_ids:
             reason = "tool_calls"
-        yield from self._told(request, reason)
+        yield from self._end(request, reason)
 
-    def _told(self, request: Request, reason: str, stop: str | None = None) -> Iterator[Up]:
-        """End a request; log probabilities that no text followed go with an empty delta."""
-        if request.logprobs:
-            yield self._delta(request, AnswerPart("content", ""))
-        yield self._end(request, reason, stop)
+    def _end(self, request: Request, reason: str, stop: str | None = None) -> Iterator[Up]:
+        """End a request whose text has all been given."""
+        yield from last_deltas(request)
+        yield self._finished(request, reason, stop)
 
-    def _end(self, request: Request, reason: str, stop: str | None = None) -> Finished:
-        self._give_back(request)
+    def _finished(self, request: Request, reason: str, stop: str | None = None) -> Finished:
+        """Check the slot in; return what the request cost."""
+        self._close_slot(request)
         now = time.monotonic()
-        began = request.ticket.received_at
-        first, clock = request.first_token_at, request.clock
-        fed = request.position if first is None else request.prompt_tokens
-        plan = request.plan
-        if first is not None:
-            self._pace.ended(fed - request.cached_tokens, now - first)
-        usage = Usage(
-            prompt_tokens=request.prompt_tokens,
-            cached_tokens=request.cached_tokens,
-            prefilled_tokens=fed - request.cached_tokens,
-            completion_tokens=request.completion_tokens,
-            reasoning_tokens=request.output.reasoning_tokens,
-            source=request.source,
-            image_tokens=request.image_tokens,
-            ttft_ms=round(((now if first is None else first) - began) * 1000),
-            finish_ms=round((now - began) * 1000),
-            queue_ms=round(((now if clock is None else clock.began_at) - began) * 1000),
-            match=plan.kind if plan is not None else "none",
-        )
-        log.info(
-            "finished request=%s reason=%s match=%s source=%s prompt=%d cached=%d prefilled=%d "
-            "completion=%d ttft_ms=%d ms=%d",
-            request.request_id,
-            reason,
-            usage.match,
-            usage.source,
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.prefilled_tokens,
-            usage.completion_tokens,
-            usage.ttft_ms,
-            usage.finish_ms,
-        )
-        return Finished(
-            request.request_id, reason, stop, self._rules.ended(request, usage, reason, stop)
-        )
+        usage = make_usage(request, now)
+        if request.first_token_at is not None:
+            self._pace.note_end(usage.prefilled_tokens, now - request.first_token_at)
+        log_finished(request.request_id, reason, usage)
+        usage = self._config.ended(request, usage, reason, stop)
+        return Finished(request.request_id, reason, stop, usage)
 
-    def _failed(self, request: Request, why: str) -> Failed:
+    def _end_prefill_only(self, request: Request) -> Finished | Failed:
+        """End a request that wants no answer; a pin that is refused leaves its KV as any other."""
+        assert request.slot is not None and not request.completion_tokens, request.request_id
+        try:
+            if request.pin_key is not None:
+                self._admission.kv_manager_of(request).pin(
+                    request.slot, request.request_id, request.pin_key
+                )
+        except RequestError as error:
+            return self._end_with_error(request, error)
+        return self._finished(request, "prefilled")
+
+    def _end_with_error(self, request: Request, error: RequestError) -> Failed:
+        """End a request by an error; what was prefilled is kept."""
+        self._close_slot(request)
+        return Failed(request.request_id, error.status, error.code, str(error))
+
+    def _end_unconstrained(self, request: Request, why: str) -> Failed:
         """End a request whose answer can not be held to its constraints any more."""
-        self._give_back(request)
+        self._close_slot(request)
         log.error("constraint broke request=%s", request.request_id)  # why quotes the answer
         text = f"The answer could not be held to what was asked of it: {why}."
         return Failed(request.request_id, 500, "constraint_failed", text)
 
-    def _give_back(self, request: Request) -> None:
+    def _close_slot(self, request: Request) -> None:
         """Check the slot in with all that was computed, also for a client that left."""
         slot, request.slot = request.slot, None
-        keeper = self._admission.keeper_of(request)
+        kv_manager = self._admission.kv_manager_of(request)
         if self._decoding.pop(request.request_id, None) is not None:
-            remains = self._engine.decoder.remove(request.request_id)
-            assert slot is not None and remains is not None
-            keeper.close(slot, remains.cache, request.keys(remains.tokens), is_prefilled=True)
+            rest = self._engine.decoder.remove(request.request_id)
+            assert slot is not None and rest is not None, request.request_id
+            kv_manager.close(slot, rest.cache, request.keys(rest.tokens), is_prefilled=True)
         elif slot is not None:
             tokens = request.query.tokens[: request.position]
-            keeper.close(slot, slot.cache, tokens, is_prefilled=False)
-
-    def _deltas(self, request: Request, piece: OutputPiece) -> Iterator[Up]:
-        request.logprobs += piece.logprobs
-        for part in piece.parts:
-            yield self._delta(request, part)
-
-    def _delta(self, request: Request, part: AnswerPart) -> Delta:
-        call = None
-        if part.name:
-            call = CallStart(request.new_id(), part.name)
-            request.call_ids.append(call.id)
-        logprobs, request.logprobs = request.logprobs, []
-        request.seq += 1
-        return Delta(request.request_id, request.seq - 1, part.channel, part.text, logprobs, call)
-
-    def _logprob(self, request: Request, sampled: SampledToken) -> TokenLogprob | None:
-        if sampled.logprobs is None:
-            return None
-        wanted = request.sampling.top_logprobs
-        assert wanted is not None, "only asked-for log probabilities are carried"
-        return describe(sampled.token_id, sampled.logprobs, wanted, self._vocabulary)
+            kv_manager.close(slot, slot.cache, tokens, is_prefilled=False)

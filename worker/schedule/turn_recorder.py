@@ -1,31 +1,38 @@
-"""Tells the sessions how a request ended."""
+"""Records each ended request in its session, and has its next prompt rendered."""
 
 import dataclasses
 from collections.abc import Callable
 
 from hearth.shared.wire_messages import Usage
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_manager import RequestEnding, SessionManager
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 
 
 class TurnRecorder:
-    """What the scheduler calls at each request's end. Owner: the inference thread."""
+    """Records requests in their sessions as they end. Owner: the inference thread.
+
+    Invariant: the scheduler calls `ended` once for each request that has a visit.
+    """
 
     def __init__(
-        self, sessions: SessionManager, reuses: bool, foresee: Callable[[RenderNextPrompt], None]
+        self,
+        sessions: SessionManager,
+        reuses: bool,
+        render_next: Callable[[RenderNextPrompt], None],
     ) -> None:
-        """`reuses` says whether this model's KV is kept at all; `foresee` never waits."""
+        """`reuses` says whether this model's KV is kept at all; `render_next` never blocks."""
         self._sessions = sessions
         self._reuses = reuses
-        self._foresee = foresee
+        self._render_next = render_next
 
     def ended(self, request: Request, usage: Usage, reason: str, stop: str | None) -> Usage:
         """Record the request; return its usage with whose it is and what it lost."""
         visit = request.visit
         if visit is None:
             return usage
+        assert request.slot is None, request.request_id
         # Nobody goes on from what the watchdog has ended, as from what a client has left.
         is_broken_off = reason == "cancelled" or request.is_expired
         ending = RequestEnding(
@@ -42,7 +49,7 @@ class TurnRecorder:
         )
         divergence = self._sessions.ended(visit, ending)
         if self._reuses and not ending.is_cancelled:
-            self._foresee(RenderNextPrompt(request))
+            self._render_next(RenderNextPrompt(request))
         return dataclasses.replace(usage, divergence=divergence, session_kind=visit.kind)
 
 

@@ -1,9 +1,10 @@
-"""How long a request would wait for a slot: a guess, from what the requests before it took.
+"""Estimates how long a request would wait for a slot, from what the requests before it took.
 
 Numbers only: nothing here knows of requests, slots or clocks.
 """
 
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +21,7 @@ _LEFT_MIN: Final = 0.25  # of an average answer: one that takes longer is not ab
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is left to do for one request."""
+    """Measures what is left to do for one request."""
 
     prefill_tokens: int | None  # None: it is not rendered yet
     decoding_s: float = 0.0  # since its first token
@@ -28,7 +29,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker has to do."""
+    """Says what a worker has to do now: its running requests, its queue, the wait behind it."""
 
     running: int  # requests that hold a slot
     queue: list[str]  # the ids of those that do not, in the order in which they will
@@ -36,7 +37,10 @@ class Load:
 
 
 class Pace:
-    """Averages over the last chunks and requests. Owner: the inference thread; others may read."""
+    """Averages over the last chunks and requests. Owner: the inference thread; others may read.
+
+    Invariant: each average is of what was measured, or the constant above while nothing was.
+    """
 
     def __init__(self) -> None:
         self._fed_tokens = self._fed_s = 0.0  # of the last chunks, the newest counting most
@@ -59,13 +63,15 @@ class Pace:
         """Tokens that are prefilled for a request, those that were kept left out."""
         return PROMPT_TOKENS if self._prompt_tokens is None else self._prompt_tokens
 
-    def fed(self, tokens: int, seconds: float) -> None:
+    def note_chunk(self, tokens: int, seconds: float) -> None:
         """Note one chunk of a prefill."""
+        assert tokens > 0 and seconds >= 0, (tokens, seconds)
         self._fed_s = self._fed_s * _KEPT + seconds
         self._fed_tokens = self._fed_tokens * _KEPT + tokens
 
-    def ended(self, prefilled_tokens: int, decode_s: float) -> None:
+    def note_end(self, prefilled_tokens: int, decode_s: float) -> None:
         """Note one request that held a slot, however it ended."""
+        assert prefilled_tokens >= 0 and decode_s >= 0, (prefilled_tokens, decode_s)
         self._prompt_tokens = _average(self._prompt_tokens, prefilled_tokens)
         self._decode_s = _average(self._decode_s, decode_s)
 
@@ -75,6 +81,7 @@ class Pace:
         The prefills share the model, one after the other; the answers are written side by side.
         Never negative, always finite, and never less for one that waits more.
         """
+        assert len(running) <= slots, (len(running), slots)
         free_at = [0.0] * (slots - len(running))
         fed_at = 0.0  # when the model is done with the prefills that it has begun
         for work in running:
@@ -85,6 +92,7 @@ class Pace:
             begins_at = heapq.heappop(free_at)
             fed_at = max(fed_at, begins_at) + self._prefill_s(work)
             heapq.heappush(free_at, fed_at + self.decode_s)
+        assert len(free_at) == slots and 0 <= free_at[0] < math.inf, (slots, free_at[0])
         return free_at[0]
 
     def _prefill_s(self, work: Work) -> float:

@@ -1,4 +1,4 @@
-"""Builds what keeps KV for a loaded model: reads the settings, and asks the model's own caches."""
+"""Makes the KV manager of a loaded model from the settings and the model's own caches."""
 
 import hashlib
 import logging
@@ -33,7 +33,7 @@ SCHEMA = "1"  # of what is kept, and of the cut rule that it was made by
 def make_kv_manager(
     engine: Engine, loaded: LoadedModel, settings: Settings, chunk: int
 ) -> KVManager | NullKVManager:
-    """Return the model's keeper; NoKeeper, with one warning, where its caches are unknown.
+    """Return a KVManager; a NullKVManager, with one warning, where the caches are unknown.
 
     Raises:
         StartError: KV_BITS is set and upstream cannot quantise this model's caches, or
@@ -61,26 +61,28 @@ def make_kv_manager(
     )
     root = cache_root(loaded, settings, chunk)
     budget = Budget(budget_bytes(settings))
-    return KVManager(root, layers, engine.new_cache, budget, rules, _courier(root, settings))
+    return KVManager(
+        root, layers, engine.new_cache, budget, rules, make_disk_thread(root, settings)
+    )
 
 
-def _courier(root: PrefixHash, settings: Settings) -> DiskThread | None:
-    """Return what carries KV to disk and back; None where nothing may be written.
+def make_disk_thread(root: PrefixHash, settings: Settings) -> DiskThread | None:
+    """Return the thread that writes KV to disk and reads it back; None where nothing is written.
 
     Raises:
-        StartError: the directory is another user's, who could put there what they like.
+        StartError: the directory is another user's, who could put anything there.
     """
     if not settings.max_kv_size_gb:
         return None
-    if settings.kv_cache_dir.exists():  # else the courier makes it, where the disk lets it
+    if settings.kv_cache_dir.exists():  # else the file store makes it, where the disk lets it
         private_directory(settings.kv_cache_dir.resolve(), "KV_CACHE_DIR")
-    shelf = FileStore(
+    file_store = FileStore(
         settings.kv_cache_dir,
         root,
         settings.max_kv_size_gb * GB,
         settings.kv_disk_write_gb_per_day * GB,
     )
-    return DiskThread(shelf)
+    return DiskThread(file_store)
 
 
 def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
@@ -100,7 +102,7 @@ def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
 
 
 def cache_root(loaded: LoadedModel, settings: Settings, chunk: int) -> PrefixHash:
-    """Return the name of the empty prefix: all that decides what KV some tokens give."""
+    """Return the hash of the empty prefix: of all that decides what KV some tokens give."""
     facts = loaded.facts
     parts = [
         *(SCHEMA, facts.path, *_weights(loaded), facts.cache_layout, facts.backend),
@@ -113,7 +115,7 @@ def cache_root(loaded: LoadedModel, settings: Settings, chunk: int) -> PrefixHas
 
 
 def _weights(loaded: LoadedModel) -> Iterator[str]:
-    """Yield what tells these weights from others: the config's content, each file's stamp."""
+    """Yield what identifies these weights: the config's content, each file's size and time."""
     for path in sorted(loaded.directory.glob("*")):
         if path.name == "config.json":
             yield hashlib.blake2b(path.read_bytes()).hexdigest()
@@ -128,7 +130,7 @@ def _is_fp32(loaded: LoadedModel) -> bool:
 
 
 def budget_bytes(settings: Settings) -> int:
-    """Return what kept KV may take beside the live caches.
+    """Return how many bytes kept KV may take beside the live caches.
 
     By default no more than its share of MEMORY_LIMIT_MB: pins hold half of it, whoever needs room.
     """

@@ -1,23 +1,27 @@
-"""Makes what prompts and sessions need from a loaded model and the settings."""
+"""Makes the prompt builder, the sessions and the prompt facts of a loaded model."""
 
 from pathlib import Path
 from typing import Any
 
 from hearth.shared.load_settings import Settings
 from hearth.worker.cache.block_hash import PrefixHash, root_hash
-from hearth.worker.constraint.answer_grammar import AnswerGrammar
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.prompt.images.image_placeholders import ImageForm
-from hearth.worker.prompt.prefill_cuts import TurnMarks
+from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.prompt_builder import PromptBuilder
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_marks import end_of_turn_ids, generation_prompt, history_marks
+from hearth.worker.prompt.template_turn_tokens import (
+    end_of_turn_ids,
+    generation_prompt,
+    history_marks,
+)
 from hearth.worker.prompt.tokenise import PieceTokeniser
+from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.output_format import OutputFormat, template_of
-from hearth.worker.threads.prompt_thread import Look, PromptFacts
+from hearth.worker.stream.model_output_format import OutputFormat, template_of
 
 
 def make_builder(
@@ -28,7 +32,7 @@ def make_builder(
     settings: Settings,
     form: ImageForm | None = None,
 ) -> PromptBuilder:
-    """Return what builds prompts; `end_ids` end a generated turn, `form` is how images stand."""
+    """Return the prompt builder; `end_ids` end a generated turn, `form` is how images stand."""
     thinks, preserves = settings.default_thinking, settings.preserve_thinking
     renderer = Renderer(tokenizer, thinks, preserves)
     return PromptBuilder(
@@ -81,28 +85,26 @@ def prompt_facts(
     root: PrefixHash,
     builder: PromptBuilder,
     vocabulary: Vocabulary,
-    look: Look | None = None,
+    cut_rule: CutRule,
 ) -> PromptFacts:
-    """Return what prompts need to know of the model; `root` names its cache.
-
-    `look` has the images of a message read.
-    """
+    """Return what prompts need to know of the model; `root` names its cache."""
     facts, tokenizer = loaded.facts, loaded.tokenizer
-    reader = OutputFormat(tokenizer)
+    output_format = OutputFormat(tokenizer)
     return PromptFacts(
         context_tokens=facts.context_tokens,
         vocab_size=facts.vocab_size,
         root=root,
-        opens_thinking=reader.is_thinking_open(generation_prompt(tokenizer)),
-        reader=reader,
-        constrainer=AnswerGrammar(
+        opens_thinking=output_format.is_thinking_open(generation_prompt(tokenizer)),
+        output_format=output_format,
+        answer_grammar=GrammarCompiler(
             tokenizer,
             facts.vocab_size,
             end_of_turn_ids(tokenizer, loaded.generation_config),
-            reader,
+            output_format,
             vocabulary.token_bytes,
             builder.tool_form,
         ),
+        vocabulary=vocabulary,
+        cut_rule=cut_rule,
         model_name=facts.name,
-        look=look,
     )

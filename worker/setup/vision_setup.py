@@ -1,4 +1,4 @@
-"""Builds what images take: the reader of files, the encoder, and how a prompt shows them."""
+"""Makes the image reader, the image encoder and their placeholders for a loaded model."""
 
 import dataclasses
 import io
@@ -23,20 +23,23 @@ _WHOLE: Final = 1 << 40  # tokens: more than any image has
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VisionParts:
-    """What a model that takes images is given them by."""
+    """Reads, encodes and places the images of a model that takes some.
+
+    Owner: the image thread has `reader`, the inference thread `encoder`, the prompt thread `form`.
+    """
 
     reader: ImageReader
-    vision: ImageEncoder
+    encoder: ImageEncoder
     form: ImageForm
 
     def forget(self) -> None:
         """Give up all that is kept of images: pixels, rows. Inference thread."""
         self.reader.forget()
-        self.vision.forget()
+        self.encoder.forget()
 
 
 def make_vision(loaded: LoadedModel, settings: Settings) -> VisionParts | None:
-    """Return what gives this model images; None where it takes none, with a warning if it might.
+    """Return what reads this model's images; None where it takes none, with a warning if it might.
 
     Inference thread, which encodes a small image of our own here.
     """
@@ -50,30 +53,30 @@ def make_vision(loaded: LoadedModel, settings: Settings) -> VisionParts | None:
         reader = ImageReader(
             loaded.vision.processor, loaded.config, marker, settings.max_image_pixels
         )
-        picture = reader.read("probe", _probe())
+        probe = reader.read("probe", _probe_file())
     except (StartError, RequestError) as error:
         log.warning("images are refused: %s", error)
         return None
     reader.counts.clear()  # of images that somebody showed
-    vision = checked_vision(loaded, picture, settings.vision_cache_mb * MB)
-    if vision is None:
+    encoder = checked_vision(loaded, probe, settings.vision_cache_mb * MB)
+    if encoder is None:
         return None
-    return VisionParts(reader, vision, ImageForm(reader.before, reader.after))
+    return VisionParts(reader, encoder, ImageForm(reader.before, reader.after))
 
 
-def forwarded_at_once(chunk: int, sight: VisionParts | None) -> int:
+def forwarded_at_once(chunk: int, vision: VisionParts | None) -> int:
     """Return how many tokens of an image one forward reads at most."""
-    splits = sight is None or sight.vision.splits_images
+    splits = vision is None or vision.encoder.splits_images
     return chunk if splits else _WHOLE
 
 
-def told(loaded: LoadedModel, sight: VisionParts | None) -> LoadedModel:
-    """Return the model with what is told of it: whether it takes images."""
-    facts = dataclasses.replace(loaded.facts, takes_images=sight is not None)
+def with_image_support(loaded: LoadedModel, vision: VisionParts | None) -> LoadedModel:
+    """Return the model whose facts say whether it takes images."""
+    facts = dataclasses.replace(loaded.facts, takes_images=vision is not None)
     return dataclasses.replace(loaded, facts=facts)
 
 
-def _probe() -> bytes:
+def _probe_file() -> bytes:
     """Return the file of a small image that has something to see."""
     file = io.BytesIO()
     Image.linear_gradient("L").convert("RGB").save(file, "PNG")

@@ -1,0 +1,1 @@
+"""Holds the threads of a worker, and the queues between them."""

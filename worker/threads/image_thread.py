@@ -1,7 +1,7 @@
-"""The image thread: reads what a request's messages show, before its prompt is built."""
+"""Reads the images of messages in a thread of its own, and hands them to the prompt thread."""
 
+import dataclasses
 import logging
-import queue
 from collections.abc import Callable, Iterator
 
 from hearth.shared.errors import RequestError
@@ -9,16 +9,16 @@ from hearth.shared.wire_messages import Count, Failed, Prompt, Submit, Up
 from hearth.worker.cache.image_keys import PromptImage, PromptImages
 from hearth.worker.prompt.images.image_processor import ImageReader
 from hearth.worker.schedule.request_state import ClientLease, MessageWithImages
+from hearth.worker.threads.thread_queues import ImageJobs
 
 log = logging.getLogger(__name__)
-
-UnreadJobs = queue.SimpleQueue[tuple[ClientLease, Submit | Count] | None]
 
 
 class ImageThread:
     """Decodes and processes images, so that a large one delays no request without any.
 
-    A RequestError ends the one request; it becomes its Failed, which names the image.
+    Owner: the thread that runs `run`. Invariant: a message is handed on with all its images, or it
+    gets one Failed. A RequestError ends the one request; its Failed names the image.
     """
 
     def __init__(self, reader: ImageReader) -> None:
@@ -26,44 +26,47 @@ class ImageThread:
 
     def run(
         self,
-        jobs: UnreadJobs,
+        jobs: ImageJobs,
         put: Callable[[tuple[ClientLease, MessageWithImages]], None],
         send: Callable[[Up], None],
     ) -> None:
-        """Work until None comes: each message goes on to `put`, with its pictures."""
+        """Work until None comes; `put` hands on to the prompt thread."""
         while (job := jobs.get()) is not None:
-            ticket, message = job
+            lease, message = job
+            assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
             try:
-                pictures = self._pictures(ticket, message)
+                images = self._read_images(lease, message)
             except RequestError as error:
                 log.info("refused request=%s code=%s", message.request_id, error.code)
                 send(Failed(message.request_id, error.status, error.code, str(error)))
                 continue
-            if pictures is None:
+            if images is None:
                 send(Failed(message.request_id, 499, "client_closed", "The client is gone."))
             else:
-                put((ticket, MessageWithImages(message, pictures)))
+                prompt = dataclasses.replace(message.prompt, images={})
+                message = dataclasses.replace(message, prompt=prompt)
+                put((lease, MessageWithImages(message, images)))
 
-    def _pictures(self, ticket: ClientLease, message: Submit | Count) -> PromptImages | None:
-        """Return what the message shows; None once its client is gone. Raises RequestError."""
-        pictures: dict[str, PromptImage] = {}
+    def _read_images(self, lease: ClientLease, message: Submit | Count) -> PromptImages | None:
+        """Return the images of a message; None once its client is gone. Raises RequestError."""
+        images: dict[str, PromptImage] = {}
         owner = _owner(message)
         for name, digest in _shown(message.prompt):
-            if ticket.is_gone:
+            if lease.is_gone:
                 return None
             data = message.prompt.images.get(digest)
-            if digest in pictures or data is None:
-                continue  # who builds the prompt refuses one that was not sent
+            if digest in images or data is None:
+                continue  # the prompt builder refuses one that was not sent
             try:
-                pictures[digest] = self._reader.read(digest, data, owner)
+                images[digest] = self._reader.read(digest, data, owner)
             except RequestError as error:
                 text = f"{name}: {error}"
                 raise RequestError(text, status=error.status, code=error.code) from error
-        return pictures
+        return images
 
 
 def _owner(message: Submit | Count) -> str:
-    """Return whom alone the images of a message are remembered for; "" = everybody.
+    """Return who alone profits from what is remembered of a message's images; "" = everybody.
 
     What is not to be kept is its request's own: nobody else's cost is less for it, nor its own.
     """

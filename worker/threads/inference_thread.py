@@ -1,38 +1,27 @@
-"""The inference thread's loop: drain the inbox, step the scheduler once, send what it says."""
+"""Runs the inference thread's loop: drains the inbox, steps the scheduler, sends its messages."""
 
 import queue
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from hearth.shared.wire_messages import Up
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
+from hearth.worker.schedule.request_state import RecallDone
 from hearth.worker.schedule.scheduler import Scheduler
+from hearth.worker.threads.thread_queues import Inbox, InferenceItem, InferenceTask
 
 INBOX_DRAIN_MAX = 64  # requests taken between two steps: bounds the stall of running ones
 IDLE_WAIT_S = 0.25  # how late an idle worker sees that it should stop
-IDLE_BEFORE_AHEAD_S = 0.05  # a worker is idle this long before it works ahead
+IDLE_BEFORE_PREFILL_S = 0.05  # a worker is idle this long before it prefills what may come
 BLOCKED_WAIT_S = 0.05  # how late a client is seen to leave while all wait for the disk
 SWEEP_EVERY_TURNS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceTask:
-    """Something about the cache that only the inference thread may do."""
-
-    ticket: ClientLease
-    run: Callable[[], Up]
-
-
-Inbox = queue.SimpleQueue[
-    Request | InferenceTask | PrefixQuery | RecallDone
-]  # a Query: foreseen, for idle time
-
-
 class InferenceThread:
-    """Owns the only thread that touches the model and everything that it computed.
+    """Takes turns of the inbox and the scheduler. Owner: the inference thread.
+
+    Invariant: no other thread touches the model, nor anything that it computed.
 
     Any exception ends the process on purpose: what is in the caches after a surprise cannot be
     trusted, and the supervisor starts a clean worker.
@@ -49,8 +38,8 @@ class InferenceThread:
         self._scheduler = scheduler
         self._send = send
         self._sweep = sweep
-        self._idle_wait_s = IDLE_BEFORE_AHEAD_S
-        self._turns = 0
+        self._idle_wait_s = IDLE_BEFORE_PREFILL_S
+        self._turns = 0  # of the loop
         self.active_bytes = 0  # MLX memory in use after the last step; others may read it
 
     def run_once(self) -> None:
@@ -59,8 +48,8 @@ class InferenceThread:
         if not self._scheduler.is_idle:
             for message in self._scheduler.step():
                 self._send(message)
-            self._idle_wait_s = IDLE_BEFORE_AHEAD_S
-        elif self._scheduler.work_ahead():
+            self._idle_wait_s = IDLE_BEFORE_PREFILL_S
+        elif self._scheduler.prefill_idle():
             self._idle_wait_s = 0.0
         else:
             self._idle_wait_s = IDLE_WAIT_S
@@ -81,12 +70,16 @@ class InferenceThread:
                 item = self._inbox.get(block=wait_s > 0, timeout=wait_s or None)
             except queue.Empty:
                 return
-            if isinstance(item, InferenceTask):
-                self._send(item.run())
-            elif isinstance(item, PrefixQuery):
-                self._scheduler.foresee(item)
-            elif isinstance(item, RecallDone):
-                self._scheduler.recalled(item)
-            else:
-                self._send(self._scheduler.submit(item))
+            self._take(item)
             wait_s = 0.0
+
+    def _take(self, item: InferenceItem) -> None:
+        match item:
+            case InferenceTask():
+                self._send(item.run())
+            case PrefixQuery():
+                self._scheduler.prefill_later(item)
+            case RecallDone():
+                self._scheduler.take_recalled(item)
+            case _:
+                self._send(self._scheduler.submit(item))

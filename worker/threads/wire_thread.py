@@ -1,9 +1,8 @@
-"""The I/O thread: everything that arrives or leaves by socket. Never waits for the model."""
+"""Receives and sends all messages of a worker: sockets, leases, heartbeats. Never waits for MLX."""
 
 import logging
 import math
 import os
-import queue
 import select
 import sys
 import time
@@ -30,19 +29,19 @@ from hearth.shared.wire_messages import (
     Welcome,
 )
 from hearth.shared.zmq_transport import HEARTBEAT_S, RouterPort
-from hearth.worker.schedule.request_state import ClientLease, MessageWithImages, RenderNextPrompt
+from hearth.worker.schedule.request_state import ClientLease
+from hearth.worker.threads.thread_queues import ImageJobs, PromptJobs
 
 log = logging.getLogger(__name__)
 
 WireJob = Submit | Count | Status
-Jobs = queue.SimpleQueue[tuple[ClientLease, WireJob | RenderNextPrompt | MessageWithImages] | None]
-ERRANDS = ("cache", "clear_cache", "unpin")  # what the inference thread tells or does
+INFERENCE_TASKS = ("cache", "clear_cache", "unpin")  # a Status that the inference thread answers
 ANSWERS = (Finished, Failed, Counted, Told)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """Which start of which worker this is."""
+    """Names one start of one worker."""
 
     worker_id: int
     boot_id: str
@@ -51,22 +50,22 @@ class WorkerIdentity:
 class WireThread:
     """Owns the socket and the table of open requests. Owner: the main thread.
 
-    Every Submit, Count and Status in `_open` leaves it by exactly one answer. `send` is the one
-    method that other threads call.
+    Invariants: every Submit, Count and Status in `_open` leaves it by exactly one answer, and
+    `_arriving` holds some of these. `send` is the one method that other threads call.
     """
 
     def __init__(
         self,
         port: RouterPort,
         identity: WorkerIdentity,
-        jobs: Jobs,
+        jobs: PromptJobs,
         heartbeat: Callable[[Sequence[str]], Heartbeat],
         open_max: int,
         is_supervised: bool = True,
     ) -> None:
-        """`heartbeat` is given the ids of the requests that the scheduler has not seen yet.
+        """`heartbeat` takes the ids of the requests that the scheduler has not seen yet.
 
-        `is_supervised`: who started this worker holds the other end of its stdin.
+        `is_supervised`: the process that started this worker holds the other end of its stdin.
         """
         self._port = port
         self._identity = identity
@@ -78,11 +77,12 @@ class WireThread:
         self._arriving: dict[str, None] = {}  # the Submits of those that are being rendered
         self._peers: set[bytes] = set()
         self._next_beat = 0.0
-        # Hands a Status to the inference thread; set once the model is loaded.
-        self.errand: Callable[[ClientLease, Status], None] | None = None
+        # Set once the model is loaded, before a heartbeat says that it is ready.
+        self.run_in_inference: Callable[[Status], None] | None = None
+        self.image_jobs: ImageJobs | None = None  # stays None for a model that takes no images
 
     def run(self, is_stopping: Callable[[], bool]) -> None:
-        """Work until told to stop, or until the supervisor's end of our stdin closes."""
+        """Work until `is_stopping`, or until the supervisor's end of our stdin closes."""
         while not is_stopping():
             for peer, message in self._port.turn(self._wait_s()):
                 self._handle(peer, message)
@@ -94,16 +94,16 @@ class WireThread:
                 self._beat()
 
     def send(self, message: Up) -> None:
-        """Send to whoever asked. An answer closes its request. Any thread."""
+        """Send to the proxy that asked. An answer closes its request. Any thread."""
         request_id: str = getattr(message, "request_id", "")
-        ticket = self._open.get(request_id)
-        if ticket is None:
+        lease = self._open.get(request_id)
+        if lease is None:
             return
         if isinstance(message, (Progress, *ANSWERS)):
             self._arriving.pop(request_id, None)
         if isinstance(message, ANSWERS):
             self._open.pop(request_id, None)
-        self._port.post(ticket.peer, message)
+        self._port.post(lease.peer, message)
 
     def _handle(self, peer: bytes, message: Message) -> None:
         match message:
@@ -117,8 +117,8 @@ class WireThread:
                 self._cancel(request_id)
             case Renew(request_ids):
                 for request_id in request_ids:
-                    if ticket := self._open.get(request_id):
-                        ticket.renew()
+                    if lease := self._open.get(request_id):
+                        lease.renew()
             case _:
                 log.warning("a proxy never sends %s; dropped", type(message).__name__)
 
@@ -127,15 +127,20 @@ class WireThread:
         if failure is not None:
             self._port.post(peer, failure)
             return
-        ticket = ClientLease(message.request_id, peer)
-        self._open[message.request_id] = ticket
+        assert message.request_id not in self._open, message.request_id
+        lease = ClientLease(message.request_id, peer)
+        self._open[message.request_id] = lease
         if isinstance(message, Submit):
             self._arriving[message.request_id] = None
-        if isinstance(message, Status) and message.what in ERRANDS:
-            assert self.errand is not None, "ready workers have it"
-            self.errand(ticket, message)
-        else:
-            self._jobs.put((ticket, message))
+        if not isinstance(message, Status):
+            if message.prompt.images and self.image_jobs is not None:
+                self.image_jobs.put((lease, message))
+                return
+        elif message.what in INFERENCE_TASKS:
+            assert self.run_in_inference is not None, "ready workers have it"
+            self.run_in_inference(message)
+            return
+        self._jobs.put((lease, message))
 
     def _refusal(self, message: WireJob) -> Failed | None:
         request_id = message.request_id
@@ -162,16 +167,16 @@ class WireThread:
         return self._heartbeat(list(self._arriving))
 
     def _cancel(self, request_id: str) -> None:
-        ticket = self._open.get(request_id)
-        if ticket is not None:
-            ticket.is_cancelled = True
+        lease = self._open.get(request_id)
+        if lease is not None:
+            lease.is_cancelled = True
 
     def _forget_gone_peers(self) -> None:
         for peer in [self._port.gone.pop() for _ in range(len(self._port.gone))]:
             self._peers.discard(peer)
-            for ticket in list(self._open.values()):
-                if ticket.peer == peer:
-                    ticket.is_cancelled = True
+            for lease in list(self._open.values()):
+                if lease.peer == peer:
+                    lease.is_cancelled = True
 
     def _welcome(self) -> Welcome:
         return Welcome(
@@ -189,6 +194,6 @@ class WireThread:
 
 
 def _supervisor_is_gone() -> bool:
-    """Whether stdin reached its end: the supervisor holds the other end while it lives."""
+    """Return whether stdin reached its end: the supervisor holds the other end while it lives."""
     readable, _, _ = select.select([sys.stdin], [], [], 0)
     return bool(readable) and os.read(sys.stdin.fileno(), 4096) == b""

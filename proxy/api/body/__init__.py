@@ -1,0 +1,1 @@
+"""Reads the parts of a request body that several APIs share."""

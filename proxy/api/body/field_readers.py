@@ -1,4 +1,4 @@
-"""Readers of single values in a client's body: each returns the value or says what is allowed.
+"""Reads single values of a client's body: each reader returns the value or says what is allowed.
 
 JSON null counts as absent, as it does for the official APIs. Booleans are not numbers.
 """

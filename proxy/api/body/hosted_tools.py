@@ -1,4 +1,4 @@
-"""What other servers put into a conversation: hosted tools, their calls and results, and the like.
+"""Leaves out what only other servers run: hosted tools, their calls and results, and the like.
 
 A client that moves here with such a history must be answered. The text of it stays, the rest is
 left out, and one line of the log says so.

@@ -1,4 +1,4 @@
-"""The content of a message: texts and images in their order, and OpenAI's two ways to write them.
+"""Reads the content of a message: texts and images in their order, in OpenAI's two notations.
 
 A piece is a text, or an image as it is named until it is read: {"type": "image", "url", "param"},
 where `param` is the place that a refusal names.

@@ -1,4 +1,4 @@
-"""The format that an answer has to have, as the OpenAI dialects ask for it."""
+"""Reads the format that an answer has to have, as the OpenAI dialects ask for it."""
 
 from dataclasses import dataclass
 from typing import Any

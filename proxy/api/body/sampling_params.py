@@ -1,4 +1,4 @@
-"""The sampling fields that all dialects share, with the same bounds in each."""
+"""Reads the sampling fields that all dialects share, with the same bounds in each."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""How much the model may think: one answer from the many fields in which clients say it.
+"""Reads how much the model may think from the many fields in which clients say it.
 
 A chat template knows `enable_thinking`, or a level in `reasoning_effort`, or neither; the budget is
 the worker's. Of what a body says twice, the field that comes first in `_READERS` holds, and what
@@ -31,7 +31,7 @@ _LEVELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ThinkingOptions:
-    """What a request says about thinking; nothing where the client left it open."""
+    """A request's wishes about thinking; empty where the client left it open."""
 
     template_kwargs: dict[str, Any] = field(default_factory=dict)  # for the chat template
     budget: int | None = None  # tokens, >= 0
@@ -39,7 +39,7 @@ class ThinkingOptions:
 
 @dataclass(frozen=True, slots=True)
 class _ThinkingFields:
-    """What one field says; None where it says nothing about that."""
+    """The wishes of one field; None where it has none."""
 
     on: bool | None = None
     level: str | None = None

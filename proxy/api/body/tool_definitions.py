@@ -1,4 +1,4 @@
-"""Tools of every dialect, as one shape: {"type": "function", "function": {name, description, ...}}.
+"""Gives the tools of every dialect one shape: {"type": "function", "function": {name, ...}}.
 
 The client's order of tools is kept; each tool's outer keys come in one order, so that the same
 tools render to the same tokens.
@@ -61,8 +61,8 @@ def custom_tool(row: dict[str, Any], param: str) -> dict[str, Any]:
     texts = [fields.text(row, "description", f"{param}.description") or ""]
     if grammar := _grammar(row, param):
         texts.append(grammar)
-    told = {"description": "\n\n".join(text for text in texts if text)} if any(texts) else {}
-    return function_tool({"name": row.get("name"), "parameters": _FREE_TEXT_SCHEMA} | told, param)
+    shown = {"description": "\n\n".join(text for text in texts if text)} if any(texts) else {}
+    return function_tool({"name": row.get("name"), "parameters": _FREE_TEXT_SCHEMA} | shown, param)
 
 
 def _grammar(row: dict[str, Any], param: str) -> str:
@@ -84,7 +84,7 @@ def _grammar(row: dict[str, Any], param: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Which tools the model may call, and whether it has to: as in wire.Constraints."""
+    """The tools that the model may call, and whether it has to, as in `Constraints`."""
 
     mode: str = "auto"  # of MODES
     names: list[str] = field(default_factory=list)  # as shown to the model; empty = all

@@ -1,4 +1,4 @@
-"""Anthropic's messages and their content blocks, as messages of our kind."""
+"""Turns Anthropic's messages and their content blocks into messages of our kind."""
 
 from typing import Any, Final
 
@@ -227,7 +227,7 @@ class MessagesReader:
 
 
 def _is_lost(kind: str, block: dict[str, Any]) -> bool:
-    """Whether no model here can read `block`."""
+    """Return whether no model here can read `block`."""
     if kind == "document":
         source = block.get("source")
         return type(source) is not dict or source.get("type") not in _READABLE

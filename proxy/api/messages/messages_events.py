@@ -1,4 +1,4 @@
-"""Our events as Anthropic's: the message and its stream."""
+"""Turns our events into Anthropic's message, whole or as a stream."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -39,9 +39,9 @@ def _input_fields(fresh: int, cached: int, is_marked: bool) -> dict[str, int]:
     }
 
 
-def _is_marked(ticket: AdmittedRequest) -> bool:
+def _is_marked(admitted: AdmittedRequest) -> bool:
     """Return whether the client marked anything with `cache_control`."""
-    body = ticket.request.body
+    body = admitted.request.body
     blocks: list[Any] = [body]
     for value in (body.get("tools"), body.get("system"), body.get("messages")):
         blocks += _within(value)
@@ -62,14 +62,14 @@ def _ending(finished: Finished) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": None}
 
 
-def _shell(ticket: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
-    answer = ticket.answer
+def _shell(admitted: AdmittedRequest, is_marked: bool) -> dict[str, Any]:
+    answer = admitted.answer
     fresh = answer.prompt_tokens - answer.cached_tokens
     return {
         "id": f"msg_{answer.request_id}",
         "type": "message",
         "role": "assistant",
-        "model": ticket.model,
+        "model": admitted.model,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
@@ -84,12 +84,12 @@ class _BlockWriter:
     what the model wrote, and the whole message its complete pairs.
     """
 
-    def __init__(self, ticket: AdmittedRequest) -> None:
+    def __init__(self, admitted: AdmittedRequest) -> None:
         self.content: list[dict[str, Any]] = []
         self._pieces: list[str] = []  # of the open block
         self._channel = ""  # of the open block; "" where none is open
-        self._signature = ticket.answer.signature
-        thinking = ticket.request.body.get("thinking")
+        self._signature = admitted.answer.signature
+        thinking = admitted.request.body.get("thinking")
         display = thinking.get("display") if type(thinking) is dict else None
         self._hides_thinking = display == _HIDDEN
 
@@ -157,46 +157,48 @@ def _delta_event(index: int, delta: dict[str, Any]) -> bytes:
     return sse.event("content_block_delta", {"index": index, "delta": delta})
 
 
-async def whole(ticket: AdmittedRequest) -> dict[str, Any]:
+async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     """Return the message once it is complete.
 
     Raises:
         RequestError: it broke off.
     """
-    blocks, is_marked = _BlockWriter(ticket), _is_marked(ticket)
-    while not isinstance(row := await ticket.answer.next_event(), Finished):
+    blocks, is_marked = _BlockWriter(admitted), _is_marked(admitted)
+    while not isinstance(row := await admitted.answer.next_event(), Finished):
         if row is not None:
             blocks.grow(row)
     blocks.ensure()
     blocks.close()
     used = usage_fields(row.usage, is_marked)
-    told = {"content": blocks.content, "usage": used}
-    return _shell(ticket, is_marked) | told | _ending(row)
+    written = {"content": blocks.content, "usage": used}
+    return _shell(admitted, is_marked) | written | _ending(row)
 
 
-async def events(ticket: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Yield the stream of `ticket`; where it breaks off, an error event is its end."""
-    is_marked = _is_marked(ticket)
-    yield sse.event("message_start", {"message": _shell(ticket, is_marked)})
-    yield _ping(ticket)
+async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
+    """Yield the stream of `admitted`; where it breaks off, an error event is its end."""
+    is_marked = _is_marked(admitted)
+    yield sse.event("message_start", {"message": _shell(admitted, is_marked)})
+    yield _ping(admitted)
     try:
-        async for frame in _content_events(ticket, is_marked):
+        async for frame in _content_events(admitted, is_marked):
             yield frame
     except RequestError as error:
-        ticket.failure = error
+        admitted.failure = error
         yield sse.event("error", {"error": anthropic_error(error)})
     finally:
-        ticket.answer.close()
+        admitted.answer.close()
 
 
-async def _content_events(ticket: AdmittedRequest, is_marked: bool) -> AsyncGenerator[bytes, None]:
-    blocks = _BlockWriter(ticket)
+async def _content_events(
+    admitted: AdmittedRequest, is_marked: bool
+) -> AsyncGenerator[bytes, None]:
+    blocks = _BlockWriter(admitted)
     sent_at = time.monotonic()
-    while not isinstance(row := await ticket.answer.next_event(sse.PING_S), Finished):
+    while not isinstance(row := await admitted.answer.next_event(sse.PING_S), Finished):
         frames = blocks.grow(row) if row is not None else []
         silent_s = time.monotonic() - sent_at
         if row is None or (not frames and silent_s >= sse.PING_S):  # waiting, or thinking unseen
-            frames = [_ping(ticket)]
+            frames = [_ping(admitted)]
         for frame in frames:
             yield frame
             sent_at = time.monotonic()
@@ -207,8 +209,8 @@ async def _content_events(ticket: AdmittedRequest, is_marked: bool) -> AsyncGene
     yield sse.event("message_stop", {})
 
 
-def _ping(ticket: AdmittedRequest) -> bytes:
+def _ping(admitted: AdmittedRequest) -> bytes:
     """Return the event that keeps a silent stream alive; it tells how far the prefill is."""
-    answer = ticket.answer
+    answer = admitted.answer
     progress = {"done_tokens": answer.done_tokens, "prompt_tokens": answer.prompt_tokens}
     return sse.event("ping", {"prefill": progress})

@@ -1,4 +1,4 @@
-"""Anthropic Messages: the body to our request. Its events are in messages_events."""
+"""Turns the body of an Anthropic Messages request into our request."""
 
 from typing import Any
 

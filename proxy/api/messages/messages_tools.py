@@ -1,4 +1,4 @@
-"""Anthropic's tools and tool_choice, as our tools and what of them may be called.
+"""Turns Anthropic's tools and tool_choice into our tools and what of them may be called.
 
 Tools that Anthropic defines and the client runs (bash, text editor, memory) carry no schema: the
 model of their maker knows them. Here they are shown as functions with the arguments that the
@@ -37,8 +37,8 @@ class MessagesTools:
         if kind in (None, "custom"):
             tool = tools.function_tool(row, param, schema="input_schema")
         elif known := _client_tool(kind):
-            told = {"name": row.get("name"), "description": known[0], "parameters": known[1]}
-            tool = tools.function_tool(told, param)
+            shown = {"name": row.get("name"), "description": known[0], "parameters": known[1]}
+            tool = tools.function_tool(shown, param)
         else:
             self.dropped.append(kind)
             self.dropped_names.append(fields.text(row, "name", f"{param}.name") or "")
@@ -88,7 +88,7 @@ def read_choice(body: dict[str, Any], found: MessagesTools) -> tuple[ToolChoice,
 
 def _client_tool(kind: str) -> tuple[str, dict[str, Any]] | None:
     """Return the description and schema of a tool that the client runs; None for any other."""
-    return next((told for begin, told in _CLIENT_TOOLS if kind.startswith(begin)), None)
+    return next((tool for begin, tool in _CLIENT_TOOLS if kind.startswith(begin)), None)
 
 
 def _schema(required: list[str], **properties: Any) -> dict[str, Any]:

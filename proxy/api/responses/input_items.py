@@ -1,4 +1,4 @@
-"""The input items of Responses, as messages of our kind."""
+"""Turns the input items of a Responses request into messages of our kind."""
 
 from typing import Any, Final
 
@@ -20,10 +20,10 @@ _NOTHING_FOUND: Final = "No tools were found."
 class InputItemReader:
     """Turns input items into messages: what one assistant turn said and called becomes one."""
 
-    def __init__(self, box: ResponsesTools) -> None:
+    def __init__(self, request_tools: ResponsesTools) -> None:
         self.messages: list[Any] = []
         self.left_out: list[str] = []  # types of items that no model here made or reads
-        self._box = box
+        self._request_tools = request_tools
         self._reasoning: list[str] = []
         self._signatures: list[str] = []  # of reasoning, read or only encrypted
 
@@ -101,7 +101,7 @@ class InputItemReader:
     def _name(self, item: dict[str, Any], param: str) -> str:
         name = fields.required_text(item, "name", f"{param}.name")
         namespace = fields.text(item, "namespace", f"{param}.namespace") or ""
-        return self._box.shown_name(name, namespace)
+        return self._request_tools.shown_name(name, namespace)
 
     def _call(self, item: dict[str, Any], param: str, name: str, arguments: Any) -> None:
         call_id = fields.required_text(item, "call_id", f"{param}.call_id")
@@ -125,7 +125,7 @@ class InputItemReader:
     def _loaded(self, item: dict[str, Any], param: str) -> None:
         """Take tools that come with an item; they are shown where it stands."""
         where = f"{param}.tools"
-        names = self._box.add(loaded_rows(item, where), where, late=True)
+        names = self._request_tools.add(loaded_rows(item, where), where, late=True)
         if item.get("call_id"):
             self._tool(item, param, "" if names else _NOTHING_FOUND, *names)
         elif names:

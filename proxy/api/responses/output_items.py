@@ -1,6 +1,6 @@
-"""The output items of Responses as they grow: what each is, and the events that tell of it.
+"""Builds the output items of a response as they grow, and the events about each.
 
-An item gives events as (kind, fields); the builder of the response numbers them and says which item
+An item gives events as (kind, fields); the writer of the response numbers them and says which item
 they are of.
 """
 
@@ -16,7 +16,7 @@ OutputEvent = tuple[str, dict[str, Any]]
 
 
 class OutputItem(Protocol):
-    """An item of the output. `row` is what it is by now; it is changed until the item is closed."""
+    """An item of the output; `row` is its state, which changes until the item is closed."""
 
     row: dict[str, Any]
 
@@ -29,7 +29,7 @@ class OutputItem(Protocol):
     def closed(self) -> list[OutputEvent] | None:
         """Return the events before the item's end, and make `row` what it is in the end.
 
-        None where it was cut off and must not be told as ended: clients act upon an ended call.
+        None where it was cut off and must not be sent as ended: clients act upon an ended call.
         """
         ...
 
@@ -43,7 +43,7 @@ class OutputItem(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _TextKind:
-    """How one kind of text is told."""
+    """The names under which events carry one kind of text."""
 
     holder: str  # the item's field with its parts
     index: str  # what the events call the place in it
@@ -82,9 +82,9 @@ _SUMMARY: Final = _TextKind(
 class TextItem:
     """A message, or reasoning: one part of text."""
 
-    def __init__(self, row: dict[str, Any], voice: _TextKind) -> None:
+    def __init__(self, row: dict[str, Any], kind: _TextKind) -> None:
         self.row = row
-        self._voice = voice
+        self._kind = kind
         self._texts: list[str] = []
 
     def opened(self) -> list[OutputEvent]:
@@ -92,27 +92,27 @@ class TextItem:
 
     def grown(self, text: str) -> list[OutputEvent]:
         self._texts.append(text)
-        told = {self._voice.index: 0, "delta": text, **self._voice.extra}
-        return [(f"{self._voice.text_event}.delta", told)]
+        fields = {self._kind.index: 0, "delta": text, **self._kind.extra}
+        return [(f"{self._kind.text_event}.delta", fields)]
 
     def closed(self) -> list[OutputEvent]:
         text = "".join(self._texts)
         self._fill("completed", text)
-        told = {self._voice.index: 0, "text": text, **self._voice.extra}
-        return [(f"{self._voice.text_event}.done", told), self._part_event("done", text)]
+        fields = {self._kind.index: 0, "text": text, **self._kind.extra}
+        return [(f"{self._kind.text_event}.done", fields), self._part_event("done", text)]
 
     def cut(self) -> None:
         self._fill("incomplete", "".join(self._texts))
 
     def _fill(self, status: str, text: str) -> None:
-        self.row |= {self._voice.holder: [self._part(text)], "status": status}
+        self.row |= {self._kind.holder: [self._part(text)], "status": status}
 
     def _part(self, text: str) -> dict[str, Any]:
-        return {**self._voice.part, "text": text}
+        return {**self._kind.part, "text": text}
 
     def _part_event(self, end: str, text: str) -> OutputEvent:
-        told = {self._voice.index: 0, "part": self._part(text)}
-        return (f"{self._voice.part_event}.{end}", told)
+        fields = {self._kind.index: 0, "part": self._part(text)}
+        return (f"{self._kind.part_event}.{end}", fields)
 
 
 def message(item_id: str) -> TextItem:
@@ -144,7 +144,7 @@ class FunctionCallItem:
 
     def grown(self, text: str) -> list[OutputEvent]:
         self._pieces.append(text)
-        return self._told("delta", {"delta": text}) if text else []
+        return self._events("delta", {"delta": text}) if text else []
 
     def closed(self) -> list[OutputEvent] | None:
         text = "".join(self._pieces)
@@ -153,16 +153,16 @@ class FunctionCallItem:
             self.cut()
             return None
         self._fill("completed", text, given)
-        return self._told("done", {"arguments": text, "name": self.row.get("name")})
+        return self._events("done", {"arguments": text, "name": self.row.get("name")})
 
     def cut(self) -> None:
         text = "".join(self._pieces)
         self._fill("incomplete", text, tools.whole_pairs(text))
 
-    def _told(self, end: str, told: dict[str, Any]) -> list[OutputEvent]:
+    def _events(self, end: str, fields: dict[str, Any]) -> list[OutputEvent]:
         if self.row["type"] != "function_call":
             return []
-        return [(f"response.function_call_arguments.{end}", told)]
+        return [(f"response.function_call_arguments.{end}", fields)]
 
     def _fill(self, status: str, text: str, given: dict[str, Any]) -> None:
         is_function = self.row["type"] == "function_call"
@@ -170,13 +170,13 @@ class FunctionCallItem:
 
 
 class CustomCallItem(FunctionCallItem):
-    """A call with free text, which is told once it is whole: it comes inside JSON."""
+    """A call with free text, which is sent once it is whole: it comes inside JSON."""
 
     def grown(self, text: str) -> list[OutputEvent]:
         self._pieces.append(text)
         return []
 
-    def _told(self, end: str, told: dict[str, Any]) -> list[OutputEvent]:
+    def _events(self, end: str, fields: dict[str, Any]) -> list[OutputEvent]:
         given = self.row["input"]
         kind = "response.custom_tool_call_input"
         return [(f"{kind}.delta", {"delta": given}), (f"{kind}.{end}", {"input": given})]

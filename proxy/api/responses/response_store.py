@@ -1,4 +1,4 @@
-"""Responses that are kept for a while, so that a client can go on from one by its id.
+"""Keeps responses for a while, so that a client can go on from one by its id.
 
 They end after AGE_S_MAX (OpenAI keeps them for 30 days), and the oldest go first where there are
 too many. Each is kept under the key of who asked for it, and is not there for anyone else. What is
@@ -38,6 +38,8 @@ _PREVIOUS: Final = "previous_response_id"
 
 @dataclass(frozen=True, slots=True)
 class _StoredResponse:
+    """A response and the conversation up to it."""
+
     kept_at: float  # wall clock, in seconds
     items: bytes  # JSON of the input, those before it included
     response: bytes  # JSON of the response
@@ -47,8 +49,8 @@ class _StoredResponse:
         return len(self.items) + len(self.response)
 
 
-_Place = tuple[str, str]  # what the key is known by, and the response's id
-_Change = tuple[_Place, _StoredResponse | None]  # None: it was deleted
+_EntryKey = tuple[str, str]  # what the key is known by, and the response's id
+_Change = tuple[_EntryKey, _StoredResponse | None]  # None: it was deleted
 
 
 class ResponseStore:
@@ -63,11 +65,11 @@ class ResponseStore:
     ) -> None:
         """Take up what `directory` holds; None keeps nothing across restarts."""
         self._clock = clock
-        self._entries: OrderedDict[_Place, _StoredResponse] = OrderedDict()  # oldest first
+        self._entries: OrderedDict[_EntryKey, _StoredResponse] = OrderedDict()  # oldest first
         self._lock = threading.Lock()  # for changes of `_entries`, which the journal reads
         self.nbytes = 0
         self.odd = 0  # records that were none of ours
-        self._scribe = open_journal_writer(directory, self, SCHEMA, ADAPTERS)
+        self._journal = open_journal_writer(directory, self, SCHEMA, ADAPTERS)
         self._restore()
 
     def __len__(self) -> int:
@@ -104,9 +106,9 @@ class ResponseStore:
         )
         if entry.nbytes > BYTES_MAX:
             return
-        place = self._place(key, response["id"])
-        self._add(place, entry)
-        self._scribe.put((place, entry), entry.nbytes)
+        entry_key = self._entry_key(key, response["id"])
+        self._add(entry_key, entry)
+        self._journal.put((entry_key, entry), entry.nbytes)
 
     def response(self, key: str, response_id: str) -> dict[str, Any]:
         """Return the response object. Raises: RequestError: 404."""
@@ -119,9 +121,9 @@ class ResponseStore:
         Raises: RequestError: 404.
         """
         self._find(key, response_id)
-        place = self._place(key, response_id)
-        self._drop(place)
-        self._scribe.put((place, None), 0, renews=True)
+        entry_key = self._entry_key(key, response_id)
+        self._drop(entry_key)
+        self._journal.put((entry_key, None), 0, renews=True)
         return {"id": response_id, "object": "response", "deleted": True}
 
     def items(self, key: str, response_id: str, query: dict[str, str]) -> dict[str, Any]:
@@ -155,11 +157,11 @@ class ResponseStore:
 
     def close(self) -> None:
         """Write what waits, within hearth.shared.journal_writer.CLOSE_WAIT_S_MAX. Once; blocks."""
-        self._scribe.close()
+        self._journal.close()
 
     def report(self) -> dict[str, int]:
         """Return the journal's counters."""
-        return {"odd": self.odd, **self._scribe.report()}
+        return {"odd": self.odd, **self._journal.report()}
 
     # ---------------------------------------------------------------- the journal
 
@@ -180,44 +182,44 @@ class ResponseStore:
 
     def _restore(self) -> None:
         now = self._clock()
-        for _, record in self._scribe.read():
+        for _, record in self._journal.read():
             try:
                 owner, response_id, *rest = record
                 entry = _StoredResponse(*rest) if rest else None
             except (TypeError, ValueError):
                 self.odd += 1
                 continue
-            place = (owner, response_id)
+            entry_key = (owner, response_id)
             if entry is not None and now - entry.kept_at <= AGE_S_MAX:
-                self._add(place, entry)
-            elif place in self._entries:
-                self._drop(place)
+                self._add(entry_key, entry)
+            elif entry_key in self._entries:
+                self._drop(entry_key)
 
     # ---------------------------------------------------------------- within
 
-    def _place(self, key: str, response_id: str) -> _Place:
-        return self._scribe.named(key), response_id
+    def _entry_key(self, key: str, response_id: str) -> _EntryKey:
+        return self._journal.named(key), response_id
 
-    def _add(self, place: _Place, entry: _StoredResponse) -> None:
-        if place in self._entries:
-            self._drop(place)
+    def _add(self, entry_key: _EntryKey, entry: _StoredResponse) -> None:
+        if entry_key in self._entries:
+            self._drop(entry_key)
         with self._lock:
-            self._entries[place] = entry
+            self._entries[entry_key] = entry
         self.nbytes += entry.nbytes
         while len(self._entries) > COUNT_MAX or self.nbytes > BYTES_MAX:
             self._drop(next(iter(self._entries)))
 
     def _find(self, key: str, response_id: str, param: str | None = None) -> _StoredResponse:
-        place = self._place(key, response_id)
-        entry = self._entries.get(place)
+        entry_key = self._entry_key(key, response_id)
+        entry = self._entries.get(entry_key)
         if entry is not None and self._clock() - entry.kept_at > AGE_S_MAX:
-            self._drop(place)
+            self._drop(entry_key)
             entry = None
         return entry or _missing(f"Response {response_id!r:.80}", param)
 
-    def _drop(self, place: _Place) -> None:
+    def _drop(self, entry_key: _EntryKey) -> None:
         with self._lock:
-            self.nbytes -= self._entries.pop(place).nbytes
+            self.nbytes -= self._entries.pop(entry_key).nbytes
 
     def _resolved(self, key: str, item: Any, param: str, known: dict[str, dict[str, Any]]) -> Any:
         """Return `item`, or the one that it refers to; responses read for it go to `known`."""
@@ -227,7 +229,7 @@ class ResponseStore:
         # An item's id is its kind, the id of the answer that it is part of, and its number there.
         parts = wanted.split("_")
         response_id = _PREFIX + "_".join(parts[1:-1])
-        if len(parts) >= 3 and self._place(key, response_id) in self._entries:
+        if len(parts) >= 3 and self._entry_key(key, response_id) in self._entries:
             if response_id not in known:
                 output = self.response(key, response_id)["output"]
                 known[response_id] = {row["id"]: row for row in output}

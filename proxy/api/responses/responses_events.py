@@ -1,4 +1,4 @@
-"""Our events as OpenAI Responses: the response object and its stream."""
+"""Turns our events into the response object of OpenAI Responses, whole or as a stream."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -37,12 +37,12 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _shell(ticket: AdmittedRequest) -> dict[str, Any]:
+def _shell(admitted: AdmittedRequest) -> dict[str, Any]:
     """Return the response object before anything of it is there."""
-    request, body = ticket.request, ticket.request.body
+    request, body = admitted.request, admitted.request.body
     text = body.get("text") or {}
     return {
-        "id": f"resp_{ticket.answer.request_id}",
+        "id": f"resp_{admitted.answer.request_id}",
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,
@@ -51,7 +51,7 @@ def _shell(ticket: AdmittedRequest) -> dict[str, Any]:
         "error": None,
         "incomplete_details": None,
         "instructions": body.get("instructions"),
-        "model": ticket.model,
+        "model": admitted.model,
         "output": [],
         "parallel_tool_calls": request.constraints.parallel_calls,
         "reasoning": {"effort": None, "summary": None} | (body.get("reasoning") or {}),
@@ -73,9 +73,9 @@ def _shell(ticket: AdmittedRequest) -> dict[str, Any]:
 class _ResponseWriter:
     """The response object of one answer as it grows, and the numbering of its events."""
 
-    def __init__(self, ticket: AdmittedRequest) -> None:
-        body = ticket.request.body
-        self._answer = ticket.answer
+    def __init__(self, admitted: AdmittedRequest) -> None:
+        body = admitted.request.body
+        self._answer = admitted.answer
         self._tools = responses_tools_of(body)
         asked = body.get("reasoning") or {}
         self._summarises = bool(asked.get("summary") or asked.get("generate_summary"))
@@ -83,7 +83,7 @@ class _ResponseWriter:
         self._output: list[dict[str, Any]] = []
         self._item: OutputItem | None = None  # the open one
         self._channel = ""  # of that
-        self._response = _shell(ticket)
+        self._response = _shell(admitted)
 
     def event(self, kind: str, **data: Any) -> bytes:
         self._sequence += 1
@@ -121,10 +121,10 @@ class _ResponseWriter:
         if self._item is not None:
             self._item.cut()
             self._item = None
-        told = openai_error(error)
+        fields = openai_error(error)
         self._response |= {
             "status": "failed",
-            "error": {"code": told["code"], "message": told["message"]},
+            "error": {"code": fields["code"], "message": fields["message"]},
         }
 
     # -------------------------------------------------- items: each opened, grown, closed
@@ -168,58 +168,58 @@ class _ResponseWriter:
         frames.append(self.event("response.output_item.done", output_index=index, item=item.row))
         return frames
 
-    def _events(self, told: list[output_items.OutputEvent]) -> list[bytes]:
+    def _events(self, events: list[output_items.OutputEvent]) -> list[bytes]:
         item = self._output[-1]
         place = {"item_id": item["id"], "output_index": len(self._output) - 1}
-        return [self.event(kind, **place, **told_fields) for kind, told_fields in told]
+        return [self.event(kind, **place, **fields) for kind, fields in events]
 
     def ensure_message(self) -> list[bytes]:
         """Return the events of an empty message where the answer held nothing at all."""
         return [] if self._output else self._open_item(Delta("", 0, "content", ""))
 
 
-async def whole(ticket: AdmittedRequest) -> dict[str, Any]:
+async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
     """Return the response once it is complete.
 
     Raises:
         RequestError: it broke off.
     """
-    builder = _ResponseWriter(ticket)
-    while not isinstance(row := await ticket.answer.next_event(), Finished):
+    writer = _ResponseWriter(admitted)
+    while not isinstance(row := await admitted.answer.next_event(), Finished):
         if row is not None:
-            builder.grow(row)
-    builder.ensure_message()
-    builder.close_item()
-    response = builder.finish(row)
-    if ticket.keep is not None:
-        ticket.keep(response)
+            writer.grow(row)
+    writer.ensure_message()
+    writer.close_item()
+    response = writer.finish(row)
+    if admitted.keep is not None:
+        admitted.keep(response)
     return response
 
 
-async def events(ticket: AdmittedRequest) -> AsyncGenerator[bytes, None]:
-    """Yield the stream of `ticket`; where it breaks off, response.failed is its end."""
-    builder = _ResponseWriter(ticket)
-    yield builder.state("response.created")
-    yield builder.state("response.in_progress")
+async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
+    """Yield the stream of `admitted`; where it breaks off, response.failed is its end."""
+    writer = _ResponseWriter(admitted)
+    yield writer.state("response.created")
+    yield writer.state("response.in_progress")
     sent_at = time.monotonic()
     try:
-        while not isinstance(row := await ticket.answer.next_event(sse.PING_S), Finished):
-            frames = builder.grow(row) if row is not None else []
+        while not isinstance(row := await admitted.answer.next_event(sse.PING_S), Finished):
+            frames = writer.grow(row) if row is not None else []
             silent_s = time.monotonic() - sent_at
             if row is None or (not frames and silent_s >= sse.PING_S):  # waiting, or a hidden text
-                frames = [builder.alive()]
+                frames = [writer.alive()]
             for frame in frames:
                 yield frame
                 sent_at = time.monotonic()
-        for frame in (*builder.ensure_message(), *builder.close_item()):
+        for frame in (*writer.ensure_message(), *writer.close_item()):
             yield frame
-        response = builder.finish(row)
-        if ticket.keep is not None:
-            ticket.keep(response)  # first: who has read the end may ask for it
-        yield builder.state(f"response.{response['status']}")
+        response = writer.finish(row)
+        if admitted.keep is not None:
+            admitted.keep(response)  # first: who has read the end may ask for it
+        yield writer.state(f"response.{response['status']}")
     except RequestError as error:
-        ticket.failure = error
-        builder.fail(error)
-        yield builder.state("response.failed")
+        admitted.failure = error
+        writer.fail(error)
+        yield writer.state("response.failed")
     finally:
-        ticket.answer.close()
+        admitted.answer.close()

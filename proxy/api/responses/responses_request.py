@@ -1,4 +1,4 @@
-"""OpenAI Responses: the body to our request. Its events are in responses_events."""
+"""Turns the body of an OpenAI Responses request into our request."""
 
 from typing import Any
 
@@ -23,19 +23,21 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         RequestError: a field is not what the API allows, or needs what this server lacks.
     """
     _refuse_unsupported(body)
-    box = responses_tools_of(body)
-    items = _read_items(body, box)
+    request_tools = responses_tools_of(body)
+    items = _read_items(body, request_tools)
     thought = thinking_options.read(body)
     limit = sampling_params.read_max_tokens(body, "max_output_tokens")
     return ParsedRequest(
         dialect="responses",
         model=str(body.get("model") or ""),
-        prompt=Prompt(items.messages, box.shown, thought.template_kwargs, box.deferred),
+        prompt=Prompt(
+            items.messages, request_tools.shown, thought.template_kwargs, request_tools.deferred
+        ),
         sampling=sampling_params.read_sampling(body, max_tokens=limit, stop="stop"),
         stream=fields.boolean(body, "stream"),
         body=body,
-        left_out=(*box.dropped, *items.left_out),
-        constraints=_constraints(body, box, thought.budget),
+        left_out=(*request_tools.dropped, *items.left_out),
+        constraints=_constraints(body, request_tools, thought.budget),
     )
 
 
@@ -53,8 +55,12 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
         fields.optional_record(body, name)
 
 
-def _constraints(body: dict[str, Any], box: ResponsesTools, budget: int | None) -> Constraints:
-    choice = tools.openai_choice(body.get("tool_choice"), box.choosable, box.dropped)
+def _constraints(
+    body: dict[str, Any], request_tools: ResponsesTools, budget: int | None
+) -> Constraints:
+    choice = tools.openai_choice(
+        body.get("tool_choice"), request_tools.choosable, request_tools.dropped
+    )
     wanted = read_format(fields.optional_record(body, "text").get("format"), "text.format")
     return Constraints(
         tool_choice=choice.mode,
@@ -66,8 +72,8 @@ def _constraints(body: dict[str, Any], box: ResponsesTools, budget: int | None) 
     )
 
 
-def _read_items(body: dict[str, Any], box: ResponsesTools) -> InputItemReader:
-    items = InputItemReader(box)
+def _read_items(body: dict[str, Any], request_tools: ResponsesTools) -> InputItemReader:
+    items = InputItemReader(request_tools)
     if instructions := fields.text(body, "instructions"):
         items.messages.append({"role": "system", "content": instructions})
     rows = input_items(body)

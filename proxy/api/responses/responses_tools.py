@@ -1,4 +1,4 @@
-"""The tools of a Responses request, under the names that the model sees.
+"""Gives the tools of a Responses request the names that the model sees, and finds them again.
 
 A namespace's function is shown as `namespace__name`, a custom tool as a function of one string, and
 the search for deferred tools that the client runs as a function `tool_search`. What the model
@@ -17,7 +17,7 @@ _JOINT: Final = "__"
 
 @dataclass(frozen=True, slots=True)
 class ToolOrigin:
-    """What a tool is to the client."""
+    """A tool as the client knows it."""
 
     kind: str  # "function" | "custom" | "tool_search"
     name: str
@@ -127,15 +127,15 @@ def responses_tools_of(body: dict[str, Any]) -> ResponsesTools:
     Raises:
         RequestError: one of them is none.
     """
-    box = ResponsesTools()
-    box.add(fields.optional_rows(body, "tools"), "tools")
-    box.settle()
+    request_tools = ResponsesTools()
+    request_tools.add(fields.optional_rows(body, "tools"), "tools")
+    request_tools.settle()
     given = body.get("input")
     for index, item in enumerate(given if type(given) is list else ()):
         if type(item) is dict and item.get("type") in LOADING:
             param = f"input[{index}].tools"
-            box.add(loaded_rows(item, param), param, late=True)
-    return box
+            request_tools.add(loaded_rows(item, param), param, late=True)
+    return request_tools
 
 
 def loaded_rows(item: dict[str, Any], param: str) -> list[Any]:

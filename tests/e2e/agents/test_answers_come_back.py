@@ -14,10 +14,10 @@ from hearth.proxy.api.responses import responses_events, responses_request
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.wire_messages import Delta, Finished
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
-from tests.helpers.api_events import Scripted
+from tests.helpers.clients.api_events import Scripted
 
 OMITTED = {"type": "adaptive", "display": "omitted"}
 PARSERS = {"messages": messages_request.parse, "responses": responses_request.parse}
@@ -35,8 +35,8 @@ def answered(
     while not desk.machine.scheduler.is_idle:
         events += (row for row in desk.machine.step() if isinstance(row, Delta | Finished))
     answer = Scripted(*events, signature=worker_request.signature)
-    ticket = AdmittedRequest(request, "m", answer)
-    return worker_request, asyncio.run(WHOLES[request.dialect](ticket))
+    admitted = AdmittedRequest(request, "m", answer)
+    return worker_request, asyncio.run(WHOLES[request.dialect](admitted))
 
 
 def check_found(desk: Desk, first: Request, body: dict[str, Any], dialect: str) -> None:

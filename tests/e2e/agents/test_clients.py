@@ -1,6 +1,7 @@
 """The real agent clients, installed from npm, work against the real server on loopback.
 
-The model's words are scripted at token level (tests/helpers/scripted_worker.py); all else is real.
+The model's words are scripted at token level (helpers/worker_processes/scripted_worker.py); all
+else is real.
 """
 
 import contextlib
@@ -17,11 +18,17 @@ import pytest
 
 from scripts.harness.agent_worker import ideals
 from scripts.harness.model_families import family
-from tests.helpers.npm_clients import NotInstallableError, node_modules
-from tests.helpers.recording_wire import Wire
-from tests.helpers.run_clients import AGENTS, MODEL, Agent, Place
-from tests.helpers.scripted_server import Asked, ScriptedServer
-from tests.helpers.scripted_worker import AGAIN, FILES, MISSION, SMALL_TALK, THOUGHTS
+from tests.helpers.clients.npm_clients import NotInstallableError, node_modules
+from tests.helpers.clients.run_clients import AGENTS, MODEL, Agent, Place
+from tests.helpers.servers.scripted_server import Asked, ScriptedServer
+from tests.helpers.worker.recording_wire import Wire
+from tests.helpers.worker_processes.scripted_worker import (
+    AGAIN,
+    FILES,
+    MISSION,
+    SMALL_TALK,
+    THOUGHTS,
+)
 
 WORDS = ("amber", "basil", "cedar")
 SLACK = 16  # tokens that a step may prefill beyond what is new

@@ -7,7 +7,7 @@ import pytest
 from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, Sampling, Submit, Up
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.sessions.turn_store import plain_id
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 
@@ -32,13 +32,13 @@ def desk(name: str, tmp_path: Path) -> Desk:
 def events_of(desk: Desk, parts: AnswerParts, **more: object) -> tuple[Request, list[Up]]:
     """Have one question answered `parts`; return all that the proxy is sent."""
     prompt = desk.named(Prompt(QUESTION, TOOLS))
-    ticket = ClientLease("q", b"peer")
-    ticket.lease_until = float("inf")
+    lease = ClientLease("q", b"peer")
+    lease.lease_until = float("inf")
     sampling = Sampling(max_tokens=more.pop("max_tokens", 10_000))  # type: ignore[arg-type]
     stop = more.pop("stop", [])
     sampling.stop.extend(stop)  # type: ignore[arg-type]
     constraints = Constraints(**more)  # type: ignore[arg-type]
-    request = desk.prompter.request(ticket, Submit("q", prompt, sampling, constraints))
+    request = desk.builder.build(lease, Submit("q", prompt, sampling, constraints))
     script = desk.script(request, parts)
     end = desk.family.tokenizer.encode(desk.family.end_of(parts), add_special_tokens=False)
     desk.machine.scripts["q"] = [*script, *end]

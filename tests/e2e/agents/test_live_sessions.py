@@ -12,61 +12,13 @@ import pytest
 
 from hearth.proxy.request.session_id import session_of
 from hearth.shared.wire_messages import Prompt
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
-from scripts.harness.agent_worker import Desk, Reply, ideals
-from scripts.harness.captured_sessions import PARSE
+from hearth.worker.stream.model_output_format import AnswerParts
+from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
-from tests.helpers.client_echoes import CLIENTS, CWD, Client
+from tests.helpers.clients.client_echoes import CLIENTS, CWD
+from tests.helpers.servers.live_sessions import SCRIPT, TOOLS, held_to_the_ideal, prompt_of, step
 
 KINDS = [("qwen3", "qwen3"), ("qwen3_5", "qwen3_5"), ("harmony", "gpt_oss")]
-SLACK = 16  # tokens that a step may prefill beyond what is new
-
-TYPES = {
-    "Bash": {"command": "string", "timeout": "number"},
-    "Edit": {"file_path": "string", "old": "string", "new": "string", "replace_all": "boolean"},
-    "Write": {"content": "string", "file_path": "string"},
-    "Read": {"file_path": "string", "offset": "number"},
-}
-TOOLS = [
-    {
-        "name": name,
-        "description": f"{name} does what its name says. " * 3,
-        "parameters": {
-            "type": "object",
-            "properties": {field: {"type": kind} for field, kind in types.items()},
-        },
-    }
-    for name, types in TYPES.items()
-]
-SCRIPT = (
-    AnswerParts(
-        "Look first.", "Let me check.", (ToolCall("Bash", {"command": f"cd {CWD} && ls -la"}),)
-    ),
-    AnswerParts("", "", (ToolCall("Read", {"file_path": "src/ä.py", "offset": "3"}),)),
-    AnswerParts(
-        "Now change it.", "", (ToolCall("Edit", {"file_path": "a", "old": "x", "new": "y"}),)
-    ),
-    AnswerParts("", "Waiting.", (ToolCall("Bash", {"command": "make", "timeout": 5000.0}),)),
-    AnswerParts("", "", (ToolCall("Write", {"content": 'say "hi"\n\ttab', "file_path": "b"}),)),
-    AnswerParts("All is done.", "Done: two files changed."),
-)
-
-
-def prompt_of(desk: Desk, client: Client) -> Prompt:
-    """Return what the proxy makes of the client's next request."""
-    body = client.body()
-    speaker = session_of(client.headers, body, "k")
-    return desk.named(replace(PARSE[client.dialect](body).prompt, speaker=speaker))
-
-
-def step(desk: Desk, client: Client, parts: AnswerParts) -> Reply:
-    """Have the client ask, the model answer, the client take the answer up and run its tools."""
-    reply = desk.ask(prompt_of(desk, client), parts)
-    client.answered(reply.given, reply.call_ids, reply.signature)
-    if parts.calls:
-        text = f"result of {parts.calls[0].name}: <|im_end|> " + "word " * (20 + len(client.turns))
-        client.results(reply.call_ids, [text] * len(parts.calls))
-    return reply
 
 
 def scripted(family_name: str) -> list[AnswerParts]:
@@ -75,16 +27,6 @@ def scripted(family_name: str) -> list[AnswerParts]:
         replace(parts, content="") if family_name == "harmony" and parts.calls else parts
         for parts in SCRIPT
     ]
-
-
-def held_to_the_ideal(replies: list[Reply]) -> None:
-    needed = ideals(replies)
-    for reply, ideal in zip(replies, needed, strict=True):
-        if reply.states:  # a step; what opens a line shares no more than whole chunks of a trunk
-            assert reply.prefilled <= ideal + SLACK, (reply.prefilled, ideal, reply.divergence)
-        assert set(reply.states.values()) <= {"kept"}, reply.states
-    total = sum(reply.prefilled for reply in replies)
-    assert total <= 1.03 * sum(needed), (total, sum(needed))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
-from tests.e2e.agents.test_live_sessions import SCRIPT, TOOLS, held_to_the_ideal, step
-from tests.helpers.client_echoes import CLIENTS
+from tests.helpers.clients.client_echoes import CLIENTS
+from tests.helpers.servers.live_sessions import SCRIPT, TOOLS, held_to_the_ideal, step
 
 RESULTS = {
     "gemma3": "```tool_output\n",

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 KEY = "k"
 CHAT = "/v1/chat/completions"

@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import load as load_tokenizer
 from hearth.shared.load_settings import PROJECT_DIR
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir, mlx_environment
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 TOKENS_MAX = 48
 # One of each kind of cache; all ten where somebody asks for more (HEARTH_EXAMPLES, any number).
@@ -29,7 +29,7 @@ def reference(name: str) -> list[list[int]]:
         sys.executable,
         "-W",
         "ignore",
-        "tests/helpers/reference_answers.py",
+        "tests/helpers/models/reference_answers.py",
         str(fixture_dir(name)),
     ]
     done = subprocess.run(

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 SYSTEM = "You are careful. " + "Read what you are given twice. " * 30
 WARM = {

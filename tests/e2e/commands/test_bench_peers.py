@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "response": None,
     }
     (directory / "pi-session-1.jsonl.xz").write_bytes(lzma.compress(json.dumps(asked).encode()))
-    command = ["python -m scripts.bench", "peers", "--quick", "--tiny", "--fixtures", "qwen3"]
+    command = ["-m", "scripts.bench", "peers", "--quick", "--tiny", "--fixtures", "qwen3"]
     command += ["--limit", "1", "--sides", "hearth,mlx_lm", "--traces-dir", str(directory)]
     command += ["--json", str(directory / "peers.json")]
     done = subprocess.run(

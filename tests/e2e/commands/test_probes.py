@@ -14,7 +14,7 @@ from hearth.commands import diff_turns
 from hearth.commands.server_client import SLACK_TOKENS, log_lines
 from hearth.shared.load_settings import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 PROBE_S_MAX = 180.0
 # A dense and a window model too where somebody asks for more (HEARTH_EXAMPLES, any number).
@@ -35,7 +35,14 @@ def probed(
 
 def ran(server: Server, script: str, *arguments: str) -> tuple[int, str]:
     """Return the exit status of a script, and what it said."""
-    command = [sys.executable, f"scripts/{script}.py", *arguments, "--base-url", server.url]
+    command = [
+        sys.executable,
+        "-m",
+        f"hearth.commands.{script}",
+        *arguments,
+        "--base-url",
+        server.url,
+    ]
     done = subprocess.run(
         command, cwd=PROJECT_DIR, capture_output=True, text=True, timeout=PROBE_S_MAX
     )
@@ -47,14 +54,14 @@ def logs(server: Server) -> list[Path]:
 
 
 def test_all_four_scenarios_are_good(probed: Server) -> None:
-    status, said = ran(probed, "probe_session")
+    status, said = ran(probed, "probe_cache")
     assert status == 0, said
     assert "verdict: good: normal, drift, semantic, insertion as expected" in said
 
 
 @pytest.mark.parametrize("echo", ["verbatim", "stripped", "trimmed"])
 def test_an_agents_session_prefills_only_what_is_new(probed: Server, echo: str) -> None:
-    status, said = ran(probed, "agent_probe", "--echo", echo)
+    status, said = ran(probed, "probe_agent", "--echo", echo)
     assert status == 0, said
     assert "verdict: good: 12 requests" in said
 
@@ -66,14 +73,14 @@ def test_the_cache_is_within_its_bounds(probed: Server) -> None:
 
 
 def test_every_loss_of_every_session_is_explained_in_its_log(probed: Server) -> None:
-    assert ran(probed, "agent_probe", "--turns", "2")[0] == 0
+    assert ran(probed, "probe_agent", "--turns", "2")[0] == 0
     assert logs(probed)
     for path in logs(probed):
         assert diff_turns.judge(log_lines(path), SLACK_TOKENS) == 0, path.read_text()
 
 
 def test_a_session_is_told_alike_by_the_server_and_by_its_log(probed: Server) -> None:
-    assert ran(probed, "agent_probe", "--turns", "2")[0] == 0
+    assert ran(probed, "probe_agent", "--turns", "2")[0] == 0
     path = max(logs(probed), key=lambda path: path.stat().st_mtime)
     session = path.name.removeprefix("cache-session-").removesuffix(".log")
     figures = []
@@ -96,7 +103,7 @@ def test_a_session_that_nobody_knows_has_no_verdict(probed: Server) -> None:
 
 
 def test_the_log_is_the_owners_alone_and_holds_no_text_of_prompts(probed: Server) -> None:
-    assert ran(probed, "agent_probe", "--turns", "2")[0] == 0
+    assert ran(probed, "probe_agent", "--turns", "2")[0] == 0
     for path in logs(probed):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from hearth.shared.load_settings import PROJECT_DIR
-from tests.helpers.server import Server, free_port
+from tests.helpers.servers.server import Server, free_port
 
 WAIT_S = 60.0
 ROWS, COLUMNS = 24, 80
@@ -24,7 +24,7 @@ ALTERNATE_SCREEN, MAIN_SCREEN, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\
 
 
 def command(url: str, *arguments: str) -> list[str]:
-    return [sys.executable, "hearth top", "--base-url", url, *arguments]
+    return [sys.executable, "-m", "hearth.commands.top", "--base-url", url, *arguments]
 
 
 def printed(url: str, *arguments: str) -> tuple[int, str]:

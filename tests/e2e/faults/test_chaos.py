@@ -36,7 +36,7 @@ def report_of(tmp_path: Path, *command: str) -> tuple[dict[str, Any], str]:
 def test_faults_are_played_and_every_request_has_its_one_end(tmp_path: Path) -> None:
     faults = ("worker killed", "disk read-only", "garbage")
     options = ("--minutes", "0.01", "--only", ",".join(faults), "--talks", "1")
-    report, told = report_of(tmp_path, "python -m scripts.chaos", *options)
+    report, told = report_of(tmp_path, "-m", "scripts.chaos", *options)
     assert [miss for miss in report["misses"] if "memory" not in miss] == [], told
     rows = report["faults"]
     for fault in faults:
@@ -50,7 +50,7 @@ def test_faults_are_played_and_every_request_has_its_one_end(tmp_path: Path) -> 
 def test_sessions_are_replayed_and_memory_is_sampled(tmp_path: Path) -> None:
     traces = [str(path) for path in sorted(TRACES.glob("*.xz"))]
     options = ("--minutes", "0.3", "--sample", "1", "--clients", "2")
-    report, told = report_of(tmp_path, "python -m scripts.soak", *traces, *options)
+    report, told = report_of(tmp_path, "-m", "scripts.soak", *traces, *options)
     assert [miss for miss in report["misses"] if "grew" not in miss] == [], told
     assert report["counts"]["answered"] > 0
     assert report["counts"]["cached tokens"] > 0

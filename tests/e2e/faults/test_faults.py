@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 KILLS = 20 if os.environ.get("HEARTH_EXAMPLES") else 6
 DISCONNECTS = 50

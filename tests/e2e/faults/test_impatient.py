@@ -11,9 +11,9 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.helpers.run_clients import MODEL
-from tests.helpers.scripted_server import ScriptedServer
-from tests.helpers.scripted_worker import SMALL_TALK
+from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.servers.scripted_server import ScriptedServer
+from tests.helpers.worker_processes.scripted_worker import SMALL_TALK
 
 CHUNK: Final = 256  # tokens of a prefill on a CPU
 TEXT: Final = "What are words? Ask the book that nobody has read. "

@@ -15,8 +15,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.pocket.test_pocket_meaning import ASK, FACT, NOTES, Talk
-from tests.helpers.server import Server
+from tests.helpers.servers.pocket_talk import ASK, FACT, NOTES, Talk
+from tests.helpers.servers.server import Server
 
 pytestmark = pytest.mark.e2e
 

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.helpers.fake_server import FakeServer
+from tests.helpers.servers.fake_server import FakeServer
 
 WORDS: Final = 1_500  # of each long answer,
 WIDE: Final = 6_000  # characters each: more than the system's own buffers hold of a connection

@@ -12,16 +12,16 @@ import httpx
 import openai
 import pytest
 
-from tests.helpers.fake_server import LAUNCH, FakeServer
-from tests.helpers.fake_worker import IMAGE_TOKENS
+from tests.helpers.servers.fake_server import LAUNCH, FakeServer
+from tests.helpers.worker_processes.fake_worker import IMAGE_TOKENS
 
 # Only the test's own web server stands for the internet.
 OPENED = """
 import functools
 from hearth.proxy.api import parse_body
 from hearth.proxy.images import image_fetch
-make = image_fetch.Images
-parse_body.Images = functools.partial(make, is_allowed=lambda address: address == "127.0.0.1")
+make = image_fetch.ImageFetcher
+parse_body.ImageFetcher = functools.partial(make, is_allowed=lambda address: address == "127.0.0.1")
 """
 PNG, JPEG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40, b"\xff\xd8\xff" + b"jpeg" * 9
 CLAUDE: dict[str, Any] = {"model": "claude-x", "max_tokens": 50}

@@ -17,8 +17,8 @@ from PIL import Image
 
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.image_files import painted
-from tests.helpers.scraped_metrics import families_of
-from tests.helpers.server import Server
+from tests.helpers.clients.scraped_metrics import families_of
+from tests.helpers.servers.server import Server
 
 MODEL = "local"
 SYSTEM = "You look at pictures and say what they show. " * 30

@@ -19,14 +19,14 @@ import pytest
 from hearth.commands import probe_agent
 from hearth.commands.server_client import CHAT, server_of
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.browser import NEEDS_CHROMIUM, Page, chromium, page
-from tests.helpers.server import Server
+from tests.helpers.clients.browser import NEEDS_CHROMIUM, Page, chromium, page
+from tests.helpers.servers.server import Server
 
 pytestmark = NEEDS_CHROMIUM
 KEY = "the-key"
 SESSION = "edited <b>&amp;"  # what a client calls a session is text, whatever it looks like
 LOOKS = {"light": (1180, 900, "light"), "dark": (1180, 900, "dark"), "phone": (360, 740, "light")}
-CHECKS = (Path(__file__).parents[2] / "helpers" / "page_checks.js").read_text()
+CHECKS = (Path(__file__).parents[2] / "helpers" / "clients" / "page_checks.js").read_text()
 FOCUS_MAX = 40  # presses of Tab
 NAMED = {"button", "link", "textbox", "image", "figure", "region", "table", "meter", "heading"}
 FOCUSED = """(() => {

@@ -12,12 +12,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.helpers.browser import NEEDS_CHROMIUM, Page, chromium, page
+from tests.helpers.clients.browser import NEEDS_CHROMIUM, Page, chromium, page
 
 pytestmark = NEEDS_CHROMIUM
 Row = dict[str, Any]
 PAGES = Path(__file__).parents[3] / "proxy" / "monitoring" / "pages"
-CHECKS = (Path(__file__).parents[2] / "helpers" / "page_checks.js").read_text()
+CHECKS = (Path(__file__).parents[2] / "helpers" / "clients" / "page_checks.js").read_text()
 CHECKED = "({text: checks.text(), overflow: checks.overflow()})"
 LONG = "a-session-with-a-name-" * 9
 NAMES = [

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.scraped_metrics import Series, families_of, series_of, total
-from tests.helpers.server import Server
+from tests.helpers.clients.scraped_metrics import Series, families_of, series_of, total
+from tests.helpers.servers.server import Server
 
 KEY = "k"
 HEADERS = {"authorization": f"Bearer {KEY}"}

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from hearth.worker.engine.model_loader import POCKET_DIR
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 WEATHER: Any = {
     "type": "function",

@@ -7,33 +7,15 @@ table runs twice: against the server, and against one whose cache is broken so t
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
-import httpx
 import pytest
 
-from tests.helpers.broken_worker import FAULTS
-from tests.helpers.server import Server
+from tests.helpers.servers.pocket_talk import ASK, FACT, NOTES, Talk
+from tests.helpers.servers.server import Server
+from tests.helpers.worker_processes.broken_worker import FAULTS
 
-MODEL: Final = "pocket"
-SYSTEM: Final = "You are a helpful assistant.\nToday's date is {}."
 CODES: Final = ("7731", "4086", "9254")
-# Long enough to be cut in several places, and of nothing that anybody asks for.
-NOTES: Final = "Some notes:\n" + "\n".join(
-    f"In {month} the {thing} was {kind}, as {name} said."
-    for month, thing, kind, name in (
-        ("January", "harbor", "quiet", "Anna"),
-        ("February", "meadow", "dusty", "Boris"),
-        ("March", "tunnel", "narrow", "Clara"),
-        ("April", "castle", "ancient", "David"),
-        ("May", "bridge", "rusty", "Elena"),
-        ("June", "garden", "bright", "Felix"),
-        ("July", "station", "silent", "Greta"),
-        ("August", "valley", "warm", "Hugo"),
-    )
-)
-FACT: Final = "The code of the north gate is {}."
-ASK: Final = "What is the code of the north gate?"
 QUESTION_TOKENS_MAX: Final = 30  # ASK and the headers around it: 20
 READER: Final = {
     "type": "function",
@@ -50,57 +32,8 @@ READER: Final = {
 LAUNCH: Final = """
 import sys
 from hearth.proxy.main import end, main
-end(main([sys.executable, "-m", "tests.helpers.broken_worker"]))
+end(main([sys.executable, "-m", "tests.helpers.worker_processes.broken_worker"]))
 """
-
-Message = dict[str, Any]
-
-
-class Talk:
-    """A conversation over HTTP. `cached` and `prefilled` are those of its last request."""
-
-    def __init__(self, server: Server, thinks: bool = False, date: str = "2026-11-22") -> None:
-        self._server = server
-        self._thinks = thinks
-        self.messages: list[Message] = [{"role": "system", "content": SYSTEM.format(date)}]
-        self.tools: list[Message] = []
-        self.cached = self.prefilled = 0
-        self.source = ""
-        self.thought = ""
-
-    def branch(self) -> "Talk":
-        """Return another conversation that begins as this one does."""
-        other = Talk(self._server, self._thinks)
-        other.messages, other.tools = list(self.messages), self.tools
-        return other
-
-    def say(self, text: str, keeps_thinking: bool = True) -> str:
-        return self.send({"role": "user", "content": text}, keeps_thinking)["content"] or ""
-
-    def send(self, message: Message, keeps_thinking: bool = True) -> Message:
-        self.messages.append(message)
-        body = {
-            "model": MODEL,
-            "messages": self.messages,
-            "temperature": 0,
-            "max_tokens": 200,
-            "enable_thinking": self._thinks,
-        } | ({"tools": self.tools} if self.tools else {})
-        with httpx.Client(base_url=self._server.url, timeout=60) as client:
-            told = client.post("/v1/chat/completions", json=body).raise_for_status().json()
-        usage = told["usage"]
-        self.cached = usage["prompt_tokens_details"]["cached_tokens"]
-        self.prefilled = usage["prompt_tokens"] - self.cached
-        self.source = usage["kv_cache"]["source"]
-        answer: Message = told["choices"][0]["message"]
-        self.thought = answer.get("reasoning_content") or ""
-        kept = {"role": "assistant", "content": answer["content"]}
-        if answer.get("tool_calls"):
-            kept["tool_calls"] = answer["tool_calls"]
-        if keeps_thinking and self.thought:
-            kept["reasoning_content"] = self.thought
-        self.messages.append(kept)
-        return kept
 
 
 # ---------------------------------------------------------------- what must hold

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from jsonschema import validate
 
-from hearth.worker.stream.output_format import AnswerParts
-from tests.helpers.scripted_server import ScriptedServer
-from tests.helpers.scripted_worker import FREEDOM
-from tests.helpers.sdk_conversations import (
+from hearth.worker.stream.model_output_format import AnswerParts
+from tests.helpers.clients.sdk_conversations import (
     OSLO,
     TALKS,
     TOOLS,
@@ -23,6 +21,8 @@ from tests.helpers.sdk_conversations import (
     dictation,
     written,
 )
+from tests.helpers.servers.scripted_server import ScriptedServer
+from tests.helpers.worker_processes.scripted_worker import FREEDOM
 
 SLACK = 16  # tokens that a turn may prefill beyond what is new
 SCHEMAS = {tool["name"]: tool["parameters"] for tool in TOOLS}

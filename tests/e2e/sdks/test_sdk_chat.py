@@ -6,11 +6,11 @@ from typing import Any
 import openai
 import pytest
 
-from hearth.worker.stream.output_format import AnswerParts
-from tests.helpers.run_clients import CONTEXT_TOKENS, MODEL
-from tests.helpers.scripted_server import ScriptedServer
-from tests.helpers.scripted_worker import FREEDOM, SMALL_TALK
-from tests.helpers.sdk_conversations import CLOCK, OSLO, TALKS, WEATHER, Sdks, dictation
+from hearth.worker.stream.model_output_format import AnswerParts
+from tests.helpers.clients.run_clients import CONTEXT_TOKENS, MODEL
+from tests.helpers.clients.sdk_conversations import CLOCK, OSLO, TALKS, WEATHER, Sdks, dictation
+from tests.helpers.servers.scripted_server import ScriptedServer
+from tests.helpers.worker_processes.scripted_worker import FREEDOM, SMALL_TALK
 
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 ANSWER = "It is warm in Rome, and it stays so."

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from hearth.worker.stream.output_format import AnswerParts
-from tests.helpers.run_clients import MODEL
-from tests.helpers.scripted_worker import FREEDOM
-from tests.helpers.sdk_conversations import (
+from hearth.worker.stream.model_output_format import AnswerParts
+from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.clients.sdk_conversations import (
     CLOCK,
     OSLO,
     TOOLS,
@@ -16,6 +15,7 @@ from tests.helpers.sdk_conversations import (
     Sdks,
     dictation,
 )
+from tests.helpers.worker_processes.scripted_worker import FREEDOM
 
 USER = {"role": "user", "content": "What is the weather like?"}
 BLOCKS = [

@@ -7,8 +7,8 @@ import anthropic
 import openai
 import pytest
 
-from tests.helpers.run_clients import MODEL
-from tests.helpers.sdk_conversations import Sdks
+from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.clients.sdk_conversations import Sdks
 
 NO_IMAGE = "data:image/png;base64,bm9uZQ=="
 HI: list[Any] = [{"role": "user", "content": "Hi."}]

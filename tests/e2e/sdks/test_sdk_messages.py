@@ -5,10 +5,10 @@ from typing import Any
 import anthropic
 import pytest
 
-from hearth.worker.stream.output_format import AnswerParts
-from tests.helpers.run_clients import MODEL
-from tests.helpers.scripted_server import ScriptedServer
-from tests.helpers.sdk_conversations import OSLO, TOOLS, MessagesTalk, Sdks, dictation
+from hearth.worker.stream.model_output_format import AnswerParts
+from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.clients.sdk_conversations import OSLO, TOOLS, MessagesTalk, Sdks, dictation
+from tests.helpers.servers.scripted_server import ScriptedServer
 
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 THOUGHTFUL = AnswerParts("They ask about Rome.", "Warm, and it stays so.")

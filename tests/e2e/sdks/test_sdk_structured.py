@@ -7,10 +7,10 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from hearth.worker.stream.output_format import AnswerParts
-from tests.helpers.run_clients import MODEL
-from tests.helpers.scripted_worker import FREEDOM
-from tests.helpers.sdk_conversations import Sdks, dictation
+from hearth.worker.stream.model_output_format import AnswerParts
+from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.clients.sdk_conversations import Sdks, dictation
+from tests.helpers.worker_processes.scripted_worker import FREEDOM
 
 ASKED: list[Any] = [{"role": "user", "content": FREEDOM}]
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -8,7 +8,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Tell me about prefix caches."}]
 # A random model that thinks would do nothing else.

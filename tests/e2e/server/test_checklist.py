@@ -35,11 +35,19 @@ from typing import Any
 import httpx
 import pytest
 
-from hearth.worker.stream.output_format import AnswerParts
-from tests.helpers.run_clients import MODEL
-from tests.helpers.scripted_server import ScriptedServer
-from tests.helpers.sdk_conversations import OSLO, TALKS, TOOLS, UTC, ChatTalk, Sdks, dictation
-from tests.helpers.server import Server
+from hearth.worker.stream.model_output_format import AnswerParts
+from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.clients.sdk_conversations import (
+    OSLO,
+    TALKS,
+    TOOLS,
+    UTC,
+    ChatTalk,
+    Sdks,
+    dictation,
+)
+from tests.helpers.servers.scripted_server import ScriptedServer
+from tests.helpers.servers.server import Server
 
 PATHS = {
     "chat": "/v1/chat/completions",

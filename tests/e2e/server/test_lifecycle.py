@@ -14,7 +14,7 @@ import pytest
 
 from hearth.shared.load_settings import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 END_S_MAX = 5.0
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 CONTEXT: Final = 256  # MAX_KV_SIZE, of prompt and answer together
 WORD: Final = " a"

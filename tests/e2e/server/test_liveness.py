@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from hearth.proxy.api.server_sent_events import PING_S
-from tests.helpers.run_clients import MODEL
-from tests.helpers.scripted_server import ScriptedServer
-from tests.helpers.scripted_worker import SMALL_TALK
+from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.servers.scripted_server import ScriptedServer
+from tests.helpers.worker_processes.scripted_worker import SMALL_TALK
 
 FIRST_S_MAX: Final = 1.0  # from the request to the first event
 SILENCE_S_MAX: Final = 10.0

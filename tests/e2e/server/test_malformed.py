@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 PATHS = {
     "/v1/chat/completions": {"max_tokens": 2, "messages": [{"role": "user", "content": "x"}]},

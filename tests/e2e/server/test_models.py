@@ -11,15 +11,15 @@ import openai
 import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.fake_server import FakeServer
-from tests.helpers.fake_worker import MISSING
-from tests.helpers.server import Server
+from tests.helpers.servers.fake_server import FakeServer
+from tests.helpers.servers.server import Server
+from tests.helpers.worker_processes.fake_worker import MISSING
 
 LONG = "Tell me the rest of the story that begins with a harbor. " * 40
 HANGING = """
 import sys
 from hearth.proxy.main import end, main
-end(main([sys.executable, "-m", "tests.helpers.hanging_worker"]))
+end(main([sys.executable, "-m", "tests.helpers.worker_processes.hanging_worker"]))
 """
 
 

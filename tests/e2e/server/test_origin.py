@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.browser import CHROMIUM, NEEDS_CHROMIUM
-from tests.helpers.server import Server
+from tests.helpers.clients.browser import CHROMIUM, NEEDS_CHROMIUM
+from tests.helpers.servers.server import Server
 
 PAGE = """<!doctype html><title>other origin</title><pre id=out>running</pre><script>
 const base = "%s";

@@ -13,7 +13,7 @@ import pytest
 from hearth.shared.load_settings import PROJECT_DIR
 from hearth.shared.openblas import openblas_environment
 from hearth.shared.version import VERSION
-from tests.helpers.server import Server, free_port
+from tests.helpers.servers.server import Server, free_port
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "proxy", "worker", "shared", "scripts")
 BUILD_S_MAX = 300  # setuptools is fetched

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from tests.helpers.fake_server import FakeServer
+from tests.helpers.servers.fake_server import FakeServer
 
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
 OTHER = {"name": "g", "parameters": {"type": "object"}}

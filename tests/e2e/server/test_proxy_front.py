@@ -6,10 +6,9 @@ outbound connection. A new version of LiteLLM must pass this file first.
 
 import contextlib
 import json
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -17,9 +16,8 @@ import httpx
 import openai
 import pytest
 
-from tests.helpers.fake_server import FakeServer
-
-KEY = "a-secret-key"
+from tests.helpers.servers.fake_server import FakeServer
+from tests.helpers.servers.leaving_clients import BODIES, KEY, Leaving, chat_body, user
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +48,6 @@ def claude(fake: FakeServer) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def user(script: str) -> list[Any]:
-    return [{"role": "user", "content": script}]
-
-
-def chat_body(script: str, **fields: Any) -> dict[str, Any]:
-    return {"model": "gpt-x", "messages": user(script), **fields}
-
-
-BODIES: dict[str, Callable[..., dict[str, Any]]] = {
-    "/v1/chat/completions": chat_body,
-    "/v1/messages": lambda script, **rest: chat_body(script, max_tokens=5_000, **rest),
-    "/v1/responses": lambda script, **rest: {"model": "gpt-x", "input": script, **rest},
-}
 PATHS = list(BODIES)
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
@@ -343,25 +328,6 @@ def test_the_sdks_raise_their_own_errors(gpt: openai.OpenAI, claude: anthropic.A
 
 
 # ---------------------------------------------------------------- clients that leave
-
-
-class Leaving:
-    """A client that hangs up."""
-
-    def __init__(self, fake: FakeServer, path: str, body: dict[str, Any]) -> None:
-        content = json.dumps(body).encode()
-        self._socket = socket.create_connection(("127.0.0.1", fake.port))
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {KEY}\r\n"
-        head += f"content-length: {len(content)}\r\n\r\n"
-        self._socket.sendall(head.encode() + content)
-
-    def read_some(self) -> bytes:
-        self._socket.settimeout(5)
-        return self._socket.recv(65_536)
-
-    def leave(self) -> float:
-        self._socket.close()
-        return time.time()
 
 
 @pytest.mark.parametrize("path", PATHS)

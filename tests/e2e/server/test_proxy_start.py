@@ -4,7 +4,8 @@ import os
 import signal
 from pathlib import Path
 
-from tests.e2e.server.test_proxy_front import BODIES, FakeServer, Leaving
+from tests.helpers.servers.fake_server import FakeServer
+from tests.helpers.servers.leaving_clients import BODIES, Leaving
 
 
 def test_a_worker_that_cannot_start_ends_the_command_with_its_reason() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.run_clients import MODEL
-from tests.helpers.scripted_server import ScriptedServer
-from tests.helpers.scripted_worker import SMALL_TALK
+from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.servers.scripted_server import ScriptedServer
+from tests.helpers.worker_processes.scripted_worker import SMALL_TALK
 
 QUEUE_MAX = 9
 ASKED = 14

@@ -13,7 +13,7 @@ import pytest
 from hearth.commands.make_keys import make_keys
 from hearth.shared.load_settings import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.server import Server, free_port
+from tests.helpers.servers.server import Server, free_port
 
 WORDS = " ".join(f"word{number}" for number in range(200))
 

@@ -21,32 +21,10 @@ import psutil
 import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.server import Server
+from tests.helpers.servers.audited_server import GENERATE, KEPT, MINE, PROXY, THEIRS, ask, body_of
+from tests.helpers.servers.server import Server
 
-MINE, THEIRS = "sk-canary-mine", "sk-canary-theirs"
 CANARY = "cAnArY-7731"
-KEPT = {"kv", "responses"}  # directories in which the text of answers is, for their owner alone
-AUDIT = """
-import os, sys
-fd = os.open(os.environ["AUDIT_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-def audit(event, arguments):
-    if event in ("open", "os.listdir", "os.scandir", "os.mkdir", "os.remove", "os.rename"):
-        os.write(fd, (repr(arguments[0]) + "\\n").encode("utf-8", "replace"))
-sys.addaudithook(audit)
-"""
-WORKER = (
-    AUDIT + "from hearth.worker.main import main\ncode = main()\nsys.stderr.flush()\nos._exit(code)"
-)
-PROXY = (
-    AUDIT + "os.umask(0)\nfrom hearth.proxy.main import end, main\n"
-    f"end(main([sys.executable, '-c', {WORKER!r}]))"
-)
-GENERATE = {
-    "/v1/chat/completions": "messages",
-    "/v1/completions": "prompt",
-    "/v1/messages": "messages",
-    "/v1/responses": "input",
-}
 
 
 @pytest.fixture(scope="module")
@@ -66,30 +44,6 @@ def server() -> Iterator[Server]:
     finally:
         server.__exit__()
         audit_log.unlink(missing_ok=True)
-
-
-def ask(
-    server: Server, method: str, path: str, body: Any = None, key: str | None = MINE, **more: str
-) -> tuple[int, bytes]:
-    """Send one request; `more` are headers, whose underscores stand for dashes."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    headers = {name.replace("_", "-"): value for name, value in more.items()}
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key}"
-    payload = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    try:
-        connection.request(method, path, payload, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
-
-
-def body_of(path: str, text: str, **more: Any) -> dict[str, Any]:
-    field = GENERATE[path]
-    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    said: Any = text if field != "messages" else [{"role": "user", "content": text}]
-    return {"model": "local", field: said, limit: 16} | more
 
 
 # ---------------------------------------------------------------- who reaches it

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.e2e.server.test_security import GENERATE, KEPT, MINE, THEIRS, ask, body_of
-from tests.helpers.server import Server
+from tests.helpers.servers.audited_server import GENERATE, KEPT, MINE, THEIRS, ask, body_of
+from tests.helpers.servers.server import Server
 
 THIRD = "sk-canary-third"
 SECRET = "sEcReT-word "

@@ -12,7 +12,7 @@ from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Submit, decode, encode
-from tests.helpers.api_events import Scripted, called, done, said, thought
+from tests.helpers.clients.api_events import Scripted, called, done, said, thought
 
 FIELDS = (
     "role content type text name id input output arguments call_id tool_use_id namespace tools "

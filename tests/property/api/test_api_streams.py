@@ -11,8 +11,8 @@ from hearth.proxy.api.messages import messages_events, messages_request
 from hearth.proxy.api.responses import responses_events, responses_request
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
-from tests.helpers.api_events import SIGNATURE, Scripted
-from tests.helpers.sdk_readers import AnthropicReader, OpenAIReader
+from tests.helpers.clients.api_events import SIGNATURE, Scripted
+from tests.helpers.clients.sdk_readers import AnthropicReader, OpenAIReader
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
 VALUES = st.recursive(

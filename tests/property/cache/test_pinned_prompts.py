@@ -15,9 +15,9 @@ from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixSearch
 from scripts.harness.socketless_worker import CHUNK, Machine, machine
 from scripts.harness.store_builders import Part, ask, path_to, prefix_of, rows
-from tests.property.cache.test_extent_store import LAYOUTS, PICKS, Caching
-from tests.property.warm.test_warm_equals_cold import slow
-from tests.unit.worker.kv.test_kv_manager import KINDS, follow, prompt
+from tests.helpers.worker.extent_store_machine import LAYOUTS, PICKS, Caching
+from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
+from tests.helpers.worker.warm_talks import slow
 
 IDS = st.sampled_from(["a", "b", "c"])
 KEYS = st.sampled_from(["mine", "theirs"])
@@ -25,7 +25,7 @@ KEYS = st.sampled_from(["mine", "theirs"])
 
 def assert_marked(store: ExtentStore, pins: Pins) -> None:
     """What is marked as pinned is what the pins there are hold, and no more than their part."""
-    held: list[Pin] = list(pins._pins.values())
+    held: list[Pin] = list(pins)
     assert all(extent in store for pin in held for extent in pin.path)
     for extent in store.extents:
         assert extent.pinned == sum(extent in pin.path for pin in held)
@@ -206,7 +206,7 @@ class Bench:
     def check(self) -> None:
         keeper = self.warm.keeper
         self.warm.check()
-        assert_marked(keeper.store, keeper._pins)
+        assert_marked(keeper.store, keeper.pins)
         assert {row["id"] for row in keeper.pins_report()["pins"]} == set(self.pinned.values())
 
 
@@ -221,8 +221,8 @@ def test_pinned_prompts_are_there_whatever_else_is_asked(
         getattr(bench, what)(number)
         bench.check()
     for slot in bench.warm.keeper.slots:
-        bench.warm.keeper._vacate(slot)
-    bench.warm.keeper._mover.evictor.make_room(
+        bench.warm.keeper.give_up(slot)
+    bench.warm.keeper.transfer.evictor.make_room(
         bench.warm.keeper.store.budget.bytes_max, 0, math.inf, math.inf
     )
     bench.check()

@@ -12,8 +12,8 @@ import pytest
 from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_store import FileStore
 from scripts.harness.socketless_worker import Answer, machine
-from tests.helpers.disk_records import OTHER_ROOT
-from tests.property.disk.test_disk_restart import TEXT, Workers, prompt
+from tests.helpers.records.disk_records import OTHER_ROOT
+from tests.helpers.worker.disk_workers import TEXT, Workers, prompt
 
 SEED = 7
 
@@ -56,7 +56,7 @@ Damage = Callable[[Path, Path, random.Random], None]
 
 
 class Reading(FileStore):
-    """A shelf that remembers which files were asked for."""
+    """A file store that remembers which files were asked for."""
 
     def get(self, name: Any) -> Record | None:
         self.asked = [*getattr(self, "asked", []), name.file_name]
@@ -78,10 +78,10 @@ class Scene:
         self.asked = prompt(name, TEXT, "And then?")
         self.cold = machine(name, keeps=False, is_exact=True).ask(self.asked)
         shutil.copytree(self.left, self._place)  # what answers also writes
-        warm, shelf = self.answer(self._place)
+        warm, file_store = self.answer(self._place)
         self.same(warm)
         assert warm.cached > 200
-        self.read = shelf.asked
+        self.read = file_store.asked
         assert len(self.read) >= 3
 
     def answer(self, directory: Path) -> tuple[Answer, Reading]:
@@ -90,9 +90,9 @@ class Scene:
             answer = workers.start(self.name, is_exact=True).ask(self.asked)
         finally:
             workers.kill()
-        shelf = workers.shelf
-        assert isinstance(shelf, Reading)
-        return answer, shelf
+        file_store = workers.file_store
+        assert isinstance(file_store, Reading)
+        return answer, file_store
 
     def same(self, answer: Answer) -> None:
         assert answer.tokens == self.cold.tokens
@@ -106,10 +106,10 @@ class Scene:
         (path,) = self._place.rglob(file_name)
         other = chance.choice([p for p in path.parent.glob("*.safetensors") if p != path])
         damage(path, other, chance)
-        answer, shelf = self.answer(self._place)
+        answer, file_store = self.answer(self._place)
         self.same(answer)
         what = f"{damage.__name__} {file_name}"
-        counts = shelf.report()["counts"]
+        counts = file_store.report()["counts"]
         found = sum(count for name, count in counts.items() if name.startswith("damaged_"))
         assert found >= 1, (what, counts)
         again, _ = self.answer(self._place)  # what was damaged is gone, or has been written anew
@@ -151,7 +151,7 @@ def test_another_models_files_under_our_names_change_no_answer(
     ours = list(place.rglob("*.safetensors"))
     for number, path in enumerate(sorted(ours)):
         path.write_bytes(sorted(theirs.values())[number % len(theirs)].read_bytes())
-    answer, shelf = scene.answer(place)
+    answer, file_store = scene.answer(place)
     scene.same(answer)
-    counts = shelf.report()["counts"]
+    counts = file_store.report()["counts"]
     assert any(name.startswith("damaged_") for name in counts), counts

@@ -1,20 +1,15 @@
 """What a worker has computed is there for the next one: warm from disk equals cold."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hearth.worker.cache.block_hash import PrefixHash
-from hearth.worker.disk.disk_thread import DiskThread
-from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.quantise_kv import QuantFormat
-from scripts.harness.socketless_worker import ROOT, Answer, Machine, loaded, machine
-
-GB = 1 << 30
-TEXT = "The harbor lies in the north. Boats come at seven and leave at nine. " * 8
+from scripts.harness.socketless_worker import Answer, loaded, machine
+from tests.helpers.worker.disk_workers import GB, TEXT, Workers, prompt
 
 
 @pytest.fixture
@@ -22,45 +17,6 @@ def workers(tmp_path: Path) -> Iterator["Workers"]:
     made = Workers(tmp_path)
     yield made
     made.kill()
-
-
-class Workers:
-    """One worker after another on one directory."""
-
-    def __init__(self, directory: Path, kind: type[FileStore] = FileStore) -> None:
-        self._directory = directory
-        self._kind = kind
-        self._courier: DiskThread | None = None
-
-    @property
-    def shelf(self) -> FileStore:
-        assert self._courier is not None
-        return self._courier.shelf
-
-    def start(
-        self,
-        name: str,
-        root: PrefixHash = ROOT,
-        make: Callable[..., Machine] = machine,
-        **rules: Any,
-    ) -> Machine:
-        self.kill()
-        self._courier = DiskThread(self._kind(self._directory, root, GB, 0))
-        return make(name, courier=self._courier, root=root, **rules)
-
-    def flush(self) -> None:
-        assert self._courier is not None
-        assert self._courier.flush(20)
-
-    def kill(self) -> None:
-        if self._courier is not None:
-            self._courier.close()
-
-
-def prompt(name: str, *said: str) -> list[int]:
-    text = "".join(f"<|im_start|>user\n{part}<|im_end|>\n" for part in said)
-    ids: list[int] = loaded(name).tokenizer.encode(text + "<|im_start|>assistant\n")
-    return ids
 
 
 def assert_same(warm: Answer, cold: Answer, is_exact: bool) -> None:
@@ -128,14 +84,14 @@ def test_quantised_kv_comes_back_as_it_was(workers: Workers, rules: dict[str, An
 def test_what_the_disk_was_too_slow_for_is_written_at_the_end(workers: Workers) -> None:
     asked = prompt("qwen3", TEXT)
     first = workers.start("qwen3")
-    courier = first.keeper._disk.courier
-    courier._queue_bytes_max = 0  # as if it were full
+    disk_thread = first.keeper.disk.thread
+    disk_thread.queue_bytes_max = 0  # as if it were full
     first.ask(asked)
     for number in range(4):  # its slot is given up, and so in RAM only
         first.ask(prompt("qwen3", f"{number} is another question. {TEXT}"))
     workers.flush()
-    assert courier.report()["files"] == 0
-    courier._queue_bytes_max = GB
+    assert disk_thread.report()["files"] == 0
+    disk_thread.queue_bytes_max = GB
     first.keeper.hand_over()
     workers.flush()
     warm = workers.start("qwen3").ask(asked)

@@ -15,9 +15,9 @@ from xxhash import xxh3_128
 
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.disk.file_format import DTYPES, Damaged, Record, decode, encode
-from hearth.worker.disk.file_names import FileKind, FileName, parse
+from hearth.worker.disk.file_names import FileKind, parse
 from hearth.worker.disk.file_store import FileStore
-from tests.helpers.disk_records import OTHER_ROOT, ROOT, array, contents, record
+from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, array, contents, record
 
 MB = 1 << 20
 NAMES = st.text(string.printable, max_size=8).filter(lambda name: name != "__metadata__")
@@ -99,12 +99,12 @@ def test_no_damage_gives_a_record_and_each_is_counted_and_removed(
     path = tmp_path / ROOT.hex() / ONE.name.file_name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(file)
-    shelf = FileStore(tmp_path, ROOT, MB, 0)
-    assert shelf.at(ONE.end) == [ONE.name]
-    assert shelf.get(ONE.name) is None
-    (reason, count), *more = shelf.counts.items()
+    file_store = FileStore(tmp_path, ROOT, MB, 0)
+    assert file_store.at(ONE.end) == [ONE.name]
+    assert file_store.get(ONE.name) is None
+    (reason, count), *more = file_store.counts.items()
     assert reason.startswith("damaged_") and count == 1 and not more
-    assert not path.exists() and shelf.at(ONE.end) == []
+    assert not path.exists() and file_store.at(ONE.end) == []
 
 
 def test_every_bit_of_a_file_is_told_when_it_flips() -> None:
@@ -255,4 +255,4 @@ def test_any_file_name_is_read_as_none_or_gives_itself_back(text: str) -> None:
 
 
 def test_a_name_whose_ends_are_the_same_is_none() -> None:
-    assert parse(FileName(FileKind.ROWS, ONE.start, ONE.start, 1, True).file_name) is None
+    assert parse(ONE.name.file_name.replace(ONE.end.hex(), ONE.start.hex())) is None

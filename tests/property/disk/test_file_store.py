@@ -1,4 +1,4 @@
-"""The shelf against a plain model of it, and the order in which files go."""
+"""The file store against a plain model of it, and the order in which files go."""
 
 import shutil
 import tempfile
@@ -12,7 +12,7 @@ from hearth.worker.disk.eviction_order import StoredFile, files_to_evict
 from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_names import FileKind, FileName
 from hearth.worker.disk.file_store import FILE_BYTES_MIN, FileStore
-from tests.helpers.disk_records import OTHER_ROOT, ROOT, contents, record
+from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, contents, record
 
 FILES_MAX = 6
 CAP = FILES_MAX * FILE_BYTES_MIN
@@ -41,11 +41,11 @@ class ShelfMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
-        self.shelves = [self.shelf() for _ in range(2)]
+        self.file_stores = [self.file_store() for _ in range(2)]
         self.other = FileStore(self.directory, OTHER_ROOT, CAP, 0)
         self.put: dict[FileName, Record] = {}
 
-    def shelf(self) -> FileStore:
+    def file_store(self) -> FileStore:
         return FileStore(self.directory, ROOT, CAP, 0)
 
     def teardown(self) -> None:
@@ -62,11 +62,11 @@ class ShelfMachine(RuleBasedStateMachine):
             for better in PIECES
             if (better.kind, better.end) == (piece.kind, piece.end) and better.is_canonical
         )
-        assert self.shelves[who].put(piece)
+        assert self.file_stores[who].put(piece)
         self.put[piece.name] = piece
         is_there = piece.name.file_name in self.files()
         assert is_there == (piece.is_canonical or not had_better)
-        assert self.shelves[who].holds(piece.name)
+        assert self.file_stores[who].holds(piece.name)
 
     @rule(seed=st.integers(10, 20))
     def another_model_puts(self, seed: int) -> None:
@@ -74,7 +74,7 @@ class ShelfMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1), piece=st.sampled_from(PIECES))
     def gets(self, who: int, piece: Record) -> None:
-        found = self.shelves[who].get(piece.name)
+        found = self.file_stores[who].get(piece.name)
         if found is not None:
             assert contents(found) == contents(self.put[piece.name])
         else:
@@ -91,11 +91,11 @@ class ShelfMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1))
     def restarts(self, who: int) -> None:
-        self.shelves[who] = self.shelf()
+        self.file_stores[who] = self.file_store()
 
     @rule(who=st.integers(0, 1))
     def sweeps(self, who: int) -> None:
-        self.shelves[who].sweep()
+        self.file_stores[who].sweep()
 
     @invariant()
     def capped_and_whole(self) -> None:
@@ -105,13 +105,13 @@ class ShelfMachine(RuleBasedStateMachine):
 
     @invariant()
     def all_of_it_is_found(self) -> None:
-        for shelf in self.shelves:
-            shelf.refresh()
-            found = {name for piece in PIECES for name in shelf.at(piece.end)}
+        for file_store in self.file_stores:
+            file_store.refresh()
+            found = {name for piece in PIECES for name in file_store.at(piece.end)}
             assert {name.file_name for name in found} == self.files()
             starts = {piece.start for piece in PIECES}
-            assert found == {name for start in starts for name in shelf.leaving(start)}
-            assert shelf.bytes_used == len(found) * FILE_BYTES_MIN
+            assert found == {name for start in starts for name in file_store.leaving(start)}
+            assert file_store.bytes_used == len(found) * FILE_BYTES_MIN
 
     @invariant()
     def one_of_a_kind(self) -> None:

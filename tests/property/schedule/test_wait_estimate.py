@@ -26,9 +26,9 @@ ENDS = st.lists(st.tuples(TOKENS, SECONDS), max_size=6)
 def paces(draw: st.DrawFn) -> Pace:
     pace = Pace()
     for tokens, seconds in draw(CHUNKS):
-        pace.fed(tokens, seconds)
+        pace.note_chunk(tokens, seconds)
     for tokens, seconds in draw(ENDS):
-        pace.ended(tokens, seconds)
+        pace.note_end(tokens, seconds)
     return pace
 
 
@@ -75,8 +75,8 @@ def test_without_a_history_the_wait_is_that_of_an_assumed_machine() -> None:
 
 def test_the_prefills_follow_one_another_and_the_answers_are_written_at_once() -> None:
     pace = Pace()
-    pace.fed(1_000, 10.0)  # 100 tokens a second
-    pace.ended(400, 5.0)
+    pace.note_chunk(1_000, 10.0)  # 100 tokens a second
+    pace.note_end(400, 5.0)
     assert pace.wait_s([Work(300)], [], 1) == pytest.approx(3 + 5)
     assert pace.wait_s([Work(300), Work(300)], [], 2) == pytest.approx(3 + 5)
     assert pace.wait_s([Work(300), Work(300)], [Work(None)], 2) == pytest.approx(6 + 5)
@@ -88,10 +88,10 @@ def test_the_prefills_follow_one_another_and_the_answers_are_written_at_once() -
 def test_the_newest_requests_count_most() -> None:
     pace = Pace()
     for _ in range(100):
-        pace.fed(100, 10.0)
-        pace.ended(100, 100.0)
+        pace.note_chunk(100, 10.0)
+        pace.note_end(100, 100.0)
     for _ in range(100):
-        pace.fed(100, 1.0)
-        pace.ended(100, 1.0)
+        pace.note_chunk(100, 1.0)
+        pace.note_end(100, 1.0)
     assert pace.prefill_tokens_per_s == pytest.approx(100, rel=0.1)
     assert pace.decode_s == pytest.approx(1, rel=0.1)

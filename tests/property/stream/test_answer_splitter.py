@@ -11,9 +11,10 @@ from hypothesis import given, settings, strategies as st
 
 from hearth.worker.stream.answer_splitter import AnswerPart
 from scripts.harness.model_families import FAMILIES
-from tests.helpers.output_formats import (
+from tests.helpers.worker.output_formats import (
     FORMATS,
     OUTPUTS,
+    PIECES,
     joined,
     outputs,
     pieces,
@@ -21,7 +22,6 @@ from tests.helpers.output_formats import (
     streamed,
     tool,
 )
-from tests.property.stream.test_output_format import PIECES
 
 FILES = sorted(path.stem for path in OUTPUTS.glob("*.jsonl"))
 SPLITS = 5  # of each output: more than 2,000 in all

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
-from tests.unit.worker.stream.test_lenient_json import transcoded
+from tests.helpers.worker.transcoded_json import transcoded
 
 SCALARS = st.one_of(
     st.none(),

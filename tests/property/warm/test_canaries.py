@@ -1,56 +1,18 @@
 """Low precision and wrong rules: where KV of another cut shows, and that the tests would see it."""
 
-import random
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hearth.worker.prompt.prefill_cuts import CutRule
 from scripts.harness.socketless_worker import Machine, loaded, machine, marks, vocabulary
+from tests.helpers.worker.cold_difference import difference
 
-TOKENS_MAX = 5
 BF16 = ["qwen3", "qwen3_5", "gemma3_text", "falcon_h1", "llama"]
 FOUR_BIT = [
     *("qwen3", "llama", "qwen3_moe", "qwen3_5", "qwen3_next", "gpt_oss", "gemma3_text"),
     *("glm4_moe_lite", "deepseek_v32", "falcon_h1"),
 ]
-
-
-def words(seed: int, count: int) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(300, 2900) for _ in range(count)]
-
-
-def turns(name: str, count: int, length: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield (what comes behind the last answer, the assistant's header) for each turn."""
-    tokenizer = loaded(name).tokenizer
-
-    def ids(text: str) -> list[int]:
-        encoded: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return encoded
-
-    for turn in range(count):
-        before = ids("<|im_end|>\n") if turn else []
-        said = before + ids("<|im_start|>user\n") + words(turn, length) + ids("<|im_end|>\n")
-        yield said, ids("<|im_start|>assistant\n")
-
-
-def difference(warm: Machine, cold: Machine, name: str, length: int = 60) -> float:
-    """Play three turns; return the largest difference of a log probability, inf for a token."""
-    history: list[int] = []
-    largest = 0.0
-    for said, header in turns(name, 3, length):
-        history += said + header
-        one, other = warm.ask(history, TOKENS_MAX), cold.ask(history, TOKENS_MAX)
-        if one.tokens != other.tokens:
-            return float("inf")
-        for mine, theirs in zip(one.logits, other.logits, strict=True):
-            largest = max(largest, float(np.abs(mine - theirs).max()))
-        history += one.tokens
-        warm.work_ahead()
-    return largest
 
 
 @pytest.mark.parametrize("name", BF16)

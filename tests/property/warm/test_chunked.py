@@ -10,7 +10,7 @@ from mlx.utils import tree_map
 from mlx_lm.models import llama4
 
 from scripts.harness.socketless_worker import Machine, loaded, marks, vocabulary
-from tests.property.warm.test_canaries import difference
+from tests.helpers.worker.cold_difference import difference
 
 CHUNK_SIZE = 100  # tokens that its chunked layers keep
 

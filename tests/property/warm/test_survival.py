@@ -14,8 +14,8 @@ from hypothesis import given, strategies as st
 from hearth.shared.wire_messages import Failed, Finished, Up
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from scripts.harness.socketless_worker import Answer, Machine, machine
-from tests.property.disk.test_disk_restart import Workers
-from tests.property.warm.test_warm_equals_cold import KINDS, TOKENS_MAX, Talk, slow
+from tests.helpers.worker.disk_workers import Workers
+from tests.helpers.worker.warm_talks import KINDS, TOKENS_MAX, Talk, slow
 
 EVENTS = ["ask"] * 6 + ["terminate", "kill", "clear", "cancel", "apart", "idle", "lose", "forget"]
 LIVES = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 10**6)), min_size=6, max_size=14)
@@ -71,7 +71,7 @@ class Life:
         budget = self.warm.keeper.store.budget
         assert budget.bytes_used <= budget.bytes_max
         assert len(self.warm.keeper.slots) <= self.warm.keeper.rules.slots_max
-        counts = self._workers.shelf.report()["counts"]
+        counts = self._workers.file_store.report()["counts"]
         assert not [name for name in counts if name.startswith("damaged_")], counts
 
     def ask(self) -> None:
@@ -86,7 +86,7 @@ class Life:
     def apart(self) -> None:
         (ids,) = self._some(1)
         beside = self.warm.submit(self._some(1)[0], TOKENS_MAX)
-        answer = self.warm.submit(ids, TOKENS_MAX, is_kept=False)
+        answer = self.warm.submit(ids, TOKENS_MAX, uses_cache=False)
         self._run()
         self._is_answered(beside, beside.request.ids)
         assert not self._is_answered(answer, ids) or answer.cached == 0
@@ -96,7 +96,7 @@ class Life:
         (ids,) = self._some(1)
         answer = self.warm.submit(ids, TOKENS_MAX)
         self._run(self._chance.randrange(12))
-        answer.request.ticket.is_cancelled = True
+        answer.request.lease.is_cancelled = True
         self._run()
         assert self._ends[answer.request.request_id] == 1
         again = self.warm.submit(ids, TOKENS_MAX)
@@ -188,8 +188,8 @@ class Life:
 
 def _deliver(warm: Machine) -> None:
     """Have what the disk has read come in now, though nobody waits for it."""
-    while not warm._posted.empty():
-        warm.scheduler.recalled(warm._posted.get_nowait())
+    while not warm.posted.empty():
+        warm.scheduler.take_recalled(warm.posted.get_nowait())
 
 
 @slow(3)

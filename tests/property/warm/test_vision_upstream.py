@@ -9,7 +9,7 @@ import pytest
 
 from hearth.shared.load_settings import load_settings
 from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptContent
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_setup import make_builder
 from hearth.worker.setup.vision_setup import make_vision
 from scripts.fixtures.fixture_cache import VISION_NAMES, fixture_dir
@@ -42,15 +42,15 @@ def asked(*parts: str | int) -> list[dict[str, Any]]:
 def built(name: str, messages: list[dict[str, Any]], files: list[bytes]) -> BuiltPrompt:
     """Return the prompt as a worker makes it."""
     model, settings = loaded(name), load_settings({"DEFAULT_THINKING": "false"}, None)
-    sight = make_vision(model, settings)
-    assert sight is not None and sight.vision.splits_images
+    vision = make_vision(model, settings)
+    assert vision is not None and vision.encoder.splits_images
     pictures = {
-        str(at): sight.reader.read(hashlib.sha256(data).hexdigest(), data)
+        str(at): vision.reader.read(hashlib.sha256(data).hexdigest(), data)
         for at, data in enumerate(files)
     }
     marks = turn_marks(model.tokenizer)
     ends = end_of_turn_ids(model.tokenizer, model.generation_config)
-    builder = make_builder(model.tokenizer, marks, ends, 100_000, settings, sight.form)
+    builder = make_builder(model.tokenizer, marks, ends, 100_000, settings, vision.form)
     return builder.build(PromptContent(messages, [], pictures=pictures))
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from scripts.fixtures.fixture_cache import VISION_NAMES
-from scripts.harness.vision_worker import SIZES, LookingMachine, LookingTalk, shown, swapped
-from tests.property.disk.test_disk_restart import Workers
-from tests.property.warm.test_warm_equals_cold import OPERATIONS, TOKENS_MAX, play, slow
+from scripts.harness.vision_worker import SIZES, LookingMachine, shown, swapped
+from tests.helpers.worker.disk_workers import Workers
+from tests.helpers.worker.vision_talks import LookingTalk
+from tests.helpers.worker.warm_talks import OPERATIONS, TOKENS_MAX, play, slow
 
 
 @pytest.fixture(scope="module", params=VISION_NAMES)
@@ -77,12 +78,12 @@ def test_a_turn_behind_an_image_calls_no_encoder_and_reads_only_what_is_new(name
     chance = random.Random(1)
     plain = super(LookingTalk, talk).words
     ids = talk.message("system", plain(chance, 300))
-    ids += talk.message("user", [*shown(name, 3), *plain(chance, 20)]) + talk._header["assistant"]
+    ids += talk.message("user", [*shown(name, 3), *plain(chance, 20)]) + talk.header["assistant"]
     first = talk.ask(ids, is_exact=False)
     assert warm.encoder_calls == 1
     for words in (12, 20):
-        ids = [*ids, *first.tokens, *talk._end, *talk.message("user", plain(chance, words))]
-        ids += talk._header["assistant"]
+        ids = [*ids, *first.tokens, *talk.turn_end, *talk.message("user", plain(chance, words))]
+        ids += talk.header["assistant"]
         first = talk.ask(ids, is_exact=False)
         assert warm.encoder_calls == 1
         assert first.cached >= 0.94 * (len(ids) - words - 10)
@@ -93,7 +94,7 @@ def test_idle_time_reads_a_long_image_in_the_forwards_that_a_request_takes(name:
     cold = LookingMachine(name, keeps=False, is_exact=True, chunk=16)
     talk = LookingTalk(name, warm, cold)
     image = shown(name, 3)
-    header = talk._header["assistant"]
+    header = talk.header["assistant"]
     talk.ask(talk.message("user", [*range(300, 310), *image, 320]) + header, is_exact=True)
     ids = talk.message("user", [*range(400, 430), *image, *range(500, 540)]) + header
     warm.foresee(ids)
@@ -105,7 +106,7 @@ def test_idle_time_reads_a_long_image_in_the_forwards_that_a_request_takes(name:
 def test_images_that_are_read_in_turns_are_encoded_once_each_where_none_are_kept(name: str) -> None:
     warm = LookingMachine(name, chunk=8, features_mb=0)
     talk = LookingTalk(name, warm, LookingMachine(name, keeps=False))
-    header = talk._header["assistant"]
+    header = talk.header["assistant"]
     one = talk.message("user", [*range(300, 340), *shown(name, 3), *range(400, 420)]) + header
     other = talk.message("user", [*range(600, 640), *shown(name, 7)]) + header
     warm.submit(one, TOKENS_MAX)
@@ -128,11 +129,11 @@ def test_an_image_that_comes_back_in_another_line_is_not_encoded_again(name: str
     chance = random.Random(2)
     for number in range(2 * len(SIZES)):
         ids = talk.message("user", [*chance.sample(range(300, 2900), 9), *shown(name, number)])
-        talk.ask(ids + talk._header["assistant"], is_exact=False)
+        talk.ask(ids + talk.header["assistant"], is_exact=False)
     assert warm.encoder_calls == 2 * len(SIZES)
     for number in range(2 * len(SIZES)):
         ids = talk.message("user", [*chance.sample(range(300, 2900), 9), *shown(name, number)])
-        talk.ask(ids + talk._header["assistant"], is_exact=False)
+        talk.ask(ids + talk.header["assistant"], is_exact=False)
     assert warm.encoder_calls == 2 * len(SIZES)
 
 
@@ -144,7 +145,7 @@ def test_after_a_restart_the_disk_has_images_too(tmp_path: Path, name: str, is_e
     first = LookingTalk(name, workers.start(name, make=LookingMachine, is_exact=is_exact), cold)
     ids = first.message("system", chance.sample(range(300, 2900), 90))
     ids += first.message("user", [*shown(name, 3), *range(300, 330), *shown(name, 1), 301])
-    ids += first._header["assistant"]
+    ids += first.header["assistant"]
     answer = first.ask(ids, is_exact)
     workers.flush()
     again = LookingTalk(name, workers.start(name, make=LookingMachine, is_exact=is_exact), cold)
@@ -164,19 +165,19 @@ def test_a_client_that_leaves_amid_an_image_leaves_nothing_that_is_resumed_amid_
     talk = LookingTalk(name, warm, cold)
     image = list(shown(name, 3))
     start = talk.message("user", [*range(300, 340), *image, *range(400, 420)])
-    ids = start + talk._header["assistant"]
+    ids = start + talk.header["assistant"]
     at, inside = ids.index(image[0]), 0
     for position in range(at + 1, at + len(image), 16):
         answer = warm.submit(ids, TOKENS_MAX)
         request = answer.request
         warm.run(until=lambda request=request, to=position: request.position >= to)
-        request.ticket.is_cancelled = True
+        request.lease.is_cancelled = True
         inside += at < request.position < at + len(image)
         warm.run()
         warm.check()
         again = warm.submit(ids, TOKENS_MAX)
         assert again.request.kept_tokens <= at or again.request.kept_tokens >= at + len(image)
-        again.request.ticket.is_cancelled = True
+        again.request.lease.is_cancelled = True
         warm.run()
     assert inside, "a long image is read in several forwards"
     last = talk.ask(ids, is_exact=False)
@@ -189,11 +190,11 @@ def test_a_client_that_leaves_behind_the_encoder_is_not_prefilled_for(name: str)
     warm, cold = LookingMachine(name), LookingMachine(name, keeps=False)
     talk = LookingTalk(name, warm, cold)
     image = list(shown(name, 3))
-    ids = talk.message("user", [*range(300, 420), *image, 301]) + talk._header["assistant"]
+    ids = talk.message("user", [*range(300, 420), *image, 301]) + talk.header["assistant"]
     answer = warm.submit(ids, TOKENS_MAX)
     warm.run(until=lambda: warm.encoder_calls > 0)
     assert 0 < answer.request.position <= ids.index(image[0])
-    answer.request.ticket.is_cancelled = True
+    answer.request.lease.is_cancelled = True
     warm.run()
     assert (answer.reason, answer.prefilled) == ("cancelled", answer.request.position)
     talk.ask(ids, is_exact=False)

@@ -24,7 +24,7 @@ from scripts.bench.peers_servers import HEARTH, PEERS, Peer, Running, Target, in
 from scripts.bench.peers_workload import Course, metered, salted, speed_of, unit_of
 from scripts.bench.servers import SideError
 from scripts.replay.__main__ import Row
-from tests.unit.scripts.test_replay import captured, chat_events
+from tests.helpers.clients.captured_events import captured, chat_events
 
 ABOUT = {
     "side": HEARTH,

@@ -17,7 +17,9 @@ from hearth.commands import diff_turns, inspect_cache, probe_agent, probe_cache,
 from hearth.commands.server_client import COUNTERS, Answer, Calls, run, table
 from hearth.commands.stream_client import Tokens
 from hearth.proxy.api.messages import messages_request
-from hearth.proxy.request.volatile_fields import Canonicaliser
+from hearth.proxy.request.message_digests import MessageDigester
+
+pytestmark = pytest.mark.process
 
 Row = dict[str, Any]
 Probe = Callable[[argparse.Namespace], Coroutine[Any, Any, int]]
@@ -251,7 +253,9 @@ def test_what_drift_changes_is_volatile_by_the_servers_own_rules() -> None:
     fake = FakeServer()
     assert probed(fake, "--only", "drift") == 0
     prompts = [messages_request.parse(body).prompt for body, _ in fake.asked]
-    named = [Canonicaliser(is_on=True, checks_size=False).names(each.messages) for each in prompts]
+    named = [
+        MessageDigester(is_on=True, checks_size=False).names(each.messages) for each in prompts
+    ]
     heads = [(system, user) for (system, user, *_), _ in named]
     assert len({(system.canonical, user.canonical) for system, user in heads}) == 1
     assert len({system.exact for system, _ in heads}) == 1, "the billing header is no content"

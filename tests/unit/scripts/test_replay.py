@@ -26,7 +26,6 @@ from scripts.replay.__main__ import (
 )
 from scripts.replay.ideal_cache import ideal_cached, percentile
 from scripts.replay.traces import (
-    Captured,
     Spoken,
     answer_key,
     as_chat,
@@ -35,8 +34,8 @@ from scripts.replay.traces import (
     waits_for,
     with_live,
 )
+from tests.helpers.clients.captured_events import KV, captured, chat_events
 
-KV = {"cache_hit": True, "prefix_length": 90, "prefilled": 12, "source": "ram", "divergence": None}
 TOLD = Tokens(prompt=100, cached=90, prefilled=12, completion=8, source="ram")
 
 
@@ -88,26 +87,6 @@ def test_a_percentile_is_one_of_the_values() -> None:
 
 
 # ---------------------------------------------------------------- what streams tell
-
-
-def chat_events() -> list[Any]:
-    def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
-        return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
-
-    usage = {
-        "prompt_tokens": 100,
-        "completion_tokens": 8,
-        "prompt_tokens_details": {"cached_tokens": 90},
-    }
-    return [
-        chunk(role="assistant", content=""),
-        chunk(reasoning_content="hm "),
-        chunk(content="one "),
-        chunk(content="two"),
-        chunk(content="", provider_specific_fields={"kv_cache": KV}),
-        chunk("length"),
-        {"choices": [], "usage": usage},
-    ]
 
 
 def messages_events() -> list[Any]:
@@ -269,11 +248,6 @@ def test_what_is_refused_here_was_never_prefilled_here() -> None:
 
 
 # ---------------------------------------------------------------- what is sent, and when
-
-
-def captured(dialect: str, body: dict[str, Any], said: str = "", **times: Any) -> Captured:
-    whole = {"trace": "a", "began_s": 0.0, "ended_s": 1.0} | times
-    return Captured(dialect=dialect, path="/v1/x", headers={}, body=body, said=said, **whole)
 
 
 def test_what_overlapped_overlaps_and_what_had_ended_is_waited_for() -> None:

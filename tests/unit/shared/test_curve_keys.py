@@ -27,7 +27,9 @@ from hearth.shared.zmq_transport import (
     curve_keys,
     private_directory,
 )
-from tests.helpers.server import free_port
+from tests.helpers.servers.server import free_port
+
+pytestmark = pytest.mark.process
 
 WAIT_S = 0.7  # for what must not arrive
 

@@ -20,6 +20,8 @@ from hearth.shared.pip_runner import PipStep, condensed, only_one
 from hearth.shared.processes import process_started
 from install_and_run import PROJECT, VERSION, Stop
 
+pytestmark = pytest.mark.process
+
 BASE_PYTHON = Path(sys.base_prefix, "bin", f"python{VERSION}")
 OTHER = "3.12" if VERSION != "3.12" else "3.13"
 

@@ -18,13 +18,15 @@ import install_and_run
 from hearth.shared import processes
 from hearth.shared.errors import StartError
 from hearth.shared.processes import (
-    Process,
+    IdentifiedProcess,
     end_processes,
     process_started,
     read_pid_file,
     take_port,
 )
 from install_and_run import PROJECT, Stop
+
+pytestmark = pytest.mark.process
 
 HOST = "127.0.0.1"
 LISTENER = """
@@ -55,21 +57,23 @@ def held() -> Iterator[tuple["subprocess.Popen[str]", int]]:
         yield pair
 
 
-def identity(pid: int) -> Process:
+def identity(pid: int) -> IdentifiedProcess:
     started = process_started(pid)
     assert started is not None
-    return Process(pid, started)
+    return IdentifiedProcess(pid, started)
 
 
-def ended() -> Process:
+def ended() -> IdentifiedProcess:
     """A process that is no more."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         was = identity(process.pid)
     return was
 
 
-def write_pid_file(directory: Path, supervisor: Process, *children: Process) -> None:
-    def row(process: Process) -> dict[str, object]:
+def write_pid_file(
+    directory: Path, supervisor: IdentifiedProcess, *children: IdentifiedProcess
+) -> None:
+    def row(process: IdentifiedProcess) -> dict[str, object]:
         return {"pid": process.pid, "started": process.started}
 
     record = {
@@ -181,7 +185,7 @@ def test_a_child_that_ended_before_it_was_written_down_hides_nobody_else(tmp_pat
     gone, good = {"pid": 8, "started": None}, {"pid": 7, "started": 1}
     path = tmp_path / "hearth.json"
     path.write_text(json.dumps({"supervisor": good, "children": [gone, good]}))
-    assert read_pid_file(path) == (Process(7, 1.0), [Process(7, 1.0)])
+    assert read_pid_file(path) == (IdentifiedProcess(7, 1.0), [IdentifiedProcess(7, 1.0)])
 
 
 # ---- whose a port is ----
@@ -256,7 +260,7 @@ def test_a_process_that_got_the_pid_of_a_dead_child_is_left_alone(
 ) -> None:
     process, port = held
     now = identity(process.pid)
-    before = Process(now.pid, now.started - 1)
+    before = IdentifiedProcess(now.pid, now.started - 1)
     write_pid_file(tmp_path, before, before)
     with pytest.raises(StartError, match=rf"held by pid {process.pid} \("):
         take_port(HOST, port, tmp_path)
@@ -397,14 +401,22 @@ def test_a_hub_id_is_passed_on_as_it_is(started: Path, free_port: int) -> None:
     assert became.value.args[1]["MODEL_PATH"] == "org/name"
 
 
-def test_the_test_command_becomes_pytest_with_every_further_argument(
-    started: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "module"),
+    [
+        (["-q", "--help", "tests/unit", "--port"], "pytest"),
+        ([], "tests.run_suite"),
+        (["fast"], "tests.run_suite"),
+    ],
+)
+def test_the_test_command_becomes_the_suite_or_pytest_with_every_argument(
+    arguments: list[str], module: str, started: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = []
     monkeypatch.setattr(install_and_run, "prepare", lambda venv, extras: installed.append(extras))
     with pytest.raises(Became) as became:
-        install_and_run.main(["test", "-q", "--help", "tests/unit", "--port"])
-    assert became.value.args[0] == ["-m", "pytest", "-q", "--help", "tests/unit", "--port"]
+        install_and_run.main(["test", *arguments])
+    assert became.value.args[0] == ["-m", module, *arguments]
     assert installed == [["dev", "vision"]]
 
 

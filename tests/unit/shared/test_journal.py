@@ -1,4 +1,4 @@
-"""A journal and its scribe: who writes where, what comes back, what is made anew."""
+"""A journal and its writer: who writes where, what comes back, what is made anew."""
 
 import os
 import stat
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hearth.shared import journal as journals, journal_writer as scribes
+from hearth.shared import journal as journals, journal_writer as writer_module
 from hearth.shared.journal import SECRET_NAME, STALE_S, Journal, remove_stale
 from hearth.shared.journal_writer import NullJournalWriter
-from tests.helpers.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
+from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def home(tmp_path: Path) -> Path:
 def is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a file rewritten whenever it doubles."""
     monkeypatch.setattr(journals, "REWRITE_BYTES_MIN", 64)
-    monkeypatch.setattr(scribes, "RETRY_S", 0.0)
+    monkeypatch.setattr(writer_module, "RETRY_S", 0.0)
 
 
 # ---------------------------------------------------------------- what comes back

@@ -12,7 +12,9 @@ import pytest
 
 from hearth.shared import journal as journals, journal_writer as scribes
 from hearth.shared.journal_writer import NullJournalWriter, open_journal_writer
-from tests.helpers.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
+from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
+
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture
@@ -167,7 +169,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from hearth.shared import journal, journal_writer
-from tests.helpers.journal_records import Notes, opened
+from tests.helpers.records.journal_records import Notes, opened
 journal.REWRITE_BYTES_MIN, journal_writer.RETRY_S = 20_000, 0.0
 notes = Notes()
 writer, notes.kept = opened(Path(sys.argv[1]), notes)

@@ -68,7 +68,7 @@ def decoded(data: bytes, pixels_max: int) -> Image.Image:
         raise _too_many(f"over {over:,} pixels", pixels_max) from None
     except Exception as error:  # whatever a parser meets in a damaged header
         raise _broken(
-            kind, data, f"its header is damaged, or it has no pixels ({_told(error)})"
+            kind, data, f"its header is damaged, or it has no pixels ({_error_text(error)})"
         ) from error
     width, height = image.size
     if width * height > pixels_max:
@@ -78,7 +78,7 @@ def decoded(data: bytes, pixels_max: int) -> Image.Image:
         _turn_upright(image)
         return _rgb(image)
     except Exception as error:  # whatever a decoder meets in damaged data
-        raise _broken(kind, data, _told(error)) from error
+        raise _broken(kind, data, _error_text(error)) from error
 
 
 def _kind_of(data: bytes) -> str:
@@ -89,9 +89,9 @@ def _kind_of(data: bytes) -> str:
     elif data[4:8] == b"ftyp":
         kind = _BRANDS.get(data[8:12], "")
     if kind not in _READERS:
-        told = kind or f"of no known format (it begins with {data[:8].hex(' ') or 'nothing'})"
+        named = kind or f"of no known format (it begins with {data[:8].hex(' ') or 'nothing'})"
         raise RequestError(
-            f"The image is {told}; PNG, JPEG, WebP and GIF are read. Send it as one of these.",
+            f"The image is {named}; PNG, JPEG, WebP and GIF are read. Send it as one of these.",
             code="image_type",
         )
     return kind
@@ -152,5 +152,5 @@ def _broken(kind: str, data: bytes, reason: str) -> RequestError:
     )
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -95,7 +95,7 @@ def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
     Raises:
         RequestError: another message shows one.
     """
-    told = []
+    shown_messages = []
     for message in prompt.messages:
         content = message.get("content")
         if isinstance(content, list):
@@ -109,11 +109,11 @@ def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
                     code="unsupported_content",
                     param="messages",
                 )
-            message = {**message, "content": _told(content)}
-        told.append(message)
-    return told
+            message = {**message, "content": _text_with_notice(content)}
+        shown_messages.append(message)
+    return shown_messages
 
 
-def _told(content: Sequence[Mapping[str, Any]]) -> str:
+def _text_with_notice(content: Sequence[Mapping[str, Any]]) -> str:
     notice = "[image omitted: this model reads text only]"
     return "\n".join(part["text"] if part["type"] == "text" else notice for part in content)

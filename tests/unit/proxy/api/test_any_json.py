@@ -9,8 +9,8 @@ from hypothesis import given, settings, strategies as st
 from hearth.proxy.api import chat_completions, legacy_completions
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
+from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import ParsedRequest
-from hearth.proxy.request.volatile_fields import Canonicaliser
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt, Submit, decode, encode
 
@@ -68,7 +68,7 @@ def check(body: dict[str, Any]) -> None:
 def named(prompt: Prompt) -> Prompt:
     """Return `prompt` with the names of its messages, which leave them as they are."""
     before = copy.deepcopy(prompt.messages)
-    names, delta_chars = Canonicaliser(True, True).names(prompt.messages)
+    names, delta_chars = MessageDigester(True, True).names(prompt.messages)
     assert prompt.messages == before
     assert len(names) == len(before)
     assert 0 <= delta_chars <= sum(len(row["content"]) for row in before)

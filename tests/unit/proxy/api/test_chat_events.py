@@ -12,9 +12,9 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessage
 
 from hearth.proxy.api import chat_completions, server_sent_events as sse
 from hearth.proxy.api.chat_completions import ChatChunk, WholeChoice
-from hearth.proxy.api.merge_choices import MergedChoices
+from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.shared.wire_messages import Delta
-from tests.helpers.fixed_answers import (
+from tests.helpers.worker_processes.fixed_answers import (
     Step,
     arguments,
     call,
@@ -36,7 +36,7 @@ LEGACY = {**BODY, "tools": [], "functions": [{"name": "f"}]}
 
 def pieces(*scripts: Sequence[Step], body: dict[str, Any] = BODY) -> list[ChatChunk]:
     made = ticket(chat_completions.parse(body | {"n": len(scripts)}), *scripts)
-    return asyncio.run(listed(chat_completions.pieces(made, MergedChoices(made))))
+    return asyncio.run(listed(chat_completions.chunks(made, MergedChoices(made))))
 
 
 def deltas(*steps: Step, body: dict[str, Any] = BODY) -> list[Any]:
@@ -50,7 +50,7 @@ def deltas(*steps: Step, body: dict[str, Any] = BODY) -> list[Any]:
 
 def whole(*steps: Step, body: dict[str, Any] = BODY) -> WholeChoice:
     made = ticket(chat_completions.parse(body | {"stream": False}), steps)
-    (found,) = asyncio.run(chat_completions.wholes(made, MergedChoices(made)))
+    (found,) = asyncio.run(chat_completions.whole_choices(made, MergedChoices(made)))
     return found
 
 

@@ -11,7 +11,7 @@ from openai.types import Completion
 from hearth.proxy.api import legacy_completions, server_sent_events as sse
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError, WorkerLost
-from tests.helpers.fixed_answers import Step, end, listed, logprob, said, ticket
+from tests.helpers.worker_processes.fixed_answers import Step, end, listed, logprob, said, ticket
 
 
 def body(**fields: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hearth.proxy.api.messages import messages_events, messages_request
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import WorkerLost
 from hearth.shared.wire_messages import Delta, Finished, Usage
-from tests.helpers.api_events import (
+from tests.helpers.clients.api_events import (
     KV_CACHE,
     LATE,
     SIGNATURE,

@@ -17,22 +17,16 @@ from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 from hearth.shared.load_settings import PROJECT_DIR
 from scripts.replay.traces import load_trace
-from tests.unit.proxy.http.test_app import Reply, ask, asked, edge_of
-from tests.unit.proxy.monitoring.test_admin_routes import Front, front
-from tests.unit.proxy.pool.test_worker_pool import run
+from tests.helpers.proxy.app_over_workers import front
+from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.proxy_app import Reply, app_of, ask, asked
+from tests.helpers.proxy.request_bodies import BODIES, SAID, post
 
 PARSE = {
     "chat": chat_completions.parse,
     "completions": legacy_completions.parse,
     "messages": messages_request.parse,
     "responses": responses_request.parse,
-}
-SAID = [{"role": "user", "content": "a b c"}]
-BODIES: dict[str, dict[str, Any]] = {
-    "chat": {"model": "pocket", "messages": SAID},
-    "completions": {"model": "pocket", "prompt": "a b c"},
-    "messages": {"model": "pocket", "messages": SAID, "system": "Be brief.", "max_tokens": 5},
-    "responses": {"model": "pocket", "input": "a b c"},
 }
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
 TRACES = sorted((PROJECT_DIR / "tests/data/traces").glob("*.xz"))
@@ -88,13 +82,6 @@ def test_any_body_is_somebodys_and_the_query_decides(body: dict[str, Any], wante
 # ---------------------------------------------------------------- a prefill
 
 
-async def post(
-    made: Front, body: Any, path: str = prefill_endpoint.PATH, query: bytes = b""
-) -> Reply:
-    raw = orjson.dumps(body)
-    return await asked(made._edge, "POST", path, (b"x-api-key", b"k"), body=raw, query=query)
-
-
 @pytest.mark.parametrize("dialect", BODIES)
 def test_a_prompt_is_read_and_not_answered_and_the_log_has_its_line(
     dialect: str, caplog: pytest.LogCaptureFixture
@@ -132,7 +119,7 @@ def test_a_prompt_is_read_and_not_answered_and_the_log_has_its_line(
 def test_what_cannot_be_prefilled_is_refused_in_the_callers_shape(
     dialect: str, tmp_path: Path
 ) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     for field, value, status in (
         ("use_kv_cache", False, 400),
         ("use_kv_cache", "no", 400),
@@ -149,7 +136,7 @@ def test_what_cannot_be_prefilled_is_refused_in_the_callers_shape(
 
 
 def test_several_prompts_and_a_wrong_method_or_dialect_are_refused(tmp_path: Path) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     body = orjson.dumps({"model": "pocket", "prompt": ["a", "b"]})
     reply = ask(edge, "POST", prefill_endpoint.PATH, body=body)
     assert reply.status == 400 and "one prompt" in reply.json["error"]["message"]
@@ -215,12 +202,12 @@ def test_with_one_key_whoever_has_it_gives_up_any_pin() -> None:
 def test_every_dialect_says_whether_its_request_is_kept_or_the_settings_do(
     dialect: str, default: str, tmp_path: Path
 ) -> None:
-    intake = edge_of(tmp_path, USE_KV_CACHE=default)._intake
+    body_parser = app_of(tmp_path, USE_KV_CACHE=default)._body_parser
     for wanted in (True, False):
         body = BODIES[dialect] | {"use_kv_cache": wanted}
-        assert intake.read(dialect, body, {}).use_kv_cache is wanted  # type: ignore[arg-type]
+        assert body_parser.read(dialect, body, {}).use_kv_cache is wanted  # type: ignore[arg-type]
     for silent in (BODIES[dialect], BODIES[dialect] | {"use_kv_cache": None}):
-        kept = intake.read(dialect, silent, {}).use_kv_cache  # type: ignore[arg-type]
+        kept = body_parser.read(dialect, silent, {}).use_kv_cache  # type: ignore[arg-type]
         assert kept is (default == "true")
 
 

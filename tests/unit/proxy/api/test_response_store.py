@@ -220,11 +220,11 @@ def test_a_deleted_response_is_gone_from_the_disk_too(tmp_path: Path) -> None:
     home = tmp_path / "responses"
     store = ResponseStore(directory=home)
     store.keep("k", {"input": "my secret"}, answer(1))
-    assert isinstance(store._scribe, JournalWriter) and store._scribe.flush(10.0)
+    assert isinstance(store._journal, JournalWriter) and store._journal.flush(10.0)
     (path,) = home.glob("*.journal")
     assert b"my secret" in path.read_bytes()
     store.delete("k", "resp_1")
-    assert store._scribe.flush(10.0)
+    assert store._journal.flush(10.0)
     assert b"my secret" not in path.read_bytes()
     store.close()
     again = ResponseStore(directory=home)
@@ -234,8 +234,8 @@ def test_a_deleted_response_is_gone_from_the_disk_too(tmp_path: Path) -> None:
 
 def test_a_response_that_was_deleted_last_is_gone(tmp_path: Path) -> None:
     store = kept(ResponseStore(directory=tmp_path / "responses"))
-    assert isinstance(store._scribe, JournalWriter) and store._scribe.flush(10.0)
-    store._scribe._rewritten_at = time.monotonic()  # too early for another file
+    assert isinstance(store._journal, JournalWriter) and store._journal.flush(10.0)
+    store._journal._rewritten_at = time.monotonic()  # too early for another file
     store.delete("k", "resp_1")
     store.close()
     again = ResponseStore(directory=tmp_path / "responses")

@@ -8,7 +8,7 @@ import pytest
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.request.session_id import key_digest
-from tests.unit.proxy.http.test_app import Reply, ask, edge_of
+from tests.helpers.proxy.proxy_app import Reply, app_of, ask
 
 ME, OTHER = "Bearer mine", "Bearer other"
 RESPONSE = {"id": "resp_1", "object": "response", "output": []}
@@ -16,7 +16,7 @@ RESPONSE = {"id": "resp_1", "object": "response", "output": []}
 
 @pytest.fixture
 def edge(tmp_path: Path) -> ProxyApp:
-    made = edge_of(tmp_path)
+    made = app_of(tmp_path)
     key = key_digest({"authorization": ME})
     made._stored.keep(key, {"input": [{"role": "user", "content": "hi"}]}, RESPONSE)
     return made

@@ -7,7 +7,7 @@ from hearth.proxy.api.responses import responses_events, responses_request
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import WorkerLost
 from hearth.shared.wire_messages import Finished, Usage
-from tests.helpers.api_events import (
+from tests.helpers.clients.api_events import (
     KV_CACHE,
     LATE,
     SIGNATURE,

@@ -16,8 +16,8 @@ from hearth.shared.errors import RequestError, StartError
 from hearth.shared.load_settings import load_settings
 from hearth.shared.wire_messages import Speaker
 from hearth.worker.sessions.session_manager import KEPT, RENDERED
-from tests.unit.proxy.http.test_app import ask, edge_of
-from tests.unit.worker.sessions.test_session_manager import QUESTION, SAID, Desk, echo
+from tests.helpers.proxy.proxy_app import app_of, ask
+from tests.helpers.worker.session_prompts import QUESTION, SAID, Desk, echo
 
 MINE, THEIRS = Speaker("mine", "s1"), Speaker("theirs", "s1")
 KEYS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
@@ -80,7 +80,7 @@ def test_several_keys_come_from_both_settings_and_lift_the_same_limits() -> None
 
 def test_a_worthless_key_beside_a_good_one_makes_nobody_someone_else(tmp_path: Path) -> None:
     """SDKs send `x-api-key: none` beside a bearer token: two users would be one by it."""
-    edge = edge_of(tmp_path, PROXY_API_KEYS="mine, theirs")
+    edge = app_of(tmp_path, PROXY_API_KEYS="mine, theirs")
     body = {"input": [{"role": "user", "content": "hi"}]}
     response = {"id": "resp_1", "object": "response", "output": []}
     edge._stored.keep(key_digest({"x-api-key": "mine"}), body, response)

@@ -1,90 +1,17 @@
 """Who may come in, as whom, and what is refused before a worker or LiteLLM sees anything."""
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
 import pytest
 
-from hearth.proxy.app import ProxyApp
 from hearth.proxy.http import http_exchange as exchange_module
 from hearth.proxy.http.api_keys import ApiKeyCheck
 from hearth.proxy.http.origin_rules import OriginRules
-from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ModelNames
-from hearth.proxy.workers.supervisor import Supervisor
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.load_settings import Settings, load_settings
-
-HOST = (b"host", b"127.0.0.1:4000")
-
-
-@dataclass
-class Reply:
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    content: bytes = b""
-
-    @property
-    def json(self) -> Any:
-        return orjson.loads(self.content)
-
-
-async def _front(scope: Any, receive: Any, send: Any) -> None:
-    raise AssertionError(f"LiteLLM was asked: {scope['path']}")
-
-
-def edge_of(tmp_path: Any, **environ: str) -> ProxyApp:
-    settings: Settings = load_settings(
-        {"RUN_DIR": str(tmp_path), "MAX_KV_SIZE_GB": "0", **environ}, None
-    )
-    pool = WorkerPool()
-    supervisor = Supervisor(["true"], 1, tmp_path, pool, {})
-    routes = AdminRoutes(settings, "0", supervisor, pool)
-    return ProxyApp(settings, pool, routes, _front, "token")
-
-
-def ask(edge: ProxyApp, *request: Any, **more: Any) -> Reply:
-    """Send one request through `edge` and return the reply."""
-    return asyncio.run(asked(edge, *request, **more))
-
-
-async def asked(
-    edge: ProxyApp,
-    method: str = "GET",
-    path: str = "/v1/models",
-    *headers: tuple[bytes, bytes],
-    body: bytes = b"",
-    host: tuple[bytes, bytes] | None = HOST,
-    query: bytes = b"",
-) -> Reply:
-    reply = Reply()
-    incoming = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Any:
-        if incoming:
-            return incoming.pop()
-        await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            reply.status = message["status"]
-            reply.headers = {k.decode(): v.decode() for k, v in message["headers"]}
-        else:
-            reply.content += message["body"]
-
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "query_string": query,
-        "scheme": "http",
-        "headers": [*([host] if host else []), *headers],
-    }
-    await edge(scope, receive, send)
-    return reply
+from hearth.shared.load_settings import load_settings
+from tests.helpers.proxy.proxy_app import app_of, ask
 
 
 @pytest.mark.parametrize(
@@ -231,7 +158,7 @@ def test_another_name_is_refused_with_the_remedy_which_helps() -> None:
 
 
 def test_the_models_are_listed_in_the_shape_of_the_api_that_is_asked(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path, PROXY_MODEL_ID="org/model", MODEL_ALIASES="mine")
+    edge = app_of(tmp_path, PROXY_MODEL_ID="org/model", MODEL_ALIASES="mine")
     openai = ask(edge).json
     assert set(openai) == {"object", "data"}
     assert [row["id"] for row in openai["data"]] == ["org/model", "mine"]
@@ -248,7 +175,7 @@ def test_the_models_are_listed_in_the_shape_of_the_api_that_is_asked(tmp_path: A
 
 
 def test_health_needs_no_key_and_everything_else_does(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path, PROXY_API_KEY="k")
+    edge = app_of(tmp_path, PROXY_API_KEY="k")
     assert ask(edge, path="/health").status == 200
     assert ask(edge, path="/health").json["status"] in ("starting", "degraded")
     for path in ("/v1/models", "/", "/health/liveliness", "/nothing"):
@@ -275,11 +202,11 @@ def test_health_needs_no_key_and_everything_else_does(tmp_path: Any) -> None:
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_no_other_route_is_reachable(tmp_path: Any, path: str, method: str) -> None:
-    assert ask(edge_of(tmp_path), method, path, body=b"{}").status in (404, 405)
+    assert ask(app_of(tmp_path), method, path, body=b"{}").status in (404, 405)
 
 
 def test_errors_come_in_the_callers_dialect(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     openai = ask(edge, "POST", "/v1/chat/completions", body=b"{").json
     assert set(openai["error"]) == {"message", "type", "param", "code"}
     anthropic = ask(edge, "POST", "/v1/messages", body=b'{"model": "other"}').json
@@ -291,22 +218,22 @@ def test_errors_come_in_the_callers_dialect(tmp_path: Any) -> None:
 
 def test_a_request_before_a_worker_is_ready_is_told_to_come_back(tmp_path: Any) -> None:
     body = b'{"model": "pocket", "messages": [{"role": "user", "content": "x"}]}'
-    reply = ask(edge_of(tmp_path), "POST", "/v1/chat/completions", body=body)
+    reply = ask(app_of(tmp_path), "POST", "/v1/chat/completions", body=body)
     assert (reply.status, reply.headers["retry-after"]) == (503, "5")
     assert reply.json["error"]["code"] == "overloaded"
 
 
 def test_a_body_over_the_limit_is_measured(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_module, "BODY_BYTES_MAX", 1_000)
-    reply = ask(edge_of(tmp_path), "POST", "/v1/messages", body=b" " * 1_500)
+    reply = ask(app_of(tmp_path), "POST", "/v1/messages", body=b" " * 1_500)
     assert reply.status == 413
     assert "1,500 bytes and this server accepts 1,000" in reply.json["error"]["message"]
     packed = (b"content-encoding", b"gzip")
-    assert ask(edge_of(tmp_path), "POST", "/v1/messages", packed, body=b"x").status == 415
+    assert ask(app_of(tmp_path), "POST", "/v1/messages", packed, body=b"x").status == 415
 
 
 def test_a_preflight_is_answered_for_listed_origins_only(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path, CORS_ORIGINS="http://app.example")
+    edge = app_of(tmp_path, CORS_ORIGINS="http://app.example")
     asked = (b"access-control-request-headers", b"x-api-key")
     reply = ask(edge, "OPTIONS", "/v1/models", (b"origin", b"http://app.example"), asked)
     assert reply.status == 204
@@ -329,5 +256,5 @@ def test_a_websocket_is_closed(tmp_path: Any) -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(edge_of(tmp_path)({"type": "websocket"}, receive, send))
+    asyncio.run(app_of(tmp_path)({"type": "websocket"}, receive, send))
     assert sent == [{"type": "websocket.close", "code": 1008}]

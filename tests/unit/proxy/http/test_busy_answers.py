@@ -2,32 +2,19 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
 import pytest
 
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.http import body_budget, http_exchange
-from tests.unit.proxy.http.test_app import edge_of
-from tests.unit.proxy.monitoring.test_admin_routes import KEY, Front, front
-from tests.unit.proxy.pool.test_worker_pool import run
+from hearth.proxy.http import body_memory_budget, http_exchange
+from tests.helpers.proxy.app_over_workers import KEY, Front, front
+from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.proxy_app import app_of
+from tests.helpers.proxy.request_bodies import OTHER_KEY, PATHS, body_of
 
-OTHER_KEY = (b"x-api-key", b"other")
-PATHS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "/v1/chat/completions": lambda text: {"messages": [{"role": "user", "content": text}]},
-    "/v1/completions": lambda text: {"prompt": text},
-    "/v1/responses": lambda text: {"input": text},
-    "/v1/messages": lambda text: {
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": 9,
-    },
-}
-
-
-def body_of(path: str, text: str, **fields: Any) -> bytes:
-    return orjson.dumps({"model": "claude-x", **PATHS[path](text), **fields})
+pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -135,7 +122,7 @@ TALK = 4_000  # characters: more than half of the room
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "BODIES_BYTES_MAX", 6_000)
+    monkeypatch.setattr(body_memory_budget, "BODIES_BYTES_MAX", 6_000)
 
 
 def long_body(words: str) -> bytes:
@@ -161,7 +148,7 @@ def test_a_body_that_finds_no_room_is_refused_unread_and_served_when_there_is(
             assert (await first).status == 200
             assert (await made.ask("POST", PATH, length, body=content)).status == 200
             assert len(made.made.events("Submit")) == 3
-            assert made._edge._room.bytes_held == 0
+            assert made._edge._body_budget.bytes_held == 0
 
     run(body)
 
@@ -206,30 +193,30 @@ def part(size: int, more: bool = True) -> dict[str, Any]:
 def test_whatever_becomes_of_a_body_its_room_is_free_again(
     tmp_path: Any, little_room: None, messages: list[Any]
 ) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     held = []
 
     def watched(message: Any) -> Any:
         def give() -> Any:
-            held.append(edge._room.bytes_held)
+            held.append(edge._body_budget.bytes_held)
             return message
 
         return give
 
     asyncio.run(replied(edge, [watched(message) for message in messages]))
     assert max(held) <= 6_000
-    assert edge._room.bytes_held == 0
+    assert edge._body_budget.bytes_held == 0
 
 
 def test_a_body_that_turns_out_too_long_takes_no_room_while_its_rest_arrives(
     tmp_path: Any, little_room: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_exchange, "BODY_BYTES_MAX", 1_000)
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     held = []
 
     def rest() -> Any:
-        held.append(edge._room.bytes_held)
+        held.append(edge._body_budget.bytes_held)
         return part(900, more=False)
 
     sent = asyncio.run(replied(edge, [part(900), part(900), rest]))
@@ -237,11 +224,11 @@ def test_a_body_that_turns_out_too_long_takes_no_room_while_its_rest_arrives(
 
 
 def test_a_length_that_is_only_told_takes_nobodys_room(tmp_path: Any, little_room: None) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     held = []
 
     def leave() -> Any:
-        held.append(edge._room.bytes_held)
+        held.append(edge._body_budget.bytes_held)
         return {"type": "http.disconnect"}
 
     asyncio.run(replied(edge, [leave], (b"content-length", b"5900")))
@@ -253,5 +240,5 @@ def test_a_body_past_its_own_limit_is_told_of_that_whatever_room_there_is(
 ) -> None:
     monkeypatch.setattr(http_exchange, "BODY_BYTES_MAX", 1_000)
     length = (b"content-length", b"8000")
-    sent = asyncio.run(replied(edge_of(tmp_path), [part(8_000, more=False)], length))
+    sent = asyncio.run(replied(app_of(tmp_path), [part(8_000, more=False)], length))
     assert sent[0]["status"] == 413

@@ -5,48 +5,23 @@ import contextlib
 import gzip
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
-import uvicorn
 
 from hearth.proxy.app import HEADERS_MAX, ProxyApp
 from hearth.proxy.http import http_exchange as exchange_module, uvicorn_timeouts
 from hearth.proxy.http.strict_json import DEPTH_MAX, parse_object
-from hearth.proxy.http.uvicorn_timeouts import HeadTimeout
 from hearth.shared.errors import RequestError
-from tests.unit.proxy.http.test_app import ask, asked, edge_of
+from tests.helpers.proxy.proxy_app import app_of, ask, asked, serving
+
+pytestmark = pytest.mark.process
 
 HOST = b"Host: 127.0.0.1\r\n"
 HEAD = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
-
-
-@contextlib.asynccontextmanager
-async def serving(edge: ProxyApp, **options: Any) -> AsyncIterator[int]:
-    """Serve `edge` as hearth.proxy.main does, and give the port."""
-    config = uvicorn.Config(
-        edge,
-        http=HeadTimeout,
-        port=0,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=1,
-        **options,
-    )
-    server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        await task
 
 
 def talking(edge: ProxyApp, talk: Talk, **options: Any) -> None:
@@ -80,7 +55,7 @@ def test_slowloris_a_head_that_never_ends_loses_its_connection(
         assert await asyncio.wait_for(reader.read(), 60) == b""
         assert 0.3 < time.monotonic() - began < 9
 
-    talking(edge_of(tmp_path), talk)
+    talking(app_of(tmp_path), talk)
 
 
 @pytest.mark.parametrize("first", [b"", HEAD])
@@ -101,7 +76,7 @@ def test_slowloris_a_byte_now_and_then_does_not_set_the_clock_back(
         assert 0.3 < time.monotonic() - began < 9
         dripping.cancel()
 
-    talking(edge_of(tmp_path), talk)
+    talking(app_of(tmp_path), talk)
 
 
 def test_a_connection_that_waits_between_requests_is_kept(
@@ -117,7 +92,7 @@ def test_a_connection_that_waits_between_requests_is_kept(
             await asyncio.sleep(0.6)
             await reader.read(65536)
 
-    talking(edge_of(tmp_path), talk, timeout_keep_alive=120)
+    talking(app_of(tmp_path), talk, timeout_keep_alive=120)
 
 
 def test_a_slow_body_is_not_a_slow_head(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +105,7 @@ def test_a_slow_body_is_not_a_slow_head(tmp_path: Any, monkeypatch: pytest.Monke
         writer.write(b"}")
         assert b"HTTP/1.1 400" in await reader.readuntil(b"\r\n\r\n")
 
-    talking(edge_of(tmp_path), talk)
+    talking(app_of(tmp_path), talk)
 
 
 def test_a_head_without_an_end_is_refused_before_it_fills_memory(tmp_path: Any) -> None:
@@ -147,7 +122,7 @@ def test_a_head_without_an_end_is_refused_before_it_fills_memory(tmp_path: Any) 
             assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 400")
         assert sent < 1_000_000
 
-    talking(edge_of(tmp_path), talk)
+    talking(app_of(tmp_path), talk)
 
 
 @pytest.mark.parametrize(
@@ -169,14 +144,14 @@ def test_smuggled_lengths_and_codings_are_refused(tmp_path: Any, lines: bytes) -
         answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
         assert answer.split()[1] in (b"400", b"501"), answer
 
-    talking(edge_of(tmp_path), talk)
+    talking(app_of(tmp_path), talk)
 
 
 # ---------------------------------------------------------------- at the edge
 
 
 def test_a_flood_of_headers_is_refused_before_anything_is_read(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     many = [(b"x-%d" % number, b"1") for number in range(HEADERS_MAX)]
     reply = ask(edge, "POST", "/v1/messages", *many, body=b"{}")
     assert (reply.status, reply.json["error"]["type"]) == (431, "invalid_request_error")
@@ -198,7 +173,7 @@ PACKED = {
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
 def test_a_packed_bomb_is_refused_and_not_unpacked(tmp_path: Any, coding: str, path: str) -> None:
     header = (b"content-encoding", coding.encode())
-    assert ask(edge_of(tmp_path), "POST", path, header, body=PACKED[coding]).status == 415
+    assert ask(app_of(tmp_path), "POST", path, header, body=PACKED[coding]).status == 415
 
 
 def test_a_chunked_body_without_an_end_is_refused_in_time(
@@ -216,12 +191,12 @@ def test_a_chunked_body_without_an_end_is_refused_in_time(
         assert b"408" in answer and time.monotonic() - began < 9
         dripping.cancel()
 
-    talking(edge_of(tmp_path), talk)
+    talking(app_of(tmp_path), talk)
 
 
 def test_a_body_without_a_key_is_not_read_as_json(tmp_path: Any) -> None:
     """Who has no key cannot make this server parse anything."""
-    edge = edge_of(tmp_path, PROXY_API_KEY="k")
+    edge = app_of(tmp_path, PROXY_API_KEY="k")
     for path in ("/v1/messages", "/v1/chat/completions", "/v1/responses"):
         assert ask(edge, "POST", path, body=b"[" * 1_000_000).status == 401
 
@@ -274,6 +249,6 @@ def test_a_chunked_upload_over_the_limit_is_measured_not_kept(
 ) -> None:
     monkeypatch.setattr(exchange_module, "BODY_BYTES_MAX", 1_000)
     reply = asyncio.run(
-        asked(edge_of(tmp_path), "POST", "/v1/messages", body=b'{"a": "' + b"x" * 5_000 + b'"}')
+        asked(app_of(tmp_path), "POST", "/v1/messages", body=b'{"a": "' + b"x" * 5_000 + b'"}')
     )
     assert reply.status == 413 and "accepts 1,000" in reply.json["error"]["message"]

@@ -13,7 +13,9 @@ from hearth.proxy.pool import answer_stream as answer_module
 from hearth.proxy.pool.answer_stream import LOOSE_MAX, MERGED_CHARS_MAX, AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Admitted, CallStart, Delta, Finished, TokenLogprob, Usage
-from tests.unit.proxy.http.test_http_limits import serving
+from tests.helpers.proxy.proxy_app import serving
+
+pytestmark = pytest.mark.process
 
 CHANNELS = ("reasoning", "content")
 USAGE = Usage(5, 2, 3, 5)

@@ -23,6 +23,8 @@ from hearth.proxy.images import image_fetch
 from hearth.proxy.images.image_fetch import ImageFetcher, NamedImage, is_public
 from hearth.shared.errors import RequestError
 
+pytestmark = pytest.mark.process
+
 PNG = b"\x89PNG\r\n\x1a\n" + b"pixels" * 100
 LOOPBACK = "127.0.0.1"
 

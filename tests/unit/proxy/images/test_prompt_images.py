@@ -20,7 +20,7 @@ from hearth.proxy.images.image_fetch import ImageFetcher, NamedImage
 from hearth.proxy.images.prompt_images import IMAGES_MAX, shows_images, with_images
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Prompt
-from tests.unit.proxy.http.test_app import HOST, edge_of
+from tests.helpers.proxy.proxy_app import HOST, app_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ONE, TWO = PNG + b"one", PNG + b"two"
@@ -406,12 +406,12 @@ def test_a_message_is_named_by_what_its_images_show_and_not_by_where_they_are(
     tmp_path: Path,
 ) -> None:
     async def talk() -> None:
-        intake = edge_of(tmp_path)._intake
+        body_parser = app_of(tmp_path)._body_parser
         names, held = [], list[int]()
         for url in (data_url(ONE), data_url(ONE).replace("png", "any"), data_url(TWO)):
             content = [{"type": "image_url", "image_url": url}]
             body = {"messages": [{"role": "user", "content": content}]}
-            request = await intake.complete(intake.read("chat", body, {}), held.append)
+            request = await body_parser.complete(body_parser.read("chat", body, {}), held.append)
             names.append(request.prompt.names)
         assert names[0] == names[1] != names[2]
         assert names[0][0].canonical != names[2][0].canonical
@@ -425,8 +425,8 @@ def test_an_image_is_not_waited_for_once_the_client_has_left(tmp_path: Path, pat
     """Nobody answers the fetch: only the client's leaving can end the request."""
 
     async def talk() -> None:
-        edge = edge_of(tmp_path)
-        reader = edge._intake._images = Slow(9)
+        edge = app_of(tmp_path)
+        reader = edge._body_parser._images = Slow(9)
         left = asyncio.Event()
         body = {"model": "pocket", "messages": [{"role": "user", "content": [CHAT[1](ONE)]}]}
         incoming = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
@@ -444,11 +444,11 @@ def test_an_image_is_not_waited_for_once_the_client_has_left(tmp_path: Path, pat
         serving = asyncio.create_task(edge(scope, receive, send))
         while not reader.asked:
             await asyncio.sleep(0)
-        assert edge._room.bytes_held > 0
+        assert edge._body_budget.bytes_held > 0
         left.set()
         await serving
         assert reader.ended == [data_url(ONE)]
-        assert edge._room.bytes_held == 0
+        assert edge._body_budget.bytes_held == 0
 
     asyncio.run(asyncio.wait_for(talk(), 60))
 

@@ -1,93 +1,18 @@
 """What the cache routes answer, over scripted workers: real processes, real ZeroMQ, no LiteLLM."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
-import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import orjson
 import pytest
 
-from hearth.proxy.app import ProxyApp
-from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.pool import worker_pool as pool_module
-from hearth.shared.load_settings import load_settings
-from tests.unit.proxy.http.test_app import HOST, Reply, _front, ask, asked, edge_of
-from tests.unit.proxy.pool.test_worker_pool import Bench, bench, request, run
+from tests.helpers.proxy.app_over_workers import DEBUG, KEY, front
+from tests.helpers.proxy.fake_worker_pool import request, run
+from tests.helpers.proxy.proxy_app import HOST, app_of, ask
 
-KEY = (b"x-api-key", b"k")
-DEBUG = {"CACHE_DEBUG": "true", "PROXY_API_KEY": "k"}
-
-
-class Front:
-    """The edge over running workers, asked by a client that has the key."""
-
-    def __init__(self, made: Bench, run_dir: str, environ: dict[str, str]) -> None:
-        self.made = made
-        settings = load_settings({"RUN_DIR": run_dir, "MAX_KV_SIZE_GB": "0", **environ}, None)
-        routes = AdminRoutes(settings, "0", made.supervisor, made.pool)
-        self._stopped: list[int] = []
-        self._edge = ProxyApp(settings, made.pool, routes, _front, "token")
-
-    async def ask(
-        self, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b""
-    ) -> Reply:
-        return await self.open_ask(method, path, KEY, *headers, body=body)
-
-    async def open_ask(
-        self, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b""
-    ) -> Reply:
-        """Ask without the key, unless it is in `headers`."""
-        return await asked(self._edge, method, path, *headers, body=body)
-
-    async def workers(self, method: str = "GET") -> list[dict[str, Any]]:
-        reply = await self.ask(method, "/v1/cache")
-        assert reply.status == 200
-        assert reply.json["object"] == "cache"
-        rows: list[dict[str, Any]] = reply.json["workers"]
-        return rows
-
-    async def generate(self, script: str) -> tuple[str, int]:
-        """Have a worker answer; return the request id as the client was told it, and its size."""
-        body = orjson.dumps({"model": "claude-x", "input": script})
-        reply = await self.ask("POST", "/v1/responses", body=body)
-        assert reply.status == 200, reply.content
-        return reply.headers["x-request-id"], reply.json["usage"]["input_tokens"]
-
-    async def prompt(self, request_id: str) -> Reply:
-        return await self.ask("GET", f"/v1/cache/prompts/{request_id}")
-
-    def stop(self, number: int) -> None:
-        """Have a worker hang, as one does in a long forward."""
-        pid = self.made.supervisor.pids[number]
-        os.kill(pid, signal.SIGSTOP)
-        self._stopped.append(pid)
-
-    def resume(self) -> None:
-        for pid in self._stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-
-@contextlib.asynccontextmanager
-async def front(count: int = 2, **environ: str) -> AsyncIterator[Front]:
-    with tempfile.TemporaryDirectory(prefix="hearth-") as name:
-        async with bench(Path(name), count) as made:
-            opened = Front(made, name, DEBUG | environ)
-            try:
-                yield opened
-            finally:
-                opened.resume()
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "STATUS_WAIT_S_MAX", 0.4)
+pytestmark = pytest.mark.process
 
 
 def test_each_worker_tells_about_its_cache_and_empties_it() -> None:
@@ -152,7 +77,7 @@ def test_a_worker_that_dies_while_it_is_asked_is_an_error_at_once() -> None:
 
 
 def test_a_worker_that_is_not_ready_is_an_error_in_its_row(tmp_path: Path) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     reply = ask(edge, "GET", "/v1/cache")
     (row,) = reply.json["workers"]
     assert (reply.status, row["worker"], row["state"]) == (200, 0, "dead")
@@ -160,7 +85,7 @@ def test_a_worker_that_is_not_ready_is_an_error_in_its_row(tmp_path: Path) -> No
 
 
 def test_a_cache_that_no_worker_can_empty_is_not_said_to_be_empty(tmp_path: Path) -> None:
-    reply = ask(edge_of(tmp_path), "DELETE", "/v1/cache")
+    reply = ask(app_of(tmp_path), "DELETE", "/v1/cache")
     assert (reply.status, reply.json["error"]["code"]) == (503, "overloaded")
     assert "Nothing was emptied: no worker is ready." in reply.json["error"]["message"]
 
@@ -209,7 +134,7 @@ def test_a_prompt_that_nobody_remembers_is_a_404(impatient: None) -> None:
 
 
 def test_prompts_are_served_only_where_that_is_switched_on(tmp_path: Path) -> None:
-    shut, opened = edge_of(tmp_path, PROXY_API_KEY="k"), edge_of(tmp_path, **DEBUG)
+    shut, opened = app_of(tmp_path, PROXY_API_KEY="k"), app_of(tmp_path, **DEBUG)
     path = "/v1/cache/prompts/abc"
     for method in ("GET", "POST", "DELETE"):
         reply = ask(shut, method, path, KEY)
@@ -222,7 +147,7 @@ def test_prompts_are_served_only_where_that_is_switched_on(tmp_path: Path) -> No
 
 
 def test_the_cache_takes_get_and_delete_from_whoever_has_the_key(tmp_path: Path) -> None:
-    edge = edge_of(tmp_path, **DEBUG)
+    edge = app_of(tmp_path, **DEBUG)
     for method, path in (
         ("GET", "/v1/cache"),
         ("DELETE", "/v1/cache"),
@@ -238,7 +163,7 @@ def test_the_cache_takes_get_and_delete_from_whoever_has_the_key(tmp_path: Path)
 
 
 def test_no_page_of_another_site_can_empty_the_cache(tmp_path: Path) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     foreign = (b"origin", b"http://evil.example")
     assert ask(edge, "DELETE", "/v1/cache", foreign).status == 403
     assert ask(edge, "DELETE", "/v1/cache", host=(HOST[0], b"evil.example")).status == 403

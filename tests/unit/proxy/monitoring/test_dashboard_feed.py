@@ -3,139 +3,35 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
-import orjson
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.api import chat_completions
-from hearth.proxy.monitoring import dashboard_feed as watch_module
-from hearth.proxy.monitoring.dashboard_feed import LISTENERS_MAX, REQUESTS_MAX, DashboardFeed
+from hearth.proxy.monitoring import worker_poller as poller_module
+from hearth.proxy.monitoring.dashboard_feed import LISTENERS_MAX, DashboardFeed
+from hearth.proxy.monitoring.recent_requests import REQUESTS_MAX
 from hearth.proxy.monitoring.request_metrics import PREFILL_TOKENS_MIN
-from hearth.proxy.pool.answer_stream import AnswerStream
-from hearth.proxy.request.parsed_request import ParsedRequest
-from hearth.shared.errors import Overloaded, RequestError
-from hearth.shared.wire_messages import Admitted, Finished, Progress, Speaker, Usage
+from hearth.shared.errors import Overloaded
+from hearth.shared.wire_messages import Usage
+from tests.helpers.proxy.feed_events import (
+    LOSS,
+    USAGE,
+    Workers,
+    ended,
+    feed_of,
+    read,
+    read_until,
+    request_of,
+    run,
+    snapshot_of,
+)
 
-LOSS = {
-    "token": 9,
-    "message": 2,
-    "role": "user",
-    "cause": "message edited",
-    "rule": None,
-    "lost": 70,
-    "remedy": "Leave it.",
-    "was": "what the prompt said",
-    "now": "what it says",
-}
-USAGE = Usage(100, 0, 100, 7, source="none", ttft_ms=250, queue_ms=50, finish_ms=400)
-SESSION = {"session": "s", "agent": "", "lines": 1, "turns": 1, "idle_s": 0.5}
+pytestmark = pytest.mark.usefixtures("quick")
 
 
-class Workers:
-    """Stands for the pool: one worker, which counts what it is asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, str, str]] = []
-        self.sessions = [dict(SESSION)]
-        self.failure: RequestError | None = None
-        self.is_listing = True
-
-    async def ask(self, what: str, about: str = "", key: str = "") -> dict[int, Any]:
-        self.asked.append((what, about, key))
-        if what == "cache":
-            entry = {"line": 1, "tokens": 90, "bytes": 5, "idle_s": 1.0}
-            told: Any = {"bytes": 5, "budget_bytes": 10, "entries": [entry], "pins": ["no"]}
-            told |= {"depths": {"0-1023": 240, "1024-4095": 5}, "memory_limit_bytes": 99}
-            return {0: told | {"slots": [{"busy": True}, {"busy": False}]}}
-        if what == "sessions" and not self.is_listing:
-            return {0: Overloaded("It is busy.")}
-        if what == "sessions":
-            return {0: {"sessions": self.sessions}}
-        if self.failure is not None:
-            return {0: self.failure}
-        turns = [{"turn": 1, "prompt": 100, "cached": 0, "divergence": LOSS, "rules": ["x"]}]
-        return {0: {"lines": [{"line": 1, "parent": None, "requests": turns * 99}]}}
-
-    def prefills(self, key: str) -> list[dict[str, Any]]:
-        return [{"request_id": "p", "whose": key}]
-
-    def queue(self, key: str) -> list[dict[str, Any]]:
-        return [{"request_id": "q", "whose": key}]
-
-    def count(self, what: str) -> int:
-        return sum(row[0] == what for row in self.asked)
-
-
-def health() -> dict[str, Any]:
-    return {"status": "ok", "workers": [{"id": 0, "state": "ready"}]}
-
-
-def watch_of(workers: Workers | None = None, *, is_apart: bool = False) -> DashboardFeed:
-    pool: Any = workers or Workers()
-    return DashboardFeed(pool, health, is_apart=is_apart)
-
-
-def request_of(session: str = "s", key: str = "", **fields: Any) -> ParsedRequest:
-    body = {"model": "m", "messages": [{"role": "user", "content": "the words"}], **fields}
-    parsed = chat_completions.parse(body)
-    prompt = dataclasses.replace(parsed.prompt, speaker=Speaker(key, session))
-    return dataclasses.replace(parsed, prompt=prompt)
-
-
-def ended(usage: Usage | None = USAGE, key: str = "") -> AnswerStream:
-    """Return an answer at its end; without `usage` its client left amid the prefill."""
-    answer = AnswerStream("r", lambda _: None, key)
-    answer.take(Admitted("r", 100))
-    answer.take(Progress("r", 30, 100))
-    answer.take(Progress("r", 40, 100))
-    if usage is None:
-        answer.close()
-    else:
-        answer.take(Finished("r", "stop", None, usage))
-    return answer
-
-
-def note(watch: DashboardFeed, usage: Usage | None = USAGE, key: str = "") -> None:
-    watch.note(request_of(key=key), [ended(usage, key)], time.monotonic())
-
-
-async def read(events: AsyncGenerator[bytes, None]) -> dict[str, Any]:
-    """Return the next event."""
-    async with asyncio.timeout(60):
-        frame = await anext(events)
-    head, _, data = frame.decode().partition("\ndata: ")
-    told: dict[str, Any] = orjson.loads(data)
-    assert head == f"event: {told['type']}"
-    return told
-
-
-async def read_until(events: AsyncGenerator[bytes, None], kind: str) -> dict[str, Any]:
-    async with asyncio.timeout(60):
-        while (told := await read(events))["type"] != kind:
-            pass
-    return told
-
-
-def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(body())
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick() -> Any:
-    """Looks at the workers follow each other at once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch_module, "LOOK_S", 0.001)
-        yield
-
-
-async def snapshot_of(watch: DashboardFeed, key: str = "") -> dict[str, Any]:
-    with watch.listening(key) as events:
-        told = await read(events)
-        await events.aclose()
-    return told
+def note(feed: DashboardFeed, usage: Usage | None = USAGE, key: str = "") -> None:
+    feed.requests.note(request_of(key=key), [ended(usage, key)], time.monotonic())
 
 
 # ---------------------------------------------------------------- requests
@@ -146,14 +42,14 @@ COSTS = st.tuples(st.integers(0, 5000), st.integers(0, 5000), st.integers(0, 300
 
 @given(st.lists(st.none() | COSTS, max_size=REQUESTS_MAX // 20).map(lambda rows: rows * 25))
 def test_the_last_requests_are_kept_and_the_sums_are_of_all(rows: list[Any]) -> None:
-    watch = watch_of()
+    feed = feed_of()
     for row in rows:
         usage = None
         if row is not None:
             cached, prefilled, completion = row
             usage = Usage(cached + prefilled, cached, prefilled, completion, ttft_ms=10)
-        note(watch, usage)
-    told = asyncio.run(snapshot_of(watch))
+        note(feed, usage)
+    told = asyncio.run(snapshot_of(feed))
     told_rows, totals = told["requests"], told["totals"]
     assert len(told_rows) == min(len(rows), REQUESTS_MAX)
     numbers = [row["number"] for row in told_rows]
@@ -170,9 +66,9 @@ def test_the_last_requests_are_kept_and_the_sums_are_of_all(rows: list[Any]) -> 
 
 def test_a_row_tells_figures_and_causes_and_no_word_of_the_prompt() -> None:
     usage = dataclasses.replace(USAGE, cached_tokens=30, source="ram", divergence=LOSS)
-    watch = watch_of()
-    note(watch, dataclasses.replace(usage, prefilled_tokens=70))
-    (row,) = asyncio.run(snapshot_of(watch))["requests"]
+    feed = feed_of()
+    note(feed, dataclasses.replace(usage, prefilled_tokens=70))
+    (row,) = asyncio.run(snapshot_of(feed))["requests"]
     assert (row["prompt"], row["cached"], row["prefilled"]) == (100, 30, 70)
     assert (row["source"], row["session"], row["ended"]) == ("ram", "s", "stop")
     assert row["speed"] == 70 / 0.2, "tokens a second of the time that it did not wait for a slot"
@@ -183,9 +79,9 @@ def test_a_row_tells_figures_and_causes_and_no_word_of_the_prompt() -> None:
 
 
 def test_a_request_that_broke_off_tells_how_far_it_came_and_costs_nothing_in_the_sums() -> None:
-    watch = watch_of()
-    note(watch, None)
-    told = asyncio.run(snapshot_of(watch))
+    feed = feed_of()
+    note(feed, None)
+    told = asyncio.run(snapshot_of(feed))
     (row,) = told["requests"]
     assert (row["ended"], row["prompt"], row["cached"]) == ("client_closed", 100, 30)
     assert (row["prefilled"], row["ttft_ms"], row["speed"]) == (10, None, None)
@@ -195,11 +91,11 @@ def test_a_request_that_broke_off_tells_how_far_it_came_and_costs_nothing_in_the
 
 
 def test_a_prompt_counts_once_for_all_of_its_choices() -> None:
-    watch = watch_of()
+    feed = feed_of()
     second = dataclasses.replace(USAGE, cached_tokens=100, prefilled_tokens=0)
     answers = [ended(), ended(second)]
-    watch.note(request_of(n=2), answers, time.monotonic())
-    told = asyncio.run(snapshot_of(watch))
+    feed.requests.note(request_of(n=2), answers, time.monotonic())
+    told = asyncio.run(snapshot_of(feed))
     (row,) = told["requests"]
     assert (row["prompt"], row["cached"], row["completion"]) == (100, 0, 14)
     assert told["totals"]["prompt_tokens"] == 100
@@ -207,12 +103,12 @@ def test_a_prompt_counts_once_for_all_of_its_choices() -> None:
 
 
 def test_seconds_saved_are_the_cached_tokens_at_the_median_speed() -> None:
-    watch = watch_of()
+    feed = feed_of()
     for queue_ms in (50, 150, 240):  # 500, 1,000, 10,000 tokens a second
-        note(watch, dataclasses.replace(USAGE, queue_ms=queue_ms))
+        note(feed, dataclasses.replace(USAGE, queue_ms=queue_ms))
     few = PREFILL_TOKENS_MIN - 1  # they would tell of the first step
-    note(watch, Usage(3000 + few, 3000, few, 1, source="slot", ttft_ms=1000))
-    totals = asyncio.run(snapshot_of(watch))["totals"]
+    note(feed, Usage(3000 + few, 3000, few, 1, source="slot", ttft_ms=1000))
+    totals = asyncio.run(snapshot_of(feed))["totals"]
     assert (totals["speed"], totals["saved_s"]) == (1000.0, 3.0)
 
 
@@ -222,15 +118,15 @@ def test_seconds_saved_are_the_cached_tokens_at_the_median_speed() -> None:
 @given(st.lists(st.sampled_from(["note", "first", "second"]), max_size=40))
 def test_each_listener_is_told_each_request_once_however_slowly_it_reads(steps: list[str]) -> None:
     async def body() -> None:
-        watch, told = watch_of(), {"first": list[int](), "second": list[int]()}
-        with watch.listening("") as first, watch.listening("") as second:
+        feed, told = feed_of(), {"first": list[int](), "second": list[int]()}
+        with feed.listening("") as first, feed.listening("") as second:
             events = {"first": first, "second": second}
             for each in events.values():
                 await read(each)
             noted = 0
             for step in steps:
                 if step == "note":
-                    note(watch)
+                    note(feed)
                     noted += 1
                 elif len(told[step]) < noted:
                     rows = (await read_until(events[step], "requests"))["requests"]
@@ -247,11 +143,11 @@ def test_each_listener_is_told_each_request_once_however_slowly_it_reads(steps: 
 
 def test_a_listener_that_fell_behind_is_told_what_is_left_and_the_right_sums() -> None:
     async def body() -> None:
-        watch = watch_of()
-        with watch.listening("") as events:
+        feed = feed_of()
+        with feed.listening("") as events:
             await read(events)
             for _ in range(REQUESTS_MAX + 50):
-                note(watch)
+                note(feed)
             told = await read_until(events, "requests")
             await events.aclose()
         numbers = [row["number"] for row in told["requests"]]
@@ -264,16 +160,16 @@ def test_a_listener_that_fell_behind_is_told_what_is_left_and_the_right_sums() -
 def test_a_request_is_told_at_its_end_and_not_at_the_next_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watch_module, "LOOK_S", 3600.0)
+    monkeypatch.setattr(poller_module, "POLL_S", 3600.0)
 
     async def body() -> None:
-        watch = watch_of()
-        with watch.listening("") as events:
+        feed = feed_of()
+        with feed.listening("") as events:
             await read_until(events, "sessions")
             waiting = asyncio.create_task(read(events))
             await asyncio.sleep(0.01)
             assert not waiting.done()
-            note(watch)
+            note(feed)
             assert (await waiting)["type"] == "requests"
             await events.aclose()
 
@@ -283,15 +179,15 @@ def test_a_request_is_told_at_its_end_and_not_at_the_next_look(
 def test_workers_are_asked_only_while_somebody_listens() -> None:
     async def body() -> None:
         workers = Workers()
-        watch = watch_of(workers)
-        note(watch)
+        feed = feed_of(workers)
+        note(feed)
         await asyncio.sleep(0.02)
         assert workers.asked == []
-        with watch.listening("") as events:
+        with feed.listening("") as events:
             snapshot = await read(events)
             assert [row["id"] for row in snapshot["state"]["workers"]] == [0]
             state = (await read_until(events, "state"))["state"]
-            assert watch.is_looking
+            assert feed.is_polling
             await events.aclose()
         (row,) = state["workers"]
         cache = {"bytes": 5, "budget_bytes": 10, "memory_limit_bytes": 99, "busy_slots": 1}
@@ -299,7 +195,7 @@ def test_workers_are_asked_only_while_somebody_listens() -> None:
         assert state["entries"][0]["tokens"] == 90
         assert state["held"] == 245, "of which the worker tells the last used"
         assert state["sessions"] == 1
-        assert not watch.is_looking
+        assert not feed.is_polling
         await asyncio.sleep(0)
         count = len(workers.asked)
         await asyncio.sleep(0.02)
@@ -310,8 +206,8 @@ def test_workers_are_asked_only_while_somebody_listens() -> None:
 
 def test_who_is_read_and_who_waits_is_told_of_the_own_requests_only() -> None:
     async def body() -> None:
-        watch = watch_of(is_apart=True)
-        with watch.listening("mine") as events:
+        feed = feed_of(separates_keys=True)
+        with feed.listening("mine") as events:
             state = (await read_until(events, "state"))["state"]
             await events.aclose()
         assert state["prefills"] == [{"request_id": "p", "whose": "mine"}]
@@ -323,8 +219,8 @@ def test_who_is_read_and_who_waits_is_told_of_the_own_requests_only() -> None:
 def test_listeners_of_one_key_share_what_the_workers_are_asked() -> None:
     async def body() -> None:
         workers = Workers()
-        watch = watch_of(workers)
-        with watch.listening("") as first, watch.listening("") as second:
+        feed = feed_of(workers)
+        with feed.listening("") as first, feed.listening("") as second:
             for events in (first, second):
                 assert (await read(events))["sessions"] == []
             for events in (first, second):
@@ -338,52 +234,52 @@ def test_listeners_of_one_key_share_what_the_workers_are_asked() -> None:
 def test_a_page_that_is_opened_after_a_bug_is_told_of_the_workers_again() -> None:
     async def body() -> None:
         workers = Workers()
-        watch = watch_of(workers)
+        feed = feed_of(workers)
         told, workers.sessions = workers.sessions, [{"session": "s"}]  # no idle_s
-        with watch.listening("") as first:
+        with feed.listening("") as first:
             await read_until(first, "state")
-            while watch.is_looking:
+            while feed.is_polling:
                 await asyncio.sleep(0.001)
             workers.sessions = told
-            with watch.listening("") as second:
+            with feed.listening("") as second:
                 assert (await read(second))["sessions"] == []
                 for events in (first, second):
                     await read_until(events, "sessions")
                     await events.aclose()
-        assert not watch.is_looking
+        assert not feed.is_polling
 
     run(body)
 
 
 def test_one_listener_too_many_is_refused_until_another_leaves() -> None:
     async def body() -> None:
-        watch = watch_of()
-        open_pages = [watch.listening("") for _ in range(LISTENERS_MAX)]
+        feed = feed_of()
+        open_pages = [feed.listening("") for _ in range(LISTENERS_MAX)]
         for page in open_pages:
             page.__enter__()
-        with pytest.raises(Overloaded, match=f"{LISTENERS_MAX} pages"), watch.listening(""):
+        with pytest.raises(Overloaded, match=f"{LISTENERS_MAX} pages"), feed.listening(""):
             pass
         open_pages[0].__exit__(None, None, None)
-        with watch.listening("") as events:
+        with feed.listening("") as events:
             assert (await read(events))["type"] == "snapshot"
             await events.aclose()
         for page in open_pages[1:]:
             page.__exit__(None, None, None)
-        assert watch.listeners == 0
+        assert feed.listeners == 0
 
     run(body)
 
 
 def test_a_closing_server_ends_every_stream() -> None:
     async def body() -> None:
-        watch = watch_of()
-        with watch.listening("") as events:
+        feed = feed_of()
+        with feed.listening("") as events:
             await read(events)
-            watch.close()
+            feed.close()
             async with asyncio.timeout(60):
                 rest = [frame async for frame in events]
         assert all(b"event: snapshot" not in frame for frame in rest)
-        assert not watch.is_looking
+        assert not feed.is_polling
 
     run(body)
 
@@ -393,13 +289,13 @@ def test_a_closing_server_ends_every_stream() -> None:
 
 def test_with_several_keys_each_is_told_its_own_requests_only() -> None:
     workers = Workers()
-    watch = watch_of(workers, is_apart=True)
+    feed = feed_of(workers, separates_keys=True)
     for key in ("a", "b", "b"):
-        note(watch, key=key)
+        note(feed, key=key)
 
     async def body() -> None:
         for key, count in (("a", 1), ("b", 2), ("c", 0)):
-            with watch.listening(watch.whose(key)) as events:
+            with feed.listening(feed.requests.whose(key)) as events:
                 told = await read(events)
                 assert (len(told["requests"]), told["totals"]["requests"]) == (count, count)
                 await read_until(events, "state")
@@ -410,7 +306,7 @@ def test_with_several_keys_each_is_told_its_own_requests_only() -> None:
 
 
 def test_with_one_key_or_none_everyone_is_told_everything() -> None:
-    watch = watch_of()
+    feed = feed_of()
     for key in ("a", "b"):
-        note(watch, key=key)
-    assert len(asyncio.run(snapshot_of(watch, watch.whose("z")))["requests"]) == 2
+        note(feed, key=key)
+    assert len(asyncio.run(snapshot_of(feed, feed.requests.whose("z")))["requests"]) == 2

@@ -12,11 +12,10 @@ import pytest
 
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.monitoring import dashboard_routes as dashboard_module
-from hearth.proxy.monitoring.dashboard_routes import FORM_BYTES_MAX, PASSES_MAX, SignIns
+from hearth.proxy.monitoring.dashboard_routes import FORM_BYTES_MAX, SIGN_INS_MAX, SignIns
 from hearth.proxy.request.session_id import key_digest
-from tests.unit.proxy.http.test_app import HOST, Reply, ask, edge_of
-from tests.unit.proxy.http.test_http_limits import serving
-from tests.unit.proxy.monitoring.test_dashboard_feed import ended, request_of
+from tests.helpers.proxy.feed_events import ended, request_of
+from tests.helpers.proxy.proxy_app import HOST, Reply, app_of, ask, serving
 
 KEYED = {"PROXY_API_KEY": "secret"}
 APART = {"PROXY_API_KEYS": "one,two"}
@@ -59,18 +58,18 @@ async def first_event(edge: ProxyApp, *headers: tuple[bytes, bytes]) -> str:
 
 def note(edge: ProxyApp, key: str) -> None:
     digest = key_digest({"x-api-key": key})
-    edge._routes.watch.note(request_of(key=digest), [ended(key=digest)], time.monotonic())
+    edge._routes.requests.note(request_of(key=digest), [ended(key=digest)], time.monotonic())
 
 
 # ---------------------------------------------------------------- the page
 
 
 def test_without_keys_the_page_is_there_and_with_one_only_its_sign_in(tmp_path: Any) -> None:
-    assert b'id="charts"' in ask(edge_of(tmp_path), "GET", "/dashboard").content
-    closed = ask(edge_of(tmp_path, **KEYED), "GET", "/dashboard")
+    assert b'id="charts"' in ask(app_of(tmp_path), "GET", "/dashboard").content
+    closed = ask(app_of(tmp_path, **KEYED), "GET", "/dashboard")
     assert (closed.status, b'id="charts"' in closed.content) == (200, False)
     assert b'type="password"' in closed.content
-    with_key = ask(edge_of(tmp_path, **KEYED), "GET", "/dashboard/", (b"x-api-key", b"secret"))
+    with_key = ask(app_of(tmp_path, **KEYED), "GET", "/dashboard/", (b"x-api-key", b"secret"))
     assert b'id="charts"' in with_key.content
 
 
@@ -78,7 +77,7 @@ def test_without_keys_the_page_is_there_and_with_one_only_its_sign_in(tmp_path: 
 def test_all_that_a_page_names_is_served_from_here_and_none_of_it_is_inline(
     tmp_path: Any, page: str
 ) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     text = (Path(dashboard_module.__file__).parent / "pages" / page).read_text()
     named = re.findall(r'(?:src|href|action)="([^"#]+)"', text)
     assert named
@@ -90,14 +89,14 @@ def test_all_that_a_page_names_is_served_from_here_and_none_of_it_is_inline(
 
 
 def test_nothing_that_is_served_names_another_host(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     for path, (_, content) in edge._dashboard._files.items():
         hosts = set(re.findall(rb"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", content))
         assert not hosts - {b"http://www.w3.org", b"https://github.com"}, path
 
 
 def test_every_reply_says_what_a_browser_may_do_with_it(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path, **KEYED)
+    edge = app_of(tmp_path, **KEYED)
     for path in ("/dashboard", "/dashboard/charts.js", "/dashboard/none", EVENTS):
         headers = ask(edge, "GET", path).headers
         policy = headers["content-security-policy"]
@@ -125,14 +124,14 @@ def test_every_reply_says_what_a_browser_may_do_with_it(tmp_path: Any) -> None:
     ],
 )
 def test_what_is_not_there_is_refused(tmp_path: Any, method: str, path: str, status: int) -> None:
-    assert ask(edge_of(tmp_path), method, path).status == status
+    assert ask(app_of(tmp_path), method, path).status == status
 
 
 # ---------------------------------------------------------------- the sign-in
 
 
 def test_a_key_gives_a_cookie_that_no_script_and_no_other_site_can_use(tmp_path: Any) -> None:
-    reply = log_in(edge_of(tmp_path, **KEYED), "secret")
+    reply = log_in(app_of(tmp_path, **KEYED), "secret")
     assert (reply.status, reply.headers["location"]) == (303, "/dashboard")
     value, *attributes = reply.headers["set-cookie"].split("; ")
     assert {"HttpOnly", "SameSite=Strict", "Path=/dashboard"} <= set(attributes)
@@ -145,13 +144,13 @@ def test_a_key_gives_a_cookie_that_no_script_and_no_other_site_can_use(tmp_path:
 
 @pytest.mark.parametrize("key", ["voilà", "Å", "a b", "x+y&z=%", "名前"])
 def test_any_key_that_the_api_takes_signs_in(tmp_path: Any, key: str) -> None:
-    edge = edge_of(tmp_path, PROXY_API_KEY=key)
+    edge = app_of(tmp_path, PROXY_API_KEY=key)
     assert ask(edge, "GET", "/v1/models", (b"x-api-key", key.encode())).status == 200
     assert log_in(edge, f" {key}\r\n").status == 303
 
 
 def test_the_cookie_opens_the_page_and_the_stream_and_nothing_else(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path, **KEYED)
+    edge = app_of(tmp_path, **KEYED)
     cookie = cookie_of(log_in(edge, "secret"))
     assert b'id="charts"' in ask(edge, "GET", "/dashboard", cookie).content
     assert "event: snapshot" in asyncio.run(first_event(edge, cookie))
@@ -162,7 +161,7 @@ def test_the_cookie_opens_the_page_and_the_stream_and_nothing_else(tmp_path: Any
 
 @pytest.mark.parametrize("key", ["", "wrong", "secre", "secret2", "ä", "\u2028"])
 def test_a_wrong_key_gives_no_cookie_and_says_so(tmp_path: Any, key: str) -> None:
-    reply = log_in(edge_of(tmp_path, **KEYED), key)
+    reply = log_in(app_of(tmp_path, **KEYED), key)
     assert reply.status == 401
     assert "set-cookie" not in reply.headers
     assert b'role="alert"' in reply.content
@@ -170,7 +169,7 @@ def test_a_wrong_key_gives_no_cookie_and_says_so(tmp_path: Any, key: str) -> Non
 
 @pytest.mark.parametrize("cookie", ["", "x", "hearth-4000=", "hearth-4000=guess", '="; ;;=\\'])
 def test_a_made_up_cookie_opens_nothing(tmp_path: Any, cookie: str) -> None:
-    edge = edge_of(tmp_path, **KEYED)
+    edge = app_of(tmp_path, **KEYED)
     log_in(edge, "secret")
     refused = ask(edge, "GET", EVENTS, (b"cookie", cookie.encode()))
     assert (refused.status, refused.json["error"]["code"]) == (401, "invalid_api_key")
@@ -181,14 +180,14 @@ def test_a_made_up_cookie_opens_nothing(tmp_path: Any, cookie: str) -> None:
 
 @pytest.mark.parametrize("other", ['a={"b": "c"}', "x", "a b=c d", '="', "ä=ö", 'q="un;closed'])
 def test_another_servers_cookies_on_this_host_do_not_hide_ours(tmp_path: Any, other: str) -> None:
-    edge = edge_of(tmp_path, **KEYED)
+    edge = app_of(tmp_path, **KEYED)
     _, ours = cookie_of(log_in(edge, "secret"))
     for both in (other.encode() + b"; " + ours, ours + b"; " + other.encode()):
         assert b'id="charts"' in ask(edge, "GET", "/dashboard", (b"cookie", both)).content
 
 
 def test_a_form_that_is_no_sign_in_is_refused_before_it_is_read(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path, **KEYED)
+    edge = app_of(tmp_path, **KEYED)
     long = (b"content-length", str(FORM_BYTES_MAX + 1).encode())
     for header in (long, (b"transfer-encoding", b"chunked"), (b"content-length", b"9" * 400)):
         reply = ask(edge, "POST", LOGIN, header, body=b"key=secret")
@@ -199,11 +198,11 @@ def test_a_form_that_is_no_sign_in_is_refused_before_it_is_read(tmp_path: Any) -
 def test_a_form_without_a_key_is_a_wrong_key(tmp_path: Any) -> None:
     for body in (b"", b"kez=secret", b"%%%", b"\xff\xfe", b"&" * 900, b'{"key": "secret"}'):
         length = (b"content-length", str(len(body)).encode())
-        assert ask(edge_of(tmp_path, **KEYED), "POST", LOGIN, length, body=body).status == 401
+        assert ask(app_of(tmp_path, **KEYED), "POST", LOGIN, length, body=body).status == 401
 
 
 def test_another_sites_page_can_neither_sign_in_nor_listen(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path, **KEYED)
+    edge = app_of(tmp_path, **KEYED)
     origin = (b"origin", b"http://evil.example")
     assert log_in(edge, "secret", origin).status == 403
     cookie = cookie_of(log_in(edge, "secret", (b"origin", b"http://127.0.0.1:4000")))
@@ -214,12 +213,12 @@ def test_another_sites_page_can_neither_sign_in_nor_listen(tmp_path: Any) -> Non
 
 def test_sign_ins_are_bounded_and_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = SignIns()
-    tokens = [passes.issue(str(number)) for number in range(PASSES_MAX + 1)]
-    assert len(set(tokens)) == PASSES_MAX + 1
+    tokens = [passes.issue(str(number)) for number in range(SIGN_INS_MAX + 1)]
+    assert len(set(tokens)) == SIGN_INS_MAX + 1
     assert passes.key_of(tokens[0]) is None
     assert passes.key_of(tokens[1]) == "1"
-    assert passes.key_of(tokens[-1]) == str(PASSES_MAX)
-    monkeypatch.setattr(dashboard_module, "PASS_S", 0.0)
+    assert passes.key_of(tokens[-1]) == str(SIGN_INS_MAX)
+    monkeypatch.setattr(dashboard_module, "SIGN_IN_S", 0.0)
     assert passes.key_of(passes.issue("late")) is None
     assert not any(token in repr(vars(passes)) for token in tokens)
 
@@ -229,7 +228,7 @@ def test_sign_ins_are_bounded_and_run_out(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("key", ["one", "two"])
 def test_with_several_keys_a_sign_in_shows_its_own_keys_requests(tmp_path: Any, key: str) -> None:
-    edge = edge_of(tmp_path, **APART)
+    edge = app_of(tmp_path, **APART)
     note(edge, "one")
     note(edge, "two")
     note(edge, "two")
@@ -242,7 +241,7 @@ def test_with_several_keys_a_sign_in_shows_its_own_keys_requests(tmp_path: Any, 
 
 
 def test_with_one_key_its_sign_in_shows_all(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path, **KEYED)
+    edge = app_of(tmp_path, **KEYED)
     note(edge, "secret")
     cookie = cookie_of(log_in(edge, "secret"))
     assert asyncio.run(first_event(edge, cookie)).count('"number":') == 1
@@ -252,16 +251,16 @@ def test_with_one_key_its_sign_in_shows_all(tmp_path: Any) -> None:
 
 
 def test_a_stream_ends_with_its_page(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     asyncio.run(first_event(edge))
-    assert (edge._routes.watch.listeners, edge._routes.watch.is_looking) == (0, False)
+    assert (edge._routes.feed.listeners, edge._routes.feed.is_polling) == (0, False)
 
 
 def test_a_page_that_does_not_read_is_dropped_and_counted(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard_module, "SEND_WAIT_S_MAX", 0.01)
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
 
     async def receive() -> Any:
         await asyncio.Event().wait()
@@ -276,15 +275,15 @@ def test_a_page_that_does_not_read_is_dropped_and_counted(
             await edge(scope | {"headers": [HOST]}, receive, send)
 
     asyncio.run(body())
-    assert (edge._routes.watch.dropped, edge._routes.watch.listeners) == (1, 0)
+    assert (edge._routes.feed.dropped, edge._routes.feed.listeners) == (1, 0)
 
 
 def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_on(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard_module, "SEND_WAIT_S_MAX", 0.2)
-    edge = edge_of(tmp_path)
-    watch = edge._routes.watch
+    edge = app_of(tmp_path)
+    feed = edge._routes.feed
     request = f"GET {EVENTS} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
 
     async def body() -> None:
@@ -294,13 +293,13 @@ def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_o
             for each in (silent_writer, writer):
                 each.write(request)
             reading = asyncio.create_task(read_all(reader))
-            while not watch.dropped:
+            while not feed.dropped:
                 for _ in range(50):
                     note(edge, "")
                 await asyncio.sleep(0.001)
-            assert watch.listeners == 1
+            assert feed.listeners == 1
             note(edge, "")
-            last = watch._ledger("").requests
+            last = feed.requests.of("").requests
             while f'"number":{last}' not in b"".join(reading_tail).decode(errors="ignore"):
                 await asyncio.sleep(0.01)
             await silent.read()  # what was on its way, and the end
@@ -315,4 +314,4 @@ def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_o
             reading_tail.append(piece)
 
     asyncio.run(body())
-    assert (watch.dropped, watch.listeners) == (1, 0)
+    assert (feed.dropped, feed.listeners) == (1, 0)

@@ -13,24 +13,16 @@ from hearth.proxy.api.responses import responses_events
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.pool import answer_stream as answer_module
 from hearth.proxy.pool.answer_stream import AnswerStream
-from hearth.proxy.pool.worker_pool import WorkerLink
+from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Admitted, Cancel, Failed, Finished, Speaker, Usage
-from tests.helpers.scraped_metrics import total
-from tests.unit.proxy.http.test_app import HOST, edge_of
-from tests.unit.proxy.monitoring.test_admin_routes import KEY, Front, front
-from tests.unit.proxy.monitoring.test_dashboard_feed import read, read_until
-from tests.unit.proxy.monitoring.test_request_metrics import (
-    ASKED,
-    USAGE,
-    answered,
-    failed,
-    made,
-    value,
-    values,
-)
-from tests.unit.proxy.pool.test_worker_pool import run
+from tests.helpers.clients.scraped_metrics import total
+from tests.helpers.proxy.app_over_workers import KEY, Front, front
+from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.feed_events import read, read_until
+from tests.helpers.proxy.metric_values import ASKED, USAGE, answered, failed, made, value, values
+from tests.helpers.proxy.proxy_app import HOST, app_of
 
 EVENTS = "/dashboard/events"
 RESPONSES = "/v1/responses"
@@ -67,7 +59,7 @@ def outcomes(edge: ProxyApp, dialect: str) -> dict[str, float]:
 
 
 def last_row(edge: ProxyApp) -> dict[str, Any]:
-    row: dict[str, Any] = edge._routes.watch._ledger("").rows[-1]
+    row: dict[str, Any] = edge._routes.requests.of("").rows[-1]
     return row
 
 
@@ -145,9 +137,9 @@ def test_the_worst_end_of_its_choices_is_what_a_request_came_to(
 
 
 def test_a_dashboard_that_is_closed_is_no_client_that_left_its_answer(tmp_path: Any) -> None:
-    edge = edge_of(tmp_path)
+    edge = app_of(tmp_path)
     asyncio.run(left(edge, "GET", EVENTS, asyncio.Event()))
-    assert edge._routes.watch.listeners == 0
+    assert edge._routes.feed.listeners == 0
     assert value(edge._metrics, "client_disconnects_total") == 0
 
 
@@ -173,9 +165,9 @@ class Line:
 def linked(edge: ProxyApp) -> tuple[WorkerLink, Line]:
     """Return a link whose worker is this test, as the edge's pool connects it."""
     link = edge._pool.connect(0, "ipc:///tmp/hearth-nobody")
-    link._line.close()
+    link._socket.close()
     line: Any = Line()
-    link._line = line
+    link._socket = line
     return link, line
 
 
@@ -191,7 +183,7 @@ def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_
     request = legacy_completions.parse(asked_for)
 
     async def body() -> None:
-        edge = edge_of(tmp_path)
+        edge = app_of(tmp_path)
         link, line = linked(edge)
         answers = [
             link.submit(each, f"r-{index}") for index, each in enumerate(request.submissions())
@@ -203,10 +195,10 @@ def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_
         for answer in answers:
             answer.close()
         edge._metrics.ended(request, answers)
-        edge._routes.watch.note(request, answers, time.monotonic())
+        edge._routes.requests.note(request, answers, time.monotonic())
         left_ids = [message.request_id for message in line.sent if isinstance(message, Cancel)]
         assert len(left_ids) == 6 - ended_first
-        with edge._routes.watch.listening("") as events:
+        with edge._routes.feed.listening("") as events:
             await read(events)
             for name in left_ids:
                 link._take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
@@ -226,7 +218,7 @@ def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_
 
 def test_what_a_refused_request_would_have_cost_is_nobodys(tmp_path: Any) -> None:
     async def body() -> None:
-        edge = edge_of(tmp_path)
+        edge = app_of(tmp_path)
         link, _ = linked(edge)
         before = values(edge._metrics)
         answer = link.submit(ASKED, "r")
@@ -235,7 +227,7 @@ def test_what_a_refused_request_would_have_cost_is_nobodys(tmp_path: Any) -> Non
         link._take(Finished("r", "cancelled", None, USAGE))
         link._take(Finished("never", "stop", None, USAGE))
         assert values(edge._metrics) == before
-        assert not link._left
+        assert not link._cancelled
         edge._pool.close()
 
     run(body)
@@ -243,16 +235,16 @@ def test_what_a_refused_request_would_have_cost_is_nobodys(tmp_path: Any) -> Non
 
 def test_with_several_keys_what_a_client_left_behind_is_told_to_its_own_key(tmp_path: Any) -> None:
     async def body() -> None:
-        edge = edge_of(tmp_path, PROXY_API_KEYS="one,two")
+        edge = app_of(tmp_path, PROXY_API_KEYS="one,two")
         link, _ = linked(edge)
         request: ParsedRequest = dataclasses.replace(
             ASKED, prompt=dataclasses.replace(ASKED.prompt, speaker=Speaker("theirs"))
         )
         link.submit(request, "r").close()
         link._take(Finished("r", "cancelled", None, USAGE))
-        watch = edge._routes.watch
-        assert watch._ledger("theirs").totals()["prompt_tokens"] == USAGE.prompt_tokens
-        assert watch._ledger("mine").totals()["prompt_tokens"] == 0
+        feed = edge._routes.feed
+        assert feed.requests.of("theirs").totals()["prompt_tokens"] == USAGE.prompt_tokens
+        assert feed.requests.of("mine").totals()["prompt_tokens"] == 0
         edge._pool.close()
 
     run(body)

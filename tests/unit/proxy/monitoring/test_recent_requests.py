@@ -4,28 +4,29 @@ import asyncio
 import time
 from typing import Any
 
-from hearth.proxy.monitoring.dashboard_feed import RECENT_MAX, DashboardFeed
+from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
+from hearth.proxy.monitoring.recent_requests import RECENT_MAX
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.wire_messages import Admitted, Delta, Progress, Usage
 from hearth.worker.sessions.session_manager import TREE_LINE_ROWS_MAX, TREE_LINES_MAX, TREE_ROWS_MAX
-from tests.unit.proxy.http.test_busy_answers import OTHER_KEY, body_of
-from tests.unit.proxy.monitoring.test_admin_routes import KEY, Front, front
-from tests.unit.proxy.monitoring.test_dashboard_feed import USAGE, ended, request_of, watch_of
-from tests.unit.proxy.pool.test_worker_pool import run
-from tests.unit.worker.sessions.test_session_manager import QUESTION, WORDS, Desk, echo
+from tests.helpers.proxy.app_over_workers import KEY, Front, front
+from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.feed_events import USAGE, ended, feed_of, request_of
+from tests.helpers.proxy.request_bodies import OTHER_KEY, body_of
+from tests.helpers.worker.session_prompts import QUESTION, WORDS, Desk, echo
 
 # ---------------------------------------------------------------- the last requests
 
 
-def asked(watch: DashboardFeed, session: str, key: str = "", usage: Usage | None = USAGE) -> None:
-    watch.note(request_of(session, key), [ended(usage, key)], time.monotonic())
+def asked(feed: DashboardFeed, session: str, key: str = "", usage: Usage | None = USAGE) -> None:
+    feed.requests.note(request_of(session, key), [ended(usage, key)], time.monotonic())
 
 
 def test_the_last_requests_are_told_newest_first_without_a_word_of_them() -> None:
-    watch = watch_of()
+    feed = feed_of()
     for session in ("a", "b", "c"):
-        asked(watch, session)
-    recent = watch.recent("")
+        asked(feed, session)
+    recent = feed.requests.recent("")
     assert [row["session"] for row in recent] == ["c", "b", "a"]
     told = [recent[0][name] for name in ("queue_ms", "ttft_ms", "finish_ms", "ended")]
     assert told == [50, 250, 400, "stop"]
@@ -33,28 +34,28 @@ def test_the_last_requests_are_told_newest_first_without_a_word_of_them() -> Non
 
 
 def test_only_so_many_are_told() -> None:
-    watch = watch_of()
+    feed = feed_of()
     for number in range(RECENT_MAX + 5):
-        asked(watch, str(number))
-    sessions = [row["session"] for row in watch.recent("")]
+        asked(feed, str(number))
+    sessions = [row["session"] for row in feed.requests.recent("")]
     assert sessions == [str(number) for number in range(RECENT_MAX + 4, 4, -1)]
 
 
 def test_each_key_is_told_of_its_own_requests_and_their_sums() -> None:
-    watch = watch_of(is_apart=True)
-    asked(watch, "mine", "k")
-    asked(watch, "theirs", "other")
+    feed = feed_of(separates_keys=True)
+    asked(feed, "mine", "k")
+    asked(feed, "theirs", "other")
     for key, session in (("k", "mine"), ("other", "theirs")):
-        assert [row["session"] for row in watch.recent(key)] == [session]
-        assert watch.totals(key)["requests"] == 1
-    assert watch.recent("nobody") == [] and watch.totals("nobody")["requests"] == 0
+        assert [row["session"] for row in feed.requests.recent(key)] == [session]
+        assert feed.requests.totals(key)["requests"] == 1
+    assert feed.requests.recent("nobody") == [] and feed.requests.totals("nobody")["requests"] == 0
 
 
 def test_a_request_whose_client_left_is_among_them_and_says_so() -> None:
-    watch = watch_of()
-    asked(watch, "s", usage=None)
-    asked(watch, "s")
-    assert [row["ended"] for row in watch.recent("")] == ["stop", "client_closed"]
+    feed = feed_of()
+    asked(feed, "s", usage=None)
+    asked(feed, "s")
+    assert [row["ended"] for row in feed.requests.recent("")] == ["stop", "client_closed"]
 
 
 def test_the_routes_tell_them_and_their_sums_over_all_workers_to_their_key() -> None:
@@ -81,7 +82,7 @@ def test_in_brief_a_session_is_its_newest_lines_with_their_last_rows_and_no_more
     for number in range(TREE_LINES_MAX + 2):
         for _ in range(TREE_LINE_ROWS_MAX + 1):
             desk.ask([{"role": "user", "content": f"conversation {number}"}], WORDS)
-    whole, brief = desk.sessions.told("s1"), desk.sessions.tree("s1")
+    whole, brief = desk.sessions.session_report("s1"), desk.sessions.session_brief("s1")
     assert whole is not None and brief is not None
     rows = {line["line"]: line["requests"] for line in whole["lines"]}
     told = {line["line"]: line["requests"] for line in brief["lines"]}
@@ -102,11 +103,11 @@ def test_a_line_that_is_old_and_still_used_is_told_in_brief() -> None:
     for number in range(TREE_LINES_MAX + 5):
         desk.ask([{"role": "user", "content": f"helper {number}"}], WORDS)
     desk.ask([*main, echo(WORDS), *QUESTION], WORDS)
-    brief = desk.sessions.tree("s1")
+    brief = desk.sessions.session_brief("s1")
     assert brief is not None
     assert brief["lines"][0]["line"] == 1
-    assert desk.sessions.tree("s1", "another key") is None
-    assert desk.sessions.tree("none") is None
+    assert desk.sessions.session_brief("s1", "another key") is None
+    assert desk.sessions.session_brief("none") is None
 
 
 # ---------------------------------------------------------------- prompts that are being read

@@ -10,56 +10,33 @@ import pytest
 from hypothesis import given, strategies as st
 from prometheus_client import Metric
 
-from hearth.proxy.api import chat_completions, legacy_completions
+from hearth.proxy.api import legacy_completions
 from hearth.proxy.monitoring.request_metrics import (
     DECODE_TOKENS_MIN,
     PREFILL_TOKENS_MIN,
-    RequestMetrics,
 )
 from hearth.proxy.pool.answer_stream import AnswerStream, ClientGone
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, WorkerLost
-from hearth.shared.wire_messages import Admitted, Failed, Finished, Usage
-from tests.helpers.scraped_metrics import Series, families_of, series_of, total
-from tests.unit.proxy.api.test_prefill_endpoint import BODIES, post
-from tests.unit.proxy.monitoring.test_admin_routes import Front, front
-from tests.unit.proxy.pool.test_worker_pool import run
+from hearth.shared.wire_messages import Usage
+from tests.helpers.clients.scraped_metrics import series_of, total
+from tests.helpers.proxy.app_over_workers import front
+from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.metric_values import (
+    ASKED,
+    USAGE,
+    answered,
+    failed,
+    made,
+    scraped,
+    value,
+    values,
+)
+from tests.helpers.proxy.request_bodies import BODIES, post
 
 KINDS = ("main", "agent", "side", "none")
 SOURCES = ("slot", "ram", "ssd", "none")
 TOKENS = ("prompt", "cached", "prefilled", "completion", "reasoning", "image")
-ASKED = chat_completions.parse({"model": "m", "messages": [{"role": "user", "content": "x"}]})
-USAGE = Usage(250, 150, 100, 21, 5, "slot", 500, 1_500, None, 7, 100, "prefix", "agent")
-
-
-def values(metrics: RequestMetrics) -> dict[Series, float]:
-    """Return every series but those that time alone moves."""
-    families = metrics.registry.collect()
-    return series_of(each for each in families if each.name != "hearth_uptime_seconds")
-
-
-def value(metrics: RequestMetrics, name: str, **labels: str) -> float:
-    return values(metrics)[f"hearth_{name}", tuple(sorted(labels.items()))]
-
-
-def made() -> RequestMetrics:
-    return RequestMetrics("1.2", "model")
-
-
-def answered(usage: Usage | None = USAGE, reason: str = "stop") -> AnswerStream:
-    """Return an answer that has ended; without a usage its client has left."""
-    answer = AnswerStream("r", lambda _: None)
-    answer.take(Admitted("r", 100))
-    if usage is not None:
-        answer.take(Finished("r", reason, None, usage))
-    answer.close()
-    return answer
-
-
-def failed(status: int, code: str) -> AnswerStream:
-    answer = AnswerStream("r", lambda _: None)
-    answer.take(Failed("r", status, code, "It broke."))
-    return answer
 
 
 # ---------------------------------------------------------------- outcomes
@@ -209,15 +186,6 @@ def test_whatever_is_told_the_sums_are_what_was_spent_and_no_label_is_new(
 
 
 # ---------------------------------------------------------------- over HTTP
-
-
-async def scraped(made: Front) -> dict[str, Metric]:
-    reply = await made.ask("GET", "/metrics")
-    assert (reply.status, reply.headers["content-type"]) == (
-        200,
-        "text/plain; version=0.0.4; charset=utf-8",
-    )
-    return families_of(reply.content.decode())
 
 
 def counted(families: dict[str, Metric], dialect: str) -> dict[str, float]:

@@ -1,25 +1,19 @@
 """Watch: the lines of sessions, which are asked of the workers where they changed."""
 
-from hearth.proxy.monitoring import dashboard_feed as watch_module
-from hearth.shared.errors import Overloaded
-from tests.unit.proxy.monitoring.test_dashboard_feed import (
-    SESSION,
-    Workers,
-    quick,
-    read_until,
-    run,
-    snapshot_of,
-    watch_of,
-)
+import pytest
 
-__all__ = ["quick"]  # for every test here too
+from hearth.proxy.monitoring import worker_poller as poller_module
+from hearth.shared.errors import Overloaded
+from tests.helpers.proxy.feed_events import SESSION, Workers, feed_of, read_until, run, snapshot_of
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_a_sessions_lines_are_asked_for_again_only_after_it_went_on() -> None:
     async def body() -> None:
         workers = Workers()
-        watch = watch_of(workers)
-        with watch.listening("") as events:
+        feed = feed_of(workers)
+        with feed.listening("") as events:
             (session,) = (await read_until(events, "sessions"))["sessions"]
             for _ in range(3):
                 await read_until(events, "state")
@@ -42,8 +36,8 @@ def test_only_the_lines_of_sessions_that_changed_are_sent_again() -> None:
     async def body() -> None:
         workers = Workers()
         workers.sessions = [SESSION | {"session": name, "idle_s": 1.0} for name in ("a", "b")]
-        watch = watch_of(workers)
-        with watch.listening("") as events:
+        feed = feed_of(workers)
+        with feed.listening("") as events:
             first = await read_until(events, "sessions")
             workers.sessions[1] |= {"turns": 2, "idle_s": 0.0}
             second = await read_until(events, "sessions")
@@ -67,8 +61,8 @@ def test_a_worker_that_could_not_tell_its_lines_is_asked_again() -> None:
     async def body() -> None:
         workers = Workers()
         workers.failure = Overloaded("It is busy.")
-        watch = watch_of(workers)
-        with watch.listening("") as events:
+        feed = feed_of(workers)
+        with feed.listening("") as events:
             (session,) = (await read_until(events, "sessions"))["sessions"]
             assert session["lines"] == []
             workers.failure = None
@@ -82,15 +76,15 @@ def test_a_worker_that_could_not_tell_its_lines_is_asked_again() -> None:
 def test_what_a_busy_worker_told_of_its_sessions_is_shown_until_it_can_tell_again() -> None:
     async def body() -> None:
         workers = Workers()
-        watch = watch_of(workers)
-        with watch.listening("") as events:
+        feed = feed_of(workers)
+        with feed.listening("") as events:
             (session,) = (await read_until(events, "sessions"))["sessions"]
             workers.failure, workers.sessions[0]["turns"] = Overloaded("It is busy."), 2
             for is_listed in (True, False, True):
                 workers.is_listing = is_listed
                 for _ in range(3):
                     await read_until(events, "state")
-                (kept,) = (await snapshot_of(watch))["sessions"]
+                (kept,) = (await snapshot_of(feed))["sessions"]
                 assert kept == session and kept["lines"]
             asked = workers.count("tree")
             await read_until(events, "state")
@@ -107,11 +101,11 @@ def test_the_sessions_used_last_are_told_and_no_more_than_fit() -> None:
     async def body() -> None:
         workers = Workers()
         workers.sessions = [SESSION | {"session": f"s{n}", "idle_s": 99.0 - n} for n in range(40)]
-        watch = watch_of(workers)
-        with watch.listening("") as events:
+        feed = feed_of(workers)
+        with feed.listening("") as events:
             told = (await read_until(events, "sessions"))["sessions"]
             await events.aclose()
-        shown = watch_module.SESSIONS_MAX
+        shown = poller_module.SESSIONS_MAX
         assert [row["session"] for row in told] == [f"s{39 - n}" for n in range(shown)]
         assert workers.count("tree") == shown
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import Metric
 
 from hearth.proxy.monitoring.request_metrics import RequestMetrics
-from hearth.proxy.pool import worker_pool as pool_module
+from hearth.proxy.pool import worker_link as link_module
 from hearth.shared.errors import Overloaded
 from hearth.shared.load_settings import PROJECT_DIR
 from hearth.worker.cache_report import DEPTHS, cache_report
@@ -17,10 +17,10 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.main import sweep_of
 from hearth.worker.schedule.memory_guard import GB, MemoryGuard, Watermark
 from scripts.harness.socketless_worker import machine
-from tests.helpers.scraped_metrics import families_of
-from tests.unit.proxy.monitoring.test_admin_routes import front
-from tests.unit.proxy.monitoring.test_request_metrics import scraped
-from tests.unit.proxy.pool.test_worker_pool import run
+from tests.helpers.clients.scraped_metrics import families_of
+from tests.helpers.proxy.app_over_workers import front
+from tests.helpers.proxy.fake_worker_pool import run
+from tests.helpers.proxy.metric_values import scraped
 
 HEALTH: dict[str, Any] = {
     "id": 0,
@@ -83,9 +83,9 @@ def test_images_are_told_by_what_came_of_their_files() -> None:
     assert told([HEALTH], {0: CACHE})["hearth_images"].samples == []
 
 
-def test_the_readme_names_every_family() -> None:
-    readme = (PROJECT_DIR / "README.md").read_text()
-    section = readme.partition("## Metrics\n")[2].partition("\n## ")[0]
+def test_the_page_of_operations_names_every_family() -> None:
+    page = (PROJECT_DIR / "docs" / "operations.md").read_text()
+    section = page.partition("## Metrics\n")[2].partition("\n## ")[0]
     named = set(re.findall(r"[`{]([a-z_]+)", section))
     for name, family in told([HEALTH], {0: CACHE}).items():
         shown = name.removeprefix("hearth_") + ("_total" if family.type == "counter" else "")
@@ -117,14 +117,14 @@ def test_a_budget_is_tight_over_80_percent_of_it_and_not_at_them() -> None:
 def test_a_budget_over_80_percent_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     used = [8 * GB]
     mark = Watermark("Kept KV", "CACHE_RAM_BUDGET_MB", used.pop, 10 * GB)
-    mark.look()
+    mark.check()
     assert not caplog.records
     used.append(8 * GB + 1)
-    mark.look()
+    mark.check()
     assert "8.00 of 10.00 GB are used, over 80 %" in caplog.text
     assert "CACHE_RAM_BUDGET_MB" in caplog.text and caplog.records[0].levelno == logging.WARNING
     used.append(9 * GB)
-    mark.look()
+    mark.check()
     assert len(caplog.records) == 1
 
 
@@ -160,7 +160,7 @@ def test_a_report_counts_every_entry_by_its_depth_and_what_was_evicted() -> None
 def test_a_worker_that_hangs_is_down_while_the_others_tell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool_module, "STATUS_WAIT_S_MAX", 0.4)
+    monkeypatch.setattr(link_module, "STATUS_WAIT_S_MAX", 0.4)
 
     async def body() -> None:
         async with front(2) as made:

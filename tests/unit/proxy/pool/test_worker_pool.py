@@ -1,33 +1,26 @@
 """The pool and the supervisor against scripted workers: real processes, real ZeroMQ, no LiteLLM."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hearth.proxy.api import chat_completions
 from hearth.proxy.pool import answer_stream as answer_module, worker_pool as pool_module
 from hearth.proxy.pool.answer_stream import AnswerStream, ClientGone
-from hearth.proxy.pool.worker_pool import WorkerPool
-from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.proxy.workers import supervisor as supervisor_module
 from hearth.proxy.workers.pid_file import PidFile
-from hearth.proxy.workers.supervisor import Supervisor
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Admitted, Delta, Finished, Progress, Usage
 from hearth.shared.zmq_transport import LEASE_S, SILENCE_S_MAX
+from tests.helpers.proxy.fake_worker_pool import bench, read, request, run, start, stop
 
-COMMAND = (sys.executable, "-m", "tests.helpers.fake_worker")
-ROOT = Path(__file__).parents[4]
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture
@@ -35,72 +28,6 @@ def directory() -> Iterator[Path]:
     """A short path: a Unix socket's may have 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="hearth-") as name:
         yield Path(name)
-
-
-class Bench:
-    """A pool, its supervisor, and what the workers wrote down."""
-
-    def __init__(self, directory: Path, count: int, **environ: str) -> None:
-        self.log = directory / "log"
-        self.pool = WorkerPool()
-        environment = {**os.environ, "FAKE_WORKER_LOG": str(self.log), "PYTHONPATH": str(ROOT)}
-        self.supervisor = Supervisor(COMMAND, count, directory, self.pool, environment | environ)
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        rows = self.log.read_text().splitlines() if self.log.exists() else []
-        return [row for row in map(json.loads, rows) if row["event"] == kind]
-
-    async def until(self, condition: Callable[[], Any], wait_s: float = 60.0) -> None:
-        deadline = time.monotonic() + wait_s
-        while not condition():
-            assert time.monotonic() < deadline, "waited too long"
-            await asyncio.sleep(0.01)
-
-    def ready_count(self) -> int:
-        return sum(link.is_ready for link in self.pool.links.values())
-
-
-@contextlib.asynccontextmanager
-async def bench(directory: Path, count: int = 1, **environ: str) -> AsyncIterator[Bench]:
-    made = Bench(directory, count, **environ)
-    await made.supervisor.start()
-    try:
-        if "FAKE_WORKER_REFUSES" not in environ:
-            await made.until(lambda: made.ready_count() == count)
-        yield made
-    finally:
-        made.pool.close()
-        await stop(made.supervisor)
-
-
-async def stop(supervisor: Supervisor) -> None:
-    """Stop the workers; a busy machine may take longer to bury one than the supervisor waits."""
-    await supervisor.stop()
-    for worker in supervisor.workers:
-        if worker.process is not None:
-            await worker.process.wait()
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 180))  # type: ignore[arg-type]
-
-
-def request(script: str, **fields: Any) -> ParsedRequest:
-    return chat_completions.parse(
-        {"model": "m", "messages": [{"role": "user", "content": script}], **fields}
-    )
-
-
-async def read(answer: AnswerStream) -> tuple[str, Finished]:
-    texts = []
-    while not isinstance(row := await answer.next_event(), Finished):
-        assert row is not None
-        texts.append(row.text)
-    return "".join(texts), row
-
-
-async def start(made: Bench, script: str, name: str = "r") -> AnswerStream:
-    return await made.pool.open(request(script), name)
 
 
 def test_an_answer_arrives_whole(directory: Path) -> None:

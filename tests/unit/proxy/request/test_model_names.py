@@ -9,7 +9,7 @@ from hearth.proxy.request.model_names import ModelNames, ServedModel, models_of
 from hearth.proxy.startup_banner import ready_lines
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.load_settings import load_settings
-from tests.helpers.fake_worker import FACTS
+from tests.helpers.worker_processes.fake_worker import FACTS
 
 
 def names(**environ: str) -> ModelNames:

@@ -14,11 +14,10 @@ from hypothesis import given, settings, strategies as st
 
 from hearth.proxy.api import chat_completions
 from hearth.proxy.api.body.tool_definitions import tool_call
+from hearth.proxy.request.message_digests import REMEMBERED_MAX, MessageDigester
 from hearth.proxy.request.volatile_fields import (
     BLOCKS,
     FIELDS,
-    REMEMBERED_MAX,
-    Canonicaliser,
     canonical_text,
     telemetry_dropped,
     without_telemetry,
@@ -52,7 +51,7 @@ def user(content: str) -> dict[str, Any]:
 
 
 def names_of(*messages: Any, is_on: bool = True, checks_size: bool = False) -> list[MessageName]:
-    return Canonicaliser(is_on, checks_size).names(list(messages))[0]
+    return MessageDigester(is_on, checks_size).names(list(messages))[0]
 
 
 def name_of(message: dict[str, Any]) -> MessageName:
@@ -337,22 +336,22 @@ def test_volatile_fields_beside_an_image_are_left_out_as_without(role: str) -> N
 
 def test_delta_counts_text_alone_beside_an_image() -> None:
     rows = [user("Tun cita"), showing("#1" * 999, f"a\n{CONTEXT}", "#2")]
-    assert Canonicaliser(True, False).names(rows)[1] == len(CONTEXT) + 1
-    names, delta = Canonicaliser(True, True).names(rows)
+    assert MessageDigester(True, False).names(rows)[1] == len(CONTEXT) + 1
+    names, delta = MessageDigester(True, True).names(rows)
     assert delta == 0 and names[1].canonical == names[1].exact
-    (off,) = Canonicaliser(False, True).names(rows[1:])[0]
+    (off,) = MessageDigester(False, True).names(rows[1:])[0]
     assert off.canonical == off.exact == names[1].exact
 
 
 def test_delta_counts_the_characters_that_the_canonical_forms_lack() -> None:
     rows = [user("Tun cita"), assistant(" yes \n"), user(CONTEXT)]
-    assert Canonicaliser(True, False).names(rows)[1] == len(CONTEXT) + 3
-    assert Canonicaliser(True, False).names([user("[Sat 2026-11-21 10:03 UTC] x")])[1] == 26 - 5
+    assert MessageDigester(True, False).names(rows)[1] == len(CONTEXT) + 3
+    assert MessageDigester(True, False).names([user("[Sat 2026-11-21 10:03 UTC] x")])[1] == 26 - 5
 
 
 def test_switched_off_a_conversation_is_known_by_its_exact_text() -> None:
     rows = [user(f"{REMINDER}\nhi"), assistant(" a "), user(CONTEXT)]
-    names, delta = Canonicaliser(False, True).names(rows)
+    names, delta = MessageDigester(False, True).names(rows)
     assert delta == 0
     assert all(name.canonical == name.exact and name.rules == [] for name in names)
     assert [name.exact for name in names] == [name.exact for name in names_of(*rows)]
@@ -361,10 +360,10 @@ def test_switched_off_a_conversation_is_known_by_its_exact_text() -> None:
 def test_a_conversation_that_shrinks_by_over_a_tenth_is_known_by_its_exact_text() -> None:
     text = "x" * 9 * len(CONTEXT)
     at_most = [user(text), user(CONTEXT)]
-    names, delta = Canonicaliser(True, True).names(at_most)
+    names, delta = MessageDigester(True, True).names(at_most)
     assert (names[1].canonical, delta) == (b"", len(CONTEXT))
     over = [user(text[:-10]), user(CONTEXT)]
-    names, delta = Canonicaliser(True, True).names(over)
+    names, delta = MessageDigester(True, True).names(over)
     assert delta == 0
     assert all(name.canonical == name.exact and name.rules == [] for name in names)
     assert names_of(*over)[1].canonical == b""
@@ -373,11 +372,11 @@ def test_a_conversation_that_shrinks_by_over_a_tenth_is_known_by_its_exact_text(
 def test_what_was_seen_before_is_named_the_same_and_memory_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hearth.proxy.request.volatile_fields.REMEMBERED_MAX", 3)
-    canonicaliser = Canonicaliser(True, False)
+    monkeypatch.setattr("hearth.proxy.request.message_digests.REMEMBERED_MAX", 3)
+    digester = MessageDigester(True, False)
     rows = [user(f"{REMINDER}\n{n}") for n in range(5)]
-    assert canonicaliser.names(rows) == canonicaliser.names(rows)
-    assert len(canonicaliser._known) == 3
+    assert digester.names(rows) == digester.names(rows)
+    assert len(digester._known) == 3
     assert REMEMBERED_MAX > 10_000
 
 
@@ -386,16 +385,16 @@ def test_a_long_conversation_that_was_seen_costs_little() -> None:
     assert sum(len(row["content"]) for row in rows) > 400_000
     new, again = [], []
     for _ in range(20):
-        canonicaliser = Canonicaliser(True, False)
-        new.append(seconds_of(canonicaliser, rows))
-        again.append(seconds_of(canonicaliser, rows))
+        digester = MessageDigester(True, False)
+        new.append(seconds_of(digester, rows))
+        again.append(seconds_of(digester, rows))
     assert min(again) < min(new) / 2, (min(new), min(again))
 
 
-def seconds_of(canonicaliser: Canonicaliser, rows: list[Any]) -> float:
+def seconds_of(digester: MessageDigester, rows: list[Any]) -> float:
     rows = copy.deepcopy(rows)
     began = time.process_time()
-    canonicaliser.names(rows)
+    digester.names(rows)
     return time.process_time() - began
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hearth.proxy.pool import wait_for_worker
+from hearth.proxy.pool import waiting_requests
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
@@ -26,8 +26,10 @@ from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.model_swap_policy import WaitingRequest
 from hearth.proxy.workers.supervisor import RestartRules, Supervisor, WorkerProcess
 from hearth.shared.errors import RequestError, WorkerLost
-from tests.helpers.fake_worker import MISSING
-from tests.unit.proxy.pool.test_worker_pool import COMMAND, ROOT, read, request, stop
+from tests.helpers.proxy.fake_worker_pool import COMMAND, ROOT, read, request, stop
+from tests.helpers.worker_processes.fake_worker import MISSING
+
+pytestmark = pytest.mark.process
 
 MODELS = (ServedModel("pocket"), ServedModel("b", "/b"), ServedModel("broken", MISSING))
 
@@ -111,7 +113,7 @@ def test_a_request_for_another_model_waits_for_it_and_the_default_comes_back(
                 assert made.rows("model", "state", "restarts") == [(model or "pocket", "ready", 0)]
             assert made.supervisor.pids != [pid]
             assert made.pool.facts_of("b") is not None
-            assert made.pool.room.wants == []
+            assert made.pool.waiting.requests == []
 
     run(body)
 
@@ -235,10 +237,10 @@ def test_who_has_not_yet_heard_of_a_failed_load_takes_no_other_models_worker(
                 await made.ask("broken")
             await made.until(lambda: made.rows("state") == [("ready",)])
             await asyncio.sleep(0.2)
-            made.pool.room.wants.append(WaitingRequest("broken", time.monotonic()))
+            made.pool.waiting.requests.append(WaitingRequest("broken", time.monotonic()))
             made.hosting._arrange()
             assert made.rows("state", "model") == [("ready", "pocket")]
-            made.pool.room.wants.clear()
+            made.pool.waiting.requests.clear()
 
     run(body)
 
@@ -368,12 +370,12 @@ def test_who_waits_in_vain_is_told_what_the_workers_do(
 
 
 def test_no_more_wait_than_the_room_holds(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wait_for_worker, "WAITING_MAX", 3)
+    monkeypatch.setattr(waiting_requests, "WAITING_MAX", 3)
 
     async def body() -> None:
         async with host(directory) as made:
             asking = [asyncio.create_task(made.ask("b", name=str(number))) for number in range(3)]
-            await made.until(lambda: len(made.pool.room.wants) == 3)
+            await made.until(lambda: len(made.pool.waiting.requests) == 3)
             with pytest.raises(RequestError, match=r"3 requests wait .* this server holds 3"):
                 await made.ask("b", name="one more")
             assert await asyncio.gather(*asking) == ["tok0 "] * 3
@@ -385,7 +387,7 @@ def test_time_in_which_this_process_stood_still_is_no_stall(directory: Path) -> 
     async def body() -> None:
         async with host(directory, stall_s=20.0) as made:
             answer = await made.open("pocket", "n=9999 delay=0.2 hang=1")
-            clock = made.supervisor.workers[0].stall
+            clock = made.supervisor.workers[0].hang_detector
             await made.until(lambda: clock.stalled_s > 0.5)
             before_s = clock.stalled_s
             time.sleep(3)  # the whole loop stands still

@@ -30,8 +30,10 @@ from hearth.proxy.workers.remote_workers import (
 from hearth.proxy.workers.supervisor import Supervisor
 from hearth.shared.errors import Overloaded, StartError, WorkerLost
 from hearth.shared.load_settings import Settings, load_settings
-from tests.helpers.server import free_port
-from tests.unit.proxy.pool.test_worker_pool import COMMAND, ROOT, read, request
+from tests.helpers.proxy.fake_worker_pool import COMMAND, ROOT, read, request
+from tests.helpers.servers.server import free_port
+
+pytestmark = pytest.mark.process
 
 LONG = "n=100000 delay=0.01"
 MODELS = models_of(load_settings({}, None))

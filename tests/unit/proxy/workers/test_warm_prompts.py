@@ -20,8 +20,10 @@ from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.warm_prompts import WarmPrompts
 from hearth.shared.errors import StartError
 from hearth.shared.load_settings import load_settings
-from tests.unit.proxy.http.test_app import edge_of
-from tests.unit.proxy.pool.test_worker_pool import Bench, run, start, stop
+from tests.helpers.proxy.fake_worker_pool import Bench, run, start, stop
+from tests.helpers.proxy.proxy_app import app_of
+
+pytestmark = pytest.mark.process
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 CHAT = {"messages": [SYSTEM, {"role": "user", "content": "?"}]}
@@ -41,7 +43,7 @@ def warmer(directory: Path, *files: Any, **environ: str) -> WarmPrompts:
 def named_warmer(directory: Path, *names: str, **environ: str) -> WarmPrompts:
     environ = {"WARM_PROMPTS": ",".join(names), "RUN_DIR": str(directory)} | environ
     settings = load_settings({"MAX_KV_SIZE_GB": "0"} | environ, None)
-    return WarmPrompts(settings, edge_of(directory)._intake, ModelNames.of(settings))
+    return WarmPrompts(settings, app_of(directory)._body_parser, ModelNames.of(settings))
 
 
 @contextlib.asynccontextmanager
@@ -187,7 +189,7 @@ def test_a_worker_that_goes_while_an_image_is_fetched_is_asked_nothing(
                 await closed.wait()
                 return request
 
-            with mock.patch.object(mine._intake, "complete", complete):
+            with mock.patch.object(mine._body_parser, "complete", complete):
                 mine.begin(link)
                 await fetching.wait()
                 link.close("It is gone.")

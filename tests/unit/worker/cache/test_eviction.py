@@ -8,9 +8,9 @@ import pytest
 
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.cache_budget import BUFFERS_MAX, MB, Budget, auto_bytes
+from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.eviction import SLACK, Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Layout
-from hearth.worker.cache.line_priority import LinePriorities, LinePriority
 from hearth.worker.cache.prefix_search import PrefixSearch
 from scripts.harness.store_builders import (
     DENSE,
@@ -353,12 +353,12 @@ class Agents:
         if line is None:
             line = self.lines.open(now, turns)
         else:
-            self.lines.proceed(line, now, max(turns, line.turns + 1))
+            self.lines.begin_turn(line, now, max(turns, line.turns + 1))
         for extent in found.path:
             if extent.line.sponsor is not None or line.sponsor is None:
                 extent.line = line
         self.prefill(line, tokens, cuts, found.path, now)
-        self.lines.rest(line, now + took_s)
+        self.lines.end_turn(line, now + took_s)
         return line
 
     def prefill(

@@ -22,8 +22,8 @@ def plan_of(
     return plan
 
 
-def slot(number: int, tokens: list[int], trail: list[int], floor: int = 0) -> SlotView:
-    return SlotView(number, pack(tokens), tuple(trail), floor)
+def slot(number: int, tokens: list[int], canonical_cuts: list[int], floor: int = 0) -> SlotView:
+    return SlotView(number, pack(tokens), tuple(canonical_cuts), floor)
 
 
 def store_of(length: int = 31, cuts: list[int] = CUTS) -> ExtentStore:

@@ -13,13 +13,13 @@ from hearth.worker.disk.disk_thread import DiskThread, Records
 from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_names import FileName
 from hearth.worker.disk.file_store import FileStore
-from tests.helpers.disk_records import ROOT, chain, contents, record
+from tests.helpers.records.disk_records import ROOT, chain, contents, record
 
 WAIT_S = 60.0
 
 
 class Gate(FileStore):
-    """A shelf whose writes wait until `gate` is open; `done` tells what was asked, in order."""
+    """A file store whose writes wait until `gate` is open; `done` is what was asked, in order."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, ROOT, 100 << 20, 0)
@@ -44,55 +44,55 @@ class Gate(FileStore):
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Gate:
+def file_store(tmp_path: Path) -> Gate:
     return Gate(tmp_path)
 
 
 @pytest.fixture
-def courier(shelf: Gate) -> Iterator[DiskThread]:
-    courier = DiskThread(shelf, queue_bytes_max=10 * record().nbytes)
-    yield courier
-    shelf.gate.set()
-    courier.close()
-    assert not courier._thread.is_alive()
+def disk_thread(file_store: Gate) -> Iterator[DiskThread]:
+    disk_thread = DiskThread(file_store, queue_bytes_max=10 * record().nbytes)
+    yield disk_thread
+    file_store.gate.set()
+    disk_thread.close()
+    assert not disk_thread.thread.is_alive()
 
 
-def asked(courier: DiskThread, names: list[FileName]) -> tuple[threading.Event, list[Records]]:
+def asked(disk_thread: DiskThread, names: list[FileName]) -> tuple[threading.Event, list[Records]]:
     answered, answers = threading.Event(), []
 
     def then(records: Records) -> None:
         answers.append(records)
         answered.set()
 
-    assert courier.read(names, then)
+    assert disk_thread.read(names, then)
     return answered, answers
 
 
 def test_what_is_written_is_read_in_the_order_asked_with_none_for_what_is_not_there(
-    courier: DiskThread, shelf: Gate
+    disk_thread: DiskThread, file_store: Gate
 ) -> None:
-    shelf.gate.set()
+    file_store.gate.set()
     line = chain(3)
-    assert all([courier.write(one) for one in line]) and courier.flush(WAIT_S)
+    assert all([disk_thread.write(one) for one in line]) and disk_thread.flush(WAIT_S)
     names = [line[2].name, record(9).name, line[0].name]
-    answered, answers = asked(courier, names)
+    answered, answers = asked(disk_thread, names)
     assert answered.wait(WAIT_S)
     ((first, none, last),) = answers
     assert first is not None and last is not None and none is None
     assert contents(first) == contents(line[2]) and contents(last) == contents(line[0])
 
 
-def test_reads_go_before_the_writes_that_wait(courier: DiskThread, shelf: Gate) -> None:
+def test_reads_go_before_the_writes_that_wait(disk_thread: DiskThread, file_store: Gate) -> None:
     line = chain(3)
-    assert courier.write(line[0]) and shelf.entered.wait(WAIT_S)
-    assert courier.write(line[1]) and courier.write(line[2])
-    answered, _ = asked(courier, [line[0].name])
-    shelf.gate.set()
-    assert answered.wait(WAIT_S) and courier.flush(WAIT_S)
-    assert shelf.done == ["put", "get", "put", "put"]
+    assert disk_thread.write(line[0]) and file_store.entered.wait(WAIT_S)
+    assert disk_thread.write(line[1]) and disk_thread.write(line[2])
+    answered, _ = asked(disk_thread, [line[0].name])
+    file_store.gate.set()
+    assert answered.wait(WAIT_S) and disk_thread.flush(WAIT_S)
+    assert file_store.done == ["put", "get", "put", "put"]
 
 
-def test_the_answer_comes_on_the_io_thread(courier: DiskThread) -> None:
+def test_the_answer_comes_on_the_io_thread(disk_thread: DiskThread) -> None:
     threads: list[str] = []
     came = threading.Event()
 
@@ -100,86 +100,86 @@ def test_the_answer_comes_on_the_io_thread(courier: DiskThread) -> None:
         threads.append(threading.current_thread().name)
         came.set()
 
-    assert courier.read([], then) and came.wait(WAIT_S)
+    assert disk_thread.read([], then) and came.wait(WAIT_S)
     assert threads == ["kv-disk"]
 
 
 def test_the_queue_is_bounded_by_bytes_and_what_does_not_fit_is_counted(
-    courier: DiskThread, shelf: Gate
+    disk_thread: DiskThread, file_store: Gate
 ) -> None:
-    taken = [courier.write(one) for one in chain(13)]
+    taken = [disk_thread.write(one) for one in chain(13)]
     assert taken == [True] * 10 + [False] * 3
-    assert courier.report()["counts"]["writes_refused_queue"] == 3
-    assert courier.report()["queue_bytes"] == 10 * record().nbytes
-    shelf.gate.set()
-    assert courier.flush(WAIT_S) and courier.report()["queue_bytes"] == 0
-    assert shelf.report()["files"] == 10
+    assert disk_thread.report()["counts"]["writes_refused_queue"] == 3
+    assert disk_thread.report()["queue_bytes"] == 10 * record().nbytes
+    file_store.gate.set()
+    assert disk_thread.flush(WAIT_S) and disk_thread.report()["queue_bytes"] == 0
+    assert file_store.report()["files"] == 10
 
 
 def test_reads_that_wait_are_bounded(
-    courier: DiskThread, shelf: Gate, monkeypatch: pytest.MonkeyPatch
+    disk_thread: DiskThread, file_store: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "READS_MAX", 2)
-    assert courier.write(record()) and shelf.entered.wait(WAIT_S)
-    taken = [courier.read([], lambda _: None) for _ in range(3)]
-    assert taken == [True, True, False] and courier.counts["reads_refused_queue"] == 1
+    assert disk_thread.write(record()) and file_store.entered.wait(WAIT_S)
+    taken = [disk_thread.read([], lambda _: None) for _ in range(3)]
+    assert taken == [True, True, False] and disk_thread.counts["reads_refused_queue"] == 1
 
 
 def test_a_flush_takes_no_longer_than_it_may_and_says_whether_it_was_enough(
-    courier: DiskThread, shelf: Gate
+    disk_thread: DiskThread, file_store: Gate
 ) -> None:
-    assert courier.flush(0.0), "there is nothing to do"
-    assert courier.write(record())
+    assert disk_thread.flush(0.0), "there is nothing to do"
+    assert disk_thread.write(record())
     began = time.monotonic()
-    assert not courier.flush(0.1)
+    assert not disk_thread.flush(0.1)
     assert 0.1 <= time.monotonic() - began < 5.0
-    shelf.gate.set()
-    assert courier.flush(WAIT_S)
+    file_store.gate.set()
+    assert disk_thread.flush(WAIT_S)
 
 
 def test_a_close_drops_what_is_queued_and_answers_every_read_that_was_taken(
-    courier: DiskThread, shelf: Gate
+    disk_thread: DiskThread, file_store: Gate
 ) -> None:
     line = chain(3)
-    assert courier.write(line[0]) and shelf.entered.wait(WAIT_S)
-    assert courier.write(line[1]) and courier.write(line[2])
-    answered, answers = asked(courier, [line[0].name, line[1].name])
-    threading.Timer(0.2, shelf.gate.set).start()
-    courier.close()
+    assert disk_thread.write(line[0]) and file_store.entered.wait(WAIT_S)
+    assert disk_thread.write(line[1]) and disk_thread.write(line[2])
+    answered, answers = asked(disk_thread, [line[0].name, line[1].name])
+    threading.Timer(0.2, file_store.gate.set).start()
+    disk_thread.close()
     assert answered.wait(WAIT_S) and answers == [[None, None]]
-    assert courier.counts["writes_dropped"] == 2 and shelf.done == ["put"]
-    assert not courier.write(line[1]) and not courier.read([], lambda _: None)
-    courier.close()  # once more is no harm
+    assert disk_thread.counts["writes_dropped"] == 2 and file_store.done == ["put"]
+    assert not disk_thread.write(line[1]) and not disk_thread.read([], lambda _: None)
+    disk_thread.close()  # once more is no harm
 
 
 def test_a_close_waits_for_a_disk_that_hangs_only_so_long(
-    courier: DiskThread, shelf: Gate, monkeypatch: pytest.MonkeyPatch
+    disk_thread: DiskThread, file_store: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CLOSE_WAIT_S_MAX", 0.1)
-    assert courier.write(record()) and shelf.entered.wait(WAIT_S)
+    assert disk_thread.write(record()) and file_store.entered.wait(WAIT_S)
     began = time.monotonic()
-    courier.close()
-    assert time.monotonic() - began < 5.0 and courier._thread.daemon
+    disk_thread.close()
+    assert time.monotonic() - began < 5.0 and disk_thread.thread.daemon
     monkeypatch.undo()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), OSError("a disk"), MemoryError()])
 def test_no_error_ends_the_thread_or_leaves_a_read_unanswered(
-    courier: DiskThread, shelf: Gate, error: Exception
+    disk_thread: DiskThread, file_store: Gate, error: Exception
 ) -> None:
-    shelf.error = error
-    shelf.gate.set()
-    assert courier.write(record()) and courier.flush(WAIT_S)
-    answered, answers = asked(courier, [record().name])
+    file_store.error = error
+    file_store.gate.set()
+    assert disk_thread.write(record()) and disk_thread.flush(WAIT_S)
+    answered, answers = asked(disk_thread, [record().name])
     assert answered.wait(WAIT_S) and answers == [[None]]
 
     def broken(_: Any) -> None:
         raise RuntimeError("who asked is broken")
 
-    assert courier.read([], broken)
-    shelf.error = None
-    assert courier.write(record()) and courier.flush(WAIT_S)
-    assert shelf.report()["files"] == 1 and courier.counts["jobs_failed"] == 3
+    assert disk_thread.read([], broken)
+    file_store.error = None
+    assert disk_thread.write(record()) and disk_thread.flush(WAIT_S)
+    assert file_store.report()["files"] == 1 and disk_thread.counts["jobs_failed"] == 3
 
 
 def test_files_of_another_worker_are_found_while_nothing_is_asked(
@@ -187,7 +187,7 @@ def test_files_of_another_worker_are_found_while_nothing_is_asked(
 ) -> None:
     monkeypatch.setattr(module, "REFRESH_S", 0.02)
     ours = FileStore(tmp_path, ROOT, 100 << 20, 0)
-    courier = DiskThread(ours)
+    disk_thread = DiskThread(ours)
     try:
         assert FileStore(tmp_path, ROOT, 100 << 20, 0).put(record())
         deadline = time.monotonic() + WAIT_S
@@ -195,30 +195,30 @@ def test_files_of_another_worker_are_found_while_nothing_is_asked(
             assert time.monotonic() < deadline
             time.sleep(0.01)
     finally:
-        courier.close()
+        disk_thread.close()
 
 
 def test_what_dead_writers_left_is_swept_at_the_start(tmp_path: Path) -> None:
-    shelf = FileStore(tmp_path, ROOT, 100 << 20, 0)
-    assert shelf.put(record())
+    file_store = FileStore(tmp_path, ROOT, 100 << 20, 0)
+    assert file_store.put(record())
     left = tmp_path / ROOT.hex() / ".writing-dead"
     left.write_bytes(b"half")
-    courier = DiskThread(shelf)
-    answered, _ = asked(courier, [])
+    disk_thread = DiskThread(file_store)
+    answered, _ = asked(disk_thread, [])
     assert answered.wait(WAIT_S) and not left.exists()
-    courier.close()
+    disk_thread.close()
 
 
 def test_clearing_drops_what_waits_and_makes_what_was_asked_for_a_miss(
-    courier: DiskThread, shelf: Gate
+    disk_thread: DiskThread, file_store: Gate
 ) -> None:
     line = chain(4)
-    assert courier.write(line[0]) and shelf.entered.wait(WAIT_S)  # amid its writing
-    assert courier.write(line[1])
-    answered, answers = asked(courier, [line[0].name, line[1].name])
-    courier.clear()
-    shelf.gate.set()
+    assert disk_thread.write(line[0]) and file_store.entered.wait(WAIT_S)  # amid its writing
+    assert disk_thread.write(line[1])
+    answered, answers = asked(disk_thread, [line[0].name, line[1].name])
+    disk_thread.clear()
+    file_store.gate.set()
     assert answered.wait(WAIT_S) and answers == [[None, None]]
-    assert courier.report()["files"] == 0 and courier.report()["queue_bytes"] == 0
-    assert courier.write(line[2]) and courier.flush(WAIT_S)
-    assert courier.report()["files"] == 1
+    assert disk_thread.report()["files"] == 0 and disk_thread.report()["queue_bytes"] == 0
+    assert disk_thread.write(line[2]) and disk_thread.flush(WAIT_S)
+    assert disk_thread.report()["files"] == 1

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from hearth.worker.disk import file_format as module
 from hearth.worker.disk.file_format import Damaged, Record, decode, encode, read, write
-from tests.helpers.disk_records import OTHER_ROOT, ROOT, array, contents, record
+from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, array, contents, record
 
 MB = 1 << 20
 

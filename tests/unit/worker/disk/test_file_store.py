@@ -1,4 +1,4 @@
-"""The shelf: what a restart finds, what is refused, what a bad disk does to it."""
+"""The file store: what a restart finds, what is refused, what a bad disk does to it."""
 
 import errno
 import fcntl
@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from hearth.worker.disk import file_store as module
-from hearth.worker.disk.directory_usage import FILE_NAME, locked
 from hearth.worker.disk.file_format import encode
 from hearth.worker.disk.file_index import FileIndex
 from hearth.worker.disk.file_names import TEMP_PREFIX, FileKind
 from hearth.worker.disk.file_store import FILE_BYTES_MIN, PAUSE_S, FileStore
-from tests.helpers.disk_records import OTHER_ROOT, ROOT, chain, contents, record
+from hearth.worker.disk.shared_usage_counters import FILE_NAME, locked_counters
+from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, chain, contents, record
 
 MB = 1 << 20
 DAY_S = 86_400.0
@@ -35,7 +35,7 @@ class Clock:
         return self.now_s
 
 
-def shelf_in(directory: Path, cap: int = 100 * MB, per_day: int = 0, **more: Any) -> FileStore:
+def file_store_in(directory: Path, cap: int = 100 * MB, per_day: int = 0, **more: Any) -> FileStore:
     return FileStore(directory, more.pop("root", ROOT), cap, per_day, **more)
 
 
@@ -60,11 +60,11 @@ def test_a_restart_finds_everything_by_its_names_and_opens_nothing(
 ) -> None:
     line = chain(5)
     ends = [record(9, before=line[-1], kind=kind) for kind in FileKind]
-    before = shelf_in(tmp_path)
+    before = file_store_in(tmp_path)
     assert all([before.put(one) for one in (*line, *ends)])
     with monkeypatch.context() as blind:
         blind.setattr(os, "open", None)
-        after = shelf_in(tmp_path)
+        after = file_store_in(tmp_path)
         for one in line:
             assert after.at(one.end) == [one.name] and one.name in after.leaving(one.start)
         assert [name.kind for name in after.at(ends[0].end)] == list(FileKind)
@@ -77,7 +77,7 @@ def test_a_restart_finds_everything_by_its_names_and_opens_nothing(
 def test_directories_and_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
     mask = os.umask(0)
     try:
-        assert shelf_in(tmp_path / "new" / "kv").put(record())
+        assert file_store_in(tmp_path / "new" / "kv").put(record())
     finally:
         os.umask(mask)
     for path in (tmp_path / "new" / "kv").rglob("*"):
@@ -87,27 +87,33 @@ def test_directories_and_files_are_private_whatever_the_umask(tmp_path: Path) ->
 
 def test_canonical_replaces_fast_and_fast_never_canonical(tmp_path: Path) -> None:
     fast, canonical = (record(1, is_canonical=flag) for flag in (False, True))
-    shelf = shelf_in(tmp_path)
-    assert shelf.put(fast) and shelf.at(fast.end) == [fast.name]
-    assert shelf.put(canonical) and shelf.at(fast.end) == [canonical.name]
+    file_store = file_store_in(tmp_path)
+    assert file_store.put(fast) and file_store.at(fast.end) == [fast.name]
+    assert file_store.put(canonical) and file_store.at(fast.end) == [canonical.name]
     assert not path_of(tmp_path, fast).exists()
-    assert shelf.put(fast) and shelf.at(fast.end) == [canonical.name]
-    assert shelf.counts["writes_known"] == 1 and shelf.get(fast.name) is None
+    assert file_store.put(fast) and file_store.at(fast.end) == [canonical.name]
+    assert file_store.counts["writes_known"] == 1 and file_store.get(fast.name) is None
 
 
 def test_of_two_runs_to_one_prefix_the_first_of_equals_stays_and_the_better(tmp_path: Path) -> None:
-    shelf = shelf_in(tmp_path)
+    file_store = file_store_in(tmp_path)
     first, canonical = record(1, is_canonical=False), record(5, before=record(4))
     second = replace(canonical, end=first.end, is_canonical=False)
     better = replace(canonical, end=first.end)
-    assert shelf.put(first) and shelf.put(second) and shelf.at(first.end) == [first.name]
-    assert shelf.put(better) and shelf.at(first.end) == [better.name]
-    assert shelf.leaving(first.start) == [] and shelf.leaving(better.start) == [better.name]
+    assert (
+        file_store.put(first)
+        and file_store.put(second)
+        and file_store.at(first.end) == [first.name]
+    )
+    assert file_store.put(better) and file_store.at(first.end) == [better.name]
+    assert file_store.leaving(first.start) == [] and file_store.leaving(better.start) == [
+        better.name
+    ]
 
 
 def test_what_another_worker_puts_or_removes_is_seen(tmp_path: Path) -> None:
     one, two = record(1), record(2)
-    ours, theirs = shelf_in(tmp_path), shelf_in(tmp_path)
+    ours, theirs = file_store_in(tmp_path), file_store_in(tmp_path)
     assert theirs.put(one) and theirs.put(two)
     assert ours.at(one.end) == []
     ours.refresh()
@@ -120,20 +126,20 @@ def test_what_another_worker_puts_or_removes_is_seen(tmp_path: Path) -> None:
 def test_looking_again_costs_no_listing_while_nothing_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf = shelf_in(tmp_path)
-    assert shelf.put(record())
+    file_store = file_store_in(tmp_path)
+    assert file_store.put(record())
     home = tmp_path / ROOT.hex()
     os.utime(home, (0, 0))  # long settled
-    shelf.refresh()
+    file_store.refresh()
     monkeypatch.setattr(os, "scandir", None)
-    shelf.refresh()
+    file_store.refresh()
     os.utime(home)
     with pytest.raises(TypeError):
-        shelf.refresh()
+        file_store.refresh()
 
 
 def test_a_file_put_within_the_clocks_last_tick_is_seen(tmp_path: Path) -> None:
-    ours, theirs = shelf_in(tmp_path), shelf_in(tmp_path)
+    ours, theirs = file_store_in(tmp_path), file_store_in(tmp_path)
     tick_ns = time.time_ns()
     for one in chain(2):
         assert theirs.put(one)
@@ -152,35 +158,35 @@ def test_a_name_seen_twice_counts_once() -> None:
 
 
 def test_a_file_that_vanished_is_a_counted_miss_and_can_be_put_again(tmp_path: Path) -> None:
-    shelf, one = shelf_in(tmp_path), record(1)
-    assert shelf.put(one)
+    file_store, one = file_store_in(tmp_path), record(1)
+    assert file_store.put(one)
     path_of(tmp_path, one).unlink()
-    assert shelf.get(one.name) is None and shelf.counts["reads_gone"] == 1
-    assert shelf.at(one.end) == []
-    assert shelf.put(one) and shelf.get(one.name) is not None
+    assert file_store.get(one.name) is None and file_store.counts["reads_gone"] == 1
+    assert file_store.at(one.end) == []
+    assert file_store.put(one) and file_store.get(one.name) is not None
 
 
 def test_damage_warns_once_a_kind_and_counts_each(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf, line = shelf_in(tmp_path), chain(6)
+    file_store, line = file_store_in(tmp_path), chain(6)
     for number, one in enumerate(line):
-        assert shelf.put(one)
+        assert file_store.put(one)
         path = path_of(tmp_path, one)
         file = path.read_bytes()
         path.write_bytes(file[:-1] if number % 2 else file[:8] + b"#" + file[9:])
-        assert shelf.get(one.name) is None and not path.exists()
-    assert shelf.counts["damaged_checksum"] == 3 and shelf.counts["damaged_foreign"] == 3
+        assert file_store.get(one.name) is None and not path.exists()
+    assert file_store.counts["damaged_checksum"] == 3 and file_store.counts["damaged_foreign"] == 3
     assert len([row for row in caplog.records if row.levelno == logging.WARNING]) == 2
 
 
 def test_a_last_use_is_noted_at_most_once_a_minute(tmp_path: Path) -> None:
-    shelf, one = shelf_in(tmp_path), record(1)
-    assert shelf.put(one)
+    file_store, one = file_store_in(tmp_path), record(1)
+    assert file_store.put(one)
     path, now = path_of(tmp_path, one), time.time()
     for age_s, is_noted in ((30, False), (90, True)):
         os.utime(path, (now - age_s, now - age_s))
-        assert shelf.get(one.name) is not None
+        assert file_store.get(one.name) is not None
         assert (path.stat().st_mtime > now - age_s + 1) == is_noted
 
 
@@ -189,12 +195,12 @@ def test_a_last_use_is_noted_at_most_once_a_minute(tmp_path: Path) -> None:
 
 def test_the_cap_holds_over_all_roots_and_the_least_worth_goes(tmp_path: Path) -> None:
     cap = 10 * FILE_BYTES_MIN
-    theirs = shelf_in(tmp_path, cap, root=OTHER_ROOT)
+    theirs = file_store_in(tmp_path, cap, root=OTHER_ROOT)
     old = chain(4, root=OTHER_ROOT)
     for one in old:
         assert theirs.put(one)
         os.utime(path_of(tmp_path, one), (0, 0))
-    ours = shelf_in(tmp_path, cap)
+    ours = file_store_in(tmp_path, cap)
     line = chain(7, 50)
     for one in line:
         assert ours.put(one)
@@ -206,27 +212,29 @@ def test_the_cap_holds_over_all_roots_and_the_least_worth_goes(tmp_path: Path) -
 
 
 def test_what_a_new_file_hangs_from_is_not_swept_to_make_room_for_it(tmp_path: Path) -> None:
-    shelf = shelf_in(tmp_path, 10 * FILE_BYTES_MIN)
+    file_store = file_store_in(tmp_path, 10 * FILE_BYTES_MIN)
     parent, *others = [record(number) for number in range(10)]
     for one in (parent, *others):
-        assert shelf.put(one)
+        assert file_store.put(one)
         age_s = 9e5 if one is parent else 9e4
         os.utime(path_of(tmp_path, one), (time.time() - age_s,) * 2)
-    assert shelf.put(record(90, before=parent)) and shelf.counts["evictions"] == 2
-    assert shelf.at(parent.end) == [parent.name]
+    assert file_store.put(record(90, before=parent)) and file_store.counts["evictions"] == 2
+    assert file_store.at(parent.end) == [parent.name]
 
 
 def test_a_record_larger_than_the_cap_is_refused_and_evicts_nothing(tmp_path: Path) -> None:
-    shelf = shelf_in(tmp_path, 2 * FILE_BYTES_MIN)
-    assert shelf.put(record(1)) and not shelf.put(record(2, 1 * MB))
-    assert shelf.counts["writes_refused_size"] == 1 and len(list(tmp_path.rglob("*.safe*"))) == 1
+    file_store = file_store_in(tmp_path, 2 * FILE_BYTES_MIN)
+    assert file_store.put(record(1)) and not file_store.put(record(2, 1 * MB))
+    assert (
+        file_store.counts["writes_refused_size"] == 1 and len(list(tmp_path.rglob("*.safe*"))) == 1
+    )
 
 
 def test_a_lower_cap_holds_from_the_next_sweep_on(tmp_path: Path) -> None:
-    assert all([shelf_in(tmp_path).put(one) for one in chain(10)])
-    shelf = shelf_in(tmp_path, 4 * FILE_BYTES_MIN)
-    shelf.sweep()
-    assert shelf.bytes_used <= 4 * FILE_BYTES_MIN and shelf.report()["files"] >= 3
+    assert all([file_store_in(tmp_path).put(one) for one in chain(10)])
+    file_store = file_store_in(tmp_path, 4 * FILE_BYTES_MIN)
+    file_store.sweep()
+    assert file_store.bytes_used <= 4 * FILE_BYTES_MIN and file_store.report()["files"] >= 3
 
 
 def test_the_days_budget_is_shared_by_workers_survives_them_and_ends_with_the_day(
@@ -234,10 +242,10 @@ def test_the_days_budget_is_shared_by_workers_survives_them_and_ends_with_the_da
 ) -> None:
     clock = Clock()
     size = sum(map(len, encode(record(1))))
-    one, two = (shelf_in(tmp_path, per_day=3 * size, now=clock) for _ in range(2))
+    one, two = (file_store_in(tmp_path, per_day=3 * size, now=clock) for _ in range(2))
     assert one.put(record(1)) and two.put(record(2)) and one.put(record(3))
     assert not one.put(record(4)) and not two.put(record(4))
-    again = shelf_in(tmp_path, per_day=3 * size, now=clock)
+    again = file_store_in(tmp_path, per_day=3 * size, now=clock)
     assert not again.put(record(4)) and again.counts["writes_refused_budget"] == 1
     assert again.put(record(1)), "what is there costs nothing"
     assert again.report()["bytes_written_today"] == 3 * size
@@ -247,36 +255,38 @@ def test_the_days_budget_is_shared_by_workers_survives_them_and_ends_with_the_da
 
 @pytest.mark.parametrize("text", [b"{}", b"[1]", b"\xff" * 256, b'{"day":1e9}', b"[" * 256])
 def test_a_damaged_ledger_is_counted_and_made_anew(tmp_path: Path, text: bytes) -> None:
-    shelf = shelf_in(tmp_path)
-    assert shelf.put(record(1))
+    file_store = file_store_in(tmp_path)
+    assert file_store.put(record(1))
     (tmp_path / FILE_NAME).write_bytes(text)
-    assert shelf.put(record(2)) and shelf.counts["ledgers_damaged"] == 1
-    assert shelf.report()["directory_bytes_used"] == 2 * FILE_BYTES_MIN
-    assert shelf.put(record(3)) and shelf.counts["ledgers_damaged"] == 1
+    assert file_store.put(record(2)) and file_store.counts["ledgers_damaged"] == 1
+    assert file_store.report()["directory_bytes_used"] == 2 * FILE_BYTES_MIN
+    assert file_store.put(record(3)) and file_store.counts["ledgers_damaged"] == 1
 
 
 def test_only_our_own_files_are_counted_or_removed(tmp_path: Path) -> None:
-    shelf = shelf_in(tmp_path, FILE_BYTES_MIN)
-    assert shelf.put(record(1))
+    file_store = file_store_in(tmp_path, FILE_BYTES_MIN)
+    assert file_store.put(record(1))
     strangers = [tmp_path / "notes.txt", tmp_path / ROOT.hex() / "model.safetensors"]
     for path in strangers:
         path.write_bytes(b"x" * MB)
     (tmp_path / "ab").mkdir()
-    assert shelf.put(record(2)) and shelf.report()["directory_bytes_used"] == FILE_BYTES_MIN
+    assert (
+        file_store.put(record(2)) and file_store.report()["directory_bytes_used"] == FILE_BYTES_MIN
+    )
     assert all(path.exists() for path in (*strangers, tmp_path / "ab"))
 
 
 def test_a_sweep_removes_what_dead_writers_left_and_other_models_empty_directories(
     tmp_path: Path,
 ) -> None:
-    shelf = shelf_in(tmp_path)
-    assert shelf.put(record(1))
+    file_store = file_store_in(tmp_path)
+    assert file_store.put(record(1))
     left = tmp_path / ROOT.hex() / f"{TEMP_PREFIX}dead"
     left.write_bytes(b"half")
     (tmp_path / OTHER_ROOT.hex()).mkdir()
-    shelf.sweep()
+    file_store.sweep()
     assert not left.exists() and not (tmp_path / OTHER_ROOT.hex()).exists()
-    assert shelf.counts["temps_removed"] == 1 and shelf.get(record(1).name) is not None
+    assert file_store.counts["temps_removed"] == 1 and file_store.get(record(1).name) is not None
 
 
 # ---------------------------------------------------------------- bad disks
@@ -287,22 +297,24 @@ def test_a_lock_that_is_never_freed_stops_writes_for_a_while_and_no_reads(
 ) -> None:
     monkeypatch.setattr(module, "LOCK_WAIT_S_MAX", 0.05)
     clock = Clock()
-    shelf = shelf_in(tmp_path, now=clock)
-    assert shelf.put(record(1))
-    with locked(tmp_path, 1.0):
-        assert not shelf.put(record(2)) and not shelf.put(record(2))
-        assert shelf.get(record(1).name) is not None
-    assert shelf.counts["writes_refused_busy"] == shelf.counts["writes_refused_paused"] == 1
+    file_store = file_store_in(tmp_path, now=clock)
+    assert file_store.put(record(1))
+    with locked_counters(tmp_path, 1.0):
+        assert not file_store.put(record(2)) and not file_store.put(record(2))
+        assert file_store.get(record(1).name) is not None
+    assert (
+        file_store.counts["writes_refused_busy"] == file_store.counts["writes_refused_paused"] == 1
+    )
     assert len(caplog.records) == 1
     clock.now_s += PAUSE_S
-    assert shelf.put(record(2))
+    assert file_store.put(record(2))
 
 
 def test_a_dead_workers_lock_is_free(tmp_path: Path) -> None:
     code = "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], os.O_RDWR|os.O_CREAT), 2)"
     code += "\nprint('held', flush=True)\nos.kill(os.getpid(), 9)"
     subprocess.run(["python3", "-c", code, str(tmp_path / FILE_NAME)], stdout=subprocess.PIPE)
-    assert shelf_in(tmp_path).put(record(1))
+    assert file_store_in(tmp_path).put(record(1))
     with (tmp_path / FILE_NAME).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -327,31 +339,38 @@ def test_a_full_disk_gives_room_back_once_then_stops_writes_and_goes_on_later(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
-    shelf = shelf_in(small_disk, now=clock)
+    file_store = file_store_in(small_disk, now=clock)
     line = chain(40, nbytes=MB // 10)
-    taken = [shelf.put(one) for one in line]
-    assert all(taken) and shelf.counts["evictions"] >= 2, "it made room in its own files"
-    assert shelf.report()["directory_bytes_used"] == used(small_disk)
+    taken = [file_store.put(one) for one in line]
+    assert all(taken) and file_store.counts["evictions"] >= 2, "it made room in its own files"
+    assert file_store.report()["directory_bytes_used"] == used(small_disk)
     big = small_disk / "somebody's"
     with pytest.raises(OSError), big.open("wb", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
     clock.now_s += PAUSE_S
-    before = shelf.counts["evictions"]
+    before = file_store.counts["evictions"]
     refused = record(90, MB)
-    assert not shelf.put(refused) and not shelf.put(refused)
-    assert shelf.counts["writes_refused_full"] >= 1 and shelf.counts["writes_refused_paused"] >= 1
+    assert not file_store.put(refused) and not file_store.put(refused)
+    assert (
+        file_store.counts["writes_refused_full"] >= 1
+        and file_store.counts["writes_refused_paused"] >= 1
+    )
     assert not temps(small_disk), "nothing half done stays"
     clock.now_s += PAUSE_S
-    swept = shelf.counts["evictions"]
-    assert not shelf.put(refused) and shelf.counts["evictions"] == swept >= before, "swept once"
-    for name in [name for one in line for name in shelf.at(one.end)]:
-        assert shelf.get(name) is not None
+    swept = file_store.counts["evictions"]
+    assert not file_store.put(refused) and file_store.counts["evictions"] == swept >= before, (
+        "swept once"
+    )
+    for name in [name for one in line for name in file_store.at(one.end)]:
+        assert file_store.get(name) is not None
     assert len(caplog.records) == 1
     big.unlink()
     clock.now_s += PAUSE_S
-    assert shelf.put(refused) and shelf.get(refused.name) is not None
-    assert shelf.report()["directory_bytes_used"] == used(small_disk), "refused ones count nothing"
+    assert file_store.put(refused) and file_store.get(refused.name) is not None
+    assert file_store.report()["directory_bytes_used"] == used(small_disk), (
+        "refused ones count nothing"
+    )
 
 
 def test_a_disk_that_stays_full_takes_from_the_cache_once_until_a_write_succeeds(
@@ -361,51 +380,51 @@ def test_a_disk_that_stays_full_takes_from_the_cache_once_until_a_write_succeeds
         raise OSError(errno.ENOSPC, "full")
 
     clock = Clock()
-    shelf = shelf_in(tmp_path, MB, now=clock)
-    assert all([shelf.put(one) for one in chain(12)])
+    file_store = file_store_in(tmp_path, MB, now=clock)
+    assert all([file_store.put(one) for one in chain(12)])
     for evicted in (2, 4):  # the room of two files
         with monkeypatch.context() as disk:
             disk.setattr(module, "write", full)
             for _ in range(3):
-                assert not shelf.put(record(99))
+                assert not file_store.put(record(99))
                 clock.now_s += PAUSE_S
-        assert shelf.counts["evictions"] == evicted
-        assert shelf.put(record(99 + evicted))
+        assert file_store.counts["evictions"] == evicted
+        assert file_store.put(record(99 + evicted))
 
 
 def test_a_read_only_disk_is_read_and_warns_once(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, rotten = record(1), record(2)
-    shelf = shelf_in(small_disk)
-    assert shelf.put(one) and shelf.put(rotten)
+    file_store = file_store_in(small_disk)
+    assert file_store.put(one) and file_store.put(rotten)
     path = path_of(small_disk, rotten)
     path.write_bytes(path.read_bytes()[:-1])
     os.utime(path_of(small_disk, one), (0, 0))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     clock = Clock()
-    shelf = shelf_in(small_disk, now=clock)
+    file_store = file_store_in(small_disk, now=clock)
     for _ in range(3):
-        assert not shelf.put(record(3))
+        assert not file_store.put(record(3))
         clock.now_s += PAUSE_S
-        found = shelf.get(one.name)
+        found = file_store.get(one.name)
         assert found is not None and contents(found) == contents(one)
-    assert shelf.counts["writes_refused_read_only"] == 3 and len(caplog.records) == 1
-    assert shelf.counts["touches_failed"] == 3
-    assert shelf.get(rotten.name) is None and shelf.counts["removals_failed"] == 1
-    shelf.refresh()
-    assert shelf.at(rotten.end) == [], "it is not offered again"
+    assert file_store.counts["writes_refused_read_only"] == 3 and len(caplog.records) == 1
+    assert file_store.counts["touches_failed"] == 3
+    assert file_store.get(rotten.name) is None and file_store.counts["removals_failed"] == 1
+    file_store.refresh()
+    assert file_store.at(rotten.end) == [], "it is not offered again"
 
 
 def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path: Path) -> None:
-    shelf = shelf_in(tmp_path)
+    file_store = file_store_in(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MB, hard))
     try:
-        assert not shelf.put(record(1, 2 * MB))
+        assert not file_store.put(record(1, 2 * MB))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert shelf.counts["writes_refused_full"] == 1 and not temps(tmp_path)
+    assert file_store.counts["writes_refused_full"] == 1 and not temps(tmp_path)
 
 
 def test_a_directory_that_may_not_be_made_or_written_is_a_miss_and_no_error(
@@ -419,18 +438,20 @@ def test_a_directory_that_may_not_be_made_or_written_is_a_miss_and_no_error(
         return real(path, flags, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", refusing)
-    shelf = shelf_in(tmp_path / "kv")
-    assert not shelf.put(record(1)) and shelf.get(record(1).name) is None
-    shelf.sweep()
-    assert shelf.counts["writes_refused_read_only"] == 2 and shelf.counts["reads_gone"] == 1
+    file_store = file_store_in(tmp_path / "kv")
+    assert not file_store.put(record(1)) and file_store.get(record(1).name) is None
+    file_store.sweep()
+    assert (
+        file_store.counts["writes_refused_read_only"] == 2 and file_store.counts["reads_gone"] == 1
+    )
     assert len(caplog.records) == 1
 
 
 def test_a_file_in_the_directorys_place_is_a_miss_and_no_error(tmp_path: Path) -> None:
     (tmp_path / "kv").write_text("not a directory")
-    shelf = shelf_in(tmp_path / "kv")
-    assert not shelf.put(record(1)) and shelf.get(record(1).name) is None
-    assert shelf.counts["writes_refused_failed"] == 1
+    file_store = file_store_in(tmp_path / "kv")
+    assert not file_store.put(record(1)) and file_store.get(record(1).name) is None
+    assert file_store.counts["writes_refused_failed"] == 1
 
 
 def test_a_disk_that_fails_to_sync_leaves_no_file(
@@ -440,27 +461,31 @@ def test_a_disk_that_fails_to_sync_leaves_no_file(
         raise OSError(errno.EIO, "broken")
 
     monkeypatch.setattr(os, "fsync", failing)
-    shelf = shelf_in(tmp_path, per_day=MB)
-    assert not shelf.put(record(1)) and not shelf.holds(record(1).name)
+    file_store = file_store_in(tmp_path, per_day=MB)
+    assert not file_store.put(record(1)) and not file_store.holds(record(1).name)
     assert not temps(tmp_path) and not list(tmp_path.rglob("*.safetensors"))
-    assert shelf.report()["bytes_written_today"] == shelf.report()["directory_bytes_used"] == 0
+    assert (
+        file_store.report()["bytes_written_today"]
+        == file_store.report()["directory_bytes_used"]
+        == 0
+    )
 
 
 def test_a_directory_that_is_removed_amid_work_is_made_again(tmp_path: Path) -> None:
-    shelf, one = shelf_in(tmp_path / "kv"), record(1)
-    assert shelf.put(one)
+    file_store, one = file_store_in(tmp_path / "kv"), record(1)
+    assert file_store.put(one)
     for path in (path_of(tmp_path / "kv", one), tmp_path / "kv" / ROOT.hex()):
         path.unlink() if path.is_file() else path.rmdir()
     (tmp_path / "kv" / FILE_NAME).unlink()
-    assert shelf.get(one.name) is None and shelf.put(record(2)) and shelf.put(one)
-    assert shelf.get(one.name) is not None and shelf.report()["files"] == 2
+    assert file_store.get(one.name) is None and file_store.put(record(2)) and file_store.put(one)
+    assert file_store.get(one.name) is not None and file_store.report()["files"] == 2
 
 
 def test_clearing_removes_this_models_files_and_leaves_those_of_others(tmp_path: Path) -> None:
-    mine, other = shelf_in(tmp_path), shelf_in(tmp_path, root=OTHER_ROOT)
+    mine, other = file_store_in(tmp_path), file_store_in(tmp_path, root=OTHER_ROOT)
     line, theirs = chain(4), record(7, root=OTHER_ROOT)
     assert all([mine.put(one) for one in line[:2]]) and other.put(theirs)
-    assert all([shelf_in(tmp_path).put(one) for one in line[2:]])  # another worker's
+    assert all([file_store_in(tmp_path).put(one) for one in line[2:]])  # another worker's
     mine.clear()
     assert not list((tmp_path / ROOT.hex()).glob("*.safetensors"))
     assert mine.report()["files"] == 0 and mine.leaving(ROOT) == []

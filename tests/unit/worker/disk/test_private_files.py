@@ -11,8 +11,8 @@ from hearth.shared.errors import StartError
 from hearth.shared.load_settings import load_settings
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.setup.kv_setup import _courier
-from tests.helpers.disk_records import ROOT, record
+from hearth.worker.setup.kv_setup import make_disk_thread
+from tests.helpers.records.disk_records import ROOT, record
 
 
 @pytest.fixture
@@ -22,11 +22,11 @@ def umask_000() -> Iterator[None]:
     os.umask(before)
 
 
-def courier_in(directory: Path) -> None:
+def open_and_close(directory: Path) -> None:
     """Open `directory` as a worker does that starts, and close it."""
-    courier = _courier(ROOT, load_settings({"KV_CACHE_DIR": str(directory)}, None))
-    assert isinstance(courier, DiskThread)
-    courier.close()
+    disk_thread = make_disk_thread(ROOT, load_settings({"KV_CACHE_DIR": str(directory)}, None))
+    assert isinstance(disk_thread, DiskThread)
+    disk_thread.close()
 
 
 def mode(path: Path) -> int:
@@ -39,13 +39,13 @@ def test_kv_that_another_user_has_planted_is_not_read(
     """Whoever owns the directory can put KV there that says whatever they like."""
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(StartError, match=r"belongs to user .* Set KV_CACHE_DIR"):
-        courier_in(tmp_path)
+        open_and_close(tmp_path)
 
 
 @pytest.mark.parametrize("open_to", [0o777, 0o755, 0o701])
 def test_a_directory_that_others_can_enter_is_closed_to_them(tmp_path: Path, open_to: int) -> None:
     tmp_path.chmod(open_to)
-    courier_in(tmp_path)
+    open_and_close(tmp_path)
     assert mode(tmp_path) == 0o700
 
 
@@ -53,13 +53,13 @@ def test_a_link_to_another_disk_is_followed_and_what_it_leads_to_is_closed(tmp_p
     there, link = tmp_path / "disk", tmp_path / "kv"
     there.mkdir(mode=0o755)
     link.symlink_to(there)
-    courier_in(link)
+    open_and_close(link)
     assert mode(there) == 0o700
 
 
 def test_a_directory_that_is_read_only_stays_so_and_is_read(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    courier_in(tmp_path)
+    open_and_close(tmp_path)
     assert mode(tmp_path) == 0o500
     tmp_path.chmod(0o700)
 
@@ -67,8 +67,8 @@ def test_a_directory_that_is_read_only_stays_so_and_is_read(tmp_path: Path) -> N
 def test_all_that_leads_to_kept_kv_is_private_also_under_umask_000(
     tmp_path: Path, umask_000: None
 ) -> None:
-    shelf = FileStore(tmp_path / "new" / "kv", ROOT, 1 << 30, 0)
-    assert shelf.put(record())
+    file_store = FileStore(tmp_path / "new" / "kv", ROOT, 1 << 30, 0)
+    assert file_store.put(record())
     modes = {path: mode(path) for path in (tmp_path / "new", *(tmp_path / "new").rglob("*"))}
     assert len(modes) == 5
     for path, found in modes.items():

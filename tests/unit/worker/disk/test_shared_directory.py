@@ -9,10 +9,14 @@ import time
 from ast import literal_eval
 from pathlib import Path
 
+import pytest
+
 from hearth.worker.disk.file_format import Record, encode
 from hearth.worker.disk.file_names import TEMP_PREFIX, parse
 from hearth.worker.disk.file_store import FileStore
-from tests.helpers.disk_records import OTHER_ROOT, ROOT, contents, record
+from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, contents, record
+
+pytestmark = pytest.mark.process
 
 REPOSITORY = Path(__file__).parents[4]
 CAP = 3 << 20
@@ -30,24 +34,24 @@ def work(directory: str, seed: str, run_s: str) -> None:
     """Put, get and sweep at random; print the counts. Runs in a process of its own."""
     chance = random.Random(int(seed))
     root_number = int(seed) % 3 // 2
-    shelf = FileStore(Path(directory), (ROOT, OTHER_ROOT)[root_number], CAP, 0)
+    file_store = FileStore(Path(directory), (ROOT, OTHER_ROOT)[root_number], CAP, 0)
     began = time.monotonic()
 
     def has_done_enough() -> bool:
         ran_s = time.monotonic() - began
-        is_much = shelf.counts["writes"] > 10 and shelf.counts["reads"] > 5
+        is_much = file_store.counts["writes"] > 10 and file_store.counts["reads"] > 5
         return ran_s > float(run_s) and (is_much or ran_s > BUSY_RUN_S)
 
     while not has_done_enough():
         one = piece(chance.randrange(24), root_number)
         if chance.random() < 0.5:
-            shelf.put(one)
+            file_store.put(one)
         elif chance.random() < 0.9:
-            found = shelf.get(one.name)
+            found = file_store.get(one.name)
             assert found is None or contents(found) == contents(one)
         else:
-            shelf.sweep()
-    print(dict(shelf.counts))
+            file_store.sweep()
+    print(dict(file_store.counts))
 
 
 def start(directory: Path, seed: int, run_s: float) -> "subprocess.Popen[str]":
@@ -103,11 +107,11 @@ def chance_to_die(directory: Path) -> bool:
 def check_all(directory: Path) -> None:
     """Assert that every file is whole and what it should be, and nothing half done stays."""
     for number, root in enumerate((ROOT, OTHER_ROOT)):
-        shelf = FileStore(directory, root, CAP, 0)
-        shelf.sweep()
+        file_store = FileStore(directory, root, CAP, 0)
+        file_store.sweep()
         known = {one.name: one for one in (piece(seed, number) for seed in range(24))}
         for path in (directory / root.hex()).glob("*"):  # gone where nothing of it was kept
             name = parse(path.name)
             assert name is not None, path
-            found = shelf.get(name)
+            found = file_store.get(name)
             assert found is not None and contents(found) == contents(known[name])

@@ -88,8 +88,7 @@ def test_a_long_row_and_a_short_one_do_not_share_a_batch() -> None:
     for key, length in {"long": 600, "short": 9, "longer": 900, "shorter": 12}.items():
         decoder.add(sequence(model, key, list(range(20, 20 + length))))
     decoder.step()
-    rows = [{s.key for s in batch._by_uid.values()} for batch in decoder._batches]
-    assert sorted(map(sorted, rows)) == [["long", "longer"], ["short", "shorter"]]
+    assert sorted(map(sorted, decoder.batch_keys)) == [["long", "longer"], ["short", "shorter"]]
 
 
 def test_removing_what_is_not_there_does_nothing(model: Any) -> None:

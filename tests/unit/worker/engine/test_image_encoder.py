@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hearth.worker.cache.image_keys import PromptImage
-from hearth.worker.engine.image_encoder import ImageEncoder, Unsliceable
+from hearth.worker.engine.image_encoder import ImageEncoder, UnknownImageInputs
 from hearth.worker.engine.vision_self_test import checked_vision
 from hearth.worker.engine.vlm_language_model import VLMLanguageModel
 from scripts.fixtures.fixture_cache import VISION_NAMES
 from scripts.harness.processed_images import noise, picture_of, prompt
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.vision_engine import as_mlx_vlm, new_vision, picture, text
+from tests.helpers.models.vision_engine import as_mlx_vlm, new_vision, picture, text
 
 MROPE = [name for name in VISION_NAMES if name != "gemma3"]
 SIZES = [(60, 60), (200, 60), (60, 140), (90, 120)]  # pixels
@@ -38,7 +38,7 @@ def test_every_stretch_has_the_positions_that_the_whole_prompt_has(name: str, da
     )
     whole = np.broadcast_to(np.array(expected), (3, 1, len(ids)))
     vision = new_vision(name)
-    told = vision.stretch(ids[at:end], at, runs)
+    told = vision.model_arguments(ids[at:end], at, runs)
     if "shift" in told:
         positions = np.broadcast_to(np.arange(at, end) + told["shift"], (3, 1, end - at))
     else:
@@ -73,7 +73,7 @@ def test_a_picture_is_encoded_once_for_as_long_as_it_is_kept(name: str) -> None:
     vision.encode(one)
     vision.encode(one)
     ids, runs = prompt(text(1, 3), one, text(2, 3), one)
-    vision.stretch(ids, 0, runs)
+    vision.model_arguments(ids, 0, runs)
     assert vision.encoder_calls == 1 and vision.is_encoded(one) and vision.encoder_seconds > 0
     alone = vision.nbytes
     vision.encode(two)
@@ -101,7 +101,7 @@ def test_what_was_used_longest_ago_makes_room_and_the_newest_always_stays() -> N
 def test_a_stretch_of_more_pictures_than_may_be_kept_has_them_all() -> None:
     name = "qwen2_5_vl"
     ids, runs = prompt(picture(name, 1), picture(name, 2), text(1, 4))
-    told = [new_vision(name, room).stretch(ids, 0, runs) for room in (1, 1 << 30)]
+    told = [new_vision(name, room).model_arguments(ids, 0, runs) for room in (1, 1 << 30)]
     assert mx.array_equal(told[0]["inputs_embeds"], told[1]["inputs_embeds"])
 
 
@@ -139,7 +139,7 @@ def test_positions_that_are_a_little_off_are_found_out(
 def test_an_image_that_is_not_seen_is_found_out(
     name: str, caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = ImageEncoder.stretch
+    whole = ImageEncoder.model_arguments
 
     def blind(self: ImageEncoder, *given: Any) -> dict[str, Any]:
         told = whole(self, *given)
@@ -147,7 +147,7 @@ def test_an_image_that_is_not_seen_is_found_out(
             name: value * 0 if name == "inputs_embeds" else value for name, value in told.items()
         }
 
-    monkeypatch.setattr(ImageEncoder, "stretch", blind)
+    monkeypatch.setattr(ImageEncoder, "model_arguments", blind)
     assert "images are refused" in refusal(name, caplog)
 
 
@@ -155,14 +155,14 @@ def test_a_model_that_reads_an_image_only_whole_is_given_it_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "qwen3_vl"
-    right = ImageEncoder.stretch
+    right = ImageEncoder.model_arguments
 
     def split_wrongly(self: ImageEncoder, ids: Any, at: int, runs: Any) -> dict[str, Any]:
         told = right(self, ids, at, runs)
         amid = any(run.start < at < run.end for run in runs)
         return told | {"inputs_embeds": told["inputs_embeds"] * 0} if amid else told
 
-    monkeypatch.setattr(ImageEncoder, "stretch", split_wrongly)
+    monkeypatch.setattr(ImageEncoder, "model_arguments", split_wrongly)
     vision = checked_vision(loaded(name), picture(name, 1), 1000)
     assert vision is not None and not vision.splits_images
 
@@ -181,7 +181,7 @@ def test_what_is_not_a_row_for_each_token_refuses_images(
         return made
 
     monkeypatch.setattr(type(parts.model), "get_input_embeddings", crossing)
-    with pytest.raises(Unsliceable, match="cross_attention_states"):
+    with pytest.raises(UnknownImageInputs, match="cross_attention_states"):
         new_vision(name).encode(picture(name, 1))
     assert "cross_attention_states" in refusal(name, caplog)
 
@@ -199,7 +199,7 @@ def test_a_picture_alone_is_what_it_is_in_a_prompt(name: str) -> None:
     """Encoding images together, as mlx-vlm does, gives the same rows but for rounding."""
     ids, runs = prompt(text(1, 3), picture(name, 1), text(2, 3), picture(name, 2), text(3, 2))
     vision = new_vision(name)
-    told = vision.stretch(ids, 0, runs)
+    told = vision.model_arguments(ids, 0, runs)
     language: VLMLanguageModel = loaded(name).model
     logits = language(mx.array([ids]), cache=language.make_cache(), **told)
     assert np.abs(np.array(logits[0]) - as_mlx_vlm(name, ids, runs)).max() < 5e-3

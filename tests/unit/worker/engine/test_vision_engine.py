@@ -15,14 +15,16 @@ from hearth.worker.kv.quantise_kv import QuantFormat
 from scripts.fixtures.fixture_cache import VISION_NAMES
 from scripts.harness.processed_images import prompt
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.vision_engine import (
+from tests.helpers.models.vision_engine import (
     answer,
     as_mlx_vlm,
     cuts_of,
     feed,
+    forget_positions,
     held,
     new_engine,
     picture,
+    remembers_positions,
     restored,
     same,
     text,
@@ -152,7 +154,7 @@ def test_text_alone_is_forwarded_as_the_language_model_would(name: str, engine: 
     feed(engine, engine.new_cache(), seen, [0, len(seen)], runs)
     ours = feed(engine, engine.new_cache(), ids, cuts, ())
     direct = vision.language.make_cache()
-    vision.language.model._rope_deltas = vision.language.model._position_ids = None
+    forget_positions(vision.language)
     with engine.stream():
         for start, end in pairwise(cuts):
             vision.language.model(mx.array([ids[start:end]]), cache=direct)
@@ -163,16 +165,15 @@ def test_text_alone_is_forwarded_as_the_language_model_would(name: str, engine: 
 def test_nothing_of_a_request_stays_on_the_model(name: str, engine: Engine) -> None:
     vision = loaded(name).vision
     assert vision is not None
-    vision.language.model._rope_deltas = vision.language.model._position_ids = None
+    forget_positions(vision.language)
     ids, runs = prompt(text(1, 20), picture(name, 1), text(2, 30))
     cache = feed(engine, engine.new_cache(), ids, cuts_of(len(ids), CHUNK), runs)
     answer(engine, cache, ids, runs)
-    assert vision.language.model._rope_deltas is None
-    assert vision.language.model._position_ids is None
+    assert not remembers_positions(vision.language)
 
 
 def test_vision_models_do_not_batch(engine: Engine) -> None:
-    assert not engine.decoder._is_mergeable
+    assert not engine.decoder.is_mergeable
 
 
 @pytest.mark.parametrize("name", VISION_NAMES)

@@ -18,7 +18,7 @@ from hearth.worker.engine.vlm_language_model import VLMLanguageModel
 from hearth.worker.engine.vlm_loader import VisionModel
 from scripts.harness.processed_images import prompt
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.vision_engine import text
+from tests.helpers.models.vision_engine import text
 
 IMAGE, BEGIN, END = 3069, 3067, 3068
 VOCABULARY = 3072
@@ -78,7 +78,7 @@ def test_images_are_offered_where_each_layer_is_given_rows_of_its_own(layer_inpu
     vision = checked_vision(model, shown(), 1)
     assert vision is not None and vision.splits_images
     ids, runs = prompt(text(1, 3), shown(), text(2, 3))
-    told = vision.stretch(ids[:5], 0, runs)
+    told = vision.model_arguments(ids[:5], 0, runs)
     assert ("per_layer_inputs" in told) == bool(layer_inputs)
     assert "position_ids" not in told and vision.shift(runs, len(ids)) == 0
 
@@ -93,12 +93,12 @@ def test_images_are_refused_where_their_tokens_see_what_follows(
 
 
 def test_layer_inputs_that_are_left_out_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ImageEncoder.stretch
+    right = ImageEncoder.model_arguments
 
     def without(self: ImageEncoder, *given: Any) -> dict[str, Any]:
         told = right(self, *given)
         told.pop("per_layer_inputs", None)
         return told
 
-    monkeypatch.setattr(ImageEncoder, "stretch", without)
+    monkeypatch.setattr(ImageEncoder, "model_arguments", without)
     assert checked_vision(gemma4(16, None), shown(), 1) is None

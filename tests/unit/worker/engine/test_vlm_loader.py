@@ -206,7 +206,7 @@ def test_text_takes_no_mlx_vlm_and_images_take_no_torch() -> None:
     code = "from scripts.harness.socketless_worker import loaded\nloaded({!r}, tiny={})"
     assert imported(code.format("qwen3", True)) == set()
     encoding = (
-        "from tests.helpers.vision_engine import *\n"
+        "from tests.helpers.models.vision_engine import *\n"
         "engine = new_engine('qwen3_vl')\n"
         "engine.vision.encode(picture('qwen3_vl', 1))"
     )

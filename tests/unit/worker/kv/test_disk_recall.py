@@ -12,8 +12,8 @@ from hearth.worker.cache.cache_budget import MB
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from scripts.harness.socketless_worker import Machine, machine
-from tests.property.disk.test_disk_restart import Workers
-from tests.unit.worker.kv.test_kv_manager import KINDS, follow, prompt
+from tests.helpers.worker.disk_workers import Workers
+from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def give_up_parts(warm: Machine) -> None:
     """Have all windows and snapshots go, as they do when room is short; rows stay."""
     store = warm.keeper.store
     for slot in list(warm.keeper.slots):
-        warm.keeper._vacate(slot)
+        warm.keeper.give_up(slot)
     for extent in list(store.extents):
         store.set_window(extent, None, extent.end.position)
     for joint in list(store.joints):
@@ -60,7 +60,7 @@ def test_a_snapshot_that_made_way_comes_back_though_the_rows_are_still_there(
     give_up_parts(warm)
     again = warm.ask(ids)
     assert again.cached == again.request.query.limit
-    assert workers.shelf.counts["reads"] > 0
+    assert workers.file_store.counts["reads"] > 0
     assert again.tokens == cold.tokens
     warm.check()
 
@@ -91,7 +91,7 @@ def test_conversations_that_take_turns_in_room_for_one_are_read_once(
     ids = prompt(name, 150, 100)
     for turn in range(turns):
         ids = follow(name, ids, alone.ask(ids).request.sampled, 60, seed=turn)
-    alone.keeper._vacate(alone.keeper.slots[0])
+    alone.keeper.give_up(alone.keeper.slots[0])
     budget_mb = 1.3 * alone.keeper.store.budget.bytes_used / MB
     warm = workers.start(name, slots_max=1, budget_mb=budget_mb)
     talks = [prompt(name, 150, 100, seed=seed) for seed in range(count)]
@@ -112,7 +112,7 @@ def test_what_finds_no_room_in_memory_is_on_disk_all_the_same(
     workers: Workers, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm, ids = workers.start(name, is_exact=True), prompt(name, 150, 100)
-    monkeypatch.setattr(warm.keeper._mover, "_has_room", lambda *_: False)
+    monkeypatch.setattr(warm.keeper.transfer, "has_room_at", lambda *_: False)
     cold = warm.ask(ids)
     workers.flush()
     again = workers.start(name, is_exact=True).ask(ids)
@@ -140,9 +140,9 @@ def test_what_was_read_before_the_cache_was_emptied_does_not_come_back(workers: 
     workers.flush()
     warm = workers.start("qwen3")
     answer = warm.submit(ids)
-    found = warm._posted.get(timeout=60)
+    found = warm.posted.get(timeout=60)
     warm.scheduler.forget()
-    warm.scheduler.recalled(found)
+    warm.scheduler.take_recalled(found)
     assert warm.keeper.store.budget.bytes_used == 0
     warm.run()
     assert warm.settled(answer).cached == 0
@@ -174,8 +174,8 @@ def test_what_a_full_disk_refused_is_written_at_the_end(tmp_path: Path) -> None:
         warm = workers.start("qwen3")
         answer = warm.ask(ids)
         workers.flush()
-        assert isinstance(workers.shelf, FullDisk)
-        workers.shelf.is_full = False
+        assert isinstance(workers.file_store, FullDisk)
+        workers.file_store.is_full = False
         warm.keeper.hand_over()
         workers.flush()
         again = workers.start("qwen3").ask(ids)

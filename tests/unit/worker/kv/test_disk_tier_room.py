@@ -9,9 +9,9 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
 from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import ExtentStore, Layout
-from hearth.worker.cache.line_priority import LinePriority
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind
@@ -29,8 +29,8 @@ RUN_BYTES = 2 * PART.nbytes
 def tier(bytes_max: int, layout: Layout = DENSE) -> tuple[DiskTier, ExtentStore]:
     store = ExtentStore(ROOT, layout, Budget(bytes_max))
     layers: Any = SimpleNamespace(layout=layout, row_bytes=RUN_BYTES // RUN)
-    courier: Any = SimpleNamespace(shelf=None)
-    return DiskTier(store, layers, Evictor(store, 256, 0.0), courier), store
+    disk_thread: Any = SimpleNamespace(file_store=None)
+    return DiskTier(store, layers, Evictor(store, 256, 0.0), disk_thread), store
 
 
 def record(number: int, kind: FileKind = FileKind.ROWS) -> Record:

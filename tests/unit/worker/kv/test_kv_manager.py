@@ -4,7 +4,6 @@ Correctness against a cold run is tests/property/warm/test_warm_equals_cold.py; 
 much is reused, what it takes, and what happens to it.
 """
 
-import random
 from typing import Any
 
 import mlx.core as mx
@@ -21,41 +20,8 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
 from scripts.fixtures.fixture_cache import fixture_dir
-from scripts.harness.socketless_worker import CHUNK, Machine, loaded, machine
-
-KINDS = ["qwen3", "qwen3_5", "gpt_oss"]  # dense, hybrid, window
-
-
-def words(seed: int, count: int) -> list[int]:
-    chance = random.Random(seed)
-    return [chance.randrange(300, 2900) for _ in range(count)]
-
-
-def message(name: str, role: str, ids: list[int]) -> list[int]:
-    tokenizer = loaded(name).tokenizer
-    head: list[int] = tokenizer.encode(f"<|im_start|>{role}\n", add_special_tokens=False)
-    end: list[int] = tokenizer.encode("<|im_end|>\n", add_special_tokens=False)
-    return head + ids + end if ids else head
-
-
-def prompt(name: str, *lengths: int, seed: int = 0) -> list[int]:
-    """Return system, then users, of these lengths, and the generation prompt."""
-    ids = message(name, "system", words(seed, lengths[0]))
-    for number, length in enumerate(lengths[1:]):
-        ids += message(name, "user", words(1000 * seed + number + 1, length))
-    return ids + message(name, "assistant", [])
-
-
-def follow(name: str, ids: list[int], answer: list[int], length: int, seed: int = 7) -> list[int]:
-    """Return the prompt of the next turn."""
-    end: list[int] = loaded(name).tokenizer.encode("<|im_end|>\n", add_special_tokens=False)
-    said = message(name, "user", words(seed, length))
-    return ids + answer + end + said + message(name, "assistant", [])
-
-
-def kept_bytes(warm: Machine) -> int:
-    used: int = warm.keeper.store.budget.bytes_used
-    return used
+from scripts.harness.socketless_worker import CHUNK, loaded, machine
+from tests.helpers.worker.kv_prompts import KINDS, follow, kept_bytes, message, prompt, words
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -137,9 +103,9 @@ def test_a_cancelled_prefill_goes_on_where_it_stopped(
         warm.step()
     stopped = leaving.request.position
     if is_watchdog:
-        leaving.request.ticket.lease_until = 0.0
+        leaving.request.lease.lease_until = 0.0
     else:
-        leaving.request.ticket.is_cancelled = True
+        leaving.request.lease.is_cancelled = True
     warm.run()
     assert leaving.reason == "cancelled"
     assert warm.ask(ids).cached >= stopped > 0, "not one chunk is prefilled again"
@@ -151,7 +117,7 @@ def test_a_client_that_leaves_amid_an_answer_leaves_its_prompt_and_its_text(name
     ids = prompt(name, 150, 100)
     leaving = warm.submit(ids, 100)
     warm.run(until=lambda: leaving.request.completion_tokens == 10)
-    leaving.request.ticket.is_cancelled = True
+    leaving.request.lease.is_cancelled = True
     warm.run()
     warm.settled(leaving)
     longer = follow(name, ids, leaving.tokens, 40)
@@ -252,7 +218,7 @@ def test_what_was_generated_is_prefilled_again_in_idle_time_and_interrupted_at_o
     warm = machine(name)
     ids = prompt(name, 150, 100)
     answer = warm.ask(ids, 200)
-    assert warm.scheduler.work_ahead()
+    assert warm.scheduler.prefill_idle()
     assert warm.scheduler.idle_tokens <= CHUNK
     done = warm.scheduler.idle_tokens
     other = warm.ask(prompt(name, 50, 20, seed=3), 2)
@@ -308,9 +274,9 @@ def test_entries_stored_under_another_setting_are_still_read() -> None:
     ids = prompt("qwen3", 300, 100)
     warm.ask(ids, 2)
     warm.ask(prompt("qwen3", 30, 10, seed=4), 2)
-    mover = warm.keeper._mover
+    transfer = warm.keeper.transfer
     for form in (None, QuantFormat(4, 64)):
-        mover._rules = type(mover._rules)(
+        transfer.rules = type(transfer.rules)(
             slots_max=1, chunk=CHUNK, is_exact=False, store_format=form
         )
         assert warm.ask(ids, 2).cached > 350

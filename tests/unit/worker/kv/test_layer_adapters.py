@@ -14,7 +14,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from hearth.worker.kv.layer_adapters import LayerMap, LayerRowsSet, LayerStates, UnknownCache
+from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates, UnknownCache
 from hearth.worker.kv.quantise_kv import LayerRows, QuantFormat
 
 HEADS, DIM, WINDOW = 2, 64, 8
@@ -151,7 +151,7 @@ def test_a_window_put_back_holds_exactly_its_size(layers: LayerMap) -> None:
     kept = layers.copy_window(cache, WINDOW)
     layers.put_window(other, [kept.layers], 20)
     assert other[1].keys.shape[2] == WINDOW
-    assert (other[1].offset, other[1]._idx) == (20, WINDOW)
+    assert (other[1].offset, vars(other[1])["_idx"]) == (20, WINDOW)
 
 
 def test_a_snapshot_is_not_touched_by_what_the_layer_does_later(layers: LayerMap) -> None:
@@ -223,7 +223,7 @@ def test_what_is_kept_knows_its_size_without_another_look_at_its_arrays() -> Non
             return 10
 
     array: Any = Array()
-    kept, state = LayerRowsSet((LayerRows((array, array), None),)), LayerStates(((array, None),))
+    kept, state = KVRows((LayerRows((array, array), None),)), LayerStates(((array, None),))
     looks = array.looks
     assert [kept.nbytes, state.nbytes, kept.nbytes] == [20, 10, 20]
     assert array.looks == looks

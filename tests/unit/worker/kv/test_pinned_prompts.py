@@ -9,18 +9,18 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Failed, Prompt, Sampling, Submit, Usage
-from hearth.worker.cache import line_priority, pinned_prompts as module
+from hearth.worker.cache import conversation_priority, pinned_prompts as module
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.pinned_prompts import Pins
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.request_state import ClientLease
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import CHUNK, Machine, machine
 from scripts.harness.store_builders import HYBRID, keep, new_store, rows, text
-from tests.unit.worker.kv.test_kv_manager import KINDS, follow, kept_bytes, message, prompt, words
+from tests.helpers.worker.kv_prompts import KINDS, follow, kept_bytes, message, prompt, words
 
 ME, OTHER = "me", "another key"
 
@@ -28,12 +28,12 @@ ME, OTHER = "me", "another key"
 @pytest.fixture(autouse=True)
 def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversations that come after another do not count as its sub-agents."""
-    monkeypatch.setattr(line_priority, "SPONSOR_WAIT_S", -1.0)
+    monkeypatch.setattr(conversation_priority, "SPONSOR_WAIT_S", -1.0)
 
 
 def prefill(warm: Machine, ids: list[int], **how: Any) -> Usage:
     """Have a prompt read, and return what that cost."""
-    answer = warm.ask(ids, is_prefill=True, **how)
+    answer = warm.ask(ids, is_prefill_only=True, **how)
     assert answer.reason == "prefilled" and answer.usage is not None
     assert answer.usage.completion_tokens == 0 and not answer.logits
     return answer.usage
@@ -41,7 +41,7 @@ def prefill(warm: Machine, ids: list[int], **how: Any) -> Usage:
 
 def refusal(warm: Machine, ids: list[int]) -> Failed:
     """Have a pin refused."""
-    warm.submit(ids, is_prefill=True, pin_key=ME)
+    warm.submit(ids, is_prefill_only=True, pin_key=ME)
     events = [event for _ in range(1000) if not warm.scheduler.is_idle for event in warm.step()]
     assert isinstance(events[-1], Failed)
     return events[-1]
@@ -59,9 +59,9 @@ def pressed(warm: Machine, count: int = 12) -> None:
 def need_all(warm: Machine) -> None:
     """Have everything go that may."""
     for slot in warm.keeper.slots:
-        warm.keeper._vacate(slot)
+        warm.keeper.give_up(slot)
     budget = warm.keeper.store.budget
-    warm.keeper._mover.evictor.make_room(budget.bytes_max, 1, math.inf, time.monotonic())
+    warm.keeper.transfer.evictor.make_room(budget.bytes_max, 1, math.inf, time.monotonic())
     warm.check()
 
 
@@ -104,16 +104,16 @@ def test_a_prefill_says_nothing_and_leaves_no_turn(tmp_path: Any) -> None:
     asked = [{"role": "user", "content": "What is in the harbor?"}]
     desk.ask(desk.named(Prompt(asked)), AnswerParts("Let me think.", "Boats."))
     echo = [*asked, {"role": "assistant", "content": "Boats."}, {"role": "user", "content": "Ok"}]
-    named, counts = desk.named(Prompt(echo)), desk.sessions.told_counts()
-    ticket = ClientLease("early", b"peer")
-    ticket.lease_until = float("inf")
-    request = desk.prompter.request(
-        ticket, Submit("early", named, Sampling(), prefill_only=True, pin=True)
+    named, counts = desk.named(Prompt(echo)), desk.sessions.counters()
+    lease = ClientLease("early", b"peer")
+    lease.lease_until = float("inf")
+    request = desk.builder.build(
+        lease, Submit("early", named, Sampling(), prefill_only=True, pin=True)
     )
     early = desk.machine.enter(request)
     desk.machine.run()
     assert early.reason == "prefilled" and early.usage is not None
-    assert desk.sessions.told_counts() == counts
+    assert desk.sessions.counters() == counts
     reply = desk.ask(named, AnswerParts("Hm.", "Fine."))
     assert reply.ids == request.ids and reply.divergence is None
     assert reply.cached == early.usage.cached_tokens + early.usage.prefilled_tokens
@@ -121,7 +121,7 @@ def test_a_prefill_says_nothing_and_leaves_no_turn(tmp_path: Any) -> None:
 
 def test_a_request_that_comes_amid_the_prefill_of_its_prompt_takes_it_over() -> None:
     warm, ids = machine("qwen3"), prompt("qwen3", 300, 100)
-    first = warm.submit(ids, is_prefill=True)
+    first = warm.submit(ids, is_prefill_only=True)
     warm.step()
     second = warm.submit(ids)
     warm.run()
@@ -161,7 +161,7 @@ def test_a_pin_has_all_that_its_end_needs_though_there_was_no_room_before(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm, ids = small(name), prompt(name, 150, 150)
-    monkeypatch.setattr(warm.keeper._mover, "_has_room", lambda *_: False)
+    monkeypatch.setattr(warm.keeper.transfer, "has_room_at", lambda *_: False)
     prefill(warm, ids, pin_key=ME)
     monkeypatch.undo()
     need_all(warm)
@@ -222,7 +222,7 @@ def test_an_emptied_cache_holds_no_pins() -> None:
     assert kept_bytes(warm) == 0
     assert warm.ask(ids).cached == 0
     more = prompt("qwen3_5", 200, 100, seed=4)
-    answer = warm.submit(more, is_prefill=True, pin_key=ME)
+    answer = warm.submit(more, is_prefill_only=True, pin_key=ME)
     warm.step()
     warm.scheduler.forget()  # amid the prefill
     warm.run()

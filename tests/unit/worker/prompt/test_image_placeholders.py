@@ -15,8 +15,8 @@ from hearth.worker.prompt.images.image_placeholders import (
     without_images,
 )
 from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptContent
-from scripts.harness.model_families import FAMILIES
-from tests.unit.worker.prompt.test_prompt_builder import (
+from scripts.harness.model_families import FAMILIES, family
+from tests.helpers.worker.prompt_builders import (
     ASKED,
     NEXT,
     SYSTEM,
@@ -67,7 +67,7 @@ def test_images_stand_where_the_messages_have_them(name: str) -> None:
         assert tuple(one.ids[run.start : run.end]) == run.picture.ids
         assert not is_inside(one.keys, run.start) and is_inside(one.keys, run.start + 1)
     first, second, third, fourth = one.images
-    tokenizer = builder(name)._tokeniser._tokenizer
+    tokenizer = family(name).tokenizer
     around = [(0, first.start), (first.end, second.start), (second.end, third.start)]
     words = [tokenizer.decode(one.ids[a:b]) for a, b in [*around, (fourth.end, len(one.ids))]]
     assert words[0].endswith("look") and words[1] == "here"
@@ -85,7 +85,7 @@ def test_a_text_that_spells_out_a_mark_shows_no_image(name: str) -> None:
 
 
 def test_what_a_processor_writes_around_an_image_is_joined_to_the_text_beside_it() -> None:
-    tokeniser = builder("gemma3")._tokeniser
+    tokeniser = builder("gemma3").tokeniser
     mark = tokeniser.mark_for(["word"])
     (message,), digests = marked([{"content": [text("word\n"), image("one"), text("x")]}], mark)
     form = ImageForm(before="\n\n", after="\n\n")
@@ -99,7 +99,7 @@ def test_what_a_processor_writes_around_an_image_is_joined_to_the_text_beside_it
 
 
 def test_an_image_that_the_template_leaves_out_is_told() -> None:
-    tokeniser = builder("qwen3")._tokeniser
+    tokeniser = builder("qwen3").tokeniser
     with pytest.raises(RequestError, match="leaves out 1 of the 2 images"):
         pieces_of(tokeniser, "\ufdd0\ufdd01\ufdd0\ufdd0", "\ufdd0", [FIRST, SECOND], ImageForm())
 

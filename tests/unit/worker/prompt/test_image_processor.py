@@ -22,7 +22,7 @@ from hearth.worker.prompt.images import image_processor
 from hearth.worker.prompt.images.image_processor import ImageReader, image_marker
 from scripts.fixtures.fixture_cache import VISION_NAMES, fixture_dir, mlx_environment
 from scripts.harness.image_files import noise, saved
-from tests.helpers.vision_processors import PIXELS_MAX, processor_of, reader_of
+from tests.helpers.models.vision_processors import PIXELS_MAX, processor_of, reader_of
 
 QWEN_NAMES = [name for name in VISION_NAMES if name != "gemma3"]
 every_model = pytest.mark.parametrize("name", VISION_NAMES)

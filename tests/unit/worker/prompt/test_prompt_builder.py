@@ -4,30 +4,34 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pytest
 
 from hearth.shared.errors import PromptTooLong, RequestError
-from hearth.shared.load_settings import load_settings
 from hearth.worker.cache.block_hash import Tokens, pack
-from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptBuilder, PromptContent
+from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
-from hearth.worker.setup.prompt_setup import make_builder
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.prompt.template_turn_tokens import turn_marks
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.model_families import FAMILIES, family, tools_for
+from tests.helpers.worker.prompt_builders import (
+    ASKED,
+    CALL,
+    CALLED,
+    NEXT,
+    SPOKEN,
+    SYSTEM,
+    builder,
+    encoded,
+    message_of,
+    parts_of,
+)
 
 Messages = list[dict[str, Any]]
 
-CALL = ToolCall("read", {"path": "/a"})
 TOOLS = tools_for([CALL])
-SYSTEM = {"role": "system", "content": "be brief"}
-ASKED = {"role": "user", "content": "fix it"}
-NEXT = {"role": "user", "content": "and now"}
 RESULT = {"role": "tool", "tool_call_id": "call00000", "content": "its text"}
-SPOKEN, CALLED = "an answer", "a call"
 THINKERS = ("qwen3", "qwen3_5", "harmony", "glm4")
 TOOLLESS = ("gemma3", "chatml", "deepseek")  # whose templates show no tools
 
@@ -68,38 +72,6 @@ TAILS = {  # what each template writes behind an answer: the question behind it,
 class Turn:
     ids: Tokens
     thinking: str
-
-
-@cache
-def builder(name: str, preserve: str = "true", context_tokens: int = 100_000) -> PromptBuilder:
-    tokenizer = family(name).tokenizer
-    ends = end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
-    settings = load_settings({"PRESERVE_THINKING": preserve}, None)
-    return make_builder(tokenizer, turn_marks(tokenizer), ends, context_tokens, settings)
-
-
-def encoded(name: str, text: str) -> list[int]:
-    ids: list[int] = family(name).tokenizer.encode(text, add_special_tokens=False)
-    return ids
-
-
-def parts_of(name: str, kind: str = SPOKEN) -> AnswerParts:
-    reasoning = "I think so" if family(name).thinks else ""
-    return (
-        AnswerParts(reasoning, "", (CALL,))
-        if kind == CALLED
-        else AnswerParts(reasoning, "Well done.")
-    )
-
-
-def message_of(parts: AnswerParts) -> dict[str, Any]:
-    """Return the answer as clients send it, in our terms."""
-    call = {"id": "call00000", "type": "function"}
-    function = {"name": CALL.name, "arguments": CALL.arguments}
-    more: dict[str, Any] = {"reasoning_content": parts.reasoning} if parts.reasoning else {}
-    if parts.calls:
-        more["tool_calls"] = [{**call, "function": function}]
-    return {"role": "assistant", "content": parts.content, **more}
 
 
 def built(

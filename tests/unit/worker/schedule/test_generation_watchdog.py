@@ -9,21 +9,14 @@ import pytest
 from hearth.shared.wire_messages import Finished, Prompt, Up
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
-from tests.unit.worker.schedule.test_scheduler import (
-    END,
-    finish_of,
-    request,
-    run,
-    scheduler,
-    text_of,
-)
+from tests.helpers.worker.scripted_scheduler import END, finish_of, request, run, scheduler, text_of
 
 
 def watched(made: Any, generation_s: float = 0.0, stall_s: float = 0.0) -> None:
-    made._rules = replace(made._rules, watchdog=GenerationWatchdog(generation_s, stall_s))
+    made._config = replace(made._config, watchdog=GenerationWatchdog(generation_s, stall_s))
 
 
 def started(name: str, generation_s: float = 0.0, stall_s: float = 0.0) -> tuple[Any, Request]:
@@ -34,7 +27,7 @@ def started(name: str, generation_s: float = 0.0, stall_s: float = 0.0) -> tuple
     made.submit(asked)
     for _ in range(5):
         list(made.step())
-    assert asked.clock is not None and asked.completion_tokens
+    assert asked.times is not None and asked.completion_tokens
     return made, asked
 
 
@@ -46,8 +39,8 @@ def test_an_answer_that_takes_too_long_ends_with_length_and_frees_its_slot() -> 
     made, asked = started("long", generation_s=600)
     made.submit(request("next"))
     assert not [e for e in steps(made) if isinstance(e, Finished)]
-    assert asked.clock is not None
-    asked.clock.prefilled_at -= 601
+    assert asked.times is not None
+    asked.times.prefilled_at -= 601
     events = run(made)
     assert finish_of(events, "long").reason == "length" and asked.is_expired
     assert made.counts["watchdog_ends"] == 1
@@ -57,18 +50,18 @@ def test_an_answer_that_takes_too_long_ends_with_length_and_frees_its_slot() -> 
 def test_a_request_that_gets_no_further_ends_though_its_time_is_not_over() -> None:
     made, asked = started("stuck", generation_s=600, stall_s=60)
     made._engine.decoder.step = lambda: []  # a decoder that forgot it
-    assert asked.clock is not None
-    asked.clock.progressed_at -= 59
+    assert asked.times is not None
+    asked.times.progressed_at -= 59
     assert not [e for e in steps(made) if isinstance(e, Finished)]
-    asked.clock.progressed_at -= 2
+    asked.times.progressed_at -= 2
     assert finish_of(steps(made), "stuck").reason == "length"
 
 
 def test_a_token_or_a_chunk_is_progress() -> None:
     made, asked = started("slow", stall_s=60)
-    assert asked.clock is not None
+    assert asked.times is not None
     for _ in range(3):
-        asked.clock.progressed_at -= 59
+        asked.times.progressed_at -= 59
         assert not [e for e in steps(made, 1) if isinstance(e, Finished)]
 
 
@@ -80,16 +73,16 @@ def test_the_clock_of_an_answer_does_not_run_while_its_prompt_is_read() -> None:
     events: list[Up] = []
     for _ in range(8):
         events += made.step()
-        assert asked.clock is not None
-        asked.clock.prefilled_at -= 599
-        asked.clock.progressed_at -= 599
+        assert asked.times is not None
+        asked.times.prefilled_at -= 599
+        asked.times.progressed_at -= 599
     assert not [e for e in events if isinstance(e, Finished)]
 
 
 @pytest.mark.parametrize("field", ["prefilled_at", "progressed_at"])
 def test_without_limits_nothing_expires(field: str) -> None:
     made, asked = started("free")
-    setattr(asked.clock, field, -1e9)
+    setattr(asked.times, field, -1e9)
     assert not [e for e in steps(made) if isinstance(e, Finished)]
 
 
@@ -103,18 +96,18 @@ def test_a_request_that_waits_has_no_clock() -> None:
 def test_half_an_answer_is_no_turn_and_its_prompt_stays_in_the_cache(tmp_path: Path) -> None:
     desk = Desk("qwen3", family("qwen3"), tmp_path)
     scheduler = desk.machine.scheduler
-    scheduler._rules = replace(scheduler._rules, watchdog=GenerationWatchdog(600, 600))
+    scheduler._config = replace(scheduler._config, watchdog=GenerationWatchdog(600, 600))
     prompt = desk.named(Prompt([{"role": "user", "content": "Tell me a story of the harbor."}]))
     story = AnswerParts("", "It is a long story, and it has no end at all.", ())
     answer = desk.submit(prompt, story)
     desk.machine.run(until=lambda: answer.request.completion_tokens >= 2)
-    assert answer.request.clock is not None
-    answer.request.clock.prefilled_at -= 601
+    assert answer.request.times is not None
+    answer.request.times.prefilled_at -= 601
     desk.machine.run()
     assert answer.reason == "length" and 2 <= len(answer.request.sampled) < 10
-    assert desk.sessions.told_counts()["turns"] == 0
+    assert desk.sessions.counters()["turns"] == 0
     assert desk.sessions.report()[0]["lines"] == 0
     assert desk.foreseen == []
     again = desk.ask(prompt, story)
     assert again.cached == again.answer.request.query.limit
-    assert desk.sessions.told_counts()["turns"] == 1
+    assert desk.sessions.counters()["turns"] == 1

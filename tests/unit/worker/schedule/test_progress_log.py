@@ -11,9 +11,9 @@ import pytest
 from hearth.shared.load_settings import load_settings
 from hearth.worker.engine.model_loader import POCKET_DIR, load_model
 from hearth.worker.schedule import progress_log
-from hearth.worker.schedule.progress_log import TELL_S, StartSteps
+from hearth.worker.schedule.progress_log import LOG_EVERY_S, StartSteps
 from hearth.worker.schedule.request_state import Request
-from tests.unit.worker.schedule.test_scheduler import CHUNK, request, run, scheduler
+from tests.helpers.worker.scripted_scheduler import CHUNK, request, run, scheduler
 
 WAIT_S = 60.0
 PROMPT = 30 * CHUNK + 1
@@ -47,8 +47,8 @@ def prefilling(made: Any, watch: Watch, name: str, prompt: int = PROMPT) -> Requ
     made.submit(asked)
     while not asked.position:
         list(made.step())
-    assert asked.clock is not None
-    asked.clock.told_at, asked.clock.told_tokens = watch.now, asked.position
+    assert asked.times is not None
+    asked.times.logged_at, asked.times.logged_tokens = watch.now, asked.position
     return asked
 
 
@@ -77,7 +77,7 @@ def test_each_of_several_prefills_is_told_by_itself(
     prefilling(made, watch, "one")
     watch.now += 2.0
     prefilling(made, watch, "other", prompt=PROMPT // 2)  # the shortest and the oldest take turns
-    watch.now += TELL_S
+    watch.now += LOG_EVERY_S
     for _ in range(6):
         list(made.step())
     named = [re.findall(r"request=(\w+)", message)[0] for message in caplog.messages]
@@ -96,18 +96,18 @@ def test_the_speed_is_that_since_the_line_before(
 ) -> None:
     made, _ = scheduler(slots=1)
     prefilling(made, watch, "slower")
-    for chunk_s in (TELL_S, 2 * TELL_S):
+    for chunk_s in (LOG_EVERY_S, 2 * LOG_EVERY_S):
         watch.now += chunk_s
         list(made.step())
     speeds = [int(re.findall(r"tokens_per_s=(\d+)", message)[0]) for message in caplog.messages]
-    assert speeds == [CHUNK / TELL_S, CHUNK / TELL_S / 2]
+    assert speeds == [CHUNK / LOG_EVERY_S, CHUNK / LOG_EVERY_S / 2]
 
 
 def test_what_was_kept_is_not_counted_as_read() -> None:
     asked = request("warm", prompt=PROMPT)
     asked.position = 5 * CHUNK
-    asked.start_clock()
-    assert asked.clock is not None and asked.clock.told_tokens == 5 * CHUNK
+    asked.start_times()
+    assert asked.times is not None and asked.times.logged_tokens == 5 * CHUNK
 
 
 # ---------------------------------------------------------------- a start

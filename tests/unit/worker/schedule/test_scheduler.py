@@ -1,138 +1,12 @@
 """The scheduler with a scripted engine: no MLX forward, no sockets."""
 
-import zlib
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.shared.wire_messages import Delta, Finished, Progress, Sampling, Up
-from hearth.worker.cache.block_hash import PrefixHash, pack, prefix_hashes
-from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.engine.decoder import SampledToken, Sequence, UnfinishedBatch
-from hearth.worker.engine.sampler import TokenChoice
-from hearth.worker.kv.null_kv_manager import NullKVManager
-from hearth.worker.schedule.request_state import ClientLease, Request
-from hearth.worker.schedule.scheduler import Scheduler
-from hearth.worker.schedule.scheduler_interfaces import SchedulerRules
-from hearth.worker.stream.token_output import TokenOutput
-
-END = 0
-CHUNK = 10
-ROOT = PrefixHash(b"root")
-
-
-class Letters:
-    """Token n is the n-th letter; stands in for a Vocabulary and its detokenisers."""
-
-    def detokeniser(self) -> "Letters":
-        return self
-
-    def add(self, token_id: int) -> str:
-        return chr(ord("a") + token_id - 1)
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.add(token_id).encode()
-
-
-class ScriptedDecoder:
-    """Gives each sequence the tokens of its script, then the end-of-turn token."""
-
-    def __init__(self, scripts: dict[str, list[int]]) -> None:
-        self.scripts = scripts
-        self.sequences: dict[str, Sequence] = {}
-        self.log: list[str] = []
-
-    def add(self, sequence: Sequence) -> None:
-        assert sequence.key not in self.sequences
-        self.sequences[sequence.key] = sequence
-        self.log.append(f"add {sequence.key}")
-
-    def step(self) -> list[SampledToken]:
-        self.log.append("step")
-        sampled = []
-        for key in self.sequences:
-            script = self.scripts.setdefault(key, [])
-            sampled.append(SampledToken(key, script.pop(0) if script else END, None))
-        return sampled
-
-    def remove(self, key: str) -> UnfinishedBatch:
-        sequence = self.sequences.pop(key)
-        return UnfinishedBatch(sequence.cache, sequence.tokens + sequence.tail)
-
-
-class ScriptedEngine:
-    def __init__(self, scripts: dict[str, list[int]]) -> None:
-        self.decoder = ScriptedDecoder(scripts)
-        self.caches_made = 0
-
-    def new_cache(self) -> list[Any]:
-        self.caches_made += 1
-        return []
-
-    def shift(self, images: Any, position: int) -> int:
-        return 0
-
-    def prefill(self, cache: list[Any], ids: list[int], images: Any) -> None:
-        cache += ids
-        self.decoder.log.append(f"chunk {len(ids)}")
-
-
-def request(
-    name: str,
-    prompt: int = 5,
-    tokens_max: int = 100,
-    stop: str = "",
-    text: str | None = None,
-    asker: str = "",
-) -> Request:
-    """`text` names what the prompt says; requests of one text share their beginning."""
-    first = zlib.crc32((text or name).encode()) % 1000 + 1
-    ids = list(range(first, first + prompt))
-    cuts = [*range(CHUNK, prompt - 1, CHUNK), prompt - 1] if prompt > 1 else []
-    tokens = pack(ids)
-    return Request(
-        ticket=ClientLease(name, b"peer"),
-        ids=ids,
-        query=PrefixQuery(tokens, cuts, prefix_hashes(ROOT, tokens, cuts)),
-        sampling=Sampling(),
-        tokens_max=tokens_max,
-        output=TokenOutput(Letters(), [stop] if stop else []),
-        asker=asker,
-    )
-
-
-def scheduler(slots: int = 4, **scripts: list[int]) -> tuple[Scheduler, ScriptedEngine]:
-    engine = ScriptedEngine(scripts)
-    choice = TokenChoice(sampler=lambda x: x, processors=(), top_logprobs=None)
-    made = Scheduler(
-        engine,  # type: ignore[arg-type]
-        NullKVManager(engine.new_cache),
-        Letters(),  # type: ignore[arg-type]
-        frozenset({END}),
-        lambda request: choice,
-        SchedulerRules(slots, lambda tokens: []),
-    )
-    return made, engine
-
-
-def run(scheduler: Scheduler) -> list[Up]:
-    events = []
-    for _ in range(10_000):
-        if scheduler.is_idle:
-            return events
-        events += list(scheduler.step())
-    raise AssertionError("the scheduler does not come to an end")
-
-
-def text_of(events: list[Up], name: str) -> str:
-    return "".join(e.text for e in events if isinstance(e, Delta) and e.request_id == name)
-
-
-def finish_of(events: list[Up], name: str) -> Finished:
-    (finished,) = [e for e in events if isinstance(e, Finished) and e.request_id == name]
-    return finished
+from hearth.shared.wire_messages import Delta, Finished, Progress
+from tests.helpers.worker.scripted_scheduler import finish_of, request, run, scheduler, text_of
 
 
 def test_a_request_is_admitted_prefilled_decoded_and_finished() -> None:
@@ -202,7 +76,7 @@ def test_a_client_that_leaves_ends_its_request_within_one_step(steps: int) -> No
     made.submit(leaving)
     for _ in range(steps):
         list(made.step())
-    leaving.ticket.is_cancelled = True
+    leaving.lease.is_cancelled = True
     events = list(made.step())
     assert finish_of(events, "x").reason == "cancelled"
     assert made.is_idle and not engine.decoder.sequences
@@ -214,7 +88,7 @@ def test_a_lease_that_ran_out_ends_the_request() -> None:
     forgotten = request("x")
     made.submit(forgotten)
     list(made.step())
-    forgotten.ticket.lease_until = 0
+    forgotten.lease.lease_until = 0
     assert finish_of(list(made.step()), "x").reason == "cancelled"
 
 
@@ -254,7 +128,7 @@ def test_every_request_ends_in_exactly_one_finished(
         for _ in range(steps % 4):
             events += made.step()
         if steps % 5 == 0:
-            requests[f"r{number}"].ticket.is_cancelled = True
+            requests[f"r{number}"].lease.is_cancelled = True
     events += run(made)
     ends = Counter(e.request_id for e in events if isinstance(e, Finished))
     assert ends == Counter(requests.keys())
@@ -289,7 +163,7 @@ def test_a_follower_takes_over_when_its_leader_is_cancelled() -> None:
     made.submit(request("follower", prompt=200, text="same"))
     list(made.step())
     assert made.waiting == 1
-    leader.ticket.is_cancelled = True
+    leader.lease.is_cancelled = True
     events = list(made.step())
     assert finish_of(events, "leader").reason == "cancelled"
     assert (made.running, made.waiting) == (1, 0)

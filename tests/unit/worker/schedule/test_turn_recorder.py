@@ -3,7 +3,7 @@
 from hearth.shared.wire_messages import Speaker, Usage
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from scripts.harness.socketless_worker import machine
-from tests.unit.worker.sessions.test_session_manager import QUESTION, WORDS, Desk, echo
+from tests.helpers.worker.session_prompts import QUESTION, WORDS, Desk, echo
 
 TOOLS = [{"type": "function", "function": {"name": "read"}}]
 TITLE = [{"role": "user", "content": "make a title"}]
@@ -52,7 +52,7 @@ def test_a_usage_tells_how_the_prompt_matched_and_how_long_it_waited_for_its_slo
     busy = machine("qwen3", tiny=True, slots_max=1)
     first = busy.ask([*range(100)])
     again, waits = busy.submit([*range(100)], 20), busy.submit([*range(200, 300)])
-    waits.request.ticket.received_at = again.request.ticket.received_at
+    waits.request.lease.received_at = again.request.lease.received_at
     busy.run()
     assert first.usage is not None and again.usage is not None and waits.usage is not None
     assert [row.usage.match for row in (first, again, waits) if row.usage] == [
@@ -67,7 +67,7 @@ def test_a_request_that_left_before_it_had_a_slot_only_waited() -> None:
     busy = machine("qwen3", tiny=True, slots_max=1)
     answer, left = busy.submit([*range(100)]), busy.submit([*range(200, 300)])
     busy.step()
-    left.request.ticket.is_cancelled = True
+    left.request.lease.is_cancelled = True
     busy.run()
     assert answer.usage is not None and left.usage is not None
     assert (left.reason, left.usage.match, left.usage.prefilled_tokens) == ("cancelled", "none", 0)

@@ -16,12 +16,12 @@ from hearth.proxy.request.session_id import session_of
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.setup.prompt_setup import make_sessions, turns_directory
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness import agent_worker
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import PARSE
 from scripts.harness.model_families import family
-from tests.helpers.client_echoes import CLIENTS, CWD, Client
+from tests.helpers.clients.client_echoes import CLIENTS, CWD, Client
 
 CHUNK = 256
 KINDS = {"qwen3": "qwen3", "harmony": "gpt_oss", "glm4": "qwen3"}
@@ -56,7 +56,7 @@ class Shop:
         ids = desk.sessions.new_id
         desk.sessions = make_sessions(desk.settings, CHUNK, directory=self.directory)
         desk.sessions.new_id = ids
-        desk.prompter._sessions = desk.sessions
+        desk.prompts.sessions = desk.sessions
 
     def prompt(self) -> Prompt:
         body = self.client.body()
@@ -127,7 +127,7 @@ def test_prompts_after_a_restart_are_those_without_one(
         if not parts.calls:
             living.client.user(f"And {number}?")
             restarted.client.user(f"And {number}?")
-    assert restarted.desk.sessions.told_counts()["turns"] == 9
+    assert restarted.desk.sessions.counters()["turns"] == 9
     for shop in (living, restarted):
         shop.desk.sessions.close()
 

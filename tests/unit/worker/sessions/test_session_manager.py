@@ -3,114 +3,31 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hearth.proxy.request.volatile_fields import Canonicaliser
-from hearth.shared.wire_messages import Prompt, Speaker, Usage
-from hearth.worker.cache.block_hash import pack
+from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.sessions import session_manager as module
-from hearth.worker.sessions.cache_trace_log import TraceLog, TraceRow
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_manager import (
     CHANGED,
     DROPPED,
     KEPT,
     RENDERED,
-    RequestEnding,
-    SessionManager,
-    SessionRules,
     SessionVisit,
 )
-from hearth.worker.sessions.turn_store import TurnStore
-
-HEADER = [7, 7]  # the tokens of a generation prompt
-SLACK = 64
-ME = Speaker("key", "s1")
-QUESTION = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "fix it"}]
-READ = ("read", {"path": "/a", "limit": 5000.0})
-SAID = TurnContent("I look first", "Let me check.", (READ,))
-WORDS = TurnContent("hard", "All is well.", ())
-
-
-class Rows(TraceLog):
-    """A trace log that keeps its rows here."""
-
-    def __init__(self) -> None:
-        super().__init__(Path(), is_on=False)
-        self.rows: list[tuple[str, TraceRow]] = []
-
-    def write(self, session: str, row: TraceRow) -> None:
-        self.rows.append((session, row))
-
-
-class Desk:
-    """Sessions, and a model whose every answer is scripted."""
-
-    def __init__(self, **rules: Any) -> None:
-        self.log = Rows()
-        self.sessions = SessionManager(SessionRules(**rules), self.log, SLACK)
-        self.names = Canonicaliser(True, False)
-
-    def arrive(
-        self, messages: Sequence[dict[str, Any]], speaker: Speaker = ME, **more: Any
-    ) -> SessionVisit:
-        prompt = Prompt(list(messages), speaker=speaker, **more)
-        visit = self.sessions.arrive(replace(prompt, names=self.names.names(prompt.messages)[0]))
-        assert visit is not None
-        prompt_tokens = [100 + at for at in range(10 * len(messages))] + HEADER
-        known = frozenset(at for at, turn in enumerate(visit.turns) if turn is not None)
-        visit.set_prompt(pack(prompt_tokens), len(prompt_tokens) - len(HEADER), known)
-        return visit
-
-    def end(
-        self,
-        visit: SessionVisit,
-        said: TurnContent,
-        sampled: Sequence[int] = (1, 2, 3),
-        text: str = "",
-        **more: Any,
-    ) -> dict[str, Any] | None:
-        text = text or f"{said}"
-        given = {
-            "call_ids": tuple(self.sessions.new_id() for _ in said.calls),
-            "signature": self.sessions.new_id(),
-        }
-        usage = Usage(len(visit.tokens), more.pop("cached", len(visit.tokens)), 0, len(sampled))
-        row: dict[str, Any] = {"limit": len(visit.tokens), "is_whole": True, **given, **more}
-        return self.sessions.ended(visit, RequestEnding("r1", text, said, sampled, usage, **row))
-
-    def ask(
-        self,
-        messages: Sequence[dict[str, Any]],
-        said: TurnContent,
-        sampled: Sequence[int] = (1, 2, 3),
-        speaker: Speaker = ME,
-        **more: Any,
-    ) -> SessionVisit:
-        visit = self.arrive(messages, speaker)
-        self.end(visit, said, sampled, **more)
-        return visit
-
-    def forget_turns(self) -> None:
-        """As after a restart: of the stores, only the healing store is full."""
-        self.sessions._turns = TurnStore()
-
-
-def echo(said: TurnContent, call_ids: Sequence[str] = (), **changes: Any) -> dict[str, Any]:
-    """Return the answer as a client sends it back that keeps everything."""
-    message: dict[str, Any] = {"role": "assistant", "content": said.content}
-    if said.reasoning:
-        message["reasoning_content"] = said.reasoning
-    if said.calls:
-        ids = [*call_ids, *(f"theirs{n}" for n in range(len(said.calls)))]
-        message["tool_calls"] = [
-            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for call_id, (name, arguments) in zip(ids, said.calls, strict=False)
-        ]
-    return message | changes
+from tests.helpers.worker.session_prompts import (
+    HEADER,
+    ME,
+    QUESTION,
+    READ,
+    SAID,
+    SLACK,
+    WORDS,
+    Desk,
+    echo,
+)
 
 
 def stripped(said: TurnContent, call_ids: Sequence[str] = ()) -> dict[str, Any]:
@@ -154,9 +71,9 @@ def test_a_cancelled_request_records_nothing() -> None:
     assert desk.end(visit, WORDS, is_whole=False, is_cancelled=True, cached=0) is None
     assert visit.turn is None and visit.said is None
     assert visit.place.session.lines == {}
-    assert desk.sessions.told_counts()["turns"] == 0
+    assert desk.sessions.counters()["turns"] == 0
     assert desk.arrive([*QUESTION, echo(WORDS)]).states == {2: RENDERED}
-    assert len(desk.sessions._healing) == 0
+    assert len(desk.sessions.thinking) == 0
     assert len(desk.log.rows) == 1, "but the log has it"
 
 
@@ -378,10 +295,10 @@ def test_turns_are_counted_once_the_request_has_ended() -> None:
     unknown = echo(TurnContent("", "never said", ()))
     changed = [*QUESTION, echo(WORDS, content="edited"), QUESTION[1], unknown]
     visits = [desk.arrive([*QUESTION, stripped(WORDS), QUESTION[1]]), desk.arrive(changed)]
-    assert desk.sessions.told_counts()["turns_kept"] == 0
+    assert desk.sessions.counters()["turns_kept"] == 0
     for number, visit in enumerate(visits):
         desk.end(visit, WORDS, (9, number))
-    counts = desk.sessions.told_counts()
+    counts = desk.sessions.counters()
     assert (counts["turns_kept"], counts["turns_changed"], counts["turns_rendered"]) == (1, 1, 1)
     assert counts["turns"] == 3 and counts["turn_bytes"] > 3 * 500
     assert (counts["canonical_drift"], counts["exact_key_rejected_by_model_lcp"]) == (0, 0)
@@ -428,13 +345,13 @@ def test_the_session_is_told_with_its_lines_and_requests() -> None:
     desk.ask(QUESTION, WORDS)
     desk.ask([*QUESTION, echo(WORDS), QUESTION[1]], WORDS)
     desk.ask([*QUESTION, echo(WORDS), QUESTION[0]], WORDS)
-    told = desk.sessions.told("s1")
+    told = desk.sessions.session_report("s1")
     assert told is not None
     main, branch = told["lines"]
     assert (main["line"], main["kind"], main["turns"], len(main["requests"])) == (1, "main", 2, 2)
     assert (branch["parent"], branch["kind"], branch["branch_message"]) == (1, "branch", 3)
     assert branch["branch_token"] == 42, "what both prompts begin with"
-    assert desk.sessions.told("another") is None
+    assert desk.sessions.session_report("another") is None
     (row,) = desk.sessions.report()
     assert (row["session"], row["lines"], row["turns"]) == ("s1", 2, 3)
 
@@ -442,7 +359,8 @@ def test_the_session_is_told_with_its_lines_and_requests() -> None:
 def test_an_anonymous_session_has_a_label_too() -> None:
     desk = Desk()
     desk.ask(QUESTION, WORDS, speaker=Speaker("key"))
-    assert desk.log.rows[-1][0] == "anonymous" and desk.sessions.told("anonymous") is not None
+    assert desk.log.rows[-1][0] == "anonymous"
+    assert desk.sessions.session_report("anonymous") is not None
 
 
 def test_once_the_cache_is_emptied_nothing_is_lost_against_it_and_turns_are_still_known() -> None:
@@ -458,7 +376,7 @@ def test_once_the_cache_is_emptied_nothing_is_lost_against_it_and_turns_are_stil
     for each in (on_it, running):  # they were computed while the cache was emptied
         desk.end(each, WORDS)
         assert desk.log.rows[-1][1]["parent"] is None
-    told = desk.sessions.told("s1")
+    told = desk.sessions.session_report("s1")
     assert told is not None and len(told["lines"]) == 3
 
 
@@ -475,7 +393,7 @@ def test_a_session_that_was_forgotten_while_its_request_ran_has_its_line(
     desk.arrive(QUESTION, ME if is_back else Speaker("key", "another"))
     desk.end(visit, WORDS)
     assert desk.log.rows[-1][1]["turn"] == 1
-    told = desk.sessions.told("s1")
+    told = desk.sessions.session_report("s1")
     assert told is not None and [line["turns"] for line in told["lines"]] == [1]
 
 

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from hearth.worker.stream.output_format import OutputFormat
-from tests.helpers.output_formats import STAND_INS
+from hearth.worker.stream.model_output_format import OutputFormat
+from tests.helpers.worker.output_formats import STAND_INS
 
 TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
 OUTPUT = '<|START_ACTION|>[{"tool_name": "read", "parameters": {"path": "a"}}]<|END_ACTION|>'

@@ -62,9 +62,9 @@ def run(
     sent: list[Up] = []
 
     def put(job: tuple[ClientLease, MessageWithImages]) -> None:
-        ticket, seen = job
-        assert ticket.request_id == seen.message.request_id
-        went_on.append((seen.message.request_id, dict(seen.pictures)))
+        lease, seen = job
+        assert lease.request_id == seen.message.request_id
+        went_on.append((seen.message.request_id, dict(seen.images)))
 
     ImageThread(cast(ImageReader, reader)).run(jobs_in, put, sent.append)
     return went_on, sent
@@ -136,13 +136,13 @@ def test_a_bug_is_not_taken_for_a_bad_image() -> None:
 
 def test_what_is_remembered_of_an_image_is_its_keys_own_where_keys_are_kept_apart() -> None:
     asked = replace(prompt(shows("a")), speaker=Speaker(key="k"))
-    ticket, message = submit("one", asked)
+    lease, message = submit("one", asked)
     jobs: list[tuple[ClientLease, Submit | Count]] = [
-        (ticket, message),
-        (ticket, replace(message, is_apart=True)),
-        (ticket, Count("one", asked, is_apart=True)),
-        (ticket, replace(message, use_kv_cache=False)),
-        (ticket, replace(message, is_apart=True, use_kv_cache=False)),
+        (lease, message),
+        (lease, replace(message, is_apart=True)),
+        (lease, Count("one", asked, is_apart=True)),
+        (lease, replace(message, use_kv_cache=False)),
+        (lease, replace(message, is_apart=True, use_kv_cache=False)),
     ]
     reader = Reader()
     run(reader, *jobs)

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from hearth.shared.wire_messages import Progress, Told, Up
-from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.threads import inference_thread as loop_module
 from hearth.worker.threads.inference_thread import (
     IDLE_WAIT_S,
     INBOX_DRAIN_MAX,
-    InferenceTask,
     InferenceThread,
 )
+from hearth.worker.threads.thread_queues import InferenceTask
 
 LONG_S = 10.0
 
@@ -25,7 +24,7 @@ class ScriptedScheduler:
         self.is_idle = is_idle
         self.taken: list[str] = []
         self.stepped_with: list[int] = []
-        self.chunks_ahead = 0
+        self.idle_chunks = 0
         self.is_blocked = False
 
     def submit(self, request: str) -> Progress:
@@ -33,9 +32,9 @@ class ScriptedScheduler:
         self.is_idle = False
         return Progress(request, 0, 1)
 
-    def work_ahead(self) -> bool:
-        self.chunks_ahead -= 1
-        return self.chunks_ahead >= 0
+    def prefill_idle(self) -> bool:
+        self.idle_chunks -= 1
+        return self.idle_chunks >= 0
 
     def step(self) -> Iterator[Up]:
         self.stepped_with.append(len(self.taken))
@@ -59,7 +58,7 @@ def looping(scheduler: ScriptedScheduler, sent: list[Up]) -> tuple[InferenceThre
 
 def wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make each wait from now on take longer than any pause of the machine."""
-    for name in ("IDLE_WAIT_S", "IDLE_BEFORE_AHEAD_S", "BLOCKED_WAIT_S"):
+    for name in ("IDLE_WAIT_S", "IDLE_BEFORE_PREFILL_S", "BLOCKED_WAIT_S"):
         monkeypatch.setattr(loop_module, name, LONG_S)
 
 
@@ -73,25 +72,25 @@ def test_an_idle_loop_waits_and_does_not_step() -> None:
     assert time.monotonic() - began >= IDLE_WAIT_S * 0.9
 
 
-def test_work_ahead_goes_on_without_waiting_until_there_is_none(
+def test_idle_prefill_goes_on_without_waiting_until_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scheduler = ScriptedScheduler(is_idle=True)
-    scheduler.chunks_ahead = 3
+    scheduler.idle_chunks = 3
     loop, _ = looping(scheduler, [])
     wait_long(monkeypatch)
     began = time.monotonic()
     for _ in range(3):
         loop.run_once()
-    assert scheduler.chunks_ahead == 0
+    assert scheduler.idle_chunks == 0
     assert time.monotonic() - began < LONG_S
 
 
-def test_an_errand_is_answered_between_steps() -> None:
+def test_an_inference_task_is_answered_between_steps() -> None:
     scheduler = ScriptedScheduler(is_idle=False)
     sent: list[Up] = []
     loop, inbox = looping(scheduler, sent)
-    inbox.put(InferenceTask(ClientLease("e", b"peer"), lambda: Told("e", {})))
+    inbox.put(InferenceTask(lambda: Told("e", {})))
     loop.run_once()
     assert sent == [Told("e", {}), Progress("x", 1, 2)]
 

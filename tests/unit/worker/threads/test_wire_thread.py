@@ -1,4 +1,4 @@
-"""The I/O thread's table of open requests, with a scripted port."""
+"""The wire thread's table of open requests, with a scripted port."""
 
 import queue
 import time
@@ -25,7 +25,8 @@ from hearth.shared.wire_messages import (
     Welcome,
 )
 from hearth.shared.zmq_transport import LEASE_S
-from hearth.worker.threads.wire_thread import Jobs, WireThread, WorkerIdentity
+from hearth.worker.threads.thread_queues import PromptJobs
+from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 
 PROMPT = Prompt([{"role": "user", "content": "x"}])
 
@@ -45,13 +46,13 @@ class ScriptedPort:
 
 
 class Desk:
-    """A mailbox with everything around it scripted."""
+    """A wire thread with everything around it scripted."""
 
     def __init__(self, open_max: int = 3) -> None:
         self.port = ScriptedPort()
-        self.jobs: Jobs = queue.SimpleQueue()
+        self.jobs: PromptJobs = queue.SimpleQueue()
         self.state = "ready"
-        self.mailbox = WireThread(
+        self.wire = WireThread(
             self.port,  # type: ignore[arg-type]
             WorkerIdentity(7, "boot"),
             self.jobs,
@@ -66,7 +67,7 @@ class Desk:
 
     def hear(self, *messages: Message, peer: bytes = b"p") -> None:
         for message in messages:
-            self.mailbox._handle(peer, message)
+            self.wire._handle(peer, message)
 
     def said(self) -> list[Message]:
         posted, self.port.posted = self.port.posted, []
@@ -93,8 +94,8 @@ def test_an_answer_goes_to_the_peer_that_asked_and_only_once() -> None:
     desk = Desk()
     desk.hear(submit("a"), peer=b"one")
     desk.hear(submit("b"), peer=b"two")
-    desk.mailbox.send(finished("b"))
-    desk.mailbox.send(finished("b"))
+    desk.wire.send(finished("b"))
+    desk.wire.send(finished("b"))
     assert desk.port.posted == [(b"two", finished("b"))]
 
 
@@ -104,7 +105,7 @@ def test_requests_past_the_limit_are_refused_and_a_finished_one_makes_room() -> 
     (refusal,) = desk.said()
     assert isinstance(refusal, Failed) and (refusal.request_id, refusal.status) == ("c", 503)
     assert "2 requests" in refusal.text and "QUEUE_MAX" in refusal.text
-    desk.mailbox.send(finished("a"))
+    desk.wire.send(finished("a"))
     desk.said()
     desk.hear(submit("c"))
     assert desk.said() == []
@@ -126,7 +127,7 @@ def test_nobody_is_told_to_stay_away_longer_than_clients_heed() -> None:
     assert isinstance(refusal, Failed)
     assert refusal.retry_after_s == 60 and "about 1,475 s" in refusal.text
     for number in range(50):
-        desk.mailbox.send(Progress(f"r{number}", 0, 9))
+        desk.wire.send(Progress(f"r{number}", 0, 9))
     desk.said()
     desk.hear(submit("soon"))
     (refusal,) = desk.said()
@@ -138,11 +139,11 @@ def test_a_request_is_told_as_waiting_while_it_is_rendered() -> None:
     """From its Submit on, until the scheduler, which then counts it, has said its first word."""
     desk = Desk(open_max=9)
     desk.hear(submit("a"), submit("b"), submit("refused"), Count("n", PROMPT))
-    desk.mailbox.send(Failed("refused", 400, "context_length_exceeded", "Too long."))
+    desk.wire.send(Failed("refused", 400, "context_length_exceeded", "Too long."))
     desk.hear(Hello(PROTOCOL_VERSION))
     _, beat = desk.said()[-2:]
     assert isinstance(beat, Heartbeat) and beat.queue == ["a", "b"]
-    desk.mailbox.send(Progress("a", 0, 9))
+    desk.wire.send(Progress("a", 0, 9))
     desk.hear(Hello(PROTOCOL_VERSION))
     beat = desk.said()[-1]
     assert isinstance(beat, Heartbeat) and beat.queue == ["b"]
@@ -162,7 +163,7 @@ def test_an_id_in_use_is_refused_without_harm_to_its_owner() -> None:
     desk.hear(submit("a"), peer=b"other")
     (refusal,) = desk.said()
     assert isinstance(refusal, Failed) and refusal.code == "duplicate_request"
-    desk.mailbox.send(finished("a"))
+    desk.wire.send(finished("a"))
     assert desk.port.posted == [(b"p", finished("a"))]
 
 
@@ -173,7 +174,7 @@ def test_cancel_and_a_peer_that_left_mark_the_ticket() -> None:
     second, _ = desk.jobs.get()
     assert first.is_gone and not second.is_gone
     desk.port.gone.add(b"p")
-    desk.mailbox._forget_gone_peers()
+    desk.wire._forget_gone_peers()
     assert second.is_gone
 
 
@@ -181,17 +182,28 @@ def test_a_lease_lasts_as_long_as_it_is_renewed(monkeypatch: pytest.MonkeyPatch)
     desk, now = Desk(), time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     desk.hear(submit("a"))
-    ticket, _ = desk.jobs.get()
+    lease, _ = desk.jobs.get()
     now += LEASE_S - 0.1
     desk.hear(Renew(["a", "unknown"]))
     now += LEASE_S - 0.1
-    assert not ticket.is_gone
+    assert not lease.is_gone
     now += 0.2
-    assert ticket.is_gone
+    assert lease.is_gone
 
 
 def test_counting_is_answered_like_everything_else() -> None:
     desk = Desk()
     desk.hear(Count("n", PROMPT))
-    desk.mailbox.send(Counted("n", 12))
+    desk.wire.send(Counted("n", 12))
     assert desk.said() == [Counted("n", 12)]
+
+
+def test_a_message_with_images_goes_to_the_image_thread_where_there_is_one() -> None:
+    desk = Desk(open_max=9)
+    shows = Prompt([], images={"digest": b"file"})
+    desk.hear(Submit("text model", shows, Sampling()))
+    desk.wire.image_jobs = image_jobs = queue.SimpleQueue()
+    desk.hear(submit("words"), Submit("image", shows, Sampling()), Count("count", shows))
+    assert [image_jobs.get()[1].request_id for _ in range(2)] == ["image", "count"]
+    assert [desk.jobs.get()[0].request_id for _ in range(2)] == ["text model", "words"]
+    assert image_jobs.empty() and desk.jobs.empty()

@@ -1,0 +1,80 @@
+"""Merges the choices (n > 1) of one request into one stream of events, and adds up their usage."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Sequence
+
+from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.shared.wire_messages import Delta, Finished, Usage
+
+ChoiceEvent = tuple[
+    int, Delta | Finished | None
+]  # (choice, what it gave); (0, None) = all were silent
+
+
+class MergedChoices:
+    """The choices of one request while they arrive. Owner: the task that serves it.
+
+    Invariant: once `events` has ended every answer is closed, and nothing of it runs on.
+    """
+
+    def __init__(self, admitted: AdmittedRequest) -> None:
+        self._answers = admitted.answers
+        self._per_prompt = admitted.request.choices
+        self._usages: dict[int, Usage] = {}  # by choice, once it has ended
+
+    async def events(self, wait_s: float | None = None) -> AsyncGenerator[ChoiceEvent, None]:
+        """Yield what the choices give, each until its Finished; a silence when `wait_s` passed.
+
+        Raises:
+            RequestError: one of them failed; this is the end of all.
+        """
+        pending = {
+            asyncio.create_task(answer.next_event()): index
+            for index, answer in enumerate(self._answers)
+        }
+        try:
+            while pending:
+                done, _ = await asyncio.wait(
+                    pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    yield 0, None
+                for task in sorted(done, key=pending.__getitem__):
+                    row, index = task.result(), pending.pop(task)
+                    if isinstance(row, Finished):
+                        self._usages[index] = row.usage
+                    else:
+                        following = asyncio.create_task(self._answers[index].next_event())
+                        pending[following] = index
+                    if row is not None:
+                        yield index, row
+        finally:
+            self.close()
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)  # nothing is left running
+
+    def close(self) -> None:
+        for answer in self._answers:
+            answer.close()
+
+    @property
+    def usage(self) -> Usage:
+        """Return what all cost together, once each has ended."""
+        return merged([self._usages[i] for i in range(len(self._answers))], self._per_prompt)
+
+
+def merged(usages: Sequence[Usage], per_prompt: int) -> Usage:
+    """Return what the choices of a request cost together: a prompt counts once for its own."""
+    assert usages and len(usages) % per_prompt == 0, (len(usages), per_prompt)
+    firsts = usages[::per_prompt]
+    return dataclasses.replace(
+        firsts[0],
+        prompt_tokens=sum(row.prompt_tokens for row in firsts),
+        cached_tokens=sum(row.cached_tokens for row in firsts),
+        source=next((row.source for row in firsts if row.cached_tokens), "none"),
+        prefilled_tokens=sum(row.prefilled_tokens for row in firsts),
+        completion_tokens=sum(row.completion_tokens for row in usages),
+        reasoning_tokens=sum(row.reasoning_tokens for row in usages),
+    )

@@ -1,0 +1,180 @@
+"""Remembers each key's last requests, and sums what all of them cost.
+
+A request is noted once, at its end. No word of its text is kept.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hearth.proxy.api.multi_choice_stream import merged
+from hearth.proxy.monitoring.request_metrics import prefill_speed
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Usage
+
+REQUESTS_MAX: Final = 200  # remembered of each key
+RECENT_MAX: Final = 32  # of them, those that /v1/sessions tells
+_DIVERGENCE_FIELDS: Final = ("cause", "rule", "lost", "token", "message", "role", "remedy")
+
+RequestRow = dict[str, Any]  # what is told of one request
+
+
+@dataclass(slots=True)
+class RequestTotals:
+    """One key's last requests, and what all of its requests cost, in tokens.
+
+    The figures are those of /metrics, over all kinds. Owner: the event loop.
+    Invariant: `rows` has the last REQUESTS_MAX requests, numbered from 1 without a gap.
+    """
+
+    rows: deque[RequestRow] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
+    requests: int = 0
+    version: int = 0  # rises with each change
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, row: RequestRow) -> None:
+        self.requests += 1
+        self.version += 1
+        self.rows.append(row | {"number": self.requests})
+        first = self.rows[0]["number"]
+        assert first + len(self.rows) - 1 == self.requests, (first, len(self.rows), self.requests)
+
+    def spend(self, usage: Usage, *, is_read: bool) -> None:
+        """Count what one answer cost; its prompt too, where it `is_read` for this one."""
+        self.version += 1
+        self.completion_tokens += usage.completion_tokens
+        if is_read:
+            self.prompt_tokens += usage.prompt_tokens
+            self.cached_tokens += usage.cached_tokens
+            self.prefilled_tokens += usage.prefilled_tokens
+
+    def since(self, number: int) -> list[RequestRow]:
+        """Return the rows after that one, of those that are remembered."""
+        return [row for row in self.rows if row["number"] > number]
+
+    def totals(self) -> dict[str, Any]:
+        """Return the sums since the start, and what the cached tokens would have cost.
+
+        `speed` is in tokens a second, the median of the remembered requests that read something;
+        None as long as there is none.
+        """
+        speeds = [row["speed"] for row in self.rows if row["speed"] is not None]
+        speed = statistics.median(speeds) if speeds else None
+        return {
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "prefilled_tokens": self.prefilled_tokens,
+            "completion_tokens": self.completion_tokens,
+            "hit_rate": self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None,
+            "speed": speed,
+            "saved_s": self.cached_tokens / speed if speed else None,
+        }
+
+
+class RecentRequests:
+    """The last requests and the sums of every key. Owner: the event loop; no method blocks.
+
+    With several keys each sees its own requests only; with one, or none, everyone sees all.
+    Invariant: each answer that a worker has told the usage of is in the sums once.
+    """
+
+    def __init__(self, *, separates_keys: bool) -> None:
+        """`separates_keys`: each key sees its own requests only."""
+        self._separates_keys = separates_keys
+        self._by_key: dict[str, RequestTotals] = {}
+        self.on_change: Callable[[], None] = lambda: None
+
+    def whose(self, key: str) -> str:
+        """Return whose requests the holder of `key`, a digest, may see; "" = everyone's."""
+        return key if self._separates_keys else ""
+
+    def of(self, key: str) -> RequestTotals:
+        """Return what is remembered for `key` (of `whose`)."""
+        return self._by_key.setdefault(key, RequestTotals())
+
+    def note(
+        self,
+        request: ParsedRequest,
+        answers: Sequence[AnswerStream],
+        started: float,
+        broken: RequestError | None = None,
+    ) -> None:
+        """Remember a request at its end; it came at `started` (monotonic).
+
+        `answers` are those to its choices, of which each prompt counts once. `broken` is why the
+        reply did not get out.
+        """
+        assert answers and len(answers) % request.choices == 0, (len(answers), request.choices)
+        totals = self.of(self.whose(answers[0].key))
+        row = _request_row(request, answers, broken)
+        row["wall_ms"] = round((time.monotonic() - started) * 1000)
+        totals.add(row)
+        for index, answer in enumerate(answers):
+            if answer.usage is not None:
+                totals.spend(answer.usage, is_read=index % request.choices == 0)
+        self.on_change()
+
+    def spent(self, usage: Usage, key: str, *, is_read: bool) -> None:
+        """Add what a request has cost to the sums of `key`: it was noted when its client left."""
+        self.of(self.whose(key)).spend(usage, is_read=is_read)
+        self.on_change()
+
+    def recent(self, key: str) -> list[RequestRow]:
+        """Return the last requests of `key` (of `whose`), the newest first."""
+        return list(self.of(key).rows)[: -RECENT_MAX - 1 : -1]
+
+    def totals(self, key: str) -> dict[str, Any]:
+        """Return what all requests of `key` (of `whose`) cost since the start."""
+        return self.of(key).totals()
+
+
+def _request_row(
+    request: ParsedRequest, answers: Sequence[AnswerStream], broken: RequestError | None
+) -> RequestRow:
+    """Return what is told of a request, in tokens and milliseconds; no text of it."""
+    answer = next((each for each in answers if each.usage is None), answers[0])
+    row: RequestRow = {
+        "id": answers[0].request_id,
+        "at": round(time.time(), 3),
+        "dialect": request.dialect,
+        "session": request.prompt.speaker.session or "anonymous",
+        "ended": answer.outcome(broken)[0],
+        "prompt": answer.prompt_tokens,
+        "cached": answer.cached_tokens,
+        "prefilled": max(0, answer.done_tokens - answer.cached_tokens),
+        **{"completion": 0, "source": "none", "speed": None, "images": 0, "divergence": None},
+        **{"queue_ms": None, "ttft_ms": None, "finish_ms": None},
+    }
+    usages = [each.usage for each in answers if each.usage is not None]
+    if len(usages) < len(answers):  # it broke off: what it cost is not told in full
+        return row
+    usage = merged(usages, request.choices)
+    return row | {
+        "prompt": usage.prompt_tokens,
+        "cached": usage.cached_tokens,
+        "prefilled": usage.prefilled_tokens,
+        "completion": usage.completion_tokens,
+        "source": usage.source,
+        "queue_ms": usage.queue_ms,
+        "ttft_ms": usage.ttft_ms,
+        "finish_ms": usage.finish_ms,
+        "speed": prefill_speed(usages[0]),
+        "images": usage.image_tokens,
+        "divergence": divergence_fields(usage.divergence),
+    }
+
+
+def divergence_fields(report: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return why tokens were lost, without the text that a worker may tell with it."""
+    if not report:
+        return None
+    return {name: report[name] for name in _DIVERGENCE_FIELDS if name in report}

@@ -1,0 +1,240 @@
+"""Asks the workers what they hold, once a second, while somebody looks at the dashboard.
+
+It asks once for all listeners of a key. A session's lines are asked for again only where the
+session went on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from hearth.proxy.monitoring.recent_requests import divergence_fields
+from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
+from hearth.shared.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 1.0  # between two polls of the workers
+SESSIONS_MAX: Final = 12  # whose lines are told, the most recently used
+ENTRIES_MAX: Final = 40  # of the cache, the most recently used
+
+_CACHE_FIELDS: Final = (
+    *("budget_bytes", "bytes", "slots_bytes", "slots_max", "extents", "snapshots", "evictions"),
+    *("memory_limit_bytes", "vision"),
+)
+_TURN_FIELDS: Final = (
+    *("request_id", "turn", "at", "prompt", "cached", "prefilled", "source", "completion"),
+    "ttft_ms",
+)
+_LINE_FIELDS: Final = ("line", "parent", "kind", "agent", "branch_message", "turns", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTree:
+    """A session's lines as JSON; `signature` changes where they have changed."""
+
+    json: bytes  # made once for all listeners
+    signature: Any  # None: a worker could not tell its part, so that it is asked again
+
+
+@dataclass(slots=True)
+class WorkerView:
+    """The workers' last reports about one key's share, for all of its listeners."""
+
+    listeners: int = 0
+    state: dict[str, Any] = field(default_factory=dict)  # replaced when it changes, as `trees` is
+    trees: dict[str, SessionTree] = field(default_factory=dict)  # by session, the last used first
+
+    def sessions(self, known: dict[str, SessionTree]) -> list[orjson.Fragment]:
+        """Return the trees of those sessions that changed since they were told as `known`."""
+        return [
+            orjson.Fragment(tree.json)
+            for session, tree in self.trees.items()
+            if known.get(session) is not tree
+        ]
+
+
+class WorkerPoller:
+    """Polls the workers while a key has listeners. Owner: the event loop.
+
+    Invariant: `views` has the keys that somebody listens for, and the task runs only while there
+    is one (and no bug has ended it).
+    """
+
+    def __init__(
+        self, pool: WorkerPool, health: Callable[[], dict[str, Any]], on_change: Callable[[], None]
+    ) -> None:
+        """`health` gives the body of /health; `on_change` is called when a view has changed."""
+        self._pool = pool
+        self._health = health
+        self._on_change = on_change
+        self.views: dict[str, WorkerView] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def is_polling(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    @property
+    def listeners(self) -> int:
+        return sum(view.listeners for view in self.views.values())
+
+    def add_listener(self, key: str) -> WorkerView:
+        """Return the view of `key`, and poll for it until `remove_listener` or `close`."""
+        view = self.views.setdefault(key, WorkerView())
+        view.listeners += 1
+        if not self.is_polling and not self._is_closed:
+            self._task = asyncio.create_task(self._poll_on(), name="dashboard")
+            self._task.add_done_callback(_log_bug)
+        return view
+
+    def remove_listener(self, key: str) -> None:
+        view = self.views[key]
+        view.listeners -= 1
+        assert view.listeners >= 0, (key, view.listeners)
+        if not view.listeners:
+            del self.views[key]
+        if not self.views:
+            self._stop()
+
+    def close(self) -> None:
+        """Poll no more: the server stops."""
+        self._is_closed = True
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the workers' rows of /health."""
+        rows: list[dict[str, Any]] = self._health()["workers"]
+        return rows
+
+    async def _poll_on(self) -> None:
+        while True:
+            await asyncio.gather(*(self._poll(key, view) for key, view in self.views.items()))
+            await asyncio.sleep(POLL_S)
+
+    async def _poll(self, key: str, view: WorkerView) -> None:
+        """Ask all workers once what `key` may see."""
+        caches, listed = await asyncio.gather(
+            self._pool.ask("cache", key=key), self._pool.ask("sessions", key=key)
+        )
+        rows = [_worker_row(row, caches.get(row["id"])) for row in self.workers()]
+        entries = [
+            entry | {"worker": worker_id}
+            for worker_id, body in caches.items()
+            if isinstance(body, dict)
+            for entry in body.get("entries", [])
+        ]
+        entries.sort(key=lambda entry: float(entry.get("idle_s", 0)))
+        view.state = {
+            "workers": rows,
+            "prefills": self._pool.prefills(key),
+            "queue": self._pool.queue(key),
+            "entries": entries[:ENTRIES_MAX],
+            "held": sum(map(_entry_count, caches.values())),
+            "sessions": _session_count(listed),
+        }
+        self._on_change()
+        if any(isinstance(body, RequestError) for body in listed.values()):
+            return  # what they told last is shown until all can tell
+        sessions = [
+            row | {"worker": worker_id}
+            for worker_id, body in listed.items()
+            if isinstance(body, dict)
+            for row in body["sessions"]
+        ]
+        await self._poll_sessions(key, view, sessions)
+
+    async def _poll_sessions(
+        self, key: str, view: WorkerView, rows: Sequence[dict[str, Any]]
+    ) -> None:
+        """Ask for the lines of the sessions in use, where any has changed."""
+        rows = sorted(rows, key=lambda row: float(row["idle_s"]))
+        labels = list(dict.fromkeys(row["session"] for row in rows))[:SESSIONS_MAX]
+        trees = await asyncio.gather(*(self._tree(key, view, label, rows) for label in labels))
+        found = list(zip(labels, trees, strict=True))
+        if found != list(view.trees.items()):
+            view.trees = dict(found)
+            self._on_change()
+
+    async def _tree(
+        self, key: str, view: WorkerView, label: str, rows: Sequence[dict[str, Any]]
+    ) -> SessionTree:
+        """Return the lines of a session, as they were where they have not changed."""
+        signature = sorted(_size(row) for row in rows if row["session"] == label)
+        tree = view.trees.get(label)
+        if tree is not None and tree.signature == signature:
+            return tree
+        reports = await self._pool.ask("tree", label, key)
+        if _is_whole(reports):
+            return SessionTree(orjson.dumps(_lines(label, reports)), signature)
+        return SessionTree(
+            tree.json if tree is not None else orjson.dumps(_lines(label, reports)), None
+        )
+
+
+def _worker_row(
+    row: dict[str, Any], report: dict[str, Any] | RequestError | None
+) -> dict[str, Any]:
+    """Return a worker's row of /health, with its part of /v1/cache or why there is none."""
+    if not isinstance(report, dict):
+        return row | {"cache": None, "problem": str(report) if report is not None else None}
+    cache = _fields(report, _CACHE_FIELDS)
+    cache["busy_slots"] = sum(slot["busy"] for slot in report.get("slots", []))
+    return row | {"cache": cache, "problem": None}
+
+
+def _entry_count(report: dict[str, Any] | RequestError) -> int:
+    """Return how many entries a worker keeps: it tells the last used ones only."""
+    return sum(report.get("depths", {}).values()) if isinstance(report, dict) else 0
+
+
+def _session_count(listed: WorkerReports) -> int:
+    """Return how many sessions the workers know; one may be known to several."""
+    bodies = [body for body in listed.values() if isinstance(body, dict)]
+    return len({row["session"] for body in bodies for row in body["sessions"]})
+
+
+def _size(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what changes in a session's row with each request."""
+    return (row["worker"], row["agent"], row["turns"], row["lines"])
+
+
+def _is_whole(reports: WorkerReports) -> bool:
+    """Return whether each worker told its lines, or that it has none."""
+    return all(isinstance(body, dict) or body.status == 404 for body in reports.values())
+
+
+def _lines(label: str, reports: WorkerReports) -> dict[str, Any]:
+    """Return the lines of a session, from every worker that has some."""
+    lines = [
+        _fields(line, _LINE_FIELDS)
+        | {"worker": worker_id, "requests": [_turn(row) for row in line["requests"]]}
+        for worker_id, body in reports.items()
+        if isinstance(body, dict)
+        for line in body["lines"]
+    ]
+    return {"session": label, "lines": lines}
+
+
+def _turn(row: dict[str, Any]) -> dict[str, Any]:
+    return _fields(row, _TURN_FIELDS) | {"divergence": divergence_fields(row.get("divergence"))}
+
+
+def _fields(row: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: row[name] for name in names if name in row}
+
+
+def _log_bug(task: asyncio.Task[None]) -> None:
+    """Log that a bug of ours ended the task: pages show what was until one more is opened."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the dashboard looks at the workers no more", exc_info=error)

@@ -1,0 +1,331 @@
+"""Carries requests to one worker and its events back: the connection to one start of one worker.
+
+The supervisor opens a link when it starts a worker and closes it when the worker is gone; every
+client that waits on that worker is then told at once. `remote_workers` does so for workers on other
+machines. Nothing here starts or kills a process.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Collection
+from typing import Any, Literal, TypeVar
+
+from hearth.proxy.api.error_bodies import refused
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.shared.errors import Overloaded, RequestError, WireError, WorkerLost
+from hearth.shared.wire_messages import (
+    PROTOCOL_VERSION,
+    Admitted,
+    Cancel,
+    Count,
+    Counted,
+    Delta,
+    Failed,
+    Finished,
+    Heartbeat,
+    Hello,
+    Message,
+    Progress,
+    Prompt,
+    Renew,
+    Status,
+    Submit,
+    Told,
+    Usage,
+    Welcome,
+)
+from hearth.shared.zmq_transport import CurveKeys, DealerLink, QueueFull
+
+log = logging.getLogger(__name__)
+
+COUNT_WAIT_S_MAX = 30.0
+STATUS_WAIT_S_MAX = 5.0
+
+ReportKind = Literal[
+    "cache", "clear_cache", "unpin", "prompt", "sessions", "session", "tree"
+]  # of Status
+WorkerReply = TypeVar("WorkerReply", Counted, Told)
+CountUnread = Callable[[AnswerStream, Usage], None]  # (an answer whose client left, what it cost)
+
+
+class WorkerLink:
+    """The connection to one start of one worker. Owner: the event loop.
+
+    Invariant: `answers` has the answers that have no end yet, and none once the link is closed;
+    each request id is sent over it once.
+    """
+
+    def __init__(
+        self,
+        worker_id: int,
+        endpoint: str,
+        on_change: Callable[[], None],
+        keys: CurveKeys | None = None,
+        models: Collection[str] = (),
+        is_apart: bool = False,
+    ) -> None:
+        """`keys` are for tcp:// only, `is_apart` is of Submit.
+
+        A worker whose model is none of `models`, () = any, is refused.
+        """
+        self.worker_id = worker_id
+        self.heartbeat: Heartbeat | None = None
+        self.welcome: Welcome | None = None
+        self.heard_at = time.monotonic()
+        self.ready_at = 0.0
+        self.used_at = 0.0  # when it last took or ended a request; what it is asked does not count
+        self.closed_at: float | None = None  # requests that came later are not for it
+        self.answers: dict[str, AnswerStream] = {}
+        self._asked: dict[str, asyncio.Future[Counted | Told]] = {}  # request id -> its one reply
+        self._on_change = on_change
+        # Counts what an answer cost whose client left before its end: nobody else takes its usage.
+        self.count_unread: CountUnread = lambda _answer, _usage: None
+        self._cancelled: dict[str, AnswerStream] = {}  # until the worker tells their end
+        self._models = models
+        self._is_apart = is_apart
+        self._socket = DealerLink(endpoint, keys)
+        self._socket.send(Hello(PROTOCOL_VERSION))
+        self._closed = False
+        self._reader = asyncio.create_task(self._read(), name=f"link {worker_id}")
+        self._reader.add_done_callback(self._read_ended)
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether it may be sent requests: it said Welcome, and that its model is loaded."""
+        if self._closed or self.welcome is None or self.heartbeat is None:
+            return False
+        return self.heartbeat.state == "ready"
+
+    def takes(self, model: str, came_at: float) -> bool:
+        """Return whether it is there for a request that came then; `model` "" = any."""
+        if not self.is_ready or (self.closed_at is not None and came_at >= self.closed_at):
+            return False
+        assert self.heartbeat is not None, "ready"
+        facts = self.heartbeat.model
+        return not model or (facts is not None and facts.name == model)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
+    def load(self) -> int:
+        return len(self.answers) + len(self._asked)
+
+    @property
+    def silence_s(self) -> float:
+        return time.monotonic() - self.heard_at
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                message = await self._socket.receive()
+            except WireError as error:
+                log.warning("bad frame dropped worker=%d: %s", self.worker_id, error)
+                continue
+            self.heard_at = time.monotonic()
+            self._take(message)
+
+    def _read_ended(self, reader: asyncio.Task[None]) -> None:
+        """A bug of ours ended the reader: nobody may wait on it. The supervisor sees silence."""
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            log.error("link failed worker=%d", self.worker_id, exc_info=error)
+            self.close("The proxy lost its line to the worker.")
+
+    def _take(self, message: Message) -> None:
+        was_ready = self.is_ready
+        if isinstance(message, Admitted | Progress | Delta | Finished | Failed):
+            self._route(message)
+        elif isinstance(message, Counted | Told):
+            self._settle(message.request_id, message)
+        elif isinstance(message, Heartbeat):
+            self._take_heartbeat(message)
+        elif isinstance(message, Welcome):
+            self._take_welcome(message)
+        if self.is_ready and not was_ready:
+            self.ready_at = time.monotonic()
+            self._on_change()
+
+    def _route(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
+        answer = self.answers.get(message.request_id)
+        if answer is not None:
+            answer.take(message)
+        elif isinstance(message, Failed):
+            self._cancelled.pop(message.request_id, None)
+            self._settle(message.request_id, refused(message))
+        elif isinstance(message, Finished):
+            cancelled = self._cancelled.pop(message.request_id, None)
+            if cancelled is not None:
+                self.count_unread(cancelled, message.usage)
+
+    def _take_welcome(self, welcome: Welcome) -> None:
+        version = welcome.protocol_version
+        if version == PROTOCOL_VERSION:
+            self.welcome = welcome
+            return
+        log.error(
+            "worker=%d speaks protocol %d, this proxy %d: start both from one checkout",
+            self.worker_id,
+            version,
+            PROTOCOL_VERSION,
+        )
+        self.close("The worker speaks another version of the protocol.")
+
+    def _take_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self.heartbeat = heartbeat
+        model = heartbeat.model
+        if model is not None and self._models and model.name not in self._models:
+            log.error(
+                "worker=%d serves %r, this proxy %s: set MODEL_PATH and PROXY_MODEL_ID alike",
+                self.worker_id,
+                model.name,
+                ", ".join(map(repr, self._models)),
+            )
+            self.close("The worker serves another model.")
+
+    async def broken(self) -> None:
+        """Return once the connection to the worker broke off. Once."""
+        await self._socket.broken()
+
+    def submit(self, request: ParsedRequest, request_id: str) -> AnswerStream:
+        """Send `request` and return its answer, which nothing has arrived for yet."""
+        assert request_id not in self.answers, request_id
+        assert request_id not in self._cancelled, request_id
+
+        def release(cancel: bool) -> None:
+            self.used_at = time.monotonic()
+            ended = self.answers.pop(request_id, None)
+            assert ended is not None, (self.worker_id, request_id)
+            if cancel:
+                self._cancelled[request_id] = ended
+                self._send_late(Cancel(request_id))
+
+        message = Submit(
+            request_id=request_id,
+            prompt=request.prompt,
+            sampling=request.sampling,
+            constraints=request.constraints,
+            use_kv_cache=request.use_kv_cache,
+            prefill_only=request.prefill_only,
+            pin=request.pin,
+            is_apart=self._is_apart,
+        )
+        self._send(message)
+        answer = self.answers[request_id] = AnswerStream(
+            request_id,
+            release,
+            request.prompt.speaker.key,
+            model=request.target,
+            is_repeat=request.is_repeat,
+        )
+        return answer
+
+    def queue(self, key: str) -> list[dict[str, Any]]:
+        """Return which of our requests wait there, as it told last; see `WorkerPool.queue`."""
+        ids = self.heartbeat.queue if self.heartbeat is not None else []
+        now = time.monotonic()
+        return [
+            {
+                "request_id": request_id,
+                "worker": self.worker_id,
+                "position": position,
+                "age_s": round(now - answer.asked_at, 1),
+            }
+            for position, request_id in enumerate(ids, start=1)
+            if (answer := self.answers.get(request_id)) is not None and key in ("", answer.key)
+        ]
+
+    async def count(self, prompt: Prompt) -> int:
+        self.used_at = time.monotonic()
+        message = Count(uuid.uuid4().hex, prompt, self._is_apart)
+        return (await self._reply(message, Counted, COUNT_WAIT_S_MAX)).tokens
+
+    async def ask(self, what: ReportKind, about: str = "", key: str = "") -> dict[str, Any]:
+        """Return what the worker tells about its cache or its sessions.
+
+        Raises:
+            RequestError: it refuses, is gone, or has not answered within STATUS_WAIT_S_MAX.
+        """
+        message = Status(uuid.uuid4().hex, what, about, key)
+        return (await self._reply(message, Told, STATUS_WAIT_S_MAX)).body
+
+    async def _reply(
+        self, message: Count | Status, kind: type[WorkerReply], wait_s: float
+    ) -> WorkerReply:
+        """Send what is answered by one message of `kind`, or by a Failed, and return that."""
+        assert message.request_id not in self._asked, message.request_id
+        self._send(message)
+        future: asyncio.Future[Counted | Told] = asyncio.get_running_loop().create_future()
+        self._asked[message.request_id] = future
+        try:
+            async with asyncio.timeout(wait_s):
+                reply = await future
+        except TimeoutError:
+            text = f"The worker has not answered within {wait_s:g} s; try again."
+            raise Overloaded(text) from None
+        finally:
+            self._asked.pop(message.request_id, None)
+        assert isinstance(reply, kind), (type(reply), kind)
+        return reply
+
+    def _settle(self, request_id: str, result: Counted | Told | RequestError) -> None:
+        future = self._asked.get(request_id)
+        if future is None or future.done():
+            return
+        if isinstance(result, RequestError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def _send(self, message: Submit | Count | Status) -> None:
+        try:
+            self._socket.send(message)
+        except QueueFull:
+            raise WorkerLost("The worker does not take requests now; try again.") from None
+        except WireError as error:
+            raise RequestError(f"The request cannot be carried: {error}.") from None
+
+    def _send_late(self, message: Cancel | Renew) -> None:
+        """Send what a dead worker, or one that does not read, does not need any more."""
+        if not self._closed:
+            with contextlib.suppress(WireError):
+                self._socket.send(message)
+
+    def renew(self) -> None:
+        if self.answers or self._asked:
+            self._send_late(Renew([*self.answers, *self._asked]))
+
+    def close(self, text: str) -> None:
+        """Tell every client that waits on this worker that it is gone."""
+        if self._closed:
+            return
+        self._closed = True
+        self._reader.cancel()
+        self._socket.close()
+        for answer in list(self.answers.values()):
+            answer.fail(WorkerLost(text))
+        for request_id in list(self._asked):
+            self._settle(request_id, WorkerLost(text))
+        assert not self.answers, (self.worker_id, list(self.answers))
+
+
+def link_row(link: WorkerLink | None, model: str | None = None) -> dict[str, Any]:
+    """Return what /health tells of a worker by what it says itself: nothing where there is none.
+
+    `model` is what it is to have, as long as it does not tell.
+    """
+    beat = link.heartbeat if link is not None else None
+    return {
+        "running": beat.running if beat else 0,
+        "waiting": beat.waiting if beat else 0,
+        "wait_s": round(beat.wait_s, 1) if beat else None,
+        "in_flight": link.load if link else 0,
+        "steps": beat.steps if beat else 0,
+        "active_bytes": beat.active_bytes if beat else 0,
+        "heartbeat_age_s": round(link.silence_s, 3) if link and beat else None,
+        "model": beat.model.name if beat and beat.model else model,
+    }

@@ -1,0 +1,140 @@
+"""Names messages by digests, so that a conversation is recognised although volatile fields change.
+
+A name has two digests: the exact one is of all that a template may show to the model, the
+canonical one of what the message means (`hearth.proxy.request.volatile_fields` has the rules).
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
+
+import orjson
+
+from hearth.proxy.request.volatile_fields import ASKING_ROLES, canonical_text
+from hearth.shared.wire_messages import MessageName
+
+DIGEST_BYTES: Final = 16
+REMEMBERED_MAX: Final = 32_768  # messages whose names are kept, some 500 bytes each
+SHRINK_SHARE_MAX: Final = 0.1  # of a conversation's characters, where CACHE_NORM_SAFETY_CHECK is on
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownMessage:
+    """A message that was named before."""
+
+    name: MessageName
+    chars: int  # of the content's text
+    delta_chars: int  # that its canonical form has fewer
+
+
+class MessageDigester:
+    """Names messages, and remembers the names of those it has seen. Owner: the event loop.
+
+    Invariant: at most REMEMBERED_MAX are remembered; a name depends on the message alone.
+    """
+
+    def __init__(self, is_on: bool, checks_size: bool) -> None:
+        """With `checks_size` a conversation that would lose too much is known by its exact text."""
+        self._is_on = is_on
+        self._checks_size = checks_size
+        self._known: OrderedDict[bytes, _KnownMessage] = OrderedDict()  # by exact digest
+
+    def names(self, messages: list[Any]) -> tuple[list[MessageName], int]:
+        """Return a name for each of `messages`, and the characters that the canonical forms lack.
+
+        The messages are as a dialect makes them, and stay as they are.
+        """
+        rows = [self._named(message) for message in messages]
+        delta = sum(row.delta_chars for row in rows)
+        if self._checks_size and delta > SHRINK_SHARE_MAX * sum(row.chars for row in rows):
+            return [MessageName(row.name.exact, row.name.exact) for row in rows], 0
+        return [row.name for row in rows], delta
+
+    def _named(self, message: dict[str, Any]) -> _KnownMessage:
+        exact = exact_digest(message)
+        known = self._known.get(exact)
+        if known is not None:
+            self._known.move_to_end(exact)
+            return known
+        content: str | list[Any] = message["content"]
+        chars = _chars(content)
+        if self._is_on:
+            left, rules = _canonical_content(message["role"], content)
+            is_volatile = not left and bool(content) and message["role"] in ASKING_ROLES
+            canonical = b"" if is_volatile else _canonical_digest(message, left)
+            named = _KnownMessage(MessageName(canonical, exact, rules), chars, chars - _chars(left))
+        else:
+            named = _KnownMessage(MessageName(exact, exact), chars, 0)
+        assert named.delta_chars >= 0, (named.delta_chars, named.name.rules)
+        self._known[exact] = named
+        if len(self._known) > REMEMBERED_MAX:
+            self._known.popitem(last=False)
+        return named
+
+
+def exact_digest(message: dict[str, Any]) -> bytes:
+    """Return a digest of everything in `message` that a template may show to the model."""
+    calls = [
+        [call["id"], call["function"]["name"], call["function"]["arguments"]]
+        for call in message.get("tool_calls", ())
+    ]
+    shown = ("role", "content", "reasoning_content", "tool_call_id", "name", "tool_references")
+    return _digest([calls, *(message.get(key) for key in shown)], 0)
+
+
+def _chars(content: str | list[Any]) -> int:
+    """Return how many characters of text are in a message's content."""
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text", "")) for part in content)
+
+
+def _canonical_content(role: str, content: str | list[Any]) -> tuple[str | list[Any], list[str]]:
+    """Return `content` as a conversation is known by it, and the rules that made it so."""
+    if isinstance(content, list):
+        return _canonical_parts(role, content)
+    if role == "assistant":  # clients trim what the model said, at its ends only
+        return content.strip(), []
+    return canonical_text(role, content)
+
+
+def _canonical_parts(role: str, parts: list[Any]) -> tuple[list[Any], list[str]]:
+    """Return a content that shows images as it is known: its texts by the rules, images as is."""
+    left: list[Any] = []
+    fired: dict[str, None] = {}
+    for part in parts:
+        if part["type"] != "text":
+            left.append(part)
+            continue
+        text, rules = canonical_text(role, part["text"])
+        fired |= dict.fromkeys(rules)
+        if text:
+            left.append({"type": "text", "text": text})
+    return left, list(fired)
+
+
+def _canonical_digest(message: dict[str, Any], content: str | list[Any]) -> bytes:
+    """Return a digest of what `message` means: no ids, no reasoning, arguments in no order."""
+    calls = [
+        [call["function"]["name"], _as_javascript(call["function"]["arguments"])]
+        for call in message.get("tool_calls", ())
+    ]
+    meaning = [message["role"], content, calls, message.get("name"), message.get("tool_references")]
+    return _digest(meaning, orjson.OPT_SORT_KEYS)
+
+
+def _as_javascript(value: Any) -> Any:
+    """Return `value` with its numbers as JavaScript has them, where 5000.0 is 5000 and -0 is 0."""
+    if type(value) is dict:
+        return {key: _as_javascript(item) for key, item in value.items()}
+    if type(value) is list:
+        return [_as_javascript(item) for item in value]
+    if type(value) in (int, float):
+        return float(value) + 0.0
+    return value
+
+
+def _digest(value: Any, option: int) -> bytes:
+    octets = orjson.dumps(value, option=option)
+    return blake2b(octets, digest_size=DIGEST_BYTES).digest()

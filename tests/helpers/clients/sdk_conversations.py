@@ -1,0 +1,279 @@
+"""One conversation through an official SDK, alike in all three dialects: ask, and read the answer.
+
+What is sent back as history are the SDK's own objects, as its documentation has them.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import anthropic
+import openai
+
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from scripts.harness.model_families import family
+from tests.helpers.clients.run_clients import MODEL
+from tests.helpers.servers.scripted_server import ScriptedServer
+from tests.helpers.worker_processes.scripted_worker import DICTATION
+
+Tool = dict[str, Any]  # name, description, parameters
+
+WEATHER: Final[Tool] = {
+    "name": "get_weather",
+    "description": "Tells the weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "enum": ["Oslo", "Rome"]},
+            "days": {"type": "integer", "enum": [1, 3, 7]},
+        },
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+CLOCK: Final[Tool] = {
+    "name": "get_time",
+    "description": "Tells the time.",
+    "parameters": {
+        "type": "object",
+        "properties": {"utc": {"type": "boolean"}},
+        "required": ["utc"],
+        "additionalProperties": False,
+    },
+}
+TOOLS: Final = (WEATHER, CLOCK)
+OSLO: Final = ToolCall("get_weather", {"city": "Oslo", "days": 3})
+UTC: Final = ToolCall("get_time", {"utc": True})
+
+
+def written(parts: AnswerParts, after: str = "") -> str:
+    """Return how the scripted model writes `parts`, with `after` behind its calls."""
+    return family("qwen3").written(parts) + (f"\n{after}" if after else "")
+
+
+def dictation(*turns: AnswerParts | str) -> str:
+    """Return what a user says to have the model write `turns`, one an answer."""
+    texts = [written(turn) if isinstance(turn, AnswerParts) else turn for turn in turns]
+    return DICTATION + json.dumps(texts).replace("<", "\\u003c")  # no marks in what a user says
+
+
+@dataclass(frozen=True)
+class Told:
+    """One answer, whatever the dialect."""
+
+    reasoning: str
+    content: str
+    calls: list[tuple[str, dict[str, Any]]]  # name, arguments
+    call_ids: list[str]
+    reason: str  # "stop" | "length" | "tool_calls"
+    prompt: int  # tokens, as the following
+    cached: int
+    completion: int
+    thought: int
+    raw: Any  # the SDK's object
+    kinds: list[str] = field(default_factory=list)  # of blocks or items, where there are such
+
+
+@dataclass(frozen=True)
+class Sdks:
+    """Both SDKs' clients of one server."""
+
+    server: ScriptedServer
+    gpt: openai.OpenAI
+    claude: anthropic.Anthropic
+
+
+class Talk:
+    """A conversation. `options` are of every request, in the dialect's own words."""
+
+    def __init__(self, sdks: Sdks, **options: Any) -> None:
+        self.sdks = sdks
+        self.options = options
+        self.history: list[Any] = []
+        self.system = ""
+
+    def user(self, text: str) -> "Talk":
+        self.history.append({"role": "user", "content": text})
+        return self
+
+    def result(self, call_id: str, text: str) -> "Talk":
+        raise NotImplementedError
+
+    def tools(self, tools: Sequence[Tool]) -> list[Any]:
+        raise NotImplementedError
+
+    def choice(self, choice: str) -> Any:
+        """Return "auto", "none", "required", or a tool's name as the dialect has it."""
+        raise NotImplementedError
+
+    def thinking(self, on: bool) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def ask(self, *, stream: bool = False, tools: Sequence[Tool] = (), choice: str = "") -> Told:
+        """Have the conversation answered, and take the answer up."""
+        body = dict(self.options)
+        if tools:
+            body["tools"] = self.tools(tools)
+        if choice:
+            body["tool_choice"] = self.choice(choice)
+        return self.answered(body, stream=stream)
+
+    def answered(self, body: dict[str, Any], *, stream: bool) -> Told:
+        raise NotImplementedError
+
+
+class ChatTalk(Talk):
+    def result(self, call_id: str, text: str) -> Talk:
+        self.history.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        return self
+
+    def tools(self, tools: Sequence[Tool]) -> list[Any]:
+        return [{"type": "function", "function": tool} for tool in tools]
+
+    def choice(self, choice: str) -> Any:
+        named = {"type": "function", "function": {"name": choice}}
+        return choice if choice in ("auto", "none", "required") else named
+
+    def thinking(self, on: bool) -> dict[str, Any]:
+        return {"extra_body": {"enable_thinking": on}}
+
+    def answered(self, body: dict[str, Any], *, stream: bool) -> Told:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        body = {"model": MODEL, "messages": [*system, *self.history], **body}
+        answer = self._final(body) if stream else self.sdks.gpt.chat.completions.create(**body)
+        (choice,) = answer.choices
+        message, usage = choice.message, answer.usage
+        self.history.append(message.model_dump())
+        calls = message.tool_calls or []
+        return Told(
+            reasoning=getattr(message, "reasoning_content", None) or "",
+            content=message.content or "",
+            calls=[(call.function.name, json.loads(call.function.arguments)) for call in calls],
+            call_ids=[call.id for call in calls],
+            reason=choice.finish_reason,
+            prompt=usage.prompt_tokens,
+            cached=usage.prompt_tokens_details.cached_tokens,
+            completion=usage.completion_tokens,
+            thought=usage.completion_tokens_details.reasoning_tokens,
+            raw=answer,
+        )
+
+    def _final(self, body: dict[str, Any]) -> Any:
+        body["stream_options"] = {"include_usage": True}
+        with self.sdks.gpt.chat.completions.stream(**body) as events:
+            try:
+                return events.get_final_completion()
+            except openai.LengthFinishReasonError as cut:
+                return cut.completion
+
+
+class MessagesTalk(Talk):
+    REASONS: Final = {"end_turn": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+
+    def result(self, call_id: str, text: str) -> Talk:
+        block = {"type": "tool_result", "tool_use_id": call_id, "content": text}
+        if self.history[-1]["role"] == "user":
+            self.history[-1]["content"].append(block)
+        else:
+            self.history.append({"role": "user", "content": [block]})
+        return self
+
+    def tools(self, tools: Sequence[Tool]) -> list[Any]:
+        return [
+            {"name": t["name"], "description": t["description"], "input_schema": t["parameters"]}
+            for t in tools
+        ]
+
+    def choice(self, choice: str) -> Any:
+        kinds = {"auto": "auto", "none": "none", "required": "any"}
+        named = {"type": "tool", "name": choice}
+        return {"type": kinds[choice]} if choice in kinds else named
+
+    def thinking(self, on: bool) -> dict[str, Any]:
+        enabled = {"type": "enabled", "budget_tokens": 2_000}
+        return {"thinking": enabled if on else {"type": "disabled"}}
+
+    def answered(self, body: dict[str, Any], *, stream: bool) -> Told:
+        body = {"model": MODEL, "max_tokens": 4_000, "messages": self.history, **body}
+        if self.system:
+            body["system"] = self.system
+        if stream:
+            with self.sdks.claude.messages.stream(**body) as events:
+                answer: Any = events.get_final_message()
+        else:
+            answer = self.sdks.claude.messages.create(**body)
+        self.history.append({"role": "assistant", "content": answer.content})
+        blocks, usage = answer.content, answer.usage
+        calls = [block for block in blocks if block.type == "tool_use"]
+        return Told(
+            reasoning="".join(block.thinking for block in blocks if block.type == "thinking"),
+            content="".join(block.text for block in blocks if block.type == "text"),
+            calls=[(call.name, call.input) for call in calls],
+            call_ids=[call.id for call in calls],
+            reason=self.REASONS.get(answer.stop_reason, answer.stop_reason),
+            prompt=usage.input_tokens + usage.cache_read_input_tokens,
+            cached=usage.cache_read_input_tokens,
+            completion=usage.output_tokens,
+            thought=usage.output_tokens_details.thinking_tokens,
+            raw=answer,
+            kinds=[block.type for block in blocks],
+        )
+
+
+class ResponsesTalk(Talk):
+    def result(self, call_id: str, text: str) -> Talk:
+        row = {"type": "function_call_output", "call_id": call_id, "output": text}
+        self.history.append(row)
+        return self
+
+    def tools(self, tools: Sequence[Tool]) -> list[Any]:
+        return [{"type": "function", **tool} for tool in tools]
+
+    def choice(self, choice: str) -> Any:
+        named = {"type": "function", "name": choice}
+        return choice if choice in ("auto", "none", "required") else named
+
+    def thinking(self, on: bool) -> dict[str, Any]:
+        return {"reasoning": {"effort": "medium" if on else "none"}}
+
+    def answered(self, body: dict[str, Any], *, stream: bool) -> Told:
+        body = {"model": MODEL, "input": self.history, "store": False, **body}
+        body["include"] = ["reasoning.encrypted_content"]
+        if self.system:
+            body["instructions"] = self.system
+        if stream:
+            with self.sdks.gpt.responses.stream(**body) as events:
+                *_, last = events
+            answer: Any = getattr(last, "response", None)
+        else:
+            answer = self.sdks.gpt.responses.create(**body)
+        self.history += answer.output
+        return self._told(answer)
+
+    @staticmethod
+    def _told(answer: Any) -> Told:
+        items, usage = answer.output, answer.usage
+        calls = [item for item in items if item.type == "function_call"]
+        thoughts = [item for item in items if item.type == "reasoning"]
+        reason = "tool_calls" if calls else "stop"
+        return Told(
+            reasoning="".join(part.text for item in thoughts for part in item.content or ()),
+            content=answer.output_text,
+            calls=[(call.name, json.loads(call.arguments)) for call in calls],
+            call_ids=[call.call_id for call in calls],
+            reason="length" if answer.status == "incomplete" else reason,
+            prompt=usage.input_tokens,
+            cached=usage.input_tokens_details.cached_tokens,
+            completion=usage.output_tokens,
+            thought=usage.output_tokens_details.reasoning_tokens,
+            raw=answer,
+            kinds=[item.type for item in items],
+        )
+
+
+TALKS: Final[dict[str, type[Talk]]] = {
+    "chat": ChatTalk,
+    "messages": MessagesTalk,
+    "responses": ResponsesTalk,
+}

@@ -1,0 +1,87 @@
+"""Runs a pool over fake worker processes and reads their answers."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from hearth.proxy.api import chat_completions
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.proxy.workers.supervisor import Supervisor
+from hearth.shared.wire_messages import Finished
+
+COMMAND = (sys.executable, "-m", "tests.helpers.worker_processes.fake_worker")
+ROOT = Path(__file__).parents[3]
+
+
+class Bench:
+    """A pool, its supervisor, and what the workers wrote down."""
+
+    def __init__(self, directory: Path, count: int, **environ: str) -> None:
+        self.log = directory / "log"
+        self.pool = WorkerPool()
+        environment = {**os.environ, "FAKE_WORKER_LOG": str(self.log), "PYTHONPATH": str(ROOT)}
+        self.supervisor = Supervisor(COMMAND, count, directory, self.pool, environment | environ)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        rows = self.log.read_text().splitlines() if self.log.exists() else []
+        return [row for row in map(json.loads, rows) if row["event"] == kind]
+
+    async def until(self, condition: Callable[[], Any], wait_s: float = 60.0) -> None:
+        deadline = time.monotonic() + wait_s
+        while not condition():
+            assert time.monotonic() < deadline, "waited too long"
+            await asyncio.sleep(0.01)
+
+    def ready_count(self) -> int:
+        return sum(link.is_ready for link in self.pool.links.values())
+
+
+@contextlib.asynccontextmanager
+async def bench(directory: Path, count: int = 1, **environ: str) -> AsyncIterator[Bench]:
+    made = Bench(directory, count, **environ)
+    await made.supervisor.start()
+    try:
+        if "FAKE_WORKER_REFUSES" not in environ:
+            await made.until(lambda: made.ready_count() == count)
+        yield made
+    finally:
+        made.pool.close()
+        await stop(made.supervisor)
+
+
+async def stop(supervisor: Supervisor) -> None:
+    """Stop the workers; a busy machine may take longer to bury one than the supervisor waits."""
+    await supervisor.stop()
+    for worker in supervisor.workers:
+        if worker.process is not None:
+            await worker.process.wait()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 180))
+
+
+def request(script: str, **fields: Any) -> ParsedRequest:
+    return chat_completions.parse(
+        {"model": "m", "messages": [{"role": "user", "content": script}], **fields}
+    )
+
+
+async def read(answer: AnswerStream) -> tuple[str, Finished]:
+    texts = []
+    while not isinstance(row := await answer.next_event(), Finished):
+        assert row is not None
+        texts.append(row.text)
+    return "".join(texts), row
+
+
+async def start(made: Bench, script: str, name: str = "r") -> AnswerStream:
+    return await made.pool.open(request(script), name)

@@ -1,0 +1,110 @@
+"""Builds the proxy's app without LiteLLM and asks it, in process or over a socket."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import uvicorn
+
+from hearth.proxy.app import ProxyApp
+from hearth.proxy.http.uvicorn_timeouts import HeadTimeout
+from hearth.proxy.monitoring.admin_routes import AdminRoutes
+from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.workers.supervisor import Supervisor
+from hearth.shared.load_settings import Settings, load_settings
+
+HOST = (b"host", b"127.0.0.1:4000")
+
+
+@dataclass
+class Reply:
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    content: bytes = b""
+
+    @property
+    def json(self) -> Any:
+        return orjson.loads(self.content)
+
+
+async def no_gateway(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError(f"LiteLLM was asked: {scope['path']}")
+
+
+def app_of(tmp_path: Any, **environ: str) -> ProxyApp:
+    settings: Settings = load_settings(
+        {"RUN_DIR": str(tmp_path), "MAX_KV_SIZE_GB": "0", **environ}, None
+    )
+    pool = WorkerPool()
+    supervisor = Supervisor(["true"], 1, tmp_path, pool, {})
+    routes = AdminRoutes(settings, "0", supervisor, pool)
+    return ProxyApp(settings, pool, routes, no_gateway, "token")
+
+
+def ask(edge: ProxyApp, *request: Any, **more: Any) -> Reply:
+    """Send one request through `edge` and return the reply."""
+    return asyncio.run(asked(edge, *request, **more))
+
+
+async def asked(
+    edge: ProxyApp,
+    method: str = "GET",
+    path: str = "/v1/models",
+    *headers: tuple[bytes, bytes],
+    body: bytes = b"",
+    host: tuple[bytes, bytes] | None = HOST,
+    query: bytes = b"",
+) -> Reply:
+    reply = Reply()
+    incoming = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        if incoming:
+            return incoming.pop()
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            reply.status = message["status"]
+            reply.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+        else:
+            reply.content += message["body"]
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "query_string": query,
+        "scheme": "http",
+        "headers": [*([host] if host else []), *headers],
+    }
+    await edge(scope, receive, send)
+    return reply
+
+
+@contextlib.asynccontextmanager
+async def serving(edge: ProxyApp, **options: Any) -> AsyncIterator[int]:
+    """Serve `edge` as hearth.proxy.main does, and give the port."""
+    config = uvicorn.Config(
+        edge,
+        http=HeadTimeout,
+        port=0,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        **options,
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task

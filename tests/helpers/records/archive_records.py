@@ -1,0 +1,96 @@
+"""Turns and lines to put into an archive, and archives to put them into."""
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hearth.shared.wire_messages import MessageName, Prompt, Speaker
+from hearth.worker.cache.block_hash import pack
+from hearth.worker.sessions.conversation_lines import Line, chains, shape_of
+from hearth.worker.sessions.echoed_turn_match import TurnContent
+from hearth.worker.sessions.session_archive import (
+    ArchiveEntry,
+    LineState,
+    Remembered,
+    SessionArchive,
+    state_of,
+)
+from hearth.worker.sessions.turn_store import Turn
+
+ME = Speaker("key", "s1", "", "p")
+
+
+def turn(number: int, size: int = 20, arguments: Any = None) -> Turn:
+    """Return a turn that is told from all others by its number."""
+    said = TurnContent(
+        f"thought {number}", f"answer {number}", (("read", arguments or {"at": number}),)
+    )
+    return Turn(
+        key="owner",
+        place=number.to_bytes(16, "little"),
+        ids=pack([number, *range(size)]),
+        said=said,
+        text=f"{said}",
+        call_ids=(f"id{number}",),
+        signature=f"seal{number}",
+        made_at=1_000.0 + number,
+    )
+
+
+def plain(turn: Turn) -> tuple[Any, ...]:
+    """Return all that a turn is, as what can be compared."""
+    rest = (turn.said, turn.text, turn.call_ids, turn.signature, turn.made_at)
+    return (turn.key, turn.place, turn.ids.tolist(), *rest)
+
+
+def grown(line: Line, said: Sequence[str], tokens: Sequence[int], **more: Any) -> LineState:
+    """Have `line` go on to these messages and tokens; return what that leaves.
+
+    What stands behind # in a message is volatile.
+    """
+    was = (line.shape, line.tokens) if line.shape and line.tokens is not None else None
+    names = [
+        MessageName(text.partition("#")[0].encode(), b"x" + text.encode(), ["rule"])
+        for text in said
+    ]
+    prompt = Prompt([{"role": "user", "content": text} for text in said], names=names, **more)
+    line.shape, line.tokens = shape_of(prompt, chains(names)), pack(tokens)
+    line.turns, line.prompt_tokens = line.turns + 1, len(tokens) - 1
+    line.past[line.shape.chain] = (len(said), len(tokens))
+    line.rows.append({"turn": line.turns})
+    return state_of(line, was)
+
+
+def nothing() -> Iterable[ArchiveEntry]:
+    return ()
+
+
+def saved(directory: Path, entries: Iterable[ArchiveEntry]) -> None:
+    """Have `entries` written behind what `directory` holds."""
+    archive = SessionArchive(directory, nothing)
+    archive.load()
+    for entry in entries:
+        archive.add(entry)
+    archive.close()
+
+
+def loaded(directory: Path) -> tuple[Remembered, dict[str, int]]:
+    """Return what `directory` holds, and what was counted when it was read."""
+    archive = SessionArchive(directory, nothing)
+    memory = archive.load()
+    archive.close()
+    return memory, archive.report()
+
+
+def the_file(directory: Path) -> Path:
+    (path,) = directory.glob("*.journal")
+    return path
+
+
+def copied(directory: Path, to: Path, octets: bytes) -> Path:
+    """Return a copy of `directory` whose one file holds `octets`."""
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(directory, to)
+    the_file(to).write_bytes(octets)
+    return to

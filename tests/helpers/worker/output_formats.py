@@ -1,0 +1,164 @@
+"""The formats of model outputs as test data: a stand-in for the tokenizer of each."""
+
+import importlib
+import json
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hearth.worker.stream.answer_splitter import AnswerPart, AnswerSplitter
+from hearth.worker.stream.model_output_format import AnswerParts, OutputFormat, ToolCall
+from scripts.harness.model_families import FAMILIES, family
+
+OUTPUTS = Path(__file__).parents[2] / "data" / "outputs"
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """What PartsReader asks of mlx-lm's TokenizerWrapper."""
+
+    vocabulary: tuple[str, ...] = ()
+    think_start: str | None = None
+    think_end: str | None = None
+    module: str = ""  # of mlx_lm.tool_parsers
+    chat_template: str = ""
+    structural_markers: tuple[str, ...] = ()
+
+    def get_vocab(self) -> dict[str, int]:
+        return {token: number for number, token in enumerate(self.vocabulary)}
+
+    def _of_parser(self, name: str) -> Any:
+        if not self.module:
+            return None
+        return getattr(importlib.import_module(f"mlx_lm.tool_parsers.{self.module}"), name)
+
+    @property
+    def tool_parser(self) -> Any:
+        return self._of_parser("parse_tool_call")
+
+    @property
+    def tool_call_start(self) -> Any:
+        return self._of_parser("tool_call_start")
+
+    @property
+    def tool_call_end(self) -> Any:
+        return self._of_parser("tool_call_end")
+
+
+_THINK = ("<think>", "</think>")
+_XTML = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")
+STAND_INS = {
+    "minimax_m2": StandIn(_THINK, *_THINK, "minimax_m2"),
+    "gemma4": StandIn((), "<|channel>thought", "<channel|>", "gemma4"),
+    "function_gemma": StandIn(module="function_gemma"),
+    "longcat": StandIn((), "<longcat_think>", "</longcat_think>", "longcat"),
+    "pythonic": StandIn(module="pythonic"),
+    "kimi_k2": StandIn(_THINK, *_THINK, "kimi_k2"),
+    "kimi_k3": StandIn(
+        (), "<|open|>think<|sep|>", "<|close|>think<|sep|>", "kimi_k3", structural_markers=_XTML
+    ),
+    "minicpm5": StandIn(_THINK, *_THINK, "minicpm5"),
+    "muse_spark": StandIn(module="muse_spark"),
+    "laguna": StandIn(_THINK, *_THINK, "laguna"),
+    "magistral": StandIn(("[THINK]", "[/THINK]"), module="mistral"),
+    "cohere": StandIn(
+        ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        chat_template="<|START_ACTION|>",
+    ),
+    "minimax_m3": StandIn(("<mm:think>", "</mm:think>"), chat_template="]<]minimax[>[<tool_call>"),
+}
+FORMATS = (*FAMILIES, *STAND_INS)
+
+
+@cache
+def reader(name: str) -> OutputFormat:
+    """Return what takes apart the outputs of a format."""
+    return family(name).reader if name in FAMILIES else OutputFormat(STAND_INS[name])
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a model, and what is expected of it."""
+
+    format: str
+    text: str
+    parts: AnswerParts
+    tools: list[Any]
+    is_thinking: bool = False
+    is_complete: bool = True
+    may_think: bool = False
+
+    def splitter(self) -> AnswerSplitter:
+        return reader(self.format).splitter(self.is_thinking, self.tools, may_think=self.may_think)
+
+
+def outputs(name: str) -> Iterator[Output]:
+    """Yield the outputs in a file of tests/data/outputs.
+
+    A line is {format, text, reasoning, content, calls: [[name, arguments]], tools: {name:
+    {argument: type}}} and the flags of Output, defaults left out. A line that has only tools
+    gives them to those behind it.
+    """
+    tools: dict[str, Any] = {}
+    for line in (OUTPUTS / f"{name}.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        tools = row.pop("tools", tools)
+        if row:
+            calls = tuple(ToolCall(*call) for call in row.pop("calls", []))
+            parts = AnswerParts(row.pop("reasoning", ""), row.pop("content", ""), calls)
+            yield Output(parts=parts, tools=[*map(tool, tools.items())], **row)
+
+
+def tool(row: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return a tool in OpenAI's shape; its arguments' types are names, or schemas."""
+    name, types = row
+    properties = {
+        key: {"type": kind} if isinstance(kind, str) else kind for key, kind in types.items()
+    }
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+    """Return what all parts say together: neighbours of one kind are one part."""
+    found: list[AnswerPart] = []
+    for part in parts:
+        assert part.text or part.name, "a part says something"
+        assert part.channel == "tool_call" or not part.name
+        if found and found[-1].channel == part.channel and not part.name:
+            last = found.pop()
+            part = AnswerPart(last.channel, last.text + part.text, last.name)
+        assert part.channel != "tool_call" or part.name, "a call begins with its name"
+        found.append(part)
+    return found
+
+
+def pieces(text: str, chance: random.Random) -> Iterator[str]:
+    """Yield `text` cut at random: in single characters, tokens or long stretches."""
+    size = chance.choice([1, 2, 4, 12, 60])
+    while text:
+        count = chance.randint(1, size)
+        yield text[:count]
+        text = text[count:]
+
+
+def streamed(splitter: AnswerSplitter, texts: Iterable[str], is_complete: bool) -> list[AnswerPart]:
+    """Return the parts of texts that come one by one."""
+    parts: list[AnswerPart] = []
+    for text in texts:
+        parts += splitter.feed(text)
+    return parts + splitter.finish(is_complete)
+
+
+MARKS = sorted({mark for each in FAMILIES.values() for mark in (*each.controls, *each.marks)})
+
+PIECES = [
+    *MARKS,
+    *('{"name": "f", "arguments": {', '"a": ', "}}", "{", "}", "[", "]", '"', "\\", ",", "null"),
+    *("<function=f>\n", "</function>", "<parameter=a>\n", "\n</parameter>\n", "[ARGS]", "f", "é"),
+    *("to=functions.f", "to=", "analysis", "final", "commentary", " ", "\n", "\n\n", "x = 1"),
+    *("\\ud800", "\x00", "1e999", "-", "NaN", "b'x'", "(1, {2})"),
+]

@@ -1,0 +1,51 @@
+"""Builds prompts with a fixture's tokenizer, and reads tokens back as text."""
+
+from functools import cache
+from typing import Any
+
+from hearth.shared.load_settings import load_settings
+from hearth.worker.prompt.prompt_builder import PromptBuilder
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
+from hearth.worker.setup.prompt_setup import make_builder
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from scripts.harness.model_families import family
+
+CALL = ToolCall("read", {"path": "/a"})
+
+SYSTEM = {"role": "system", "content": "be brief"}
+ASKED = {"role": "user", "content": "fix it"}
+NEXT = {"role": "user", "content": "and now"}
+
+SPOKEN, CALLED = "an answer", "a call"
+
+
+@cache
+def builder(name: str, preserve: str = "true", context_tokens: int = 100_000) -> PromptBuilder:
+    tokenizer = family(name).tokenizer
+    ends = end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
+    settings = load_settings({"PRESERVE_THINKING": preserve}, None)
+    return make_builder(tokenizer, turn_marks(tokenizer), ends, context_tokens, settings)
+
+
+def encoded(name: str, text: str) -> list[int]:
+    ids: list[int] = family(name).tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def parts_of(name: str, kind: str = SPOKEN) -> AnswerParts:
+    reasoning = "I think so" if family(name).thinks else ""
+    return (
+        AnswerParts(reasoning, "", (CALL,))
+        if kind == CALLED
+        else AnswerParts(reasoning, "Well done.")
+    )
+
+
+def message_of(parts: AnswerParts) -> dict[str, Any]:
+    """Return the answer as clients send it, in our terms."""
+    call = {"id": "call00000", "type": "function"}
+    function = {"name": CALL.name, "arguments": CALL.arguments}
+    more: dict[str, Any] = {"reasoning_content": parts.reasoning} if parts.reasoning else {}
+    if parts.calls:
+        more["tool_calls"] = [{**call, "function": function}]
+    return {"role": "assistant", "content": parts.content, **more}

@@ -1,0 +1,243 @@
+"""Leads random conversations on a warm worker and compares each answer with a cold one."""
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, settings, strategies as st
+
+from hearth.worker.cache.block_hash import common_length, pack
+from hearth.worker.cache_report import cache_report
+from scripts.harness.socketless_worker import Answer, loaded
+from tests.helpers.models.router_margins import narrowest_margin
+
+GAP_MIN = 1e-3  # a cold run's two best log probabilities closer than this are a tie
+ROUTER_TIE = 1e-5  # in fp32, cuts move a router's scores by some 1e-6
+TOKENS_MAX = 12
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["extend"] * 4
+            + [
+                "edit",
+                "branch",
+                "again",
+                "shorter",
+                "cancel",
+                "leave",
+                "idle",
+                "together",
+                "forget",
+                "wipe",
+                "bare",
+            ]
+        ),
+        st.integers(0, 10**6),
+    ),
+    min_size=4,
+    max_size=9,
+)
+
+
+def slow(examples: int) -> settings:
+    """For tests that run a model: few examples, and none spent on shrinking.
+
+    The same ones each time; HEARTH_EXAMPLES=N asks for N others.
+    """
+    wanted = os.environ.get("HEARTH_EXAMPLES")
+    return settings(
+        max_examples=int(wanted or examples),
+        derandomize=wanted is None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+
+
+class Talk:
+    """Conversations on one warm machine, each prompt checked against a cold one."""
+
+    def __init__(self, name: str, warm: Any, cold: Any, dtype: str = "float32") -> None:
+        tokenizer = loaded(name).tokenizer
+        special = {t: self._ids(tokenizer, t) for t in ("<|im_start|>", "<|im_end|>\n")}
+        self.turn_end = special["<|im_end|>\n"]
+        self.header = {
+            role: special["<|im_start|>"] + self._ids(tokenizer, f"{role}\n")
+            for role in ("system", "user", "assistant")
+        }
+        self.warm, self.cold = warm, cold
+        self.prompts: list[list[int]] = []  # conversations, each ready to be answered
+        self.prefilled: list[list[int]] = []  # prompts whose prefill came to its end
+        self._answers: dict[tuple[int, ...], Answer] = {}
+        self._name = name
+
+    @staticmethod
+    def _ids(tokenizer: Any, text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def words(self, chance: random.Random, count: int) -> list[int]:
+        return [chance.randrange(300, 2900) for _ in range(count)]
+
+    def message(self, role: str, ids: list[int]) -> list[int]:
+        return self.header[role] + ids + self.turn_end
+
+    def opening(self, chance: random.Random) -> list[int]:
+        shared = self.words(random.Random(chance.randrange(2)), 90)  # one of two system prompts
+        ids = self.message("system", shared)
+        ids += self.message("user", self.words(chance, chance.choice([5, 40, 150])))
+        return ids + self.header["assistant"]
+
+    def turn(self, chance: random.Random, ids: list[int], answer: list[int]) -> list[int]:
+        """Return the prompt that follows `answer` to the prompt `ids`."""
+        said = self.words(chance, chance.choice([1, 20, 70, 150]))
+        return ids + answer + self.turn_end + self.message("user", said) + self.header["assistant"]
+
+    def whole(self, ids: list[int]) -> list[int]:
+        """Return the beginning of a prompt, without what may not be broken off."""
+        return ids
+
+    def expected(self, ids: list[int]) -> Answer:
+        if tuple(ids) not in self._answers:
+            self.cold.scheduler.forget()  # for one that keeps too: it quantises as warm does
+            self._answers[tuple(ids)] = self.cold.ask(ids, TOKENS_MAX)
+        return self._answers[tuple(ids)]
+
+    def ask(self, ids: list[int], is_exact: bool) -> Answer:
+        answer: Answer = self.warm.ask(ids, TOKENS_MAX)
+        self.compare(answer, ids, is_exact)
+        self.prefilled.append(ids)
+        return answer
+
+    def compare(self, answer: Answer, ids: list[int], is_exact: bool) -> None:
+        cold = self.expected(ids)
+        assert answer.prefilled + answer.cached == len(ids)
+        if is_exact:
+            assert len(answer.logits) == len(cold.logits)
+            for mine, theirs in zip(answer.logits, cold.logits, strict=True):
+                assert np.array_equal(mine, theirs), float(np.abs(mine - theirs).max())
+        elif answer.tokens != cold.tokens and not self.is_on_edge(ids, cold):
+            same_tokens(answer, cold)
+
+    def is_on_edge(self, ids: list[int], cold: Answer) -> bool:
+        """Whether some router chose its experts by less than what another cut changes."""
+        return narrowest_margin(self._name, ids + cold.tokens) < ROUTER_TIE
+
+    def best_cut(self, ids: list[int]) -> int:
+        """Return up to where some earlier prompt was prefilled by the very same forwards."""
+        cuts = self.warm.rule.cuts(ids)
+        best = 0
+        for other in self.prefilled:
+            shared = common_length(pack(ids), pack(other))
+            for mine, theirs in zip(cuts, self.warm.rule.cuts(other), strict=False):
+                if mine != theirs or mine > shared:
+                    break
+                best = max(best, mine)
+        return best
+
+
+def same_tokens(warm: Answer, cold: Answer) -> None:
+    """Assert that both say the same, up to where the cold run's best two are a tie."""
+    for mine, theirs, logits in zip(warm.tokens, cold.tokens, cold.logits, strict=False):
+        if mine != theirs:
+            best = np.sort(logits)[-2:]
+            assert best[1] - best[0] < GAP_MIN, (warm.tokens, cold.tokens)
+            return
+
+
+def play(
+    talk: Talk, operations: list[tuple[str, int]], is_exact: bool, is_ample: bool = True
+) -> None:
+    """Do the operations; compare every answer with a cold one.
+
+    With an ample budget nothing is read twice; with less, the budget is kept to.
+    """
+    chance = random.Random(operations[0][1])
+    talk.prompts = [talk.opening(chance)]
+    budget = talk.warm.keeper.store.budget
+    for what, seed in operations:
+        chance = random.Random(seed)
+        ids = chance.choice(talk.prompts)
+        step(talk, what, chance, ids, is_exact, is_ample)
+        talk.warm.check()
+        cache_report(talk.warm.keeper, 0)
+        assert budget.bytes_used <= budget.bytes_max
+        assert len(talk.warm.keeper.slots) <= talk.warm.keeper.rules.slots_max
+
+
+def step(
+    talk: Talk,
+    what: str,
+    chance: random.Random,
+    ids: list[int],
+    is_exact: bool,
+    is_ample: bool,
+) -> None:
+    warm = talk.warm
+    if what == "forget":
+        warm.scheduler.forget()
+        talk.prefilled.clear()
+    elif what == "idle":
+        warm.work_ahead(chance.randrange(1, 6))
+    elif what in ("cancel", "leave"):
+        cancelled(talk, chance, ids, after_prefill=what == "leave")
+        talk.ask(ids, is_exact)
+    elif what == "together":
+        others = [chance.choice(talk.prompts), talk.opening(chance)]
+        answers = [(warm.submit(one, TOKENS_MAX), one) for one in (ids, *others)]
+        warm.step()
+        cache_report(warm.keeper, 0)
+        warm.run()
+        for answer, one in answers:
+            talk.compare(warm.settled(answer), one, is_exact)
+            talk.prefilled.append(one)
+    elif what == "wipe":  # the cache is emptied amid a prefill or an answer
+        answer = warm.submit(ids, TOKENS_MAX)
+        for _ in range(chance.randrange(1, 12)):
+            warm.step()
+        warm.scheduler.forget()
+        talk.prefilled.clear()
+        warm.run()
+        talk.compare(warm.settled(answer), ids, is_exact)
+        talk.ask(ids, is_exact)
+    elif what == "bare":  # no generation prompt at its end, and something else goes on behind it
+        bare = ids[: -len(talk.header["assistant"])] + talk.words(chance, 30)
+        talk.ask(bare, is_exact)
+        talk.ask(bare + talk.words(chance, 90), is_exact)
+    elif what == "shorter":
+        cuts = [cut for cut in warm.rule.natural(ids) if cut > 20]
+        talk.ask(ids[: chance.choice(cuts)] + talk.header["assistant"], is_exact)
+    else:
+        asked = {
+            "edit": talk.whole(ids[:-30]) + talk.words(chance, 40),
+            "branch": talk.opening(chance),
+        }
+        prompt = asked.get(what, ids)
+        kept = talk.best_cut(prompt)
+        answer = talk.ask(prompt, is_exact)
+        assert not is_ample or answer.cached >= kept, (
+            f"{kept - answer.cached} tokens were read twice"
+        )
+        if what == "extend":
+            talk.prompts.append(talk.turn(chance, prompt, answer.tokens))
+        elif what == "branch":
+            talk.prompts.append(prompt)
+
+
+def cancelled(talk: Talk, chance: random.Random, ids: list[int], after_prefill: bool) -> None:
+    """Send a prompt and leave: amid its prefill, or amid its answer."""
+    answer = talk.warm.submit(ids, TOKENS_MAX)
+    steps = chance.randrange(1, 6)
+    request = answer.request
+    for _ in range(steps):
+        talk.warm.step()
+    if after_prefill:
+        talk.warm.run(until=lambda: request.completion_tokens > 2)
+    request.lease.is_cancelled = True
+    talk.warm.run()
+
+
+# One of each kind of layers, for what is about the store rather than about the arithmetic; all of
+# them where HEARTH_EXAMPLES asks for more.
+KINDS = ("qwen3", "qwen3_5", "gpt_oss", "deepseek_v32", "falcon_h1")

@@ -1,0 +1,199 @@
+"""Runs a real worker whose model says what it is told to.
+
+Only the sampled tokens are scripted: sockets, prompts, cache, forwards and all that is made of
+the tokens are the worker's own. The model is asked for secret words that stand in files, and
+finds them with whichever tool the client offers for reading; all else it answers with small talk,
+unless it is dictated what to write, or left to write what it likes.
+In the directory SCRIPTED_DIR it notes each request as a line of `requests`, and in the time of
+`drawn` when it drew the last token; it reads from `pause_s`, where that is, how many seconds longer
+each chunk of a prefill takes.
+"""
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import mlx.core as mx
+
+from hearth.shared.wire_messages import Prompt
+from hearth.worker import main as real
+from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.schedule.request_state import Request
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from scripts.harness.model_families import Family, family
+
+MISSION: Final = "Find the secret words. Begin with "  # a path follows, of start.txt
+AGAIN: Final = "Say the secret words once more."
+FILES: Final = {  # the words are put in by who writes them
+    "start.txt": "The first secret word is {}. Two more stand in left.txt and in right.txt.",
+    "left.txt": "The second secret word is {}.",
+    "right.txt": "The third secret word is {}.",
+}
+THOUGHTS: Final = (
+    "The first file tells where to look.",
+    "Both files are wanted; they can be read at once.",
+    "That is all of them.",
+)
+SMALL_TALK: Final = "A talk about words"
+DICTATION: Final = "Write, turn by turn: "  # a list of texts follows, in JSON
+FREEDOM: Final = "Write what you like."
+
+# What agents call a tool that can read a file, and its argument: a path, or a command line.
+READERS: Final = {
+    "Read": ("file_path", "{}"),
+    "exec_command": ("cmd", "cat {}"),
+    "shell": ("command", "cat {}"),
+    "read": ("path", "{}"),
+}
+_WORDS: Final = re.compile(r"The (first|second|third) secret word is (\w+)\.")
+_START: Final = re.compile(re.escape(MISSION) + r"(\S+)/start\.txt")
+
+
+def answer(prompt: Prompt) -> AnswerParts:
+    """Return what the model says: it reads one file, then two at once, then tells the words."""
+    asked = [
+        number
+        for number, message in enumerate(prompt.messages)
+        if message["role"] == "user" and (MISSION in _text(message) or AGAIN in _text(message))
+    ]
+    if not asked or not prompt.tools:
+        return AnswerParts(content=SMALL_TALK)
+    since = prompt.messages[asked[-1] :]
+    words = dict(_WORDS.findall("\n".join(map(_text, prompt.messages))))
+    if AGAIN in _text(since[0]):
+        return AnswerParts("They were told before.", f"Once more: {_listed(words)}.")
+    found = _START.search(_text(since[0]))
+    assert found is not None, since[0]
+    steps = sum(message["role"] == "assistant" for message in since)
+    if steps == 0:
+        call = _reading(prompt.tools, f"{found[1]}/start.txt")
+        return AnswerParts(THOUGHTS[0], "Let me look into it.", (call,))
+    if steps == 1:
+        names = ("left.txt", "right.txt")
+        calls = tuple(_reading(prompt.tools, f"{found[1]}/{name}") for name in names)
+        return AnswerParts(THOUGHTS[1], "", calls)
+    return AnswerParts(THOUGHTS[2], f"The words: {_listed(words)}.")
+
+
+def dictated(prompt: Prompt) -> str | None:
+    """Return what the model is told to write in this turn, marks and all; None where nothing."""
+    for number, message in reversed(list(enumerate(prompt.messages))):
+        if message["role"] == "user" and DICTATION in _text(message):
+            text = _text(message).split(DICTATION, 1)[1]
+            turns, _ = json.JSONDecoder().raw_decode(text)
+            since = prompt.messages[number:]
+            return str(turns[sum(message["role"] == "assistant" for message in since)])
+    return None
+
+
+def _is_free(prompt: Prompt) -> bool:
+    return any(
+        message["role"] == "user" and FREEDOM in _text(message) for message in prompt.messages
+    )
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else json.dumps(content)
+
+
+def _listed(words: dict[str, str]) -> str:
+    return ", ".join(words.get(place, f"no {place}") for place in ("first", "second", "third"))
+
+
+def _reading(tools: Sequence[dict[str, Any]], path: str) -> ToolCall:
+    """Return the call that reads a file, with the client's own tool."""
+    functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+    name = next(name for name in READERS if name in functions)
+    argument, form = READERS[name]
+    properties = functions[name]["parameters"]["properties"]
+    if argument not in properties:
+        argument = next(each for each in properties if "path" in each.lower())
+    return ToolCall(name, {argument: form.format(path)})
+
+
+class ScriptedWorker(real.Worker):
+    """A worker that draws the script's tokens. Owner of what is here: the inference thread."""
+
+    family: Family
+
+    def _choose(self, vocab_size: int, request: Request) -> TokenChoice:
+        if request.visit is not None and _is_free(request.visit.prompt):
+            self._note(request, [])
+            return super()._choose(vocab_size, request)
+        tokens, end = self._script(request)
+        drawn: Iterator[int] = iter(tokens)
+
+        def sample(logprobs: mx.array) -> mx.array:
+            (_directory() / "drawn").touch()
+            return mx.array([next(drawn, end)])
+
+        self._note(request, tokens)
+        return replace(super()._choose(vocab_size, request), sampler=sample)
+
+    def _script(self, request: Request) -> tuple[list[int], int]:
+        """Return the tokens that the model writes, and the one that ends the turn."""
+        visit = request.visit
+        parts = AnswerParts(content=SMALL_TALK)
+        if visit is not None:
+            parts = answer(visit.prompt)
+            if visit.prompt.template_kwargs.get("enable_thinking") is False:
+                parts = replace(parts, reasoning="")
+        encode = self.family.tokenizer.encode
+        text = self.family.written(parts)
+        if visit is not None and (told := dictated(visit.prompt)) is not None:
+            text = told
+        (end,) = encode(self.family.end_of(parts), add_special_tokens=False)
+        return encode(text, add_special_tokens=False), end
+
+    def _note(self, request: Request, tokens: list[int]) -> None:
+        """Write down what was asked, what of it was kept, and what will be said."""
+        visit = request.visit
+        row = {
+            "id": request.request_id,
+            "ids": request.ids,
+            "sampled": tokens,
+            "cached": request.cached_tokens,
+            "states": list(visit.states.values()) if visit is not None else [],
+            "session": visit.prompt.speaker.session if visit is not None else "",
+            "tools": len(visit.prompt.tools) if visit is not None else 0,
+        }
+        with (_directory() / "requests").open("a") as log:
+            log.write(json.dumps(row) + "\n")
+
+
+class SlowEngine(Engine):
+    """Takes longer for each chunk of a prefill, as a large model does."""
+
+    def prefill(self, cache: list[Any], ids: list[int], *images: Any) -> None:
+        pause = _directory() / "pause_s"
+        if pause.exists():
+            time.sleep(float(pause.read_text()))
+        super().prefill(cache, ids, *images)
+
+
+def _directory() -> Path:
+    return Path(os.environ["SCRIPTED_DIR"])
+
+
+def main() -> int:
+    ScriptedWorker.family = family(os.environ["SCRIPTED_FAMILY"])
+    with (
+        mock.patch.object(real, "Worker", ScriptedWorker),
+        mock.patch.object(real, "Engine", SlowEngine),
+    ):
+        return real.main()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # daemon threads that use MLX must not outlive the interpreter

@@ -1,0 +1,288 @@
+"""Every composition of clients' rewrites says the same; one change of meaning never does."""
+
+import copy
+import json
+from typing import Any
+
+from hypothesis import assume, given, strategies as st
+
+from hearth.worker.sessions.echoed_turn_match import (
+    UNEXPLAINED,
+    Known,
+    TurnContent,
+    changes,
+    says_the_same,
+    turn_content,
+    working_directories,
+)
+
+HOME = "/home/dev/my kit"
+KNOWN = Known(
+    frozenset((HOME, "/tmp")),
+    {
+        "Read": {
+            "properties": {
+                "offset": {"type": "integer"},
+                "ratio": {"type": ["number", "null"]},
+                "flag": {"type": "boolean"},
+            }
+        }
+    },
+)
+NOTHING = Known(frozenset(), {})
+BLANK = st.text(alphabet=" \n\t\r\u00a0\u2028\ufeff", max_size=3)
+TEXT = st.text(alphabet=st.characters(codec="utf-8"), max_size=12)
+ODD_TEXT = st.text(alphabet=st.characters(), max_size=8)  # lone surrogates too
+WORDS = st.lists(
+    st.sampled_from(("ab", "c", "é✓", " ", "\n\n", "<think>", "</think>")), max_size=6
+).map("".join)
+NUMBERS = st.integers(-(2**64), 2**64) | st.floats(allow_nan=False, allow_infinity=False)
+SCALARS = st.none() | st.booleans() | NUMBERS | TEXT
+
+
+def nested(scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        scalars,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+        max_leaves=8,
+    )
+
+
+NAMES = st.sampled_from(("Read", "Edit", "Bash", "f"))
+KEYS = st.sampled_from(("command", "offset", "file_path", "old_string")) | TEXT
+OBJECTS = st.dictionaries(KEYS, nested(SCALARS), max_size=4)
+CALLS = st.lists(st.tuples(NAMES, OBJECTS), max_size=3).map(tuple)
+SAID = st.builds(TurnContent, WORDS, WORDS, CALLS)
+ODD_JSON = nested(
+    st.none() | st.booleans() | st.integers() | st.floats() | ODD_TEXT | st.just(10**400)
+)
+
+
+@given(
+    st.builds(TurnContent, ODD_TEXT, ODD_TEXT, st.lists(st.tuples(ODD_TEXT, ODD_JSON)).map(tuple))
+)
+def test_what_was_said_says_the_same_as_itself(said: TurnContent) -> None:
+    assert changes(said, said, NOTHING) == []
+    assert changes(said, copy.deepcopy(said), KNOWN) == []
+
+
+# ---------------------------------------------------------------- one change of meaning
+
+
+def changed_letter(text: str, at: int) -> str:
+    return text[:at] + ("x" if text[at] != "x" else "y") + text[at + 1 :]
+
+
+@given(SAID, st.data())
+def test_one_other_letter_in_content_or_thinking_is_a_change(said: TurnContent, data: Any) -> None:
+    field = data.draw(st.sampled_from(("content", "reasoning")))
+    text = getattr(said, field)
+    places = [at for at, letter in enumerate(text) if not letter.isspace()]
+    assume(places)
+    at = data.draw(st.sampled_from(places))
+    words = {"content": said.content, "reasoning": said.reasoning}
+    other = TurnContent(**words | {field: changed_letter(text, at)}, calls=said.calls)
+    assert not says_the_same(said, other, KNOWN)
+    assert not says_the_same(other, said, KNOWN)
+
+
+def spots(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) in `value`."""
+    pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
+    found = [(value, key) for key, _ in pairs]
+    for _, inner in pairs:
+        if isinstance(inner, dict | list):
+            found += spots(inner)
+    return found
+
+
+def other_value(value: Any) -> list[Any]:
+    """Values that mean something else, near ones where there are any."""
+    if isinstance(value, bool):
+        return [not value, int(value), str(value).lower(), None]
+    if isinstance(value, int | float):
+        near = [-value, value * 2 + 1, str(value), bool(value), [value], None]
+        return [each for each in near if type(each) not in (int, float) or each != value]
+    if isinstance(value, str):
+        return [value + "x", value + " ", "\n" + value, "x" + value, None, [value]]
+    if value is None:
+        return [False, 0, "", "null", [], {}]
+    if isinstance(value, list):
+        return [[*value, None], value[:-1] if value else {}, None]
+    return [value | {"new key": False}, None, [value]]
+
+
+@given(SAID, st.data())
+def test_one_other_argument_is_a_change(said: TurnContent, data: Any) -> None:
+    other = copy.deepcopy(said)
+    places = [spot for _, arguments in other.calls for spot in spots(arguments)]
+    assume(places)
+    where, key = data.draw(st.sampled_from(places))
+    where[key] = data.draw(st.sampled_from(other_value(where[key])))
+    assert changes(said, other, NOTHING) == [UNEXPLAINED]
+    assert changes(other, said, NOTHING) == [UNEXPLAINED]
+
+
+@given(SAID, st.data())
+def test_one_key_more_or_less_or_renamed_is_a_change(said: TurnContent, data: Any) -> None:
+    other = copy.deepcopy(said)
+    places = [spot for _, given in other.calls for spot in spots(given) if type(spot[0]) is dict]
+    assume(places)
+    where, key = data.draw(st.sampled_from(places))
+    value = where.pop(key)
+    if data.draw(st.booleans()):
+        where[key + "'"] = value
+    assert changes(said, other, KNOWN) == [UNEXPLAINED]
+    assert changes(other, said, KNOWN) == [UNEXPLAINED]
+
+
+@given(SAID, st.data())
+def test_calls_in_another_order_or_number_or_of_another_name_are_a_change(
+    said: TurnContent, data: Any
+) -> None:
+    assume(said.calls)
+    calls = list(said.calls)
+    at = data.draw(st.integers(0, len(calls) - 1))
+    kind = data.draw(st.sampled_from(("drop", "repeat", "rename", "swap")))
+    if kind == "drop":
+        del calls[at]
+    elif kind == "repeat":
+        calls.insert(at, calls[at])
+    elif kind == "rename":
+        calls[at] = (calls[at][0] + "_", calls[at][1])
+    else:
+        assume(calls[at][0] != calls[at - 1][0])
+        calls[at], calls[at - 1] = calls[at - 1], calls[at]
+    other = TurnContent(said.reasoning, said.content, tuple(calls))
+    assert changes(said, other, KNOWN) == [UNEXPLAINED]
+
+
+# ---------------------------------------------------------------- what clients do
+
+
+def as_printed(value: Any) -> Any:
+    """`value` after JavaScript's JSON.parse and JSON.stringify, for |numbers| below 2^53."""
+    if isinstance(value, dict):
+        return {key: as_printed(value[key]) for key in reversed(value)}
+    if isinstance(value, list):
+        return [as_printed(each) for each in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
+        return int(value)
+    return value
+
+
+SMALL = st.integers(-(2**53), 2**53) | st.floats(-(2.0**53), 2.0**53, allow_nan=False)
+LARGE = st.floats(min_value=1e21, allow_infinity=False)
+PLAIN = nested(st.none() | st.booleans() | SMALL | LARGE | TEXT)
+
+
+@st.composite
+def rewritten_call(draw: st.DrawFn) -> tuple[tuple[str, Any], tuple[str, Any]]:
+    """A call as the model made it, and as a client sends it back."""
+    name = draw(NAMES)
+    ours: dict[str, Any] = draw(st.dictionaries(TEXT.map(lambda key: "k" + key), PLAIN, max_size=3))
+    theirs = as_printed(copy.deepcopy(ours)) if draw(st.booleans()) else copy.deepcopy(ours)
+    if name == "Edit" and draw(st.booleans()):
+        theirs = {"replace_all": False} | theirs
+    if name == "Bash":
+        command = draw(TEXT.filter(str.strip))
+        where = draw(st.sampled_from((HOME, f'"{HOME}"', f"'{HOME}'", "/tmp")))
+        stripped = draw(st.booleans())
+        ours["command"] = f"cd {where} && {command}"
+        theirs["command"] = command if stripped else ours["command"]
+    if name == "Read":
+        key, typed = draw(
+            st.tuples(st.just("offset"), st.integers(-99, 9999))
+            | st.tuples(st.just("ratio"), st.sampled_from((0.5, -2.25, 3, 1e-05 + 1)))
+            | st.tuples(st.just("flag"), st.booleans())
+        )
+        ours[key] = json.dumps(typed)
+        theirs[key] = typed if draw(st.booleans()) else ours[key]
+    return (name, ours), (name, theirs)
+
+
+@st.composite
+def rewritten_words(draw: st.DrawFn) -> tuple[dict[str, str], dict[str, str]]:
+    """Thinking and content as the model wrote them, and as a client sends them back."""
+    reasoning, content = draw(WORDS), draw(TEXT.filter(lambda text: "<think>" not in text))
+    reasoning = reasoning.replace("<think>", "").replace("</think>", "")
+    ours = {
+        "reasoning_content": draw(BLANK) + reasoning + draw(BLANK),
+        "content": draw(BLANK) + content + draw(BLANK),
+    }
+    kind = draw(st.sampled_from(("kept", "stripped", "moved")))
+    block = f"<think>{draw(BLANK)}{reasoning}{draw(BLANK)}</think>" if kind == "moved" else ""
+    theirs = {"content": block + draw(BLANK) + content + draw(BLANK)}
+    if kind == "kept":
+        theirs["reasoning_content"] = reasoning
+    return ours, theirs
+
+
+def message(words: dict[str, str], calls: list[tuple[str, Any]]) -> dict[str, Any]:
+    rows = [
+        {"id": str(number), "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    return {"role": "assistant", **words, "tool_calls": rows}
+
+
+@given(rewritten_words(), st.lists(rewritten_call(), max_size=3), st.data())
+def test_any_composition_of_what_clients_do_says_the_same(
+    words: tuple[dict[str, str], dict[str, str]], calls: list[Any], data: Any
+) -> None:
+    sent_back = []
+    for _, (name, arguments) in calls:
+        is_text, is_ascii = data.draw(st.booleans()), data.draw(st.booleans())
+        spaces = data.draw(st.sampled_from(((",", ":"), (", ", ": "), (" ,\n", "\t:"))))
+        text = json.dumps(arguments, ensure_ascii=is_ascii, separators=spaces)
+        sent_back.append((name, text if is_text else arguments))
+    record = turn_content(message(words[0], [ours for ours, _ in calls]))
+    echo = turn_content(message(words[1], sent_back))
+    assert says_the_same(record, echo, KNOWN)
+
+
+@given(st.integers(-(10**25), 10**25) | st.floats(allow_nan=False, allow_infinity=False))
+def test_the_digits_that_javascript_prints_name_the_same_number(number: float) -> None:
+    double = float(number)
+    mantissa, _, exponent = repr(double).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    if abs(double) < 1e21 and double.is_integer() and exponent:
+        printed: Any = int((whole + fraction).ljust(int(exponent) + len(whole), "0"))
+    elif abs(double) < 1e21 and double.is_integer():
+        printed = int(whole)
+    else:
+        printed = double
+    record, echo = (
+        TurnContent("", "", (("f", {"n": number}),)),
+        TurnContent("", "", (("f", {"n": printed}),)),
+    )
+    assert says_the_same(record, echo, NOTHING)
+
+
+# ---------------------------------------------------------------- whatever comes
+
+
+@given(ODD_TEXT | ODD_JSON.map(json.dumps) | st.just("[" * 50_000) | st.just('{"a":' * 50_000))
+def test_any_argument_text_is_read_or_stays_text(text: str) -> None:
+    said = turn_content(message({"content": ""}, [("f", text)]))
+    ((_, arguments),) = said.calls
+    assert type(arguments) is dict or arguments == text
+    assert changes(said, turn_content(message({"content": ""}, [("f", text)])), NOTHING) == []
+
+
+@given(ODD_JSON, ODD_JSON, ODD_JSON, st.text(max_size=5))
+def test_no_json_makes_it_raise(ours: Any, theirs: Any, schema: Any, name: str) -> None:
+    known = Known(frozenset((HOME,)), {name: schema, "f": {"properties": schema}})
+    keys = ("command", "offset", "replace_all")
+    for called in (name, "f", "Edit"):
+        plain = TurnContent("", "", ((called, ours),)), TurnContent("", "", ((called, theirs),))
+        inside = [
+            TurnContent("", "", ((called, dict.fromkeys(keys, value)),)) for value in (ours, theirs)
+        ]
+        assert says_the_same(*plain, known) in (True, False)
+        assert says_the_same(*inside, known) in (True, False)
+
+
+@given(st.lists(st.builds(dict, role=st.sampled_from(("system", "user")), content=ODD_TEXT)))
+def test_no_text_makes_the_search_for_directories_raise(messages: list[dict[str, Any]]) -> None:
+    assert isinstance(working_directories(messages), frozenset)

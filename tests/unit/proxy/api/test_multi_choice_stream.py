@@ -1,0 +1,83 @@
+"""Several answers come as one stream, end together, and cost their prompt once."""
+
+import asyncio
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from hearth.proxy.api import chat_completions
+from hearth.proxy.api.multi_choice_stream import MergedChoices
+from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.shared.errors import RequestError, WorkerLost
+from hearth.shared.wire_messages import Usage
+from tests.helpers.worker_processes.fixed_answers import Scripted, Step, end, listed, said, ticket
+
+
+def made(*scripts: Sequence[Step]) -> AdmittedRequest:
+    body = {"messages": [{"role": "user", "content": "x"}], "n": len(scripts)}
+    return ticket(chat_completions.parse(body), *scripts)
+
+
+def read(given: AdmittedRequest, wait_s: float | None = None) -> tuple[list[Any], MergedChoices]:
+    choices = MergedChoices(given)
+    return asyncio.run(listed(choices.events(wait_s))), choices
+
+
+def closed(given: AdmittedRequest) -> list[bool]:
+    return [answer.is_closed for answer in given.answers if isinstance(answer, Scripted)]
+
+
+def test_one_answer_keeps_its_order() -> None:
+    rows, choices = read(made([said("a"), said("b"), end()]))
+    assert rows == [(0, said("a")), (0, said("b")), (0, end())]
+    assert choices.usage == end().usage
+
+
+def test_each_choice_keeps_its_own_order_and_ends_once() -> None:
+    given = made([said("a"), 0.03, said("b"), end()], [0.01, said("c"), end("length")])
+    rows, _ = read(given)
+    assert [row for index, row in rows if index == 0] == [said("a"), said("b"), end()]
+    assert [row for index, row in rows if index == 1] == [said("c"), end("length")]
+    assert rows.index((1, said("c"))) < rows.index((0, said("b")))  # nobody waits for another
+    assert closed(given) == [True, True]
+
+
+def test_a_silence_of_all_is_told_and_one_of_some_is_not() -> None:
+    rows, _ = read(made([0.25, said("a"), end()], [0.25, said("b"), end()]), wait_s=0.1)
+    assert rows.count((0, None)) == 2
+    talking = [step for _ in range(5) for step in (0.05, said("b"))]
+    rows, _ = read(made([0.25, said("a"), end()], [*talking, end()]), wait_s=0.15)
+    assert (0, None) not in rows
+
+
+def test_a_failure_of_one_is_the_end_of_all() -> None:
+    given = made([said("a"), 9.0, end()], [0.01, WorkerLost("gone")], [WorkerLost("gone too")])
+    with pytest.raises(WorkerLost):
+        read(given)
+    assert closed(given) == [True, True, True]
+
+
+def test_nothing_is_left_running_when_the_reader_stops(caplog: Any) -> None:
+    given = made([said("a"), 9.0], [0.001, RequestError("late")])
+
+    async def stop_early() -> int:
+        events = MergedChoices(given).events()
+        await anext(events)
+        await asyncio.sleep(0.01)
+        await events.aclose()
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(stop_early()) == 1
+    assert closed(given) == [True, True]
+    gc.collect()
+    assert not caplog.records  # no task's exception went unread
+
+
+def test_a_prompt_is_counted_once_for_all_its_choices() -> None:
+    usages = [Usage(10, 4, 6, 3, 1, "ram"), Usage(10, 9, 1, 5, 2, "slot")]
+    _, choices = read(made(*([end(usage=row)] for row in usages)))
+    told = choices.usage
+    assert (told.prompt_tokens, told.cached_tokens, told.prefilled_tokens) == (10, 4, 6)
+    assert (told.completion_tokens, told.reasoning_tokens, told.source) == (8, 3, "ram")

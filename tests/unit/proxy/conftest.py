@@ -1,0 +1,22 @@
+"""Shortens the waits that tests of the proxy would otherwise sit through."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from hearth.proxy.monitoring import dashboard_feed
+from hearth.proxy.pool import worker_pool
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the pool wait 0.4 s at most for a worker's status."""
+    monkeypatch.setattr(worker_pool, "STATUS_WAIT_S_MAX", 0.4)
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    """Lets the dashboard's looks at the workers follow each other at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dashboard_feed, "LOOK_S", 0.001)
+        yield

@@ -1,0 +1,319 @@
+"""What whole answers may be, around thinking, and what cannot be asked of them."""
+
+from copy import deepcopy
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tool_parsers.json_tools import parse_tool_call
+from tokenizers import AddedToken
+
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Constraints
+from hearth.worker.constraint.grammar_compiler import COMPILED_MAX, GrammarCompiler
+from hearth.worker.constraint.token_mask import TokenMask
+from scripts.fixtures import checkpoint_files
+from scripts.harness.constrained_answers import Walk, constrainer_for, end_ids, tool, walk
+from scripts.harness.model_families import FAMILIES, bare_tokenizer, family
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+ANSWER = '{"city": "Ulm"}'
+JSON = Constraints(is_json=True, schema=CITY)
+CALL = Constraints(tool_choice="required")
+TOOLS = [tool("f", CITY)]
+CALLED = '<tool_call>\n{"name": "f", "arguments": {"city": "Ulm"}}\n</tool_call>'
+
+
+def begun(
+    name: str, constraints: Constraints, opening: str = "", tools: list[Any] | None = None
+) -> Walk:
+    return walk(constrainer_for(family(name)), constraints, tools or [], opening)
+
+
+def takes(
+    name: str, text: str, constraints: Constraints = JSON, opening: str = "", tools: Any = None
+) -> bool:
+    started = begun(name, constraints, opening, tools)
+    return started.takes(family(name).tokenizer.encode(text, add_special_tokens=False))
+
+
+# ---------------------------------------------------------------- thinking, then the answer
+
+
+@pytest.mark.parametrize(
+    ("name", "opening", "text"),
+    [
+        ("qwen3", "", ANSWER),
+        ("qwen3", "", f"<think>\nHm, \U0001f600.\n</think>\n\n{ANSWER}"),
+        ("qwen3", "", f"<think></think>{ANSWER}"),
+        ("qwen3", "<think>\n\n</think>\n\n", ANSWER),
+        ("qwen3_5", "<think>\n", f"Hm.\n</think>\n\n{ANSWER}"),
+        ("glm4", "", f"\n<think>Hm.</think>\n{ANSWER}"),
+        ("harmony", "<|start|>assistant", f"<|channel|>final<|message|>{ANSWER}"),
+        (
+            "harmony",
+            "<|start|>assistant",
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final "
+            f"<|constrain|>json<|message|>{ANSWER}",
+        ),
+        (
+            "harmony",
+            "<|start|>assistant<|channel|>analysis<|message|>",
+            f"Hm.<|end|><|start|>assistant<|channel|>final<|message|>{ANSWER}",
+        ),
+        ("llama3", "", ANSWER),
+        ("mistral", "", '{"city":"Ulm"}'),
+    ],
+)
+def test_an_answer_in_json_may_be_thought_about_first(name: str, opening: str, text: str) -> None:
+    assert takes(name, text, opening=opening)
+
+
+@pytest.mark.parametrize(
+    ("name", "opening", "text"),
+    [
+        ("qwen3", "", f"Here it is: {ANSWER}"),
+        ("qwen3", "", f"{ANSWER} "),
+        ("qwen3", "", f"```json\n{ANSWER}\n```"),
+        ("qwen3", "", '{"city": 5}'),
+        ("qwen3", "", '{"city":  "Ulm"}'),
+        ("qwen3", "", '{\n"city": "Ulm"}'),
+        ("qwen3", "", "<think>\nHm."),
+        ("qwen3", "", f"<think>Hm.</think>\n\n<think>Hm.</think>\n\n{ANSWER}"),
+        ("qwen3", "<think>\n\n</think>\n\n", f"<think>Hm.</think>\n\n{ANSWER}"),
+        ("qwen3_5", "<think>\n", ANSWER),
+        ("qwen3_5", "<think>\n", f"Hm. <tool_call>\n</think>\n\n{ANSWER}"),
+        ("qwen3_5", "<think>\n", f"Hm.\n</think>\nSo.\n</think>\n\n{ANSWER}"),
+        ("harmony", "<|start|>assistant", ANSWER),
+        ("harmony", "<|start|>assistant", f"<|channel|>commentary<|message|>{ANSWER}"),
+        ("llama3", "", f"\n{ANSWER}"),
+    ],
+)
+def test_an_answer_in_json_is_nothing_else(name: str, opening: str, text: str) -> None:
+    assert not takes(name, text, opening=opening)
+
+
+def test_without_a_schema_the_answer_is_an_object() -> None:
+    anything = Constraints(is_json=True)
+    assert takes("llama3", '{"a": [1, {"b": null}]}', anything)
+    for text in ("[]", "5", '"a"', "{", ""):
+        assert not takes("llama3", text, anything)
+
+
+def test_a_model_with_tools_may_call_instead_of_answering_in_json() -> None:
+    assert takes("qwen3", CALLED, JSON, tools=TOOLS)
+    assert takes("qwen3", ANSWER, JSON, tools=TOOLS)
+    assert not takes("qwen3", CALLED, Constraints("none", is_json=True, schema=CITY), tools=TOOLS)
+
+
+def test_a_call_may_be_thought_about_first() -> None:
+    assert takes("qwen3", f"<think>\nHm.\n</think>\n\n{CALLED}", CALL, tools=TOOLS)
+    assert not takes("qwen3", f"I call.\n{CALLED}", CALL, tools=TOOLS)
+    assert not takes("qwen3", ANSWER, CALL, tools=TOOLS)
+
+
+# ---------------------------------------------------------------- no calls
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "glm4", "mistral"])
+def test_where_no_call_is_wanted_its_mark_alone_is_banned(name: str) -> None:
+    tokenizer = family(name).tokenizer
+    allowed = begun(name, Constraints(tool_choice="none"), tools=TOOLS).allowed()
+    everything = set(range(checkpoint_files.VOCAB_SIZE))
+    assert everything - allowed == {tokenizer.convert_tokens_to_ids(tokenizer.tool_call_start)}
+
+
+def test_where_no_call_is_wanted_harmony_has_no_recipients() -> None:
+    none = Constraints(tool_choice="none")
+    opening = "<|start|>assistant"
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    text = "<|channel|>final<|message|>No call."
+    assert takes("harmony", thought + text, none, opening)
+    assert not takes("harmony", "<|channel|>commentary to=functions.f<|message|>{}", none, opening)
+    assert not takes("harmony", " to=functions.f<|channel|>commentary<|message|>{}", none, opening)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_free_answer_has_no_guide(name: str) -> None:
+    found = constrainer_for(family(name))
+    assert found.token_mask(Constraints(), TOOLS, "", 0) is None
+    assert found.token_mask(Constraints(parallel_calls=False), TOOLS, "", 0) is None
+    if not family(name).thinks:
+        assert found.token_mask(Constraints(thinking_budget=5), TOOLS, "", 0) is None
+
+
+# ---------------------------------------------------------------- the budget
+
+
+def test_a_budget_closes_the_block_where_the_grammar_lets_it() -> None:
+    started = begun(
+        "qwen3_5", Constraints(is_json=True, schema=CITY, thinking_budget=2), "<think>\n"
+    )
+    tokenizer = family("qwen3_5").tokenizer
+    started.tokens += tokenizer.encode(" the the", add_special_tokens=False)
+    forced = []
+    while len(allowed := started.allowed()) == 1:
+        started.tokens.append(allowed.pop())
+        forced.append(started.tokens[-1])
+    assert tokenizer.decode(forced).startswith("\n</think>\n\n")
+    assert not started.guide.failure
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def refused(constraints: Constraints, tools: list[Any] | None = None, name: str = "llama3") -> str:
+    found = constrainer_for(family(name))
+    with pytest.raises(RequestError) as caught:
+        found.token_mask(constraints, tools or [], "", 0)
+    assert caught.value.status == 400
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"not": {"type": "string"}}, 'Unimplemented keys: ["not"]'),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"$ref": "#/$defs/Lost"}, "Pointer '/$defs/Lost' does not exist"),
+        ({"$ref": "https://example.com/s.json"}, "not present"),
+        ({"type": "strin"}, "Invalid type: strin"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum (5) is greater"),
+        ({"type": "string", "format": "colour"}, "Unknown format: colour"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"enum": []}, "anyOf is empty"),
+        ({"$ref": "#/properties/part"}, ""),
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused_with_its_place(
+    part: dict[str, Any], words: str
+) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "string"}, "part": part}}
+    text = refused(Constraints(is_json=True, schema=schema | {"required": ["part"]}))
+    assert "The JSON schema of the answer at /properties/part: " in text
+    assert words in text
+    assert "%llguidance" not in text and "<state>" not in text
+
+
+def test_a_schema_that_only_refers_to_itself_is_refused() -> None:
+    assert "of the answer at /: " in refused(Constraints(is_json=True, schema={"$ref": "#"}))
+
+
+def test_a_tools_schema_is_refused_only_where_it_is_broken() -> None:
+    lenient = tool("g", {"type": "object", "properties": {"a": {"format": "colour", "not": {}}}})
+    assert constrainer_for(family("llama3")).token_mask(CALL, [lenient], "", 0) is not None
+    broken = tool("g", {"type": "object", "properties": {"a": {"$ref": "#/$defs/Lost"}}})
+    assert "of the tool 'g' at /properties/a:" in refused(CALL, [*TOOLS, broken])
+
+
+def test_a_schema_that_is_too_large_or_too_deep_is_refused() -> None:
+    large = {"enum": ["x" * 100] * 11_000}
+    assert "1,144,0" in refused(Constraints(is_json=True, schema=large))
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(500):
+        deep = {"type": "array", "items": deep}
+    assert "recursion" in refused(Constraints(is_json=True, schema=deep))
+    for _ in range(50_000):
+        deep = {"items": deep}
+    assert "nested too deeply" in refused(Constraints(is_json=True, schema=deep))
+
+
+def test_a_tool_that_is_not_there_cannot_be_asked_for() -> None:
+    assert "'g'" in refused(Constraints("required", tool_names=["g"]), TOOLS)
+    assert "any tool" in refused(CALL, [])
+
+
+def test_a_tokenizer_that_llguidance_cannot_read_is_a_refusal() -> None:
+    base = family("llama3")
+
+    class Slow:
+        """mlx-lm's wrapper of a tokenizer that has no fast form."""
+
+        backend_tokenizer = None
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(base.tokenizer, name)
+
+    found = GrammarCompiler(Slow(), 10, end_ids(base.tokenizer), base.reader, lambda _: b"")
+    with pytest.raises(RequestError, match="its tokenizer cannot be read"):
+        found.token_mask(JSON, [], "", 0)
+
+
+# ---------------------------------------------------------------- guides
+
+
+def test_a_compiled_grammar_is_kept_and_each_answer_has_its_own_place_in_it() -> None:
+    found = constrainer_for(family("llama3"))
+    first, second = walk(found, JSON, []), walk(found, JSON, [])
+    assert found.compiled_count == 1
+    tokens = family("llama3").tokenizer.encode(ANSWER, add_special_tokens=False)
+    assert first.takes(tokens)
+    assert second.takes(tokens)
+    for n in range(COMPILED_MAX + 5):
+        walk(found, Constraints(is_json=True, schema={"const": n}), [])
+    assert found.compiled_count == COMPILED_MAX
+
+
+def test_a_guide_may_be_asked_twice_and_after_a_leap() -> None:
+    tokens = family("llama3").tokenizer.encode(ANSWER, add_special_tokens=False)
+    started = begun("llama3", JSON)
+    started.tokens = tokens[:4]
+    assert started.allowed() == started.allowed()
+    assert tokens[4] in started.allowed()
+
+
+def test_logits_without_a_token_are_never_chosen_and_the_width_is_the_models() -> None:
+    found = constrainer_for(family("llama3"))
+    for width in (checkpoint_files.VOCAB_SIZE + 64, checkpoint_files.VOCAB_SIZE, 2_000):
+        guide = found.token_mask(JSON, [], "", 0)
+        assert guide is not None
+        logits = guide.process(mx.array([], dtype=mx.uint32), mx.zeros((1, width)))
+        assert logits.shape == (1, width)
+        assert np.isinf(np.array(logits[0, checkpoint_files.VOCAB_SIZE :])).all()
+
+
+def test_a_matcher_that_breaks_is_told_and_the_answer_goes_on_unheld(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    started = begun("llama3", JSON)
+    started.tokens = family("llama3").tokenizer.encode("nonsense", add_special_tokens=False)
+    zeros = mx.zeros((1, 10))
+    assert started.guide.process(mx.array(started.tokens), zeros) is zeros
+    assert started.guide.failure
+    assert started.guide.process(mx.array([1]), zeros) is zeros
+    assert "Parser Error" not in capfd.readouterr().err, "llguidance quotes the answer to stderr"
+
+
+@pytest.mark.parametrize("text", [ANSWER, ANSWER + "<|eot_id|>", ANSWER + "<|eot_id|> more"])
+def test_what_follows_an_answer_that_ended_breaks_nothing(text: str) -> None:
+    """Decoding is one token ahead of what ends a request."""
+    started = begun("llama3", JSON)
+    started.tokens = family("llama3").tokenizer.encode(text, add_special_tokens=False)
+    assert started.allowed() == started.ends
+
+
+def test_the_prompt_is_not_part_of_the_answer() -> None:
+    found = constrainer_for(family("llama3"))
+    guide = found.token_mask(JSON, [], "", prompt_tokens=3)
+    assert isinstance(guide, TokenMask)
+    answer = family("llama3").tokenizer.encode(ANSWER, add_special_tokens=False)
+    guide.process(mx.array([7, 8, 9, *answer]), mx.zeros((1, checkpoint_files.VOCAB_SIZE)))
+    assert not guide.failure
+
+
+def test_a_mark_of_the_format_is_no_text_whatever_the_tokenizer_says_of_it() -> None:
+    base = deepcopy(bare_tokenizer(family("llama3").tokenizer))
+    base.add_tokens([AddedToken("[CALL]", special=False), AddedToken("  ", special=False)])
+    tokenizer = TokenizerWrapper(
+        base, tool_parser=parse_tool_call, tool_call_start="[CALL]", tool_call_end="[CALL]"
+    )
+    words = constrainer_for(family("llama3"), tokenizer).ll_tokenizer()
+    assert words.is_special_token(base.convert_tokens_to_ids("[CALL]"))
+    assert not words.is_special_token(base.convert_tokens_to_ids("  "))

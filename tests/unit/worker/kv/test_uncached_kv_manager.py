@@ -1,0 +1,177 @@
+"""A request that is not to be kept (use_kv_cache: false) finds nothing and leaves nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hearth.shared.wire_messages import Prompt, Sampling, Submit
+from hearth.worker.disk.disk_thread import DiskThread
+from hearth.worker.disk.file_store import FileStore
+from hearth.worker.kv.quantise_kv import QuantFormat
+from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.stream.model_output_format import AnswerParts
+from scripts.harness.agent_worker import Desk
+from scripts.harness.model_families import family
+from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine
+from tests.helpers.worker.kv_prompts import KINDS, follow, prompt
+
+GB = 1 << 30
+PACKED = {"running_format": QuantFormat(8, 32), "running_from": 100}
+
+
+@pytest.fixture
+def disk_thread(tmp_path: Path) -> Iterator[DiskThread]:
+    made = DiskThread(FileStore(tmp_path, ROOT, GB, 0))
+    yield made
+    made.close()
+
+
+def tiers(warm: Machine, directory: Path | None = None) -> dict[str, Any]:
+    """Return all that is kept, as far as anything could find it."""
+    keeper, budget = warm.keeper, warm.keeper.store.budget
+    return {
+        "budget": (budget.bytes_used, budget.buffers_used),
+        "extents": [
+            (extent.end.name, extent.line.number, extent.line.turns, extent.nbytes)
+            for extent in keeper.store.extents
+        ],
+        "joints": [
+            (joint.name, joint.resumed, joint.is_prompt_end, joint.snapshot is not None)
+            for joint in keeper.store.joints
+        ],
+        "slots": [
+            (slot.number, slot.tokens.tolist(), list(slot.canonical_cuts), slot.used_at)
+            for slot in keeper.slots
+        ],
+        "lines": [(line.number, line.used_at) for line in keeper.lines],
+        "counts": dict(keeper.counts),
+        "disk": keeper.disk_report(),
+        "files": sorted(path.name for path in directory.rglob("*")) if directory else [],
+    }
+
+
+def assert_cold(answer: Answer, cold: Answer) -> None:
+    assert answer.usage is not None
+    assert (answer.cached, answer.usage.source) == (0, "none")
+    assert answer.prefilled == cold.prefilled
+    assert answer.tokens == cold.tokens
+    for mine, theirs in zip(answer.logits, cold.logits, strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize("name", KINDS)
+def test_no_tier_is_read_or_written(
+    name: str, is_exact: bool, disk_thread: DiskThread, tmp_path: Path
+) -> None:
+    warm, cold = (
+        machine(name, is_exact=is_exact, disk_thread=disk_thread),
+        machine(name, keeps=False, is_exact=is_exact),
+    )
+    ids = prompt(name, 150, 100)
+    answer = warm.ask(ids)
+    warm.work_ahead()
+    assert disk_thread.flush(20)
+    before = tiers(warm, tmp_path)
+    assert before["extents"] and before["slots"] and before["files"]
+    for asked in (ids, follow(name, ids, answer.tokens, 30), prompt(name, 40, 40, seed=9)):
+        assert_cold(warm.ask(asked, uses_cache=False), cold.ask(asked))
+    assert not warm.scheduler.prefill_idle(), "there is nothing to do for them in idle time"
+    assert disk_thread.flush(20)
+    assert tiers(warm, tmp_path) == before
+    warm.check()
+
+
+def test_what_is_on_disk_is_not_read(disk_thread: DiskThread) -> None:
+    ids = prompt("qwen3", 150, 100)
+    machine("qwen3", disk_thread=disk_thread).ask(ids)
+    assert disk_thread.flush(20)
+    warm = machine("qwen3", disk_thread=disk_thread)
+    answer = warm.submit(ids, uses_cache=False)
+    assert answer.request.recall is None
+    warm.run()
+    assert warm.settled(answer).cached == 0
+    again = warm.submit(ids)
+    assert again.request.recall is not None, "it was there to be read"
+    warm.run()
+
+
+def test_running_quantisation_is_that_of_a_cold_cache() -> None:
+    ids = prompt("qwen3", 150, 100)
+    warm = machine("qwen3", **PACKED)
+    cold = machine("qwen3", **PACKED).ask(ids, 16)
+    apart = warm.ask(ids, 16, uses_cache=False)
+    assert_cold(apart, cold)
+    raw = machine("qwen3").ask(ids, 16)
+    assert any(not np.array_equal(a, b) for a, b in zip(raw.logits, cold.logits, strict=True))
+
+
+def test_a_slot_grows_apart_as_it_does_in_the_cache() -> None:
+    ids = prompt("qwen3", 30, 30)
+    warm = machine("qwen3", **PACKED)
+    apart = warm.ask(
+        ids, 600, uses_cache=False
+    )  # longer than the spare rows that a slot begins with
+    assert_cold(apart, machine("qwen3", **PACKED).ask(ids, 600))
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_neither_waits_for_the_other_nor_takes_over_what_it_reads(is_kept: bool) -> None:
+    warm, ids = machine("qwen3"), prompt("qwen3", 300, 100)
+    cold = machine("qwen3", keeps=False).ask(ids)
+    first = warm.submit(ids, uses_cache=is_kept)
+    second = warm.submit(ids, uses_cache=not is_kept)
+    warm.step()
+    assert first.request.slot is not None and second.request.slot is not None
+    warm.run()
+    for answer in map(warm.settled, (first, second)):
+        assert (answer.cached, answer.prefilled) == (0, cold.prefilled)
+        assert answer.tokens == cold.tokens
+    assert warm.ask(ids).cached > 0.9 * len(ids), "the kept one is kept"
+    warm.check()
+
+
+def test_one_that_is_cancelled_leaves_nothing() -> None:
+    warm = machine("qwen3")
+    before = tiers(warm)
+    answer = warm.submit(prompt("qwen3", 300, 100), uses_cache=False)
+    warm.step()
+    answer.request.lease.is_cancelled = True
+    warm.run()
+    assert answer.reason == "cancelled"
+    assert tiers(warm) == before
+
+
+def test_apart_from_the_cache_is_apart_from_the_turns(tmp_path: Path) -> None:
+    """What was said is rendered as it is sent, and what is answered is not remembered."""
+    desk = Desk("qwen3", family("qwen3"), tmp_path)
+    asked = [{"role": "user", "content": "What is in the harbor?"}]
+    desk.ask(desk.named(Prompt(asked)), AnswerParts("Let me think.", "Boats."))
+    counts = desk.sessions.counters()
+    turns = [row["turns"] for row in desk.sessions.report()]
+    echo = [*asked, {"role": "assistant", "content": "Boats."}, {"role": "user", "content": "Ok"}]
+    known = desk.request(desk.named(Prompt(echo)))
+    request = _submitted(desk, echo)
+    assert not request.uses_cache and request.visit is None
+    assert known.ids != request.ids, "its thinking would have come back"
+    cold = Desk("qwen3", family("qwen3"), tmp_path)
+    assert request.ids == cold.request(cold.named(Prompt(echo))).ids
+    desk.machine.scripts[request.request_id] = [5, 6, 7]
+    request.tokens_max = 3
+    answer = desk.machine.enter(request)
+    desk.machine.run()
+    assert answer.cached == 0 and answer.usage is not None and answer.usage.divergence is None
+    assert all(job.request is not request for job in desk.foreseen)
+    assert desk.sessions.counters() == counts
+    assert [row["turns"] for row in desk.sessions.report()] == turns
+
+
+def _submitted(desk: Desk, messages: list[Any]) -> Request:
+    """Return the request that the prompt thread makes where `messages` are not to be kept."""
+    lease = ClientLease("apart", b"peer")
+    lease.lease_until = float("inf")
+    named = desk.named(Prompt(messages))
+    return desk.builder.build(lease, Submit("apart", named, Sampling(), use_kv_cache=False))

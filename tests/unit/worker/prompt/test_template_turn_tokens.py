@@ -1,0 +1,219 @@
+"""What is learned from chat templates of the large families, and what they refuse."""
+
+from typing import Any
+
+import pytest
+from mlx_lm.tokenizer_utils import TokenizerWrapper, load as load_from_disk
+
+from hearth.shared.errors import PromptTooLong, RequestError
+from hearth.shared.load_settings import load_settings
+from hearth.shared.wire_messages import Prompt
+from hearth.worker.engine.model_loader import POCKET_DIR
+from hearth.worker.prompt.prefill_cuts import CutRule
+from hearth.worker.prompt.prompt_builder import PromptBuilder, PromptContent
+from hearth.worker.prompt.render_messages import Renderer
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
+from hearth.worker.setup.prompt_setup import make_builder
+from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir
+from scripts.harness.model_families import bare_tokenizer
+from tests.helpers.worker.chat_templates import (
+    CHATML,
+    GEMMA,
+    GLM,
+    HARMONY,
+    LLAMA,
+    MISTRAL,
+    PARTS_ONLY,
+    PHI,
+    PLAIN,
+    SPECIALS,
+    tokenizer_with,
+)
+
+PROMPT = Prompt([{"role": "user", "content": "hello"}])
+
+
+def names(tokenizer: Any, ids: Any) -> set[str]:
+    return set(tokenizer.convert_ids_to_tokens(sorted(ids)))
+
+
+@pytest.mark.parametrize(
+    ("template", "headers", "ends"),
+    [
+        (CHATML, {"<|im_start|>"}, {"<|endoftext|>", "<|im_end|>"}),
+        (LLAMA, {"<|start_header_id|>"}, {"<|end_of_text|>", "<|eot_id|>"}),
+        (
+            GLM,
+            {"<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"},
+            {"<|endoftext|>"},
+        ),
+        (GEMMA, {"<start_of_turn>"}, {"<eos>", "<end_of_turn>"}),
+        (HARMONY, {"<|start|>"}, {"<|return|>"}),
+        (
+            PHI,
+            {"<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"},
+            {"<|endoftext|>", "<|end|>"},
+        ),
+        (MISTRAL, {"[/INST]"}, {"</s>"}),
+        (PLAIN, set(), {"</s>"}),
+    ],
+    ids=["chatml", "llama3", "glm", "gemma", "harmony", "phi", "mistral", "plain"],
+)
+def test_a_template_shows_its_headers_and_ends(
+    template: str, headers: set[str], ends: set[str]
+) -> None:
+    tokenizer = tokenizer_with(template)
+    assert names(tokenizer, turn_marks(tokenizer).header_ids) == headers
+    assert names(tokenizer, end_of_turn_ids(tokenizer, {})) == ends
+
+
+def test_one_header_stands_for_all_turns_of_the_model_whether_it_thinks_or_not() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    texts = [tokenizer.decode(list(p)) for p in turn_marks(tokenizer).assistant_headers]
+    assert texts == ["<|im_start|>assistant\n"]
+
+
+def test_a_template_that_closes_a_conversation_still_shows_its_generation_prompt() -> None:
+    tokenizer = tokenizer_with(PHI)
+    (prompt,) = turn_marks(tokenizer).assistant_headers
+    assert tokenizer.decode(list(prompt)) == "<|assistant|>\n"
+
+
+def test_a_question_that_ends_itself_is_the_generation_prompt() -> None:
+    tokenizer = tokenizer_with(MISTRAL)
+    (prompt,) = turn_marks(tokenizer).assistant_headers
+    assert tokenizer.decode(list(prompt)) == "[/INST]"
+
+
+def test_the_generation_config_adds_its_end_tokens() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    assert 7 in end_of_turn_ids(tokenizer, {"eos_token_id": [7]})
+    assert 8 in end_of_turn_ids(tokenizer, {"eos_token_id": 8})
+
+
+def text_of(renderer: Renderer, prompt: Prompt) -> str:
+    return renderer.rendered(prompt.messages, prompt.tools, prompt.template_kwargs).text
+
+
+def builder(tokenizer: TokenizerWrapper, context_tokens: int) -> PromptBuilder:
+    marks, ends = turn_marks(tokenizer), end_of_turn_ids(tokenizer, {})
+    return make_builder(tokenizer, marks, ends, context_tokens, load_settings({}, None))
+
+
+def ids_of(built: PromptBuilder, prompt: Prompt) -> list[int]:
+    return built.build(PromptContent(prompt.messages, prompt.tools, prompt.template_kwargs)).ids
+
+
+def test_content_parts_and_null_become_one_string() -> None:
+    renderer = Renderer(tokenizer_with(CHATML), True, True)
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    prompt = Prompt([{"role": "user", "content": parts}, {"role": "assistant", "content": None}])
+    assert "ab<|im_end|>" in text_of(renderer, prompt)
+    assert "None" not in text_of(renderer, prompt)
+
+
+def test_a_template_that_looks_for_parts_is_given_them() -> None:
+    renderer = Renderer(tokenizer_with(PARTS_ONLY), default_thinking=True, preserve_thinking=True)
+    asked = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    text = renderer.rendered(asked, [], {}).text
+    assert text == (
+        "<|im_start|>User: hello<|im_end|>\n<|im_start|>Assistant: hi<|im_end|>\nAssistant:"
+    )
+
+
+def test_thinking_follows_the_default_unless_the_request_says_otherwise() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    off = Prompt(PROMPT.messages, template_kwargs={"enable_thinking": False})
+    assert "</think>" in text_of(Renderer(tokenizer, True, True), off)
+    assert "</think>" not in text_of(Renderer(tokenizer, True, True), PROMPT)
+    assert "</think>" in text_of(Renderer(tokenizer, False, True), PROMPT)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenize", "conversation", "chat_template", "tokenizer_kwargs", "return_dict"]
+)
+def test_template_kwargs_cannot_change_what_rendering_is(name: str) -> None:
+    """A template of the client's own could keep the prompt thread busy for ever."""
+    prompt = Prompt(PROMPT.messages, template_kwargs={name: "{% for i in range(99) %}{% endfor %}"})
+    with pytest.raises(RequestError, match=f"chat_template_kwargs has {name}"):
+        text_of(Renderer(tokenizer_with(CHATML), True, True), prompt)
+
+
+@pytest.mark.parametrize("name", TEXT_NAMES)
+def test_the_marks_of_a_checkpoint_on_disk_are_found(name: str) -> None:
+    """Loaded from files, most control tokens have no name of their own."""
+    tokenizer = load_from_disk(fixture_dir(name))
+    marks = turn_marks(tokenizer)
+    assert names(tokenizer, marks.header_ids) == {"<|im_start|>"}
+    heads = [tokenizer.decode(list(p)) for p in marks.assistant_headers]
+    assert "<|im_start|>assistant\n" in heads
+    assert {"<|im_end|>"} <= names(tokenizer, end_of_turn_ids(tokenizer, {}))
+
+
+def test_pocket_is_cut_at_its_messages() -> None:
+    tokenizer = load_from_disk(POCKET_DIR)
+    system = {"role": "system", "content": "rule " * 60}
+    turns = [{"role": role, "content": "word " * 90} for role in ("user", "assistant", "user")]
+    ids = ids_of(builder(tokenizer, 4096), Prompt([system, *turns]))
+    header = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    starts = [at for at, token in enumerate(ids) if token == header]
+    cuts = CutRule(256, turn_marks(tokenizer)).cuts(ids)
+    assert starts[1] in cuts, "the end of system"
+    assert starts[2] in cuts, "before an old turn of the model"
+    assert cuts[-1] == starts[4], "before its generation prompt"
+
+
+def test_a_model_without_a_template_gets_its_beginning_of_text() -> None:
+    tokenizer = tokenizer_with(None)
+    plain = bare_tokenizer(tokenizer).encode
+    bare_tokenizer(tokenizer).encode = lambda text, add_special_tokens=True: (
+        [1] * add_special_tokens + plain(text, add_special_tokens=False)
+    )
+    assert ids_of(builder(tokenizer, 1000), PROMPT)[:2] == [1, *plain("u")]
+
+
+def test_what_a_template_refuses_is_the_requests_fault_and_counted() -> None:
+    template = (
+        CHATML + "{% if messages[0].content == 'x' %}{{ raise_exception('no x') }}{% endif %}"
+    )
+    SPECIALS[template] = SPECIALS[CHATML]
+    renderer = Renderer(tokenizer_with(template), True, True)
+    with pytest.raises(RequestError, match="chat template refuses these messages: no x"):
+        text_of(renderer, Prompt([{"role": "user", "content": "x"}]))
+    assert renderer.template_failures == 1
+
+
+def test_a_prompt_that_does_not_fit_says_by_how_much() -> None:
+    built = builder(tokenizer_with(CHATML), 64)
+    with pytest.raises(PromptTooLong, match=r"The prompt is 119 tokens .* accepts 63") as caught:
+        ids_of(built, Prompt([{"role": "user", "content": "x" * 100}]))
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_ten_megabytes_are_refused_without_tokenising_them() -> None:
+    built = builder(tokenizer_with(CHATML), 4096)
+    with pytest.raises(RequestError, match=r"10,000,0\d\d characters"):
+        ids_of(built, Prompt([{"role": "user", "content": "x" * 10_000_000}]))
+
+
+def test_a_model_without_a_template_gets_a_transcript() -> None:
+    renderer = Renderer(tokenizer_with(None), True, True)
+    assert text_of(renderer, PROMPT) == "user: hello\nassistant:"
+
+
+def test_a_call_whose_arguments_are_no_object_reaches_a_template_that_needs_one() -> None:
+    template = (
+        "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.name }} "
+        "{% for k, v in c.arguments|items %}{{ k }}={{ v }}"
+        "{% endfor %}{% endfor %}<|im_end|>\n{% endfor %}"
+    )
+    SPECIALS[template] = SPECIALS[CHATML]
+    renderer = Renderer(tokenizer_with(template), True, True)
+    function = {"name": "f", "arguments": '{"broken": '}
+    call = {"id": "call1", "type": "function", "function": function}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    assert 'input={"broken": ' in renderer.rendered(messages, [], {}).text

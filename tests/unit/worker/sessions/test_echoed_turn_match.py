@@ -1,0 +1,430 @@
+"""An echo of an assistant turn says what was said, or it does not: excerpts of real sessions.
+
+Excerpts are of shared/traces and of shared/facts/clients.md, section 3; the captures' words are
+pseudo-words, all else is as the clients sent it.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from hearth.worker.sessions import echoed_turn_match
+from hearth.worker.sessions.echoed_turn_match import (
+    Known,
+    TurnContent,
+    changes,
+    says_the_same,
+    turn_content,
+    working_directories,
+)
+
+HOME = "/home/dev/textkit"
+SCHEMAS = {  # as Claude Code declares them, without descriptions
+    "Read": {
+        "type": "object",
+        "properties": {
+            "file_path": {"type": "string"},
+            "offset": {"type": "integer", "minimum": 0, "maximum": 9007199254740991},
+            "allow_large": {"type": "boolean"},
+            "either": {"type": ["string", "integer"]},
+            "ratio": {"type": ["null", "number"]},
+        },
+    },
+    "Bash": {
+        "properties": {"command": {"type": "string"}, "timeout": {"type": "number"}},
+    },
+}
+KNOWN = Known(frozenset((HOME,)), SCHEMAS)
+THOUGHT = "Mocec zes pal disasosuded, so zuda zoc be read at beco."
+ANSWER = "Kug me besal nut humumon — “fuvihe” dubilek nacu… ✓"
+WRITTEN = "# Notes\n\n- café → naïve “quotes” & <tags>\n\ttabbed line\n- price: 1.0 / 2.50\n"
+
+
+def turn(content: str = "", *calls: tuple[str, Any], thought: str = "") -> dict[str, Any]:
+    """An assistant message of `wire.Prompt`."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if thought:
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{number}",
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for number, (name, arguments) in enumerate(calls)
+        ]
+    return message
+
+
+def bash(command: Any, **more: Any) -> tuple[str, Any]:
+    return ("Bash", {"command": command, **more})
+
+
+def read(**arguments: Any) -> tuple[str, Any]:
+    return ("Read", {"file_path": f"{HOME}/README.md", **arguments})
+
+
+def compared(record: dict[str, Any], sent_back: dict[str, Any], known: Known = KNOWN) -> list[str]:
+    ours, theirs = turn_content(record), turn_content(sent_back)
+    names = changes(ours, theirs, known)
+    assert says_the_same(ours, theirs, known) is (names != ["unexplained"])
+    return names
+
+
+EDIT = {
+    "file_path": f"{HOME}/src/textkit/wrap.py",
+    "old_string": "# Copyright (C) 1999-2001 Gregory P. Ward.",
+    "new_string": "# Copyright (C) 1999-2001 Gregory P. Ward. (reviewed)",
+}
+SAME = {
+    "claude-code-session-1, 6 to 7: cd into the working directory goes": (
+        turn("", bash(f"cd {HOME} && git log --oneline | head -5", description="Seh cd")),
+        turn("", bash("git log --oneline | head -5", description="Seh cd")),
+        ["cd-stripped"],
+    ),
+    "the same, the directory in quotes": (
+        turn("", bash(f'cd "{HOME}" && ls'), bash(f"cd '{HOME}' && ls")),
+        turn("", bash("ls"), bash("ls")),
+        ["cd-stripped"],
+    ),
+    "claude-code-session-1, 9 to 10: replace_all comes, in front": (
+        turn("", ("Edit", EDIT)),
+        turn("", ("Edit", {"replace_all": False} | EDIT)),
+        ["replace-all-added"],
+    ),
+    "claude-code-session-1, 19 to 20: keys in another order": (
+        turn("", ("Write", {"content": WRITTEN, "file_path": f"{HOME}/docs/NOTES.md"})),
+        turn("", ("Write", {"file_path": f"{HOME}/docs/NOTES.md", "content": WRITTEN})),
+        [],
+    ),
+    "claude-code quirks (facts): a string becomes the integer that Read declares": (
+        turn("", ("Read", {"wrong_name": 7, "offset": "3"})),
+        turn("", ("Read", {"wrong_name": 7, "offset": 3})),
+        ["value-coerced"],
+    ),
+    "the same, a boolean and a number of two types": (
+        turn("", read(allow_large="true", ratio="2.50")),
+        turn("", read(allow_large=True, ratio=2.5)),
+        ["value-coerced"],
+    ),
+    "all but Codex (facts): numbers as JavaScript prints them": (
+        turn("", bash("ls", timeout=5000.0), ("does_not_exist", {"b": 1, "a": [1.0, 2.50, 1e3]})),
+        turn("", bash("ls", timeout=5000), ("does_not_exist", {"b": 1, "a": [1, 2.5, 1000]})),
+        ["number-printed"],
+    ),
+    "minus zero, a large exponent, more digits than a double has": (
+        turn("", ("f", '{"a": -0.0, "b": 1e21, "c": 9007199254740993, "d": 12345678901234567891}')),
+        turn("", ("f", '{"a":0,"b":1e+21,"c":9007199254740992,"d":12345678901234567000}')),
+        ["number-printed"],
+    ),
+    "cline-session-1, 19 to 20: unicode escapes and white space between tokens": (
+        turn("", ("run_commands", json.dumps({"commands": [WRITTEN]}))),
+        turn(
+            "",
+            (
+                "run_commands",
+                json.dumps({"commands": [WRITTEN]}, ensure_ascii=False, separators=(",", ":")),
+            ),
+        ),
+        [],
+    ),
+    "qwen-code-session-1, 3 to 4: thinking loses its last newline": (
+        turn("", ("read_file", '{"file_path": "/a"}'), thought=THOUGHT + "\n"),
+        turn("", ("read_file", '{"file_path":"/a"}'), thought=THOUGHT),
+        ["thinking-trimmed"],
+    ),
+    "PI quirks (facts): blank thinking and a blank text are not sent": (
+        turn("\n\n", bash("ls"), thought="   "),
+        turn("", bash("ls")),
+        ["content-trimmed", "thinking-trimmed"],
+    ),
+    "openclaw over Responses after a reload (facts): thinking is gone": (
+        turn(ANSWER, bash("ls"), thought=THOUGHT),
+        turn(ANSWER, bash("ls")),
+        ["thinking-stripped"],
+    ),
+    "thinking that a client put into the content": (
+        turn(ANSWER, thought=THOUGHT),
+        turn(f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"),
+        ["content-trimmed", "thinking-trimmed", "thinking-moved"],
+    ),
+    "thinking that our record has in its content": (
+        turn(f"<think>{THOUGHT}</think>{ANSWER}"),
+        turn(ANSWER, thought=THOUGHT),
+        ["thinking-moved"],
+    ),
+    "thinking that our record has in its content, stripped": (
+        turn(f"<think>{THOUGHT}</think>{ANSWER}"),
+        turn(ANSWER),
+        ["thinking-stripped", "thinking-moved"],
+    ),
+    "an answer about tags, its thinking stripped": (
+        turn("<think> opens and </think> closes.", thought=THOUGHT),
+        turn("<think> opens and </think> closes."),
+        ["thinking-stripped"],
+    ),
+    "codex-session-1, 2 to 3: leading newlines are kept": (
+        turn(f"\n\n{ANSWER}", thought=THOUGHT),
+        turn(f"\n\n{ANSWER}", thought=THOUGHT),
+        [],
+    ),
+    "a call without arguments": (turn("", ("f", "")), turn("", ("f", {})), []),
+    "arguments that are no JSON, as they were": (
+        turn("", ("f", '{"a": 1')),
+        turn("", ("f", '{"a": 1')),
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_clients_do_to_an_answer_leaves_it_the_same(name: str) -> None:
+    record, sent_back, rules = SAME[name]
+    assert compared(record, sent_back) == rules
+
+
+def test_every_rule_has_its_example() -> None:
+    assert {rule for _, _, rules in SAME.values() for rule in rules} == set(echoed_turn_match.RULES)
+
+
+def test_call_ids_say_nothing() -> None:
+    """OpenClaw over chat completions strips the underscore of each id (openclaw-session-1)."""
+    record = turn("", bash("ls"))
+    sent_back = turn("", bash("ls"))
+    sent_back["tool_calls"][0]["id"] = "call0"
+    assert compared(record, sent_back) == []
+
+
+OTHER = {
+    "a letter of the answer": (turn(ANSWER), turn(ANSWER.replace("K", "k"))),
+    "white space inside the answer": (turn("a\n\nb"), turn("a\nb")),
+    "an answer that was cut": (turn(ANSWER), turn(ANSWER[:-1])),
+    "an answer that was removed": (turn(ANSWER), turn("")),
+    "an answer where there was none": (turn("", bash("ls")), turn("x", bash("ls"))),
+    "texts merged with a neighbour's": (turn("A"), turn("A\nB")),
+    "other thinking": (turn(ANSWER, thought="a"), turn(ANSWER, thought="b")),
+    "thinking that was cut": (turn(ANSWER, thought="a b"), turn(ANSWER, thought="a")),
+    "thinking where there was none": (turn(ANSWER), turn(ANSWER, thought="a")),
+    "other thinking, moved": (turn("b", thought="a"), turn("<think>c</think>b")),
+    "thinking moved, where there was none": (turn("b"), turn("<think>c</think>b")),
+    "thinking moved and the answer changed": (turn("b", thought="a"), turn("<think>a</think>c")),
+    "thinking behind text": (turn("b", thought="a"), turn("b<think>a</think>")),
+    "a think block that does not close": (turn("b", thought="a"), turn("<think>a b")),
+    "a think block that does not close, and no answer": (
+        turn("", thought="a"),
+        turn("<think>a"),
+    ),
+    "thinking that does not begin with its tag": (
+        turn("b", thought="see <think> a"),
+        turn("see <think> a</think>b"),
+    ),
+    "thinking that only ends with its tag": (turn("b", thought="a"), turn("a</think>b")),
+    "a think block beside thinking": (
+        turn("b", thought="a"),
+        turn("<think>a</think>b", thought="a"),
+    ),
+    "another call": (turn("", bash("ls")), turn("", bash("ls -l"))),
+    "another tool": (turn("", ("a", {"x": 1})), turn("", ("b", {"x": 1}))),
+    "calls in another order": (turn("", bash("a"), bash("b")), turn("", bash("b"), bash("a"))),
+    "a call dropped": (turn("", bash("a"), bash("b")), turn("", bash("a"))),
+    "a call twice": (turn("", bash("a")), turn("", bash("a"), bash("a"))),
+    "all calls dropped": (turn("x", bash("a")), turn("x")),
+    "a key dropped": (turn("", bash("a", timeout=1)), turn("", bash("a"))),
+    "a key added": (turn("", bash("a")), turn("", bash("a", timeout=1))),
+    "a key renamed": (turn("", ("f", {"a": 1})), turn("", ("f", {"b": 1}))),
+    "a list in another order": (turn("", ("f", {"a": [1, 2]})), turn("", ("f", {"a": [2, 1]}))),
+    "a list that is longer": (turn("", ("f", {"a": [1]})), turn("", ("f", {"a": [1, 1]}))),
+    "true for 1": (turn("", ("f", {"a": 1})), turn("", ("f", {"a": True}))),
+    "1 for true": (turn("", ("f", {"a": [True]})), turn("", ("f", {"a": [1]}))),
+    "null for false": (turn("", ("f", {"a": False})), turn("", ("f", {"a": None}))),
+    "null for infinity": (turn("", ("f", {"a": 1e999})), turn("", ("f", {"a": None}))),
+    "another number": (turn("", ("f", {"a": 5000.0})), turn("", ("f", {"a": 5001}))),
+    "a number rounded": (turn("", ("f", {"a": 2.5})), turn("", ("f", {"a": 2}))),
+    "digits that JavaScript would keep": (
+        turn("", ("f", {"a": 9007199254740992})),
+        turn("", ("f", {"a": 9007199254740993})),
+    ),
+    "digits that JavaScript would not print": (
+        turn("", ("f", {"a": 9007199254740993})),
+        turn("", ("f", {"a": 9007199254740994})),
+    ),
+    "a number past a double's range": (
+        turn("", ("f", {"a": 10**400})),
+        turn("", ("f", {"a": 10**400 + 1})),
+    ),
+    "a string for a number that nobody declares": (
+        turn("", ("f", {"offset": "3"})),
+        turn("", ("f", {"offset": 3})),
+    ),
+    "a number for a string": (turn("", read(offset=3)), turn("", read(offset="3"))),
+    "another number than the string's": (turn("", read(offset="3")), turn("", read(offset=4))),
+    "a boolean for a number's string": (turn("", read(offset="1")), turn("", read(offset=True))),
+    "a number for a boolean's string": (
+        turn("", read(allow_large="1")),
+        turn("", read(allow_large=1)),
+    ),
+    "a boolean that is not declared": (
+        turn("", read(offset="true")),
+        turn("", read(offset=True)),
+    ),
+    "a boolean in other words": (
+        turn("", read(allow_large="yes")),
+        turn("", read(allow_large=True)),
+    ),
+    "a fraction for an integer": (turn("", read(offset="3.5")), turn("", read(offset=3.5))),
+    "a string that is no JSON number": (turn("", read(offset="0x3")), turn("", read(offset=3))),
+    "a string where strings are allowed": (turn("", read(either="3")), turn("", read(either=3))),
+    "cd into another directory": (turn("", bash("cd /tmp && ls")), turn("", bash("ls"))),
+    "cd into a directory inside": (turn("", bash(f"cd {HOME}/src && ls")), turn("", bash("ls"))),
+    "cd that the record does not have": (turn("", bash("ls")), turn("", bash(f"cd {HOME} && ls"))),
+    "cd and another command": (turn("", bash(f"cd {HOME} && ls")), turn("", bash("ls -l"))),
+    "cd and no command": (turn("", bash(f"cd {HOME} && ")), turn("", bash(""))),
+    "cd and no command, then one": (turn("", bash(f"cd {HOME} && ")), turn("", bash("rm -r ."))),
+    "cd whatever comes of it": (turn("", bash(f"cd {HOME}; ls")), turn("", bash("ls"))),
+    "cd that is not in front": (turn("", bash(f"a && cd {HOME} && b")), turn("", bash("a && b"))),
+    "cd twice": (turn("", bash(f"cd {HOME} && cd {HOME} && a")), turn("", bash("a"))),
+    "cd in another argument": (
+        turn("", ("f", {"script": f"cd {HOME} && ls"})),
+        turn("", ("f", {"script": "ls"})),
+    ),
+    "cd deeper down": (
+        turn("", ("f", {"a": {"command": f"cd {HOME} && ls"}})),
+        turn("", ("f", {"a": {"command": "ls"}})),
+    ),
+    "replace_all: true": (
+        turn("", ("Edit", EDIT)),
+        turn("", ("Edit", {"replace_all": True} | EDIT)),
+    ),
+    "replace_all: 0": (turn("", ("Edit", EDIT)), turn("", ("Edit", {"replace_all": 0} | EDIT))),
+    "replace_all changed": (
+        turn("", ("Edit", {"replace_all": True} | EDIT)),
+        turn("", ("Edit", {"replace_all": False} | EDIT)),
+    ),
+    "replace_all dropped": (
+        turn("", ("Edit", {"replace_all": False} | EDIT)),
+        turn("", ("Edit", EDIT)),
+    ),
+    "replace_all of another tool": (
+        turn("", ("Write", EDIT)),
+        turn("", ("Write", {"replace_all": False} | EDIT)),
+    ),
+    "replace_all for another key": (
+        turn("", ("Edit", {"old_string": "a", "x": 1})),
+        turn("", ("Edit", {"old_string": "a", "replace_all": False})),
+    ),
+    "replace_all and another key": (
+        turn("", ("Edit", EDIT)),
+        turn("", ("Edit", {"replace_all": False, "x": 1} | EDIT)),
+    ),
+    "arguments that are no JSON, tidied": (
+        turn("", ("f", '{"a": 1')),
+        turn("", ("f", '{"a":1')),
+    ),
+    "arguments that are no JSON, mended": (turn("", ("f", '{"a": 1')), turn("", ("f", {"a": 1}))),
+    "arguments that are no object": (turn("", ("f", "[1, 2]")), turn("", ("f", "[1,2]"))),
+    "a constant that is not JSON": (turn("", ("f", '{"a": NaN}')), turn("", ("f", '{"a":NaN}'))),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_what_no_client_does_of_itself_is_a_change(name: str) -> None:
+    record, sent_back = OTHER[name]
+    assert compared(record, sent_back) == ["unexplained"]
+
+
+def test_several_rules_may_be_needed_at_once_and_come_in_one_order() -> None:
+    record = turn(
+        "\n\nLook.  \n", bash(f"cd {HOME} && ls", timeout=5.0), ("Edit", EDIT), thought="Hm.\n"
+    )
+    sent_back = turn("Look.", bash("ls", timeout=5), ("Edit", {"replace_all": False} | EDIT))
+    assert compared(record, sent_back) == [
+        *("content-trimmed", "thinking-stripped", "number-printed"),
+        *("cd-stripped", "replace-all-added"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [None, [3], "x", {}, {"properties": [3]}, {"properties": {"offset": 3}}]
+    + [{"properties": {"offset": {"type": kind}}} for kind in (None, 3, [], [3, {}], {"a": 1})],
+)
+def test_a_schema_that_declares_nothing_allows_nothing(schema: Any) -> None:
+    known = Known(frozenset(), {"Read": schema})
+    assert compared(turn("", read(offset="3")), turn("", read(offset=3)), known) == ["unexplained"]
+
+
+def test_a_value_that_equals_nothing_is_still_itself() -> None:
+    ours, theirs = (TurnContent("", "", (("f", {"a": float(word)}),)) for word in ("nan", "NaN"))
+    assert changes(ours, theirs, KNOWN) == []
+    assert changes(ours, TurnContent("", "", (("f", {"a": 0.0}),)), KNOWN) == ["unexplained"]
+
+
+def test_nesting_that_no_parser_takes_stays_text_or_is_compared() -> None:
+    deep: Any = {}
+    other: Any = {"a": 1}
+    for _ in range(5_000):
+        deep, other = {"a": deep}, {"a": other}
+    text = '{"a":' * 200_000
+    assert compared(turn("", ("f", text)), turn("", ("f", text))) == []
+    same, changed = TurnContent("", "", (("f", deep),)), TurnContent("", "", (("f", other),))
+    assert says_the_same(same, same, KNOWN) and not says_the_same(same, changed, KNOWN)
+
+
+# ---------------------------------------------------------------- the session's directory
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Claude Code, OpenClaw, opencode, Cline, Qwen Code, Codex, PI; words as in the clients
+        f"You run in this environment: \n - Primary working directory: {HOME}\n - Platform: linux",
+        f"## Workspace\nYour working directory: {HOME}\nTreat this directory as the workspace.",
+        f"<env>\n  Working directory: {HOME}\n  Workspace root folder: /home/dev\n</env>",
+        f"3. IDE: Terminal Shell\n4. Working Directory: {HOME}\n",
+        f"I'm currently working in the directory: {HOME}\nHere is its structure:\n\n{HOME}/\n",
+        f"<environment_context>\n  <cwd>{HOME}</cwd>\n  <shell>bash</shell>",
+        f"Additional docs: /home/dev/node/pi/docs\n<cwd>\n{HOME}\n</cwd>",
+        f"cwd: {HOME}\n",
+        f'{{"cwd": "{HOME}/", "os": "linux"}}',
+        f"**Working directory:** `{HOME}`",
+    ],
+)
+def test_a_working_directory_is_found_as_clients_name_it(text: str) -> None:
+    assert working_directories([{"role": "system", "content": text}]) == {HOME}
+
+
+def test_a_directory_may_have_blanks_and_be_of_windows() -> None:
+    def found(path: str) -> frozenset[str]:
+        return working_directories([{"role": "user", "content": f"Working directory: {path}\nx"}])
+
+    assert found("/home/a b/c  ") == {"/home/a b/c"}
+    assert found("C:\\work\\kit") == {"C:\\work\\kit"}
+    assert found("/") == {"/"}
+    assert found("none yet") == set()
+
+
+def test_an_unknown_label_counts_where_only_one_path_is_labelled() -> None:
+    """claude-code-session-1, whose captured words are pseudo-words; so may a language be."""
+    line = f" - Merohum tavocet fumavuveg: {HOME}\n"
+    memory = "Rol nahe a bariti at `/home/dev/.claude/memory/`. Voki fumavuveg.\n"
+    head = [{"role": "system", "content": memory}, {"role": "system", "content": line}]
+    assert working_directories(head) == {HOME}
+    parts = [{"type": "image", "image": "d"}, {"type": "text", "text": line}]
+    assert working_directories([{"role": "user", "content": parts}]) == {HOME}
+    assert working_directories([*head, {"role": "user", "content": line}]) == {HOME}
+    assert working_directories([*head, {"role": "user", "content": "Docs: /usr/doc"}]) == set()
+    known = {"role": "user", "content": "Docs: /usr/doc\nWorking directory: /work"}
+    assert working_directories([*head, known]) == {"/work"}
+
+
+def test_only_the_first_messages_of_system_and_user_name_a_directory() -> None:
+    named = f"Working directory: {HOME}"
+    other = [{"role": "user", "content": "x"}] * echoed_turn_match.HEAD_MESSAGES_MAX
+    assert working_directories([*other, {"role": "user", "content": named}]) == set()
+    assert working_directories([*other[1:], {"role": "user", "content": named}]) == {HOME}
+    for role in ("assistant", "tool"):
+        assert working_directories([{"role": role, "content": named}]) == set()
+    assert working_directories([]) == set()
+    assert working_directories([{"role": "user"}, {"role": "user", "content": None}]) == set()

@@ -1,0 +1,123 @@
+"""The prompt thread: every message gets one answer, in order, and a Submit goes on as a Request."""
+
+import queue
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hearth.shared.errors import RequestError
+from hearth.shared.load_settings import load_settings
+from hearth.shared.wire_messages import (
+    Admitted,
+    Count,
+    Counted,
+    Failed,
+    Prompt,
+    Sampling,
+    Status,
+    Submit,
+    Told,
+    Up,
+)
+from hearth.worker.cache.block_hash import PrefixHash, pack
+from hearth.worker.prompt.prompt_builder import BuiltPrompt
+from hearth.worker.requests.prompt_facts import PromptFacts
+from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
+from hearth.worker.schedule.request_state import (
+    ClientLease,
+    MessageWithImages,
+    RenderNextPrompt,
+    Request,
+)
+from hearth.worker.threads.prompt_thread import PromptThread
+from hearth.worker.threads.thread_queues import PromptJob, PromptJobs
+
+IDS = [1, 2, 3]
+RAW = Prompt([], ids=IDS)
+FACTS = PromptFacts(
+    context_tokens=10,
+    vocab_size=100,
+    root=PrefixHash(b"root"),
+    opens_thinking=False,
+    output_format=cast(Any, None),  # a raw prompt's answer is not taken apart
+    answer_grammar=cast(Any, None),
+    vocabulary=cast(Any, SimpleNamespace(detokeniser=lambda: None)),
+    cut_rule=cast(Any, SimpleNamespace(cuts=lambda keys: [len(keys) - 1])),
+)
+
+
+class ScriptedPrompts:
+    """Builds every prompt of the same tokens; a prompt of too many messages is refused."""
+
+    sessions = SimpleNamespace(new_id=lambda: "id", report=lambda key: [key])
+
+    def __init__(self) -> None:
+        self.images: list[Any] = []
+
+    def build(self, prompt: Prompt, images: Any, uses_cache: bool = True) -> tuple[None, Any]:
+        self.images.append(images)
+        if prompt.messages:
+            raise RequestError("Too long.", code="context_length_exceeded")
+        return None, BuiltPrompt(IDS, pack(IDS), (), len(IDS), frozenset(), 0)
+
+
+def run(*jobs: tuple[ClientLease, PromptJob]) -> tuple[list[Any], list[Up], ScriptedPrompts]:
+    """Return what went on to the inference thread, and what was sent."""
+    todo: PromptJobs = queue.SimpleQueue()
+    for job in (*jobs, None):
+        todo.put(job)
+    went_on: list[Any] = []
+    sent: list[Up] = []
+    prompts = ScriptedPrompts()
+    thread = PromptThread(cast(SessionPromptBuilder, prompts), FACTS, load_settings({}, None))
+    thread.run(todo, went_on.append, sent.append)
+    return went_on, sent, prompts
+
+
+def job(message: Submit | Count | Status | MessageWithImages) -> tuple[ClientLease, PromptJob]:
+    inner = message.message if isinstance(message, MessageWithImages) else message
+    return ClientLease(inner.request_id, b"peer"), message
+
+
+def test_a_submit_is_admitted_before_it_goes_on_and_every_other_message_is_answered() -> None:
+    went_on, sent, _ = run(
+        job(Submit("s", RAW, Sampling(max_tokens=50))),
+        job(Count("c", RAW)),
+        job(Status("q", "sessions", key="k")),
+        job(Status("u", "prompt", "r9")),
+    )
+    assert sent[:3] == [Admitted("s", 3, "id"), Counted("c", 3), Told("q", {"sessions": ["k"]})]
+    assert isinstance(sent[3], Failed) and (sent[3].status, sent[3].code) == (404, "not_found")
+    (request,) = went_on
+    assert isinstance(request, Request)
+    assert (request.ids, request.query.cuts, request.tokens_max) == (IDS, [2], 7)
+
+
+def test_a_refused_prompt_ends_its_request_alone() -> None:
+    went_on, sent, _ = run(
+        job(Submit("long", Prompt([{}], ids=[]), Sampling())), job(Submit("fine", RAW, Sampling()))
+    )
+    assert sent == [
+        Failed("long", 400, "context_length_exceeded", "Too long."),
+        Admitted("fine", 3, "id"),
+    ]
+    assert [request.request_id for request in went_on] == ["fine"]
+
+
+def test_nothing_is_rendered_for_a_client_that_is_gone() -> None:
+    gone = job(Submit("s", RAW, Sampling()))
+    gone[0].is_cancelled = True
+    went_on, sent, prompts = run(gone)
+    assert sent == [Failed("s", 499, "client_closed", "The client is gone.")]
+    assert (went_on, prompts.images) == ([], [])
+
+
+def test_images_that_were_read_reach_the_prompt_and_its_request() -> None:
+    images = cast(Any, {"digest": "image"})
+    went_on, _, prompts = run(job(MessageWithImages(Submit("s", RAW, Sampling()), images)))
+    assert prompts.images == [images] and went_on[0].prompt_images == images
+
+
+def test_a_request_without_a_session_has_no_next_prompt() -> None:
+    request = run(job(Submit("s", RAW, Sampling())))[0][0]
+    went_on, sent, _ = run((request.lease, RenderNextPrompt(request)))
+    assert (went_on, sent) == ([], [])

@@ -1,0 +1,111 @@
+"""Ranks lines, which are conversations as the cache sees them, by how likely each goes on.
+
+A request that extends what a line last prefilled continues that line; any other opens one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hearth.worker.cache.block_hash import PrefixHash
+
+HALF_LIFE_S = 600.0  # a line unused for this long is half as likely to be needed
+CONTINUED = 2.0  # a line that came back once will rather come back again
+SPONSORED = 0.25  # one opened while another waited: a sub-agent or a side call of that one
+SPONSOR_SILENT_S = 7200.0  # one that has not run for so long waits for nobody
+SPONSOR_WAIT_S = 600.0  # how long a waiting line counts as what the new ones work for
+
+
+@dataclass(eq=False, slots=True)
+class LinePriority:
+    """One line. `sponsor` is the line that was waiting when this one was opened.
+
+    Invariant: a sponsor has no sponsor. Owner: the inference thread.
+    """
+
+    number: int
+    opened_at: float
+    used_at: float
+    turns: int = 1  # prompts on its path, those of the line that it branched from included
+    is_running: bool = False
+    sponsor: "LinePriority | None" = field(default=None, repr=False)
+    family: str = ""  # of its session; "" where the client names none
+    is_side: bool = False  # a title or a topic check of its session
+    ended_at: float = 0.0  # when a request of its own last ended
+    tip: PrefixHash | None = None  # the last cut of its last prompt
+
+    def likelihood(self, now: float, ttl_s: float) -> float:
+        """Return how likely it is needed again, relative to a line just opened (1.0).
+
+        Zero once it has not been used for `ttl_s` (0 = never): it is then the first to go, but
+        stays while there is room.
+        """
+        age_s = 0.0 if self.is_running else max(0.0, now - self.used_at)
+        if ttl_s and age_s > ttl_s:
+            return 0.0
+        factor = CONTINUED if self.turns > 1 else 1.0
+        if self.is_side or (self.sponsor is not None and self.sponsor.may_wait(now)):
+            factor *= SPONSORED
+        recency: float = 0.5 ** (age_s / HALF_LIFE_S)
+        return factor * recency
+
+    def may_wait(self, now: float) -> bool:
+        """Whether this line may still be waiting for those that opened meanwhile."""
+        return self.is_running or now - self.ended_at <= SPONSOR_SILENT_S
+
+
+class LinePriorities:
+    """All lines: opens them, and notes when a request of theirs begins and ends.
+
+    Invariant: no two lines have the same number. Owner: the inference thread.
+    """
+
+    def __init__(self) -> None:
+        self._all: list[LinePriority] = []
+        self._number = 0
+
+    def __iter__(self) -> Iterator[LinePriority]:
+        return iter(self._all)
+
+    def open(self, now: float, turns: int, family: str = "", is_side: bool = False) -> LinePriority:
+        """Open a line. The one of its family that waits on it, if any, becomes its sponsor.
+
+        A storm of sub-agents begins when its orchestrator's answer ends, and each of them begins
+        while the orchestrator waits; those of a second wave see their siblings, whose sponsor is
+        the orchestrator still.
+        """
+        latest = max(
+            (
+                line
+                for line in self._all
+                if line.family == family
+                and not line.is_side
+                and not (line.sponsor or line).is_running
+                and (line.is_running or now - line.used_at <= SPONSOR_WAIT_S)
+                and (line.sponsor or line).may_wait(now)
+            ),
+            key=lambda line: line.used_at,
+            default=None,
+        )
+        sponsor = latest.sponsor or latest if latest is not None else None
+        if sponsor is not None:
+            assert sponsor.sponsor is None, sponsor.number
+            sponsor.used_at = now  # it waits for this one from now on
+        self._number += 1
+        line = LinePriority(
+            self._number, now, now, turns, True, sponsor, family=family, is_side=is_side
+        )
+        self._all.append(line)
+        return line
+
+    def begin_turn(self, line: LinePriority, now: float, turns: int) -> None:
+        """Note that a request goes on with this line."""
+        assert not line.is_running, line.number
+        line.used_at, line.turns, line.is_running = now, max(turns, line.turns), True
+
+    def end_turn(self, line: LinePriority, now: float) -> None:
+        """Note that its request ended."""
+        line.used_at, line.ended_at, line.is_running = now, now, False
+
+    def forget(self, kept: set[LinePriority]) -> None:
+        """Drop the lines that hold nothing any more."""
+        self._all = [line for line in self._all if line.is_running or line in kept]

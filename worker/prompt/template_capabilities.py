@@ -1,0 +1,228 @@
+"""What a chat template takes and shows, found by rendering probes. Touches no MLX.
+
+Runs once, when a model is loaded. Templates differ in what they leave out silently as much as in
+what they refuse, so a probe counts only where all its words are in the text, in their order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hearth.worker.prompt.chat_template import Template
+from hearth.worker.prompt.tools_as_text import ToolForm
+
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # least first
+SWITCHES: Final[dict[str, tuple[Any, Any]]] = {
+    "enable_thinking": (True, False),
+    "thinking": (True, False),
+    "reasoning_effort": ("low", "high"),
+}
+_GEMMA_TURN: Final = "<start_of_turn>"
+_SHORT_ID, _OTHER_ID = "abcdefgh0", "abcdefgh1"  # Mistral's takes ids of nine characters only
+_LONG_ID = "call_0123456789abcdef"
+
+_QUESTION: Final = {"role": "user", "content": "probe0x"}
+
+# A message's kind is its role, but "calls" for an assistant's with tool calls. "start" is what the
+# first message stands behind, "end" what follows a system message that nothing follows.
+_LEADS: Final[dict[str, tuple[str, ...]]] = {
+    "start": (),
+    "user": ("user",),
+    "assistant": ("user", "assistant"),
+    "calls": ("user", "calls"),
+    "tool": ("user", "calls", "tool"),
+}
+_TAILS: Final[dict[str, tuple[str, ...]]] = {
+    "user": ("assistant", "user"),
+    "assistant": ("user",),
+    "calls": ("tool", "assistant", "user"),
+    "tool": ("assistant", "user"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateCapabilities:
+    """What one template takes and shows."""
+
+    tool_form: ToolForm
+    shows_calls: bool  # as `tool_calls`
+    shows_results: bool  # as messages of role "tool"
+    completes_tools: bool  # each tool must have a description and properties
+    splits_calls: bool  # of several calls in one message, some are refused or left out
+    shortens_ids: bool  # call ids must have nine letters and digits
+    takes_objects: bool  # arguments may be an object, else only its JSON text
+    takes_text: bool  # arguments may be a text
+    folds_thinking: bool  # words beside a call are its thinking
+    opens_with_system: bool
+    places_system: bool  # a system message in mid-conversation is shown where it stands
+    refused: frozenset[tuple[str, str]]  # (kind, kind) that may not follow each other
+    variables: frozenset[str] | None  # that it may be given; None: any
+    switches: frozenset[str]  # of SWITCHES, those that change what is rendered
+    efforts: tuple[str, ...]  # of EFFORTS, those that it renders
+
+
+def template_capabilities(template: Template) -> TemplateCapabilities:
+    """Return what the template takes and shows."""
+    is_shown, completes_tools = _shows_tools(template)
+    tools = [_tool(is_whole=completes_tools)] if is_shown else []
+    prober = _Prober(template, tools, {})
+    takes_objects = prober.shows_calls()
+    if not takes_objects:
+        prober = _Prober(template, tools, "{}")
+    form: ToolForm = "native"
+    if not is_shown:
+        is_gemmas = _GEMMA_TURN in template.probed([_QUESTION])
+        form = "tool_code" if is_gemmas else "manual"
+    shows_calls = is_shown and prober.shows_calls()
+    shows_results = is_shown and prober.shows_results(shows_calls)
+    long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
+    variables = _variables(template)
+    several = ("user", "two calls", *(("tool", "tool") if shows_results else ()))
+    return TemplateCapabilities(
+        tool_form=form,
+        shows_calls=shows_calls,
+        shows_results=shows_results,
+        completes_tools=completes_tools,
+        splits_calls=shows_calls and not prober.takes(*several),
+        shortens_ids=short_fits and not long_fits,
+        takes_objects=takes_objects,
+        takes_text=prober.fits(arguments="so") or not short_fits,
+        folds_thinking=prober.fits(content="so")
+        and not prober.fits(content="so", reasoning_content="why"),
+        opens_with_system=prober.takes("system", "user"),
+        places_system=prober.takes("user", "assistant", "system", "user"),
+        refused=frozenset(prober.refused(shows_calls, shows_results)),
+        variables=variables,
+        switches=frozenset(_switches(template, variables)),
+        efforts=tuple(each for each in EFFORTS if _renders(template, reasoning_effort=each)),
+    )
+
+
+class _Prober:
+    """Renders conversations of given kinds, with tools and without, where the template has them."""
+
+    def __init__(self, template: Template, tools: list[Any], arguments: Any) -> None:
+        """`arguments` are those of the calls in the conversations."""
+        self._template = template
+        self._arguments = arguments
+        self._tools = [tools, []] if tools else [tools]
+
+    def takes(self, *kinds: str) -> bool:
+        """Whether such a conversation is shown whole, its first message as whose it is."""
+        messages = [self._message(kind, at) for at, kind in enumerate(kinds)]
+        words = [word for at, kind in enumerate(kinds) for word in _words(kind, at)]
+        return all(self._shows(messages, words, tools) for tools in self._tools)
+
+    def _shows(self, messages: list[dict[str, Any]], words: list[str], tools: list[Any]) -> bool:
+        text = self._template.probed(messages, tools)
+        if messages[0]["role"] == "assistant":  # Llama 3 takes it for the user's, to show tools
+            asked = [{**messages[0], "role": "user"}, *messages[1:]]
+            if self._template.probed(asked, tools) == text:
+                return False
+        place = 0
+        for word in words:
+            place = text.find(word, place)
+            if place < 0:
+                return False
+        return True
+
+    def _message(self, kind: str, at: int) -> dict[str, Any]:
+        if kind == "tool":
+            return {
+                "role": "tool",
+                "content": f"probe{at}x",
+                "tool_call_id": _SHORT_ID,
+                "name": "f",
+            }
+        if kind not in ("calls", "two calls"):
+            return {"role": kind, "content": f"probe{at}x"}
+        calls = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": word, "arguments": self._arguments},
+            }
+            for call_id, word in zip((_SHORT_ID, _OTHER_ID), _words(kind, at), strict=False)
+        ]
+        return {"role": "assistant", "content": "", "tool_calls": calls}
+
+    def shows_calls(self) -> bool:
+        return self.takes("user", "calls") or self.takes("user", "calls", "tool")
+
+    def shows_results(self, shows_calls: bool) -> bool:
+        return self.takes("user", "calls" if shows_calls else "assistant", "tool")
+
+    def fits(self, call_id: str = _SHORT_ID, arguments: Any = None, **said: str) -> bool:
+        """Whether the template takes a call with this id, said beside it what is said."""
+        function = {"name": "f", "arguments": arguments or self._arguments}
+        call = {"id": call_id, "type": "function", "function": function}
+        turn = {"role": "assistant", "content": "", **said, "tool_calls": [call]}
+        result = {**self._message("tool", 1), "tool_call_id": call_id}
+        return bool(self._template.probed([self._message("user", 2), turn, result]))
+
+    def refused(self, shows_calls: bool, shows_results: bool) -> Iterator[tuple[str, str]]:
+        """Yield the kinds that the template refuses, or leaves out, one behind the other."""
+        if not self.takes("user", "assistant", "user"):
+            return  # then nothing can be learned from what it refuses
+        if not self.takes("system"):
+            yield "start", "end"
+        known = {"user", "assistant"}
+        known |= {"calls"} if shows_calls else set()
+        known |= {"tool"} if shows_results else set()
+        stands_for = {"calls": "assistant", "tool": "user"}
+
+        def shown(*kinds: str) -> tuple[str, ...]:
+            return tuple(kind if kind in known else stands_for[kind] for kind in kinds)
+
+        for before in ("start", *sorted(known)):
+            for kind in sorted(known):
+                probe = (*shown(*_LEADS[before]), kind, *shown(*_TAILS[kind]))
+                is_taken = self.takes(*probe)
+                if before == "start":  # nothing may follow, and no question may be needed
+                    is_taken = is_taken and self.takes(kind)
+                if not is_taken:
+                    yield before, kind
+
+
+def _shows_tools(template: Template) -> tuple[bool, bool]:
+    """Return whether tools are shown, and whether only those that have all their fields."""
+    whole, bare = (template.probed([_QUESTION], [_tool(is_whole)]) for is_whole in (True, False))
+    is_shown = all(word in whole for word in ("probename", "probedescription", "probeparameter"))
+    return is_shown, is_shown and "probename" not in bare
+
+
+def _tool(is_whole: bool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": "probename", "parameters": {"type": "object"}}
+    if is_whole:
+        properties = {"probeparameter": {"type": "string", "description": "probed"}}
+        function["description"] = "probedescription"
+        function["parameters"] |= {"properties": properties, "required": ["probeparameter"]}
+    return {"type": "function", "function": function}
+
+
+def _words(kind: str, at: int) -> list[str]:
+    return [f"probe{at}x", f"probe{at}y"] if kind == "two calls" else [f"probe{at}x"]
+
+
+def _renders(template: Template, **variables: Any) -> bool:
+    return bool(template.probed([_QUESTION], **variables))
+
+
+def _variables(template: Template) -> frozenset[str] | None:
+    """Return the variables that the template takes; None where it takes any.
+
+    Some are Python functions, which take those that they know.
+    """
+    if _renders(template, probevariable=True):
+        return None
+    some = {name: values[0] for name, values in SWITCHES.items()} | {"preserve_thinking": True}
+    return frozenset(name for name, value in some.items() if _renders(template, **{name: value}))
+
+
+def _switches(template: Template, variables: frozenset[str] | None) -> Iterator[str]:
+    probe = [_QUESTION, {"role": "assistant", "content": "probe1x"}, _QUESTION]
+    for name, (one, other) in SWITCHES.items():
+        if variables is None or name in variables:
+            texts = {template.probed(probe, **{name: value}) for value in (one, other)}
+            if len(texts - {""}) > 1:
+                yield name

@@ -1,0 +1,1 @@
+"""Turns what clients ask into rendered requests, in the prompt thread: no MLX, no sockets."""

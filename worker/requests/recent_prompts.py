@@ -1,0 +1,31 @@
+"""Remembers the token ids of recent prompts, for CACHE_DEBUG."""
+
+from typing import Final
+
+from hearth.shared.wire_messages import Submit
+
+RECENT_MAX: Final = 64  # prompts whose ids are remembered
+
+
+class RecentPrompts:
+    """Keeps the newest prompts by request id. Owner: the prompt thread.
+
+    Invariant: it holds at most `RECENT_MAX`, and none unless `is_on` (the setting CACHE_DEBUG).
+    """
+
+    def __init__(self, is_on: bool) -> None:
+        self._is_on = is_on
+        self._by_request: dict[str, tuple[str, list[int]]] = {}  # request id -> key digest, ids
+
+    def add(self, message: Submit, ids: list[int]) -> None:
+        """Remember a prompt, unless its client wants nothing of it kept."""
+        if not (self._is_on and message.use_kv_cache):
+            return
+        self._by_request[message.request_id] = (message.prompt.speaker.key, ids)
+        while len(self._by_request) > RECENT_MAX:
+            del self._by_request[next(iter(self._by_request))]
+
+    def ids_of(self, request_id: str, key: str) -> list[int] | None:
+        """Return a prompt's ids, for the API key that sent it; "" = any key. None if unknown."""
+        owner, ids = self._by_request.get(request_id, ("", None))
+        return ids if key in ("", owner) else None

@@ -1,0 +1,140 @@
+"""Turns a Submit into a Request: the prompt's tokens, its cuts, its constraints, its reader."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hearth.shared.wire_messages import Prompt, Submit
+from hearth.worker.cache.block_hash import PrefixHash, key_root, prefix_hashes
+from hearth.worker.cache.image_keys import PromptImages
+from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.constraint.token_mask import TokenMask
+from hearth.worker.engine.sampler import check
+from hearth.worker.prompt.prompt_builder import BuiltPrompt
+from hearth.worker.requests.prompt_facts import PromptFacts
+from hearth.worker.requests.recent_prompts import RecentPrompts
+from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder, is_raw
+from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.sessions.session_manager import SessionVisit
+from hearth.worker.stream.answer_splitter import AnswerSplitter
+from hearth.worker.stream.output_processor import OutputProcessor
+
+_NO_IMAGES: PromptImages = {}
+
+
+class RequestBuilder:
+    """Makes a Request of each Submit. Owner: the prompt thread.
+
+    Invariant: a request is either complete or refused by a RequestError; it leaves as a whole.
+    """
+
+    def __init__(
+        self,
+        prompts: SessionPromptBuilder,
+        recent: RecentPrompts,
+        facts: PromptFacts,
+        default_max_tokens: int,
+    ) -> None:
+        self._prompts = prompts
+        self._recent = recent
+        self._facts = facts
+        self._default_max_tokens = default_max_tokens
+
+    def build(
+        self, lease: ClientLease, message: Submit, images: PromptImages = _NO_IMAGES
+    ) -> Request:
+        """Return the request ready to be computed. Raises RequestError."""
+        assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
+        check(message.sampling, self._facts.vocab_size)
+        visit, built = self._prompts.build(message.prompt, images, message.use_kv_cache)
+        assert len(built.ids) == len(built.keys), (len(built.ids), len(built.keys))
+        self._recent.add(message, built.ids)
+        if visit is not None and not message.prefill_only:
+            self._prompts.explain(visit, built, images)
+        splitter, guide = self._splitter_and_guide(message, built, visit)
+        new_id = self._prompts.sessions.new_id
+        return Request(
+            lease=lease,
+            ids=built.ids,
+            query=self._query(message, built, is_side=visit is not None and visit.is_side),
+            sampling=message.sampling,
+            tokens_max=self._tokens_max(message, built),
+            output=OutputProcessor(
+                self._facts.vocabulary.detokeniser(),
+                message.sampling.stop,
+                splitter,
+                message.constraints.parallel_calls,
+            ),
+            asker=asker_of(message.prompt),
+            new_id=new_id,
+            signature=new_id(),
+            guide=guide,
+            uses_cache=message.use_kv_cache,
+            is_prefill_only=message.prefill_only,
+            pin_key=message.prompt.speaker.key if message.pin else None,
+            prompt_images=images,
+            visit=None if message.prefill_only else visit,  # nobody has said or heard anything
+        )
+
+    def _tokens_max(self, message: Submit, built: BuiltPrompt) -> int:
+        """Return how long the answer may be: what was asked for, or what the context has left."""
+        assert len(built.ids) < self._facts.context_tokens, len(built.ids)
+        asked = message.sampling.max_tokens or self._default_max_tokens
+        return min(asked, self._facts.context_tokens - len(built.ids))
+
+    def _query(self, message: Submit, built: BuiltPrompt, is_side: bool) -> PrefixQuery:
+        """Return the prompt as the cache searches it, with the cuts of its prefill."""
+        root, cuts = root_of(message, self._facts.root), self._facts.cut_rule.cuts(built.keys)
+        names = prefix_hashes(root, built.keys, cuts)
+        family = family_of(message.prompt)
+        return PrefixQuery(built.keys, cuts, names, family, is_side, root, built.images)
+
+    def _splitter_and_guide(
+        self, message: Submit, built: BuiltPrompt, visit: SessionVisit | None
+    ) -> tuple[AnswerSplitter | None, TokenMask | None]:
+        """Return what takes the answer apart, and what holds it to its constraints.
+
+        The completion of a raw prompt has neither. Raises RequestError.
+        """
+        prompt, constraints = message.prompt, message.constraints
+        if is_raw(prompt):
+            return None, None
+        output_format = self._facts.output_format
+        opening = self._prompts.text(built.ids[built.header :])
+        splitter = output_format.splitter(
+            output_format.is_thinking_open(opening),
+            [*prompt.tools, *prompt.deferred],
+            takes_calls=constraints.tool_choice != "none",
+            may_think=output_format.may_think(opening) and not constraints.is_json,
+        )
+        shown = _shown_tools(prompt, [*constraints.tool_names, *(visit.loaded if visit else ())])
+        guide = self._facts.answer_grammar.token_mask(constraints, shown, opening, len(built.ids))
+        return splitter, guide
+
+
+def root_of(message: Submit, root: PrefixHash) -> PrefixHash:
+    """Return what a prompt's hashes begin with: where there are several keys, its key's own."""
+    return key_root(root, message.prompt.speaker.key) if message.is_apart else root
+
+
+def family_of(prompt: Prompt) -> str:
+    """Return what all lines of one session have in common, its sub-agents' sessions included."""
+    speaker = prompt.speaker
+    return asker_of(prompt) if speaker.parent or speaker.session else ""
+
+
+def asker_of(prompt: Prompt) -> str:
+    """Return whose turn for a slot a request uses.
+
+    That is its session's, its sub-agents included; requests that name none share their key's.
+    """
+    speaker = prompt.speaker
+    return f"{speaker.key}/{speaker.parent or speaker.session}"
+
+
+def _shown_tools(prompt: Prompt, names: Sequence[str]) -> list[Any]:
+    """Return the tools that the prompt shows; of the deferred ones those loaded, or in `names`."""
+    loaded = set(names)
+    for message in prompt.messages:
+        loaded.update(message.get("tool_references") or ())
+    more = [tool for tool in prompt.deferred if tool["function"]["name"] in loaded]
+    return [*prompt.tools, *more]

@@ -1,0 +1,107 @@
+"""Renders a prompt with what its session remembers: sampled turns, loaded tools, thinking."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Prompt
+from hearth.worker.cache.block_hash import common_length
+from hearth.worker.cache.image_keys import PromptImages
+from hearth.worker.prompt.deferred_tools import with_loaded_tools
+from hearth.worker.prompt.extract_thinking import with_thinking_apart
+from hearth.worker.prompt.images.image_placeholders import without_images
+from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptBuilder, PromptContent
+from hearth.worker.requests.prompt_facts import PromptFacts
+from hearth.worker.sessions.find_divergence import explain
+from hearth.worker.sessions.session_manager import SessionManager, SessionVisit
+from hearth.worker.sessions.turn_store import Turn
+
+_IMAGE: Final = "[image]"
+
+
+def is_raw(prompt: Prompt) -> bool:
+    """Return whether the prompt goes to the model as it is, without a template."""
+    return prompt.text is not None or bool(prompt.ids)
+
+
+class SessionPromptBuilder:
+    """Builds prompts from messages and from what their sessions remember. Owner: the prompt thread.
+
+    Invariant: what the model sampled stands in a later prompt as it was sampled, where it is known.
+    """
+
+    def __init__(
+        self, builder: PromptBuilder, sessions: SessionManager, facts: PromptFacts
+    ) -> None:
+        self.sessions = sessions
+        self._builder = builder
+        self._facts = facts
+
+    def build(
+        self, prompt: Prompt, images: PromptImages, uses_cache: bool = True
+    ) -> tuple[SessionVisit | None, BuiltPrompt]:
+        """Return what is known of the request, and its tokens. Raises RequestError.
+
+        Nothing is known of a raw prompt, nor of one that neither reads nor writes the cache.
+        """
+        if is_raw(prompt):
+            return None, self._builder.raw(prompt.text, prompt.ids)
+        if prompt.images:
+            messages = without_images(prompt, self._facts.model_name)
+            prompt = dataclasses.replace(prompt, messages=messages, images={})
+        visit = self.sessions.arrive(prompt, uses_cache)
+        return visit, self._builder.build(self.content(prompt, visit, images))
+
+    def build_history(self, content: PromptContent) -> BuiltPrompt:
+        """Return the prompt of `content` without a generation prompt. Raises RequestError."""
+        return self._builder.build(content, adds_header=False)
+
+    def content(
+        self, prompt: Prompt, visit: SessionVisit | None, images: PromptImages
+    ) -> PromptContent:
+        """Return the messages as the template is to see them, with the turns that are known."""
+        messages, loaded = prompt.messages, list[str]()
+        turns: Sequence[Turn | None] = ()
+        if visit is not None:
+            messages, loaded, turns = visit.messages, visit.loaded, visit.turns
+        start, end = self._facts.output_format.think_marks
+        is_opened = self._facts.opens_thinking
+        messages = with_loaded_tools(messages, prompt.deferred, loaded)
+        messages = [with_thinking_apart(message, start, end, is_opened) for message in messages]
+        return PromptContent(messages, prompt.tools, prompt.template_kwargs, turns, images)
+
+    def explain(self, visit: SessionVisit, built: BuiltPrompt, images: PromptImages) -> None:
+        """Find out what the request loses against its own line; note it in its visit."""
+        tokens = built.keys
+        assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
+        visit.set_prompt(tokens, built.header, built.kept)
+        visit.doubtful = built.doubtful
+
+        def boundary(count: int) -> tuple[int, bool] | None:
+            """Return how many of the prompt's tokens its first `count` messages make."""
+            whole = self.content(visit.prompt, visit, images)
+            part = dataclasses.replace(
+                whole, messages=whole.messages[:count], turns=whole.turns[:count]
+            )
+            try:
+                keys = self.build_history(part).keys
+            except RequestError:  # a template may refuse a conversation that ends there
+                return None
+            covered = common_length(keys, tokens)
+            return covered, covered == len(keys)
+
+        visit.divergence = explain(visit, boundary, self.text)
+
+    def last_header(self, ids: list[int]) -> int:
+        """Return where the header of the last message begins."""
+        return self._builder.last_header(ids)
+
+    def text(self, keys: Sequence[int]) -> str:
+        """Return the text of tokens; an image among them is "[image]"."""
+        detokeniser = self._facts.vocabulary.detokeniser()
+        parts = []
+        for is_image, run in itertools.groupby(keys, lambda key: key < 0):
+            parts.append(_IMAGE if is_image else "".join(map(detokeniser.add, run)))
+        return "".join(parts)

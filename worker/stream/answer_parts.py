@@ -1,0 +1,191 @@
+"""Defines the parts of an answer, and collects them in order with the blanks between them."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+_HALF: Final = re.compile("[\ud800-\udfff]")
+
+Channel = Literal["reasoning", "content", "tool_call"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
+    """A piece of an answer. A call begins with a piece that has its name, and maybe no text."""
+
+    channel: Channel
+    text: str  # of a call: the next piece of its arguments' JSON
+    name: str = ""  # of the tool that is called, where a call begins
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call. Arguments that are no JSON object stay the text that they are."""
+
+    name: str
+    arguments: dict[str, Any] | str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParts:
+    """All that the model said in one turn."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+class AnswerCollector:
+    """Collects the parts of one answer. Owner: the inference thread.
+
+    Invariant: arguments belong to the call that began last, and no part is taken back.
+    """
+
+    def __init__(self) -> None:
+        self._new: list[AnswerPart] = []
+        self._texts: dict[Channel, list[str]] = {"reasoning": [], "content": []}
+        self._calls: list[tuple[str, list[str]]] = []
+
+    def text(self, channel: Channel, text: str) -> None:
+        """Add reasoning or content."""
+        if text:
+            text = _whole_characters(text)
+            self._texts[channel].append(text)
+            self._new.append(AnswerPart(channel, text))
+
+    def call(self, name: str) -> None:
+        """Begin a call."""
+        assert name
+        name = _whole_characters(name)
+        self._calls.append((name, []))
+        self._new.append(AnswerPart("tool_call", "", name))
+
+    def arguments(self, text: str) -> None:
+        """Add a piece of the arguments of the call that began last."""
+        assert self._calls, text
+        if text:
+            text = _whole_characters(text)
+            self._calls[-1][1].append(text)
+            self._new.append(AnswerPart("tool_call", text))
+
+    def take(self) -> list[AnswerPart]:
+        """Return what is new, neighbours of one kind as one part."""
+        taken: list[tuple[AnswerPart, list[str]]] = []
+        for part in self._new:
+            if taken and taken[-1][0].channel == part.channel and not part.name:
+                taken[-1][1].append(part.text)
+            else:
+                taken.append((part, [part.text]))
+        self._new = []
+        return [AnswerPart(part.channel, "".join(texts), part.name) for part, texts in taken]
+
+    @property
+    def parts(self) -> AnswerParts:
+        """All that was added."""
+        calls = tuple(ToolCall(name, object_or_text("".join(texts))) for name, texts in self._calls)
+        return AnswerParts(
+            "".join(self._texts["reasoning"]), "".join(self._texts["content"]), calls
+        )
+
+
+def object_or_text(text: str) -> dict[str, Any] | str:
+    """Return the JSON object that `text` is, or `text`."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _whole_characters(text: str) -> str:
+    """Return `text` with U+FFFD for halves of characters, which nobody can send."""
+    if not _HALF.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class ReasoningWriter:
+    """Writes think blocks, without the newlines at their ends; each block begins a line.
+
+    Owner: the inference thread.
+    """
+
+    def __init__(self, collector: AnswerCollector) -> None:
+        self._collector = collector
+        self._is_empty = True  # no block has text so far
+        self._pending: str | None = None  # newlines that may end the block; None = it has no text
+
+    def write(self, text: str) -> None:
+        """Take the next piece of the block."""
+        if self._pending is None:
+            text = text.lstrip("\n")
+            if not text:
+                return
+            self._pending = "" if self._is_empty else "\n"
+            self._is_empty = False
+        body = text.rstrip("\n")
+        if body:
+            self._collector.text("reasoning", self._pending + body)
+            self._pending = ""
+        self._pending += text[len(body) :]
+
+    def end(self) -> None:
+        """End the block."""
+        self._pending = None
+
+
+class ContentWriter:
+    """Writes content, without the blanks that only set calls and think blocks apart.
+
+    Blanks beside a call are content only between text and text: those in front of the first call
+    there, or where there are none, those behind the last. Owner: the inference thread.
+    """
+
+    def __init__(self, collector: AnswerCollector) -> None:
+        self._collector = collector
+        self._pending: list[str] = []  # blanks that are content or not by what follows
+        self._before = ""  # those in front of the call
+        self._is_empty = True
+        self._is_behind_call = False
+        self._skips_newlines = False  # they belong to the think block in front of them
+        self.is_fresh = True  # nothing but blanks since the beginning, a call or a think block
+
+    def write(self, text: str) -> None:
+        """Take the next piece of text."""
+        if self._skips_newlines:
+            text = text.lstrip("\n")
+            self._skips_newlines = not text
+        behind = text.lstrip()
+        body = behind.rstrip()
+        self._pending.append(text[: len(text) - len(behind)])
+        if body:
+            self._collector.text("content", self._blanks() + body)
+            self._pending = [behind[len(body) :]]
+            self._is_empty = self._is_behind_call = self.is_fresh = False
+
+    def _blanks(self) -> str:
+        """Return the blanks in front of the text that comes now, as far as they are content."""
+        behind = "".join(self._pending)
+        if not self._is_behind_call:
+            return behind
+        return "" if self._is_empty else self._before or behind
+
+    def begin_call(self) -> None:
+        """Take it that a call stands here."""
+        if not self._is_behind_call:
+            self._before = "".join(self._pending)
+        self._pending = []
+        self._is_behind_call = self.is_fresh = True
+
+    def begin_answer(self) -> None:
+        """Take it that a think block ends here: newlines behind it belong to the block."""
+        if self.is_fresh:
+            self._pending = []
+        self._skips_newlines = self.is_fresh = True
+
+    def end(self) -> None:
+        """End the answer."""
+        if not self._is_behind_call:
+            self._collector.text("content", "".join(self._pending))
+        self._pending = []

@@ -1,0 +1,184 @@
+"""Parses answers in the harmony format of gpt-oss: a turn is a row of messages with channels.
+
+    <|start|>assistant<|channel|>analysis<|message|>...<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
+
+The recipient stands behind the channel or behind the role. The prompt ends with
+`<|start|>assistant`, so the first message of a generated text begins with what follows that.
+Source: https://cookbook.openai.com/articles/openai-harmony
+"""
+
+import re
+from typing import Final
+
+import regex
+
+from hearth.worker.stream.answer_parts import AnswerCollector, Channel
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, ParserSteps, WriteText
+from hearth.worker.stream.tool_calls.lenient_json import Transcoder, json_text
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
+
+CHANNEL: Final = "<|channel|>"
+MESSAGE: Final = "<|message|>"
+START: Final = "<|start|>"
+MARKS: Final = frozenset({START, CHANNEL, MESSAGE})
+ANALYSIS: Final = f"{CHANNEL}analysis{MESSAGE}"  # begins reasoning
+
+_BOUNDARIES: Final = (START, "<|end|>", "<|call|>", "<|return|>")
+_BODY_ENDS: Final = Marks(*_BOUNDARIES)
+_HEADER_ENDS: Final = Marks(MESSAGE, *_BOUNDARIES)
+# What a header begins with that has no start mark.
+_HEADER_BEGINS: Final = (CHANNEL, MESSAGE, "<|constrain|>", "to=", "assistant", *_BOUNDARIES)
+_BLANKS: Final = regex.compile(r"\s*+")
+_CHANNEL_NAME = re.compile(r"\s*(\w*)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_NOT_FUNCTIONS = frozenset({"user", "assistant", "all"})  # whom a message may be for
+
+
+class HarmonyParser:
+    """Parses one answer. Owner: the inference thread.
+
+    Text outside of any message is content: the model has left the format. A header whose message
+    never begins is dropped. Messages of one kind stand on lines of their own.
+    """
+
+    def __init__(
+        self,
+        buffer: LookaheadBuffer,
+        collector: AnswerCollector,
+        tools: RequestTools,
+        takes_calls: bool,
+    ) -> None:
+        self._buffer = buffer
+        self._collector = collector
+        self._tools = tools
+        self._takes_calls = takes_calls
+        self._channels_used: set[Channel] = set()  # those that have text
+
+    def read(self, is_thinking: bool) -> ParserSteps[None]:
+        """Parse all of the answer; `is_thinking`: the prompt has begun the analysis."""
+        mark = (yield from self._text("reasoning")) if is_thinking else ""
+        while True:
+            if mark == START or (yield from self._is_header()):
+                mark = yield from self._message()
+            else:
+                mark = yield from self._text("content")
+            if not mark:
+                return
+
+    def _is_header(self) -> ParserSteps[bool]:
+        """Tell whether a header stands here though no mark has begun it."""
+        self._skipped = yield from self._buffer.run(_BLANKS)
+        for beginning in _HEADER_BEGINS:
+            if (yield from self._buffer.starts(beginning, self._skipped)):
+                return True
+        return not (yield from self._buffer.peek(self._skipped))
+
+    def _message(self) -> ParserSteps[str]:
+        """Read a message from its header on, and return the mark behind it."""
+        texts: list[str] = []
+        mark = yield from self._buffer.scan(_HEADER_ENDS, texts.append)
+        if mark != MESSAGE:
+            return mark
+        header = "".join(texts)
+        name = _function_called(header) if self._takes_calls else ""
+        if name:
+            return (yield from self._call(name))
+        is_analysis = _channel(header) == "analysis"
+        return (yield from self._text("reasoning" if is_analysis else "content"))
+
+    def _text(self, channel: Channel) -> ParserSteps[str]:
+        """Collect the text of a message, and return the mark behind it."""
+        is_first = True
+
+        def write(text: str) -> None:
+            nonlocal is_first
+            begins_line = is_first and channel in self._channels_used
+            self._collector.text(channel, f"\n{text}" if begins_line else text)
+            self._channels_used.add(channel)
+            is_first = False
+
+        return (yield from self._buffer.scan(_BODY_ENDS, write))
+
+    def _call(self, name: str) -> ParserSteps[str]:
+        """Collect the call of `name`, and return the mark behind it."""
+        name = self._tools.known(name) or name
+        arguments = _Arguments(self._collector, name, self._tools.sole_text(name))
+        mark = yield from self._buffer.scan(_BODY_ENDS, arguments.write)
+        arguments.end(is_complete=bool(mark) or self._buffer.is_complete)
+        return mark
+
+
+class _Arguments:
+    """Writes the arguments of one call: its JSON object, or a text that is none.
+
+    Such a text is the value of `sole`, the one argument of a tool that takes one text only ("" for
+    other tools).
+    """
+
+    def __init__(self, collector: AnswerCollector, name: str, sole: str) -> None:
+        self._collector = collector
+        self._name = name
+        self._sole = sole
+        self._json: Transcoder | None = None
+        self._text = ""  # that was not yet written
+        self._write: WriteText | None = None  # takes text, once it is clear what kind it is
+
+    def write(self, text: str) -> None:
+        """Take the next piece of the message."""
+        self._text += text
+        if self._write is None and self._text.strip():
+            self._begin(is_object=self._text.lstrip().startswith("{"))
+        if self._write is not None:
+            self._write(self._text)
+            self._text = ""
+
+    def _begin(self, is_object: bool) -> None:
+        self._collector.call(self._name)
+        if is_object:
+            self._json = Transcoder()
+            self._write = self._transcode
+        elif self._sole:
+            self._collector.arguments(f'{{"{json_text(self._sole)}": "')
+            self._write = self._quote
+        else:
+            self._write = self._collector.arguments
+
+    def _transcode(self, text: str) -> None:
+        assert self._json is not None
+        self._collector.arguments(self._json.feed(text))
+
+    def _quote(self, text: str) -> None:
+        self._collector.arguments(json_text(text))
+
+    def end(self, is_complete: bool) -> None:
+        """End the message; not `is_complete`: it was cut off."""
+        if self._write is None:
+            if is_complete:
+                self._collector.call(self._name)
+                self._collector.arguments("{}")
+        elif self._json is not None:
+            self._collector.arguments(self._json.finish(is_complete))
+        elif self._sole and is_complete:
+            self._collector.arguments('"}')
+
+
+def _channel(header: str) -> str:
+    """Return the channel that a header names, "" if it names none."""
+    _, _, behind = header.partition(CHANNEL)
+    found = _CHANNEL_NAME.match(behind)
+    return found[1] if found else ""
+
+
+def _function_called(header: str) -> str:
+    """Return the name of the tool that a message is for, "" if it is for none.
+
+    A recipient in the namespace `functions` makes a call on any channel. Any other recipient, such
+    as a built-in tool that nobody offered, makes one on the commentary channel only.
+    """
+    found = _RECIPIENT.search(header)
+    recipient = found[1] if found else ""
+    if recipient.startswith("functions."):
+        return recipient.removeprefix("functions.")
+    is_call = _channel(header) == "commentary" and recipient not in _NOT_FUNCTIONS
+    return recipient if is_call else ""

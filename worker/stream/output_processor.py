@@ -1,0 +1,115 @@
+"""Turns one request's tokens into what the client gets: parts of text, calls, log probabilities."""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from hearth.shared.wire_messages import TokenLogprob
+from hearth.worker.stream.answer_splitter import AnswerPart, AnswerSplitter, Channel
+from hearth.worker.stream.detokenise import Detokeniser
+from hearth.worker.stream.model_output_format import AnswerParts
+from hearth.worker.stream.stop_strings import StopMatcher
+
+
+@dataclass(slots=True)
+class OutputPiece:
+    """The parts that may be sent now, and the stop string that was met, if one was."""
+
+    parts: list[AnswerPart]
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    stop: str | None = None
+
+
+class OutputProcessor:
+    """Turns tokens into pieces. Owner: the inference thread.
+
+    Invariants: all pieces together are the answer, cut before a stop string. A token's log
+    probability travels with the piece that brings its text, so a token that is held back, or
+    swallowed by a stop string, is not reported early or at all.
+    """
+
+    def __init__(
+        self,
+        detokeniser: Detokeniser,
+        stops: list[str],
+        splitter: AnswerSplitter | None = None,
+        is_parallel: bool = True,
+    ) -> None:
+        """Without a splitter all text is content: a raw prompt's completion.
+
+        An answer that is not `is_parallel` is over where a second call begins.
+        """
+        self._detokeniser = detokeniser
+        self._matcher = StopMatcher(stops)
+        self._splitter = splitter
+        self._is_parallel = is_parallel
+        self._calls = 0
+        self.is_cut = False  # it has all the calls that it may have, and more was written
+        self._waiting: deque[tuple[int, TokenLogprob]] = deque()  # (where its text ends, entry)
+        self._fed = 0  # characters given to the matcher
+        self._shown = 0  # characters it let through
+        self._texts: list[str] = []
+        self._channel: Channel = "content"  # of the last part
+        self.reasoning_tokens = 0
+
+    @property
+    def text(self) -> str:
+        """The text that was let through, markup included."""
+        return "".join(self._texts)
+
+    @property
+    def parts(self) -> AnswerParts:
+        """All parts so far."""
+        if self._splitter is None:
+            return AnswerParts(content=self.text)
+        parts = self._splitter.parts
+        return replace(parts, calls=parts.calls[:1]) if self.is_cut else parts
+
+    def add(self, token_id: int, logprob: TokenLogprob | None) -> OutputPiece:
+        """Take the next token of the answer (never an end-of-turn token)."""
+        text = self._detokeniser.add(token_id)
+        self._fed += len(text)
+        if logprob is not None:
+            self._waiting.append((self._fed, logprob))
+        hit = self._matcher.feed(text)
+        parts = self._split(hit.text)
+        if hit.stop is not None and self._splitter is not None:
+            parts += self._allowed(self._splitter.finish(is_complete=False, is_stopped=True))
+        if parts:
+            self._channel = parts[-1].channel
+        self.reasoning_tokens += self._channel == "reasoning"
+        return OutputPiece(parts, self._released(), hit.stop)
+
+    def finish(self, is_complete: bool) -> OutputPiece:
+        """End the generation and return what was held back.
+
+        `is_complete`: the model ended its turn itself; else what it was writing is cut off.
+        """
+        parts = self._split(self._matcher.finish())
+        if self._splitter is not None:
+            parts += self._allowed(self._splitter.finish(is_complete))
+        return OutputPiece(parts, self._released())
+
+    def _split(self, text: str) -> list[AnswerPart]:
+        self._shown += len(text)
+        assert self._shown <= self._fed, (self._shown, self._fed)
+        if not text:
+            return []
+        self._texts.append(text)
+        if self._splitter is None:
+            return [AnswerPart("content", text)]
+        return self._allowed(self._splitter.feed(text))
+
+    def _allowed(self, parts: list[AnswerPart]) -> list[AnswerPart]:
+        """Return the parts up to a call that is one too many."""
+        for at, part in enumerate(parts):
+            self._calls += bool(part.name)
+            if self._calls > 1 and not self._is_parallel:
+                self.is_cut = True
+                return parts[:at]
+        return parts
+
+    def _released(self) -> list[TokenLogprob]:
+        ready = []
+        while self._waiting and self._waiting[0][0] <= self._shown:
+            ready.append(self._waiting.popleft()[1])
+        return ready
