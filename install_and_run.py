@@ -31,8 +31,8 @@ PROJECT = Path(__file__).resolve().parent
 VENV = PROJECT / ".venv"
 VERSION = "{}.{}".format(*sys.version_info[:2])
 SUPPORTED = ("3.12", "3.13", "3.11")  # in the order in which they are looked for
-DISK_BYTES = 4000000000  # about 2 GB installed, and as much again in pip's cache and unpacking
-DISK_BYTES_CUDA = 8000000000  # the CUDA libraries take as much again
+DISK_BYTES = 3000000000  # 1.4 GB installed, and as much again in pip's cache and unpacking
+DISK_BYTES_CUDA = 7000000000  # the CUDA libraries take as much again
 EXIT_CANNOT_START = 78  # as in shared/errors.py: the same settings would fail again
 
 PROBE = (

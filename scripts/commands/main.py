@@ -41,6 +41,7 @@ def parser_of_all() -> argparse.ArgumentParser:
     lines = [f"  {name:12} {command.about}" for name, command in COMMANDS.items()]
     parser = argparse.ArgumentParser(
         prog="hearth",
+        usage="hearth [-h] [--version] COMMAND ...",
         description="A local LLM server for agents: no token is ever prefilled twice.",
         epilog="\n".join(["commands:", *lines, "", "hearth COMMAND --help tells of each one."]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
