@@ -1,0 +1,122 @@
+"""The documents are short where they promise it, and all that they name is there."""
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from hearth.shared.load_settings import PROJECT_DIR
+from scripts.docs import settings_table
+from tests.helpers.documents import GUIDES, anchors, code_spans, prose
+
+README = PROJECT_DIR / "README.md"
+SECURITY = PROJECT_DIR / "SECURITY.md"
+CONTRIBUTING = PROJECT_DIR / "CONTRIBUTING.md"
+CONTEXT = sorted((PROJECT_DIR / ".context").glob("*.md"))
+PAGES = [*GUIDES, SECURITY, CONTRIBUTING, PROJECT_DIR / "CHANGELOG.md"]
+README_LINES_MAX = 150
+LINE_CHARS_MAX = 120
+FOLDERS = "proxy|worker|shared|scripts|tests|docs|bench"
+PATH = re.compile(rf"(?<![\w/.~$-])((?:{FOLDERS})/[\w./*-]*[\w/*])")
+
+
+@cache
+def tracked() -> list[str]:
+    """Return the paths of the checkout's files: those of git, and new ones that it would take."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True)
+    if listed.returncode:
+        return [path.relative_to(PROJECT_DIR).as_posix() for path in PROJECT_DIR.rglob("*.*")]
+    return listed.stdout.splitlines()
+
+
+def by_name(page: Path) -> str:
+    return page.relative_to(PROJECT_DIR).as_posix()
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= README_LINES_MAX
+
+
+@pytest.mark.parametrize("page", [*GUIDES, CONTRIBUTING], ids=by_name)
+def test_no_line_of_prose_is_long(page: Path) -> None:
+    lines = prose(page).splitlines()
+    long = [line for line in lines if len(line) > LINE_CHARS_MAX and not line.startswith("|")]
+    assert long == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (page.parent / file).resolve() if file else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    seen, todo = set(), [README]
+    while todo:
+        page = todo.pop()
+        seen.add(page)
+        for target in re.findall(r"\]\(([\w./-]+\.md)", page.read_text()):
+            linked = (page.parent / target).resolve()
+            if linked not in seen:
+                todo.append(linked)
+    assert [page.name for page in PAGES if page not in seen] == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*GUIDES, SECURITY, CONTRIBUTING, *CONTEXT, PROJECT_DIR / "bench" / "NOTES.md"],
+    ids=by_name,
+)
+def test_every_file_that_is_named_is_there(page: Path) -> None:
+    missing = []
+    for span in [*code_spans(page), *re.findall(r"<!-- not run: (.+) -->", page.read_text())]:
+        for path in PATH.findall(span):
+            if not any(PROJECT_DIR.glob(path.rstrip("/"))):
+                missing.append(path)
+        if re.fullmatch(r"[\w/.-]+\.py", span) and not PATH.match(span):
+            if not any(f"/{each}".endswith(f"/{span}") for each in tracked()):
+                missing.append(span)
+    assert missing == []
+
+
+def test_the_tree_has_every_folder_of_the_code() -> None:
+    shown = (PROJECT_DIR / "docs" / "architecture.md").read_text()
+    folders = {Path(path).parent.as_posix() for path in tracked() if path.endswith(".py")}
+    ours = {each for each in folders if re.match(r"(proxy|worker|shared)\b", each)}
+    empty = {each for each in ours if sizes(each) == {0}}
+    assert [each for each in sorted(ours - empty) if f"`{each}/`" not in shown] == []
+
+
+def sizes(folder: str) -> set[int]:
+    return {path.stat().st_size for path in (PROJECT_DIR / folder).glob("*.py")}
+
+
+def test_the_page_of_settings_is_what_the_table_of_settings_makes_it() -> None:
+    text = settings_table.PAGE.read_text()
+    remedy = "run .venv/bin/python -m scripts.docs.settings_table"
+    assert text == settings_table.with_table(text), remedy
+
+
+def test_nobody_is_told_to_install_somebody_elses_package() -> None:
+    for page in [*PAGES, *CONTEXT]:
+        wrong = re.findall(r"(?:pip|uv|pipx) (?:tool )?install hearth(?!-llm)", page.read_text())
+        assert not wrong, page.name
+
+
+def test_every_test_that_the_threat_model_names_is_there() -> None:
+    named = re.findall(r"`(test_\w+?)(?:\.py|_?\.\.\.)?`", SECURITY.read_text())
+    tests = [PROJECT_DIR / path for path in tracked() if path.startswith("tests/")]
+    python = [path for path in tests if path.suffix == ".py" and path.exists()]
+    known = {path.stem for path in python}
+    for path in python:
+        known |= set(re.findall(r"def (test_\w+)", path.read_text()))
+    assert [name for name in named if not any(each.startswith(name) for each in known)] == []
+    assert len(named) > 40
