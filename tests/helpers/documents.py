@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from hearth.shared.load_settings import PROJECT_DIR
-
+ROOT: Final = Path(__file__).resolve().parents[2]
 DOCUMENTED_URL: Final = "http://127.0.0.1:4000"
-GUIDES: Final = [PROJECT_DIR / "README.md", *sorted((PROJECT_DIR / "docs").glob("*.md"))]
+GUIDES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES: Final = {"sh", "python", "json", "toml", "dotenv", "mermaid", "text"}
 
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -36,7 +35,7 @@ class Block:
     not_run: str  # the reason; "" = it is run
 
     def __str__(self) -> str:
-        return f"{self.page.relative_to(PROJECT_DIR)}:{self.line}"
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
 def blocks(page: Path) -> list[Block]:
@@ -96,7 +95,7 @@ class SnippetShell:
             command = ["bash", "-euo", "pipefail", "-c", text]
         return subprocess.run(
             command,
-            cwd=PROJECT_DIR,
+            cwd=ROOT,
             env=self._environment,
             capture_output=True,
             text=True,

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from hearth.shared.load_settings import PROJECT_DIR
 from scripts.docs import settings_table
-from tests.helpers.documents import GUIDES, anchors, code_spans, prose
+from tests.helpers.documents import GUIDES, ROOT, anchors, code_spans, prose
 
-README = PROJECT_DIR / "README.md"
-SECURITY = PROJECT_DIR / "SECURITY.md"
-CONTRIBUTING = PROJECT_DIR / "CONTRIBUTING.md"
-CONTEXT = sorted((PROJECT_DIR / ".context").glob("*.md"))
-PAGES = [*GUIDES, SECURITY, CONTRIBUTING, PROJECT_DIR / "CHANGELOG.md"]
+README = ROOT / "README.md"
+SECURITY = ROOT / "SECURITY.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+CONTEXT = sorted((ROOT / ".context").glob("*.md"))
+PAGES = [*GUIDES, SECURITY, CONTRIBUTING, ROOT / "CHANGELOG.md"]
 README_LINES_MAX = 150
 LINE_CHARS_MAX = 120
 FOLDERS = "proxy|worker|shared|scripts|tests|docs|bench"
@@ -26,14 +25,14 @@ PATH = re.compile(rf"(?<![\w/.~$-])((?:{FOLDERS})/[\w./*-]*[\w/*])")
 def tracked() -> list[str]:
     """Return the paths of the checkout's files: those of git, and new ones that it would take."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True)
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
-        return [path.relative_to(PROJECT_DIR).as_posix() for path in PROJECT_DIR.rglob("*.*")]
+        return [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.*")]
     return listed.stdout.splitlines()
 
 
 def by_name(page: Path) -> str:
-    return page.relative_to(PROJECT_DIR).as_posix()
+    return page.relative_to(ROOT).as_posix()
 
 
 def test_the_readme_is_short() -> None:
@@ -72,23 +71,23 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [*GUIDES, SECURITY, CONTRIBUTING, *CONTEXT, PROJECT_DIR / "bench" / "NOTES.md"],
+    [*GUIDES, SECURITY, CONTRIBUTING, *CONTEXT, ROOT / "bench" / "NOTES.md"],
     ids=by_name,
 )
 def test_every_file_that_is_named_is_there(page: Path) -> None:
     missing = []
     for span in [*code_spans(page), *re.findall(r"<!-- not run: (.+) -->", page.read_text())]:
         for path in PATH.findall(span):
-            if not any(PROJECT_DIR.glob(path.rstrip("/"))):
+            if not any(ROOT.glob(path.rstrip("/"))):
                 missing.append(path)
-        if re.fullmatch(r"[\w/.-]+\.py", span) and not PATH.match(span):
-            if not any(f"/{each}".endswith(f"/{span}") for each in tracked()):
-                missing.append(span)
+        is_tail = re.fullmatch(r"[\w/.-]+\.py", span) and not PATH.match(span)
+        if is_tail and not any(f"/{each}".endswith(f"/{span}") for each in tracked()):
+            missing.append(span)
     assert missing == []
 
 
 def test_the_tree_has_every_folder_of_the_code() -> None:
-    shown = (PROJECT_DIR / "docs" / "architecture.md").read_text()
+    shown = (ROOT / "docs" / "architecture.md").read_text()
     folders = {Path(path).parent.as_posix() for path in tracked() if path.endswith(".py")}
     ours = {each for each in folders if re.match(r"(proxy|worker|shared)\b", each)}
     empty = {each for each in ours if sizes(each) == {0}}
@@ -96,7 +95,7 @@ def test_the_tree_has_every_folder_of_the_code() -> None:
 
 
 def sizes(folder: str) -> set[int]:
-    return {path.stat().st_size for path in (PROJECT_DIR / folder).glob("*.py")}
+    return {path.stat().st_size for path in (ROOT / folder).glob("*.py")}
 
 
 def test_the_page_of_settings_is_what_the_table_of_settings_makes_it() -> None:
@@ -112,11 +111,11 @@ def test_nobody_is_told_to_install_somebody_elses_package() -> None:
 
 
 def test_every_test_that_the_threat_model_names_is_there() -> None:
-    named = re.findall(r"`(test_\w+?)(?:\.py|_?\.\.\.)?`", SECURITY.read_text())
-    tests = [PROJECT_DIR / path for path in tracked() if path.startswith("tests/")]
+    files = re.findall(r"`(test_\w+\.py)`", SECURITY.read_text())
+    named = re.findall(r"`(test_\w+)(?:\.\.\.)?`", SECURITY.read_text())
+    tests = [ROOT / path for path in tracked() if path.startswith("tests/")]
     python = [path for path in tests if path.suffix == ".py" and path.exists()]
-    known = {path.stem for path in python}
-    for path in python:
-        known |= set(re.findall(r"def (test_\w+)", path.read_text()))
+    assert set(files) - {path.name for path in python} == set()
+    known = {name for path in python for name in re.findall(r"def (test_\w+)", path.read_text())}
     assert [name for name in named if not any(each.startswith(name) for each in known)] == []
     assert len(named) > 40

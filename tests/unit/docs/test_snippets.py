@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hearth.shared.load_settings import PROJECT_DIR, load_settings
-from tests.helpers.documents import GUIDES, LANGUAGES, Block, blocks
+from hearth.shared.load_settings import load_settings
+from tests.helpers.documents import GUIDES, LANGUAGES, ROOT, Block, blocks
 
-PAGES = [*GUIDES, PROJECT_DIR / "CONTRIBUTING.md"]
+PAGES = [*GUIDES, ROOT / "CONTRIBUTING.md"]
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 SUBCOMMANDS = {"serve", "check", "top", "why", "probe", "probe-agent", "cache", "keys"}
 SUBCOMMANDS |= {"diff-turns", "--help"}
@@ -71,7 +71,7 @@ def test_every_subcommand_of_hearth_exists() -> None:
 
 def source_of(module: str) -> str:
     """Return the text of a script's module, with those beside it where it is a package."""
-    path = PROJECT_DIR / module.replace(".", "/")
+    path = ROOT / module.replace(".", "/")
     if path.is_dir():
         return "".join(each.read_text() for each in path.glob("*.py"))
     return path.with_suffix(".py").read_text()

@@ -1,0 +1,82 @@
+"""Each snippet of the README and of docs/ runs as it stands, against one server with pocket.
+
+A snippet that is not run says why in its document, in a comment above it. The commands of
+docs/why-slow.md are held to what they show in tests/e2e/commands/test_why_slow.py.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.documents import GUIDES, Block, SnippetShell, blocks
+from tests.helpers.server import Server
+
+WAIT_S = 120.0
+RUN = [
+    block
+    for page in GUIDES
+    for block in blocks(page)
+    if block.language in ("sh", "python") and not block.not_run
+]
+# What a snippet is known by -> what it prints, where that is known.
+SHOWS = {
+    '"stream": true': ("data: [DONE]",),
+    "/v1/models": ('"pocket"',),
+    "/health": ('"status":"ok"',),
+    "/metrics": ("hearth_prompt_tokens_total",),
+    "hearth top --once": ("my-session",),
+    "hearth cache": ("budget", "pins"),
+    "hearth keys": ("worker.key_secret", "proxy.key_secret"),
+    "hearth diff-turns": ("my-session",),
+    "/v1/cache/prefill": ('"prefilled_tokens"', '"pinned":true'),
+    '"use_kv_cache": false': ('"cache_hit":false',),
+    "What is the code of the gate?": ("7731",),
+}
+
+
+@pytest.fixture(scope="module")
+def pocket() -> Iterator[Server]:
+    """A server as it starts for a new user, with a session of two turns."""
+    with Server(MODEL_PATH="builtin:pocket") as running:
+        talk: list[Any] = [{"role": "user", "content": "hello"}]
+        for _ in range(2):
+            answer = httpx.post(
+                f"{running.url}/v1/chat/completions",
+                json={"model": "pocket", "messages": talk, "temperature": 0},
+                headers={"x-session-id": "my-session"},
+                timeout=WAIT_S,
+            )
+            said = answer.raise_for_status().json()["choices"][0]["message"]
+            talk += [said, {"role": "user", "content": "hello again"}]
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shell(pocket: Server, tmp_path_factory: pytest.TempPathFactory) -> SnippetShell:
+    return SnippetShell(pocket.url, pocket.environment, tmp_path_factory.mktemp("home"))
+
+
+@pytest.mark.parametrize("block", RUN, ids=str)
+def test_a_snippet_runs_as_it_stands(block: Block, shell: SnippetShell) -> None:
+    done = shell.run(block, WAIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for known, texts in SHOWS.items():
+        if known in block.text:
+            assert [text for text in texts if text not in done.stdout] == [], done.stdout
+
+
+def test_every_known_snippet_is_in_a_document() -> None:
+    assert [known for known in SHOWS if not any(known in block.text for block in RUN)] == []
+
+
+@pytest.mark.parametrize("command", ["--help", "check", "serve --help", "keys --help"])
+def test_the_commands_that_ask_no_server_run(
+    command: str, shell: SnippetShell, tmp_path: Path
+) -> None:
+    block = Block(tmp_path, 0, "sh", f"hearth {command}", "")
+    done = shell.run(block, WAIT_S)
+    # The port is this server's: a check may say so, and then ends with 1.
+    assert done.returncode == 0 or (command == "check" and "port" in done.stdout + done.stderr)
