@@ -16,9 +16,9 @@ from litellm.llms.anthropic.pass_through.messages.interceptors.base import Messa
 from litellm.llms.custom_llm import CustomLLMError
 from litellm.proxy._types import UserAPIKeyAuth
 from litellm.types.utils import (
+    Choices as ModelChoice,
     CompletionTokensDetailsWrapper,
     Delta,
-    MergedChoices as ModelChoice,
     Message,
     ModelResponse,
     ModelResponseStream,

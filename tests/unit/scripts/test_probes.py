@@ -15,9 +15,9 @@ from hypothesis import given, strategies as st
 
 from hearth.commands import diff_turns, inspect_cache, probe_agent, probe_cache, why
 from hearth.commands.server_client import COUNTERS, Answer, Calls, run, table
+from hearth.commands.stream_client import Tokens
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.request.volatile_fields import Canonicaliser
-from scripts.replay.stream_client import Tokens
 
 Row = dict[str, Any]
 Probe = Callable[[argparse.Namespace], Coroutine[Any, Any, int]]

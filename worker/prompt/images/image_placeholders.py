@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
+from hearth.shared.extras import VISION_REMEDY, has_vision
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
@@ -101,9 +102,10 @@ def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
             if message["role"] != "tool":
                 shown = [part["image"] for part in content if part["type"] == "image"]
                 place = prompt.places.get(shown[0], "messages") if shown else "messages"
+                remedy = "" if has_vision() else f"{VISION_REMEDY} and "
                 raise RequestError(
-                    f"{place} is an image, and {model} reads text only. Remove the image, or serve "
-                    "a vision model (MODEL_PATH).",
+                    f"{place} is an image, and {model} reads text only. Remove the image, or "
+                    f"{remedy}serve a vision model (MODEL_PATH).",
                     code="unsupported_content",
                     param="messages",
                 )

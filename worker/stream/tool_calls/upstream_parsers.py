@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
+from hearth.shared.extras import VISION_REMEDY, has_vision
 from hearth.worker.stream.part_writer import ToolCall, object_or_text
 from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
 
@@ -28,12 +29,16 @@ _OF_MLX_VLM: Final = {
 def of_mlx_vlm(template: str) -> Any:
     """Return mlx-vlm's module for a template that mlx-lm has no parser for, None without one.
 
-    Importing it takes seconds, as it brings all of mlx-vlm.
+    Importing it takes seconds, as it brings all of mlx-vlm. Without mlx-vlm, which is said in the
+    log, such a model's calls stay text.
     """
-    for mark, module in _OF_MLX_VLM.items():
-        if mark in template:
-            return importlib.import_module(module)
-    return None
+    module = next((name for mark, name in _OF_MLX_VLM.items() if mark in template), None)
+    if module is None:
+        return None
+    if not has_vision():
+        log.warning("tool calls stay text: to have this model's read, %s", VISION_REMEDY)
+        return None
+    return importlib.import_module(module)
 
 
 def of_mlx_lm(name: str) -> UpstreamParser:
