@@ -25,7 +25,7 @@ _ASKING: Final = "top|why|probe|probe-agent|cache|diff-turns"
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CodeBlock:
     """One fenced block of code."""
 
     page: Path
@@ -38,7 +38,7 @@ class Block:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
-def blocks(page: Path) -> list[Block]:
+def blocks(page: Path) -> list[CodeBlock]:
     """Return the page's blocks, in their order."""
     text = page.read_text()
     found = []
@@ -46,7 +46,7 @@ def blocks(page: Path) -> list[Block]:
         before = text[: fence.start()]
         reason = _NOT_RUN.search(before)
         line = before.count("\n") + 1
-        found.append(Block(page, line, fence[1], fence[2], reason[1] if reason else ""))
+        found.append(CodeBlock(page, line, fence[1], fence[2], reason[1] if reason else ""))
     return found
 
 
@@ -86,7 +86,7 @@ class SnippetShell:
         path = f"{commands}{os.pathsep}{os.environ.get('PATH', '')}"
         self._environment = {**environment, "HOME": str(home), "PATH": path}
 
-    def run(self, block: Block, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    def run(self, block: CodeBlock, timeout_s: float) -> subprocess.CompletedProcess[str]:
         """Run the block and return how it ended."""
         text = block.text.replace(DOCUMENTED_URL, self.url)
         text = text.replace(".venv/bin/python", shlex.quote(sys.executable))

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.documents import ROOT, Block, SnippetShell, blocks
+from tests.helpers.documents import ROOT, CodeBlock, SnippetShell, blocks
 from tests.helpers.server import Server
 
 WAIT_S = 60.0
@@ -57,7 +57,7 @@ def test_a_command_of_the_guide_shows_what_it_says(
 ) -> None:
     (shown,) = [texts for known, texts in SHOWS.items() if known in command]
     shell = SnippetShell(lossy.url, lossy.environment, tmp_path)
-    done = shell.run(Block(GUIDE, 0, "sh", command, ""), WAIT_S)
+    done = shell.run(CodeBlock(GUIDE, 0, "sh", command, ""), WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [text for text in shown if text not in done.stdout] == [], done.stdout
 

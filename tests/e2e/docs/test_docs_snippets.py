@@ -4,6 +4,7 @@ A snippet that is not run says why in its document, in a comment above it. The c
 docs/why-slow.md are held to what they show in tests/e2e/commands/test_why_slow.py.
 """
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,18 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers.documents import GUIDES, Block, SnippetShell, blocks
+from tests.helpers.documents import GUIDES, ROOT, CodeBlock, SnippetShell, blocks
 from tests.helpers.server import Server, free_port
 
 WAIT_S = 120.0
-RUN = [
+SNIPPETS = [
     block
-    for page in GUIDES
+    for page in (*GUIDES, ROOT / "CONTRIBUTING.md")
     for block in blocks(page)
-    if block.language in ("sh", "python") and not block.not_run
+    if block.language in ("sh", "python")
 ]
+RUN = [block for block in SNIPPETS if not block.not_run]
+NOT_RUN = [block for block in SNIPPETS if block.not_run]
 # What a snippet is known by -> what it prints, where that is known.
 SHOWS = {
     '"stream": true': ("data: [DONE]",),
@@ -60,12 +63,19 @@ def shell(pocket: Server, tmp_path_factory: pytest.TempPathFactory) -> SnippetSh
 
 
 @pytest.mark.parametrize("block", RUN, ids=str)
-def test_a_snippet_runs_as_it_stands(block: Block, shell: SnippetShell) -> None:
+def test_a_snippet_runs_as_it_stands(block: CodeBlock, shell: SnippetShell) -> None:
     done = shell.run(block, WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     for known, texts in SHOWS.items():
         if known in block.text:
             assert [text for text in texts if text not in done.stdout] == [], done.stdout
+
+
+@pytest.mark.parametrize("block", NOT_RUN, ids=str)
+def test_a_snippet_that_is_not_run_parses(block: CodeBlock) -> None:
+    assert block.language == "sh"
+    done = subprocess.run(["bash", "-n", "-c", block.text], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_known_snippet_is_in_a_document() -> None:
@@ -77,5 +87,5 @@ def test_the_commands_that_ask_no_server_run(
     command: str, shell: SnippetShell, tmp_path: Path
 ) -> None:
     line = f"hearth {command.format(free_port())}"
-    done = shell.run(Block(tmp_path, 0, "sh", line, ""), WAIT_S)
+    done = shell.run(CodeBlock(tmp_path, 0, "sh", line, ""), WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr

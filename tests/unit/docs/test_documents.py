@@ -1,7 +1,6 @@
 """The documents are short where they promise it, and all that they name is there."""
 
 import re
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -22,13 +21,11 @@ PATH = re.compile(rf"(?<![\w/.~$-])((?:{FOLDERS})/[\w./*-]*[\w/*])")
 
 
 @cache
-def tracked() -> list[str]:
-    """Return the paths of the checkout's files: those of git, and new ones that it would take."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        return [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.*")]
-    return listed.stdout.splitlines()
+def tree() -> list[str]:
+    """Return the paths of the files in the checkout's own folders."""
+    found = [path for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*.*")]
+    paths = [path.relative_to(ROOT).as_posix() for path in (*found, *ROOT.glob("*.py"))]
+    return [path for path in paths if "__pycache__" not in path]
 
 
 def by_name(page: Path) -> str:
@@ -81,14 +78,14 @@ def test_every_file_that_is_named_is_there(page: Path) -> None:
             if not any(ROOT.glob(path.rstrip("/"))):
                 missing.append(path)
         is_tail = re.fullmatch(r"[\w/.-]+\.py", span) and not PATH.match(span)
-        if is_tail and not any(f"/{each}".endswith(f"/{span}") for each in tracked()):
+        if is_tail and not any(f"/{each}".endswith(f"/{span}") for each in tree()):
             missing.append(span)
     assert missing == []
 
 
 def test_the_tree_has_every_folder_of_the_code() -> None:
     shown = (ROOT / "docs" / "architecture.md").read_text()
-    folders = {Path(path).parent.as_posix() for path in tracked() if path.endswith(".py")}
+    folders = {Path(path).parent.as_posix() for path in tree() if path.endswith(".py")}
     ours = {each for each in folders if re.match(r"(proxy|worker|shared)\b", each)}
     empty = {each for each in ours if sizes(each) == {0}}
     assert [each for each in sorted(ours - empty) if f"`{each}/`" not in shown] == []
@@ -113,7 +110,7 @@ def test_nobody_is_told_to_install_somebody_elses_package() -> None:
 def test_every_test_that_the_threat_model_names_is_there() -> None:
     files = re.findall(r"`(test_\w+\.py)`", SECURITY.read_text())
     named = re.findall(r"`(test_\w+)(?:\.\.\.)?`", SECURITY.read_text())
-    tests = [ROOT / path for path in tracked() if path.startswith("tests/")]
+    tests = [ROOT / path for path in tree() if path.startswith("tests/")]
     python = [path for path in tests if path.suffix == ".py" and path.exists()]
     assert set(files) - {path.name for path in python} == set()
     known = {name for path in python for name in re.findall(r"def (test_\w+)", path.read_text())}
