@@ -36,7 +36,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= README_LINES_MAX
 
 
-@pytest.mark.parametrize("page", [*GUIDES, CONTRIBUTING], ids=by_name)
+@pytest.mark.parametrize("page", [*GUIDES, CONTRIBUTING, SECURITY], ids=by_name)
 def test_no_line_of_prose_is_long(page: Path) -> None:
     lines = prose(page).splitlines()
     long = [line for line in lines if len(line) > LINE_CHARS_MAX and not line.startswith("|")]
@@ -116,3 +116,11 @@ def test_every_test_that_the_threat_model_names_is_there() -> None:
     known = {name for path in python for name in re.findall(r"def (test_\w+)", path.read_text())}
     assert [name for name in named if not any(each.startswith(name) for each in known)] == []
     assert len(named) > 40
+
+
+def test_every_name_of_the_code_that_a_contributor_is_told_of_is_there() -> None:
+    named = re.findall(r"`(_?[A-Za-z]\w+)(?:\(\w+\))?`", CONTRIBUTING.read_text())
+    sources = [ROOT / path for path in tree() if path.endswith(".py")]
+    words = {word for path in sources for word in re.findall(r"\w+", path.read_text())}
+    assert set(named) - words == set()
+    assert len(named) > 20
