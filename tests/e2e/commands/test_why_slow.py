@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.helpers.documents import ROOT, CodeBlock, SnippetShell, blocks
-from tests.helpers.server import Server
+from tests.helpers.servers.server import Server
 
 WAIT_S = 60.0
 GUIDE = ROOT / "docs" / "why-slow.md"

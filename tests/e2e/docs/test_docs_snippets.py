@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.helpers.documents import GUIDES, ROOT, CodeBlock, SnippetShell, blocks
-from tests.helpers.server import Server, free_port
+from tests.helpers.servers.server import Server, free_port
 
 WAIT_S = 120.0
 SNIPPETS = [
