@@ -1,4 +1,4 @@
-"""What hearth top shows: figures in, rich's renderables out. Asks no server, keeps nothing.
+"""Draws what hearth top shows: figures in, rich's renderables out. Asks no server, keeps nothing.
 
 Fits 80 columns. No meaning is in a colour alone. Names come from clients: nothing in them reaches
 the terminal as a control character or as markup.
