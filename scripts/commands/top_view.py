@@ -1,4 +1,4 @@
-"""What hearth top shows: figures in, rich's renderables out. Asks no server, keeps nothing.
+"""Draws what hearth top shows: figures in, rich's renderables out. Asks no server, keeps nothing.
 
 Fits 80 columns. No meaning is in a colour alone. Names come from clients: nothing in them reaches
 the terminal as a control character or as markup.
@@ -325,9 +325,9 @@ def figure(row: Row, name: str) -> int:
 def number(row: Row, name: str) -> float:
     """Return a number of `row`; 0 where it has none, or none that can be reckoned with."""
     value = row.get(name)
-    if not isinstance(value, int | float) or abs(value) > FIGURE_MAX:
-        return 0.0
-    return float(value)
+    if isinstance(value, int | float) and abs(value) <= FIGURE_MAX:  # which NaN is not
+        return float(value)
+    return 0.0
 
 
 def inner(row: Row, name: str) -> Row:

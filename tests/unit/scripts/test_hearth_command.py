@@ -1,4 +1,4 @@
-"""The command `hearth`: what it lists, what it imports, what it ends with."""
+"""The command `hearth` is checked here: what it lists, what it imports, what it ends with."""
 
 import importlib
 import os
@@ -57,6 +57,7 @@ def test_what_is_no_command_is_refused_by_the_usage(arguments: list[str]) -> Non
     assert end.value.code == 2
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [["--help"], ["top", "--help"], ["check", "--help"]])
 def test_help_and_top_import_neither_mlx_nor_litellm(arguments: list[str]) -> None:
     code = (

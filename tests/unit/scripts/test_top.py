@@ -19,6 +19,8 @@ from hearth.commands.top import PATHS, Watch, options_of
 from hearth.commands.top_view import Limits, Snapshot, limits_in, seconds, view
 
 Row = dict[str, Any]
+pytestmark = pytest.mark.process
+
 MB = 1024 * 1024
 LIMITS = Limits()
 

@@ -1,4 +1,4 @@
-"""Where settings and logs are, in a checkout and in an install, from any working directory."""
+"""Settings and logs are found in a checkout and in an install, from any working directory."""
 
 import json
 import os
@@ -12,6 +12,8 @@ import pytest
 
 from hearth.shared import paths
 from hearth.shared.load_settings import PROJECT_DIR, load_settings
+
+pytestmark = pytest.mark.process
 
 REPORT = """
 import json, os
