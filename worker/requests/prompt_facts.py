@@ -18,7 +18,7 @@ class PromptFacts:
     root: PrefixHash  # the name of the empty prefix
     opens_thinking: bool  # whether its template's generation prompt does
     output_format: OutputFormat  # reads what the model writes
-    answer_grammar: GrammarCompiler  # holds the model to what it has to write
+    grammar_compiler: GrammarCompiler  # holds the model to what it has to write
     vocabulary: Vocabulary
     cut_rule: CutRule  # where prefills are cut
     model_name: str = ""

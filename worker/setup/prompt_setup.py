@@ -96,7 +96,7 @@ def prompt_facts(
         root=root,
         opens_thinking=output_format.is_thinking_open(generation_prompt(tokenizer)),
         output_format=output_format,
-        answer_grammar=GrammarCompiler(
+        grammar_compiler=GrammarCompiler(
             tokenizer,
             facts.vocab_size,
             end_of_turn_ids(tokenizer, loaded.generation_config),

@@ -39,7 +39,7 @@ FACTS = PromptFacts(
     root=PrefixHash(b"root"),
     opens_thinking=False,
     output_format=cast(Any, None),  # a raw prompt's answer is not taken apart
-    answer_grammar=cast(Any, None),
+    grammar_compiler=cast(Any, None),
     vocabulary=cast(Any, SimpleNamespace(detokeniser=lambda: None)),
     cut_rule=cast(Any, SimpleNamespace(cuts=lambda keys: [len(keys) - 1])),
 )
