@@ -165,7 +165,7 @@ class Proof:
         for exchange in session:
             self._prime(exchange)
         for desk in (self.warm, self.cold):
-            desk.prompts.explain = _nothing_lost  # type: ignore[method-assign]
+            desk.prompts.explain = _nothing_lost  # type: ignore[method-assign, assignment]
         self.plain = [
             (self._seen(self.warm, exchange.prompt), self._seen(self.cold, exchange.prompt))
             for exchange in session

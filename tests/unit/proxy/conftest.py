@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hearth.proxy.monitoring import dashboard_feed
+from hearth.proxy.monitoring import worker_poller
 from hearth.proxy.pool import worker_pool
 
 
@@ -16,7 +16,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[None]:
-    """Lets the dashboard's looks at the workers follow each other at once."""
+    """Lets polls of the workers follow each other at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dashboard_feed, "LOOK_S", 0.001)
+        patch.setattr(worker_poller, "POLL_S", 0.001)
         yield

@@ -278,6 +278,7 @@ def test_a_page_that_does_not_read_is_dropped_and_counted(
     assert (edge._routes.feed.dropped, edge._routes.feed.listeners) == (1, 0)
 
 
+@pytest.mark.process
 def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_on(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ async def post(made: Front, script: str, **fields: Any) -> int:
 # ---------------------------------------------------------------- the reply breaks, not the answer
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), RequestError("No.", status=500)])
 def test_a_reply_that_fails_after_its_answers_end_has_failed(
     monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -92,6 +93,7 @@ def test_a_reply_that_fails_after_its_answers_end_has_failed(
     run(body)
 
 
+@pytest.mark.process
 def test_a_client_that_leaves_between_the_answers_end_and_its_reply_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -250,6 +252,7 @@ def test_with_several_keys_what_a_client_left_behind_is_told_to_its_own_key(tmp_
     run(body)
 
 
+@pytest.mark.process
 def test_a_request_that_no_worker_admits_in_time_is_called_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
