@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from hearth.proxy.monitoring import worker_poller
-from hearth.proxy.pool import worker_pool
+from hearth.proxy.pool import worker_link
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the pool wait 0.4 s at most for a worker's status."""
-    monkeypatch.setattr(worker_pool, "STATUS_WAIT_S_MAX", 0.4)
+    monkeypatch.setattr(worker_link, "STATUS_WAIT_S_MAX", 0.4)
 
 
 @pytest.fixture(scope="module")
