@@ -7,6 +7,7 @@ what to install: annotations are quoted, and `hearth.shared` is imported after t
 import argparse
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import json
 import os
@@ -30,8 +31,8 @@ PROJECT = Path(__file__).resolve().parent
 VENV = PROJECT / ".venv"
 VERSION = "{}.{}".format(*sys.version_info[:2])
 SUPPORTED = ("3.12", "3.13", "3.11")  # in the order in which they are looked for
-DISK_BYTES = 4000000000  # about 2 GB installed, and as much again in pip's cache and unpacking
-DISK_BYTES_CUDA = 8000000000  # the CUDA libraries take as much again
+DISK_BYTES = 3000000000  # 1.4 GB installed, and as much again in pip's cache and unpacking
+DISK_BYTES_CUDA = 7000000000  # the CUDA libraries take as much again
 EXIT_CANNOT_START = 78  # as in shared/errors.py: the same settings would fail again
 
 PROBE = (
@@ -270,7 +271,7 @@ def read_stamp(venv: Path) -> "dict[str, Any]":
 def wanted_stamp(venv: Path, extras: "list[str]", version: str) -> "dict[str, Any]":
     """Return what `installed.json` holds once `extras`, and those of before, are installed."""
     before = read_stamp(venv).get("extras")
-    kept = sorted({*extras, *(before if isinstance(before, list) else [])})
+    kept = kept_extras(before if isinstance(before, list) else [], extras)
     wanted = requirements(PROJECT / "pyproject.toml", kept)
     return {
         "python": version,
@@ -278,6 +279,19 @@ def wanted_stamp(venv: Path, extras: "list[str]", version: str) -> "dict[str, An
         "requirements": wanted,
         "project": str(PROJECT),
     }
+
+
+def kept_extras(before: "list[str]", added: "list[str]") -> "list[str]":
+    """Return the extras of a .venv that has `before`, and is asked for `added`.
+
+    "vision" is among them unless "no-vision" was asked for, now or before; the last word counts.
+    """
+    kept = {*before, *added}
+    if "vision" in added or "no-vision" not in kept:
+        kept = {*kept, "vision"} - {"no-vision"}
+    else:
+        kept.discard("vision")
+    return sorted(kept)
 
 
 def write_stamp(venv: Path, stamp: "dict[str, Any]") -> None:
@@ -462,7 +476,18 @@ def parse(arguments: "list[str]") -> argparse.Namespace:
     add("--port", metavar="N", help="port to listen on (PROXY_PORT)")
     add("--check", action="store_true", help="install and check everything, start nothing")
     add("--cuda", action="store_true", help="use MLX for NVIDIA GPUs (Linux); .venv keeps it")
+    vision = parser.add_mutually_exclusive_group()
+    add = functools.partial(vision.add_argument, dest="vision", action="store_const")
+    add("--no-vision", const="no-vision", help="leave out what images take; .venv keeps it")
+    add("--vision", const="vision", help="install it again after --no-vision")
     return parser.parse_args(arguments)
+
+
+def wanted_extras(options: argparse.Namespace, is_test: bool) -> "list[str]":
+    """Return the extras that the command line asks for; the tests take images too."""
+    if is_test:
+        return ["dev", "vision"]
+    return [*["cuda"] * options.cuda, *filter(None, [options.vision])]
 
 
 def say(text: str) -> None:
@@ -491,7 +516,7 @@ def run(arguments: "list[str]") -> None:
     from hearth.shared.errors import StartError
 
     try:
-        version = prepare(VENV, [*["cuda"] * options.cuda, *["dev"] * is_test])
+        version = prepare(VENV, wanted_extras(options, is_test))
         if is_test:
             start_tests(arguments[1:])
         write_env(PROJECT)

@@ -1,4 +1,4 @@
-"""Runs the server: `python -m hearth.proxy.main` starts workers and serves until a signal."""
+"""Runs the server, as `hearth serve` does: starts workers and serves until a signal."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,8 @@ from hearth.shared.zmq_transport import private_directory
 
 log = logging.getLogger("hearth.proxy.main")  # run with -m, its name is __main__
 
-WORKER_COMMAND: Final = (sys.executable, "-m", "hearth.worker.main")
+# -P: modules that lie in the directory where the server was started are none of ours
+WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "hearth.worker.main")
 GRACE_S: Final = 2  # for streams to say goodbye after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512

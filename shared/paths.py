@@ -3,11 +3,20 @@
 from pathlib import Path
 from typing import Final
 
+
+def _working_directory() -> Path:
+    """Return where the command was started; home, where that directory is gone."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path.home()
+
+
 HOME_DIR: Final = Path("~/.hearth").expanduser()
-_ABOVE: Final = Path(__file__).resolve().parent.parent
-IS_CHECKOUT: Final = (_ABOVE / "install_and_run.py").is_file()
-# Relative paths in settings count from here: the checkout, else where the command was started.
-PROJECT_DIR: Final = _ABOVE if IS_CHECKOUT else Path.cwd()
+CODE_DIR: Final = Path(__file__).resolve().parent.parent  # a checkout, or site-packages/hearth
+IS_CHECKOUT: Final = (CODE_DIR / "install_and_run.py").is_file()
+# Relative paths in settings count from here, and workers run here.
+PROJECT_DIR: Final = CODE_DIR if IS_CHECKOUT else _working_directory()
 
 
 def env_file() -> Path:

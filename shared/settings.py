@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
+from hearth.shared.paths import PROJECT_DIR, default_log_root
+
 POCKET: Final = "builtin:pocket"
 DECODABLE_PIXELS_MAX: Final = 89_478_485  # beyond it Pillow takes an image for an attack
 
@@ -104,7 +106,11 @@ def words(text: str) -> tuple[str, ...]:
 def path(text: str) -> Path:
     if not text:
         raise ValueError("a directory")
-    return Path(text).expanduser().absolute()
+    return PROJECT_DIR / Path(text).expanduser()
+
+
+def log_directory(text: str) -> Path:
+    return path(text) if text else default_log_root()
 
 
 def address(text: str) -> str:
@@ -296,7 +302,12 @@ class Settings:
         boolean,
         "Write a cache trace per day and session under LOG_ROOT; no text of prompts",
     )
-    log_root: Path = _setting("LOG_ROOT", "logs", path, "Directory of the cache traces")
+    log_root: Path = _setting(
+        "LOG_ROOT",
+        "",
+        log_directory,
+        "Directory of the cache traces; empty = logs in a checkout, else ~/.hearth/logs",
+    )
     log_prompts: bool = _setting(
         "LOG_PROMPTS",
         "false",

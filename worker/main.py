@@ -35,7 +35,7 @@ from hearth.worker.engine.sampler import TokenChoice, make_token_choice
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
@@ -272,7 +272,7 @@ class Worker:
             if parts.vision is not None:
                 parts.vision.forget()
         report = cache_report(kv_manager, scheduler.idle_tokens, message.key)
-        report["sessions"] = parts.sessions.told_counts()
+        report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)
         report |= scheduler.report() | {"wire_waiting_frames": self._port.waiting_frames}
         return Told(message.request_id, report)

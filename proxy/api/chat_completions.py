@@ -321,16 +321,16 @@ async def chunks(
     writers = [_DeltaWriter(index, admitted.request.body) for index in range(len(admitted.answers))]
     for writer in writers:
         yield ChatChunk(writer.index, {"role": "assistant", "content": ""})
-    told_at = time.monotonic()
+    sent_at = time.monotonic()
     async with aclosing(choices.events(sse.PING_S)) as events:
         async for index, row in events:
             found = writers[index].chunks(row) if row is not None else []
-            if not found and (row is None or time.monotonic() - told_at >= sse.PING_S):
+            if not found and (row is None or time.monotonic() - sent_at >= sse.PING_S):
                 # LiteLLM drops a chunk that says nothing at all: a sign of life tells the progress.
                 found = [ChatChunk(0, {}, progress=_progress(admitted))]
             for chunk in found:
                 yield chunk
-                told_at = time.monotonic()
+                sent_at = time.monotonic()
 
 
 def _progress(admitted: AdmittedRequest) -> dict[str, int]:

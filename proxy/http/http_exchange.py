@@ -106,7 +106,7 @@ class HttpExchange:
         self._budget.take(count)
         self._held_bytes += count
 
-    def _let_go(self) -> None:
+    def _release_budget(self) -> None:
         """Give back the room that the body, and what was made of it, had."""
         self._budget.give_back(self._held_bytes)
         self._held_bytes = 0
@@ -126,7 +126,7 @@ class HttpExchange:
                 chunks.append(chunk)
             else:
                 chunks.clear()
-                self._let_go()
+                self._release_budget()
             more = message.get("more_body", False)
         self._has_body = not more
         if size > BODY_BYTES_MAX:
@@ -141,7 +141,7 @@ class HttpExchange:
 
     async def drain(self) -> None:
         """Read what is left of the body: a client that is cut off while it sends sees no reply."""
-        self._let_go()
+        self._release_budget()
         if not self._has_body and self._watcher is None:
             with contextlib.suppress(RequestError, TimeoutError):
                 async with asyncio.timeout(DRAIN_WAIT_S_MAX):
@@ -184,7 +184,7 @@ class HttpExchange:
 
     def end(self) -> None:
         """Stop watching, and let go of the body."""
-        self._let_go()
+        self._release_budget()
         if self._watcher is not None:
             self._watcher.cancel()
 

@@ -23,7 +23,7 @@ class ModelHost(Protocol):
     """Gives models to workers. Owner: the event loop; nothing here blocks."""
 
     def wanted(self) -> None:
-        """A request waits for a model: it is among the `wants`."""
+        """A request waits for a model: it is among the `requests`."""
         ...
 
     def wait_s(self, model: str) -> float:
@@ -51,12 +51,12 @@ class NullModelHost:
 class WaitingRequests:
     """Holds each request until a worker takes it, as long as the host says. Owner: the event loop.
 
-    Invariant: `wants` has one row for each request that waits, at most WAITING_MAX.
+    Invariant: `requests` has one row for each request that waits, at most WAITING_MAX.
     """
 
     def __init__(self) -> None:
         self.host: ModelHost = NullModelHost()
-        self.wants: list[WaitingRequest] = []
+        self.requests: list[WaitingRequest] = []
         self._changed = asyncio.Event()
         self._is_closed = False
 
@@ -69,37 +69,37 @@ class WaitingRequests:
         self._is_closed = True
         self.wake()
 
-    async def until(self, want: WaitingRequest, find: Callable[[], T | None]) -> T:
+    async def wait_for_worker(self, request: WaitingRequest, find: Callable[[], T | None]) -> T:
         """Return what `find` gives, as soon as it gives something.
 
         Raises:
             RequestError: nothing was found in time, or too many wait already.
         """
-        if len(self.wants) >= WAITING_MAX and find() is None:
+        if len(self.requests) >= WAITING_MAX and find() is None:
             raise Overloaded(
-                f"{len(self.wants)} requests wait for a worker and this server holds "
+                f"{len(self.requests)} requests wait for a worker and this server holds "
                 f"{WAITING_MAX}. Try again in a few seconds."
             )
         began = time.monotonic()
-        self.wants.append(want)
+        self.requests.append(request)
         try:
             while not self._is_closed:
                 found = find()
                 if found is not None:
                     return found
                 self.host.wanted()
-                wait_s = began + self.host.wait_s(want.model) - time.monotonic()
+                wait_s = began + self.host.wait_s(request.model) - time.monotonic()
                 if wait_s <= 0:
                     break
-                assert len(self.wants) <= WAITING_MAX, len(self.wants)
+                assert len(self.requests) <= WAITING_MAX, len(self.requests)
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), wait_s)
         finally:
-            self.wants.remove(want)
-        raise self._nobody(want)
+            self.requests.remove(request)
+        raise self._error(request)
 
-    def _nobody(self, want: WaitingRequest) -> RequestError:
+    def _error(self, request: WaitingRequest) -> RequestError:
         if self._is_closed:
             return WorkerLost("The server is shutting down.")
-        return self.host.why_nobody(want.model)
+        return self.host.why_nobody(request.model)

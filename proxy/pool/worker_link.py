@@ -67,12 +67,10 @@ class WorkerLink:
         keys: CurveKeys | None = None,
         models: Collection[str] = (),
         is_apart: bool = False,
-        count_unread: CountUnread = lambda _answer, _usage: None,
     ) -> None:
         """`keys` are for tcp:// only, `is_apart` is of Submit.
 
-        A worker whose model is none of `models`, () = any, is refused. `count_unread` counts what
-        an answer cost whose client left before its end: nobody else is there to take its usage.
+        A worker whose model is none of `models`, () = any, is refused.
         """
         self.worker_id = worker_id
         self.heartbeat: Heartbeat | None = None
@@ -84,7 +82,8 @@ class WorkerLink:
         self.answers: dict[str, AnswerStream] = {}
         self._asked: dict[str, asyncio.Future[Counted | Told]] = {}  # request id -> its one reply
         self._on_change = on_change
-        self._count_unread = count_unread
+        # Counts what an answer cost whose client left before its end: nobody else takes its usage.
+        self.count_unread: CountUnread = lambda _answer, _usage: None
         self._cancelled: dict[str, AnswerStream] = {}  # until the worker tells their end
         self._models = models
         self._is_apart = is_apart
@@ -161,7 +160,7 @@ class WorkerLink:
         elif isinstance(message, Finished):
             cancelled = self._cancelled.pop(message.request_id, None)
             if cancelled is not None:
-                self._count_unread(cancelled, message.usage)
+                self.count_unread(cancelled, message.usage)
 
     def _take_welcome(self, welcome: Welcome) -> None:
         version = welcome.protocol_version

@@ -54,14 +54,9 @@ class WorkerPool:
         if self._renewer is None:
             self._renewer = asyncio.create_task(self._renew(), name="leases")
         link = self.links[worker_id] = WorkerLink(
-            worker_id,
-            endpoint,
-            lambda: self._link_ready(link),
-            keys,
-            models,
-            self.is_apart,
-            self.count_unread,
+            worker_id, endpoint, lambda: self._link_ready(link), keys, models, self.is_apart
         )
+        link.count_unread = self.count_unread
         return link
 
     def _link_ready(self, link: WorkerLink) -> None:
@@ -121,11 +116,11 @@ class WorkerPool:
         """
         lost: set[int] = set()
         full: set[int] = set()
-        want = WaitingRequest(request.target, time.monotonic() if came_at is None else came_at)
+        waiting = WaitingRequest(request.target, time.monotonic() if came_at is None else came_at)
         marks = marks_of(request.prompt, request.target) if request.use_kv_cache else []
         while True:
             assert len(lost) < ATTEMPTS_MAX, (request_id, lost)
-            link = await self._ready_link(want, marks, lost | full)
+            link = await self._ready_link(waiting, marks, lost | full)
             assert link.worker_id not in lost | full, (request_id, link.worker_id, lost, full)
             answer = link.submit(request, request_id)
             self.affinity.remember(marks, link.worker_id)
@@ -133,12 +128,12 @@ class WorkerPool:
                 await answer.admitted()
             except WorkerLost:
                 lost.add(link.worker_id)
-                if len(lost) == ATTEMPTS_MAX or not self._takers(want, lost | full):
+                if len(lost) == ATTEMPTS_MAX or not self._takers(waiting, lost | full):
                     raise
             except RequestError as refusal:
                 answer.close()  # one that said nothing in time is still at it
                 full.add(link.worker_id)
-                if refusal.code != Overloaded.CODE or not self._takers(want, lost | full):
+                if refusal.code != Overloaded.CODE or not self._takers(waiting, lost | full):
                     raise
             except BaseException:
                 answer.close()
@@ -164,9 +159,9 @@ class WorkerPool:
 
     async def count(self, request: ParsedRequest) -> int:
         """Return how many tokens `request`'s prompt is."""
-        want = WaitingRequest(request.target, time.monotonic())
+        waiting = WaitingRequest(request.target, time.monotonic())
         marks = marks_of(request.prompt, request.target)
-        link = await self._ready_link(want, marks, set())
+        link = await self._ready_link(waiting, marks, set())
         return await link.count(request.prompt)
 
     async def ask(self, what: ReportKind, about: str = "", key: str = "") -> WorkerReports:
@@ -186,21 +181,21 @@ class WorkerPool:
         replies = await asyncio.gather(*(reply_of(link) for link in links))
         return {link.worker_id: reply for link, reply in zip(links, replies, strict=True)}
 
-    def _takers(self, want: WaitingRequest, lost: set[int]) -> list[WorkerLink]:
-        """Return the links that `want` may be sent over, those of the workers in `lost` not."""
+    def _takers(self, waiting: WaitingRequest, lost: set[int]) -> list[WorkerLink]:
+        """Return the links that `waiting` may be sent over, those of the workers in `lost` not."""
         links = self.links.values()
-        taking = (link for link in links if link.takes(want.model, want.since))
+        taking = (link for link in links if link.takes(waiting.model, waiting.since))
         return [link for link in taking if link.worker_id not in lost]
 
     async def _ready_link(
-        self, want: WaitingRequest, marks: list[bytes], lost: set[int]
+        self, waiting: WaitingRequest, marks: list[bytes], lost: set[int]
     ) -> WorkerLink:
         """Return the worker to ask, waiting for one as long as that makes sense.
 
         Workers in `lost` are not asked: this request may be what killed them.
         """
-        return await self.waiting.until(
-            want, lambda: self.affinity.choose(self._takers(want, lost), marks)
+        return await self.waiting.wait_for_worker(
+            waiting, lambda: self.affinity.choose(self._takers(waiting, lost), marks)
         )
 
     async def _renew(self) -> None:

@@ -71,16 +71,17 @@ class ModelSwapper:
             self._nudge.clear()
             self.arrange()
             with contextlib.suppress(TimeoutError):
-                limit_s = LOOK_SOON_S if self._pool.waiting.wants else LOOK_S
+                limit_s = LOOK_SOON_S if self._pool.waiting.requests else LOOK_S
                 await asyncio.wait_for(self._nudge.wait(), limit_s)
 
     def arrange(self) -> None:
         now = time.monotonic()
-        wants = [
-            WaitingRequest(want.model or self._default.name, want.since) for want in self._wants()
+        requests = [
+            WaitingRequest(request.model or self._default.name, request.since)
+            for request in self._waiting_requests()
         ]
         given = wanted_models(
-            [self._worker_model(worker) for worker in self._workers], wants, now, self._unload_s
+            [self._worker_model(worker) for worker in self._workers], requests, now, self._unload_s
         )
         for worker in self._workers:
             goal = given.get(worker.worker_id)
@@ -88,9 +89,13 @@ class ModelSwapper:
             if goal is not None and (worker.link is None or not worker.link.load):
                 self._move(worker, goal)
 
-    def _wants(self) -> list[WaitingRequest]:
+    def _waiting_requests(self) -> list[WaitingRequest]:
         """Return what is waited for, less what is known to be in vain."""
-        return [want for want in self._pool.waiting.wants if self._failure(want.model) is None]
+        return [
+            request
+            for request in self._pool.waiting.requests
+            if self._failure(request.model) is None
+        ]
 
     @staticmethod
     def _worker_model(worker: WorkerProcess) -> WorkerModel:

@@ -37,7 +37,7 @@ class WaitingRequest:
 
 def wanted_models(
     workers: Sequence[WorkerModel],
-    wants: Iterable[WaitingRequest],
+    requests: Iterable[WaitingRequest],
     now: float,
     unload_s: float = 0.0,
 ) -> dict[int, str]:
@@ -49,15 +49,15 @@ def wanted_models(
     """
     assert len({worker.worker_id for worker in workers}) == len(workers), workers
     given: dict[int, str] = {}
-    waiting = sorted(wants, key=lambda want: want.since)
+    waiting = sorted(requests, key=lambda request: request.since)
     first: dict[str, WaitingRequest] = {}
-    for want in waiting:
-        first.setdefault(want.model, want)
-    for want in first.values():
-        if want.model not in _present(workers, given):
-            worker = _worker_for(want, workers, given, now)
+    for request in waiting:
+        first.setdefault(request.model, request)
+    for request in first.values():
+        if request.model not in _present(workers, given):
+            worker = _worker_for(request, workers, given, now)
             if worker is not None:
-                given[worker.worker_id] = want.model
+                given[worker.worker_id] = request.model
     _spread(workers, waiting, given)
     for worker in workers:
         if worker.worker_id not in given and unload_s and _is_idle(worker, now, unload_s):
@@ -71,9 +71,9 @@ def _present(workers: Sequence[WorkerModel], given: dict[int, str]) -> set[str]:
 
 
 def _worker_for(
-    want: WaitingRequest, workers: Sequence[WorkerModel], given: dict[int, str], now: float
+    request: WaitingRequest, workers: Sequence[WorkerModel], given: dict[int, str], now: float
 ) -> WorkerModel | None:
-    """Return the worker to give up for `want`; None while each of them is in use.
+    """Return the worker to give up for `request`; None while each of them is in use.
 
     Those that serve nobody first, then those whose model another has too, then the least busy, then
     those that were not used for longest.
@@ -82,7 +82,7 @@ def _worker_for(
     free = [
         worker
         for worker in workers
-        if worker.worker_id not in given and (_is_vacant(worker) or _is_due(worker, want, now))
+        if worker.worker_id not in given and (_is_vacant(worker) or _is_due(worker, request, now))
     ]
     return min(
         free,
@@ -98,9 +98,9 @@ def _is_vacant(worker: WorkerModel) -> bool:
     return worker.is_empty or worker.is_failing
 
 
-def _is_due(worker: WorkerModel, want: WaitingRequest, now: float) -> bool:
+def _is_due(worker: WorkerModel, request: WaitingRequest, now: float) -> bool:
     """Return whether the worker's own model is out of use, or has had its turn."""
-    has_had_turn = now >= max(want.since, worker.ready_at) + TURN_S
+    has_had_turn = now >= max(request.since, worker.ready_at) + TURN_S
     return _is_idle(worker, now, KEEP_S) or (worker.is_ready and has_had_turn)
 
 

@@ -27,7 +27,7 @@ from hearth.worker.cache.extent_store import ExtentStore, Layout
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.engine.engine import default_chunk
 from hearth.worker.prompt.prompt_builder import PromptBuilder, PromptContent
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_setup import make_builder
 from scripts.harness.socketless_worker import Answer, Machine, loaded, machine
 from scripts.replay.ideal_cache import ideal_cached

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Shows a session's requests beside the ones before them: what was kept, and what was lost.
 
     hearth diff-turns logs/2026-11-21/cache-session-ID.log
@@ -66,7 +65,7 @@ async def diff_turns(options: argparse.Namespace) -> int:
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of(__doc__)
+    parser = parser_of("diff-turns", __doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("log", nargs="?", metavar="SESSION_LOG", help="a file of the cache trace")
     source.add_argument("--session", metavar="ID", help="as the server remembers it")
@@ -74,5 +73,9 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run(diff_turns(options_of(arguments)))
+
+
 if __name__ == "__main__":
-    sys.exit(run(diff_turns(options_of())))
+    sys.exit(main())

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Shows what a server's workers keep: budget, disk, live slots, lines, pins, counters.
 
     hearth cache --base-url http://127.0.0.1:4000 [--key K] [--lines 20]
@@ -143,10 +142,14 @@ async def inspect_cache(options: argparse.Namespace) -> int:
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of(__doc__)
+    parser = parser_of("cache", __doc__)
     parser.add_argument("--lines", type=int, default=20, help="of each worker, last used first")
     return parser.parse_args(arguments)
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run(inspect_cache(options_of(arguments)))
+
+
 if __name__ == "__main__":
-    sys.exit(run(inspect_cache(options_of())))
+    sys.exit(main())

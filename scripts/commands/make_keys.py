@@ -1,13 +1,15 @@
-#!/usr/bin/env python
 """Makes the CURVE keys with which a proxy and its workers on other machines know each other.
 
-`python hearth keys [DIRECTORY]` (CURVE_KEYS_DIR unless given) writes a pair for the
-workers and one for the proxy, readable by this user only, and says which file goes where.
+    hearth keys [DIRECTORY]
+
+Writes a pair for the workers and one for the proxy into DIRECTORY (CURVE_KEYS_DIR unless given),
+readable by this user only, and says which file goes where.
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from zmq.auth import create_certificates
@@ -35,17 +37,21 @@ def make_keys(directory: Path) -> None:
         os.umask(before)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="hearth keys",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("directory", nargs="?", type=Path, help="default: CURVE_KEYS_DIR")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         directory = options.directory
         if directory is None:
             directory = load_settings(os.environ, env_file()).curve_keys_dir
         make_keys(directory.expanduser().absolute())
     except StartError as error:
-        print(f"make_keys: {error}", file=sys.stderr)
+        print(f"hearth keys: {error}", file=sys.stderr)
         return 1
     print(f"{directory}: on the workers' machines keep {WORKER_NAME}.key_secret, {PROXY_NAME}.key")
     print(f"{directory}: on the proxy's machine keep {PROXY_NAME}.key_secret, {WORKER_NAME}.key")

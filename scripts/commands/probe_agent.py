@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Plays an agent: a tool loop on the model's own answers, with two sub-agents in its middle.
 
     hearth probe-agent --base-url http://127.0.0.1:4000 [--key K] [--turns 6] [--echo stripped]
@@ -231,7 +230,7 @@ async def agent_probe(options: argparse.Namespace) -> int:
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of(__doc__)
+    parser = parser_of("probe-agent", __doc__)
     parser.add_argument("--turns", type=int, default=6, help="of the main line")
     parser.add_argument("--echo", choices=("verbatim", "stripped", "trimmed"), default="verbatim")
     parser.add_argument("--max-tokens", type=int, default=48)
@@ -239,5 +238,9 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run(agent_probe(options_of(arguments)))
+
+
 if __name__ == "__main__":
-    sys.exit(run(agent_probe(options_of())))
+    sys.exit(main())

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Checks a server's prefix cache with four short conversations of its own.
 
     hearth probe --base-url http://127.0.0.1:4000 [--key K] [--tokens 2000]
@@ -293,12 +292,16 @@ async def probe_session(options: argparse.Namespace) -> int:
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of(__doc__)
+    parser = parser_of("probe", __doc__)
     parser.add_argument("--tokens", type=int, default=2000, help="of each system prompt, about")
     parser.add_argument("--hit", type=float, default=0.97, help="what an appended turn must reach")
     parser.add_argument("--only", action="append", choices=SCENARIOS, help="may be repeated")
     return parser.parse_args(arguments)
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run(probe_session(options_of(arguments)))
+
+
 if __name__ == "__main__":
-    sys.exit(run(probe_session(options_of())))
+    sys.exit(main())

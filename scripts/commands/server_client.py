@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from scripts.replay.stream_client import READERS, Event, Reading, SseReader, Tokens, tokens_of
+from hearth.commands.stream_client import READERS, Event, Reading, SseReader, Tokens, tokens_of
 
 COUNTERS: Final = (
     "exact_key_rejected_by_model_lcp",
@@ -306,10 +306,12 @@ def verdict(misses: Sequence[str], good: str) -> int:
 # ---------------------------------------------------------------- command line
 
 
-def parser_of(about: str) -> argparse.ArgumentParser:
-    """Return a parser with the options that all probes have."""
+def parser_of(command: str, about: str | None) -> argparse.ArgumentParser:
+    """Return the parser of `hearth COMMAND`, with the options that all probes have."""
     parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"hearth {command}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--base-url", default="http://127.0.0.1:4000")
     parser.add_argument("--key", default="local")

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Shows what a running server does, once a second: workers, cache, last requests, sessions.
 
     hearth top --base-url http://127.0.0.1:4000 [--key K]      until Ctrl-C
@@ -97,11 +96,15 @@ async def top(options: argparse.Namespace) -> int:
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of(__doc__)
+    parser = parser_of("top", __doc__)
     parser.add_argument("--once", action="store_true", help="print and end")
     parser.set_defaults(timeout=WAIT_S_MAX)
     return parser.parse_args(arguments)
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run(top(options_of(arguments)))
+
+
 if __name__ == "__main__":
-    sys.exit(run(top(options_of())))
+    sys.exit(main())

@@ -325,9 +325,9 @@ def figure(row: Row, name: str) -> int:
 def number(row: Row, name: str) -> float:
     """Return a number of `row`; 0 where it has none, or none that can be reckoned with."""
     value = row.get(name)
-    if isinstance(value, int | float) and abs(value) <= FIGURE_MAX:
-        return float(value)
-    return 0.0
+    if not isinstance(value, int | float) or abs(value) > FIGURE_MAX:
+        return 0.0
+    return float(value)
 
 
 def inner(row: Row, name: str) -> Row:

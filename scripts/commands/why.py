@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Says why requests of a session lost what was kept: which message, what changed, what it cost.
 
     hearth why SESSION --base-url http://127.0.0.1:4000 [--key K]
@@ -88,11 +87,15 @@ async def why(options: argparse.Namespace) -> int:
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = parser_of(__doc__)
+    parser = parser_of("why", __doc__)
     parser.add_argument("session", metavar="SESSION", help="an id, or a file of the cache trace")
     parser.add_argument("--slack", type=int, default=SLACK_TOKENS, help="tokens that are no loss")
     return parser.parse_args(arguments)
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run(why(options_of(arguments)))
+
+
 if __name__ == "__main__":
-    sys.exit(run(why(options_of())))
+    sys.exit(main())

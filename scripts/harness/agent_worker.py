@@ -17,7 +17,7 @@ from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
 from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.engine.sampler import TokenChoice
-from hearth.worker.prompt.template_marks import end_of_turn_ids, generation_prompt, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, generation_prompt, turn_marks
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.recent_prompts import RecentPrompts
@@ -27,7 +27,7 @@ from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, 
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.setup.prompt_setup import make_builder, make_sessions
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.fixtures.fixture_cache import TINY_NAMES
 from scripts.harness.constrained_answers import constrainer_for
 from scripts.harness.model_families import Family
@@ -226,7 +226,7 @@ class Desk:
         assert visit is not None and answer.usage is not None
         turn = next(
             turn
-            for turn in self.sessions._turns.by_place(
+            for turn in self.sessions.turns.by_place(
                 visit.prompt.speaker.key, visit.place.links[-1]
             )
             if turn.ids.tolist() == answer.request.ids[visit.header :] + answer.request.sampled

@@ -11,8 +11,8 @@ from hearth.proxy.api.responses import responses_request
 from hearth.proxy.request.session_id import session_of
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.sessions.echo_match import said_of
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.sessions.echoed_turn_match import turn_content
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.replay.traces import Captured, load_trace
 
@@ -71,7 +71,7 @@ def _trimmed(message: dict[str, Any]) -> dict[str, Any]:
 
 def _exchange(row: Captured) -> Exchange:
     message = _message(row.dialect, row.response)
-    said = said_of(message)
+    said = turn_content(message)
     calls = tuple(ToolCall(name, arguments) for name, arguments in said.calls)
     ids = tuple(call["id"] for call in message.get("tool_calls") or ())
     signatures = message.get("signatures") or [""]

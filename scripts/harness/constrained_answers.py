@@ -11,14 +11,14 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from hearth.shared.load_settings import load_settings
 from hearth.shared.wire_messages import Constraints, Sampling
-from hearth.worker.constraint.answer_grammar import AnswerGrammar
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine.sampler import TokenChoice, make_token_choice
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures import checkpoint_files
-from scripts.harness.model_families import Family
+from scripts.harness.model_families import Family, bare_tokenizer
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 
 QUESTION = "omega"
@@ -31,10 +31,10 @@ def end_ids(tokenizer: Any) -> frozenset[int]:
 
 def constrainer_for(
     family: Family, tokenizer: Any = None, tool_form: str = "native", reader: Any = None
-) -> AnswerGrammar:
+) -> GrammarCompiler:
     """Return a constrainer for a family, or for another tokenizer that thinks as it does."""
     tokenizer = tokenizer or family.tokenizer
-    return AnswerGrammar(
+    return GrammarCompiler(
         tokenizer,
         checkpoint_files.VOCAB_SIZE,
         end_ids(tokenizer),
@@ -47,7 +47,7 @@ def constrainer_for(
 def with_parser(family: Family, parser: Any) -> Any:
     """Return the family's tokenizer with another of mlx-lm's tool parsers (its module)."""
     return TokenizerWrapper(
-        family.tokenizer._tokenizer,
+        bare_tokenizer(family.tokenizer),
         eos_token_ids=list(family.tokenizer.eos_token_ids),
         tool_parser=parser.parse_tool_call,
         tool_call_start=parser.tool_call_start,
@@ -112,15 +112,15 @@ def closers(tokenizer: Any) -> frozenset[int]:
 
 
 def walk(
-    constrainer: AnswerGrammar,
+    constrainer: GrammarCompiler,
     constraints: Constraints,
     tools: list[Any],
     opening: str = "",
 ) -> Walk:
     """Return an answer that has not begun."""
-    guide = constrainer.guide(constraints, tools, opening, prompt_tokens=0)
+    guide = constrainer.token_mask(constraints, tools, opening, prompt_tokens=0)
     assert guide is not None
-    return Walk(guide, constrainer._end_ids)
+    return Walk(guide, constrainer.end_ids)
 
 
 # ---------------------------------------------------------------- with a model
@@ -178,7 +178,7 @@ class GuidedMachine(Machine):
         text = self.family.render([{"role": "user", "content": QUESTION}], tools, **options)
         opening = text.rpartition(QUESTION)[2]
         ids = self.family.tokenizer.encode(text, add_special_tokens=False)
-        guide = self.constrainer.guide(constraints, tools, opening, len(ids))
+        guide = self.constrainer.token_mask(constraints, tools, opening, len(ids))
         self._asked[self._number + 1] = (sampling or Sampling(temperature=1.0, seed=0), guide)
         answer = self.submit(ids, tokens_max)
         return Asked(answer, opening, guide, self.family.tokenizer)

@@ -22,7 +22,7 @@ from hearth.worker.cache.resume_planner import SlotView, make_plan
 from hearth.worker.prompt.prompt_builder import BuiltPrompt
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.session_manager import SessionVisit
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
 from scripts.harness.body_mutations import SCHEMAS, Mutation, Where, mutations, reshaped
@@ -65,7 +65,7 @@ THINKING: Final = frozenset(("thinking", "reasoning_content", "summary"))
 def differences(record: AnswerParts, message: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return what of `message` the recorded turn hides, and which rules the rest took.
 
-    Written apart from hearth.worker.sessions.echo_match, whose judgement it checks.
+    Written apart from hearth.worker.sessions.echoed_turn_match, whose judgement it checks.
     """
     hidden, rules = [], []
     thinking = (message.get("reasoning_content") or "").strip()
@@ -167,7 +167,7 @@ class Proof:
         for desk in (self.warm, self.cold):
             desk.prompts.explain = _nothing_lost  # type: ignore[method-assign, assignment]
         self.plain = [
-            (self._seen(self.warm, exchange.prompt), self._seen(self.cold, exchange.prompt))
+            (self.seen(self.warm, exchange.prompt), self.seen(self.cold, exchange.prompt))
             for exchange in session
         ]
 
@@ -189,7 +189,7 @@ class Proof:
         slot = SlotView(len(self.records), tokens, tuple(request.query.cuts))
         self.slots = [slot, *self.slots][:SLOTS]
 
-    def _seen(self, desk: Desk, prompt: Prompt) -> Seen:
+    def seen(self, desk: Desk, prompt: Prompt) -> Seen:
         try:
             request = desk.request(desk.named(prompt))
         except RequestError as error:
@@ -256,7 +256,7 @@ class Proof:
 
         `reason` is why it need not reach the model, "" where it must.
         """
-        warm, cold = self._seen(self.warm, prompt), self._seen(self.cold, prompt)
+        warm, cold = self.seen(self.warm, prompt), self.seen(self.cold, prompt)
         before_warm, before_cold = self.plain[at]
         if warm.refusal or cold.refusal:
             same = warm.refusal == cold.refusal

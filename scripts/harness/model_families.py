@@ -19,9 +19,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.chat_template import Template
-from hearth.worker.prompt.template_probe import TemplateTraits, template_traits
+from hearth.worker.prompt.template_capabilities import TemplateCapabilities, template_capabilities
 from hearth.worker.prompt.tools_as_text import ToolForm, call_text
-from hearth.worker.stream.output_format import AnswerParts, OutputFormat, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, OutputFormat, ToolCall
 from scripts.fixtures import checkpoint_files
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -101,13 +101,13 @@ class Family:
         return OutputFormat(self.tokenizer)
 
     @cached_property
-    def manner(self) -> TemplateTraits:
+    def capabilities(self) -> TemplateCapabilities:
         """Return what the template takes and shows."""
-        return template_traits(Template(self.tokenizer))
+        return template_capabilities(Template(self.tokenizer))
 
     @property
     def tool_form(self) -> ToolForm:
-        return self.manner.tool_form
+        return self.capabilities.tool_form
 
     def render(self, messages: list[Any], tools: list[Any] | None = None, **options: Any) -> str:
         """Return the prompt's text, with the tools in it as such a model is told of them.
@@ -116,9 +116,9 @@ class Family:
         """
         options = {"add_generation_prompt": True, "thinking": True, **options}
         if self.tool_form != "native":
-            manner = replace(self.manner, refused=frozenset(), places_system=True)
-            suit = adapted(messages, tools or [], manner, adds_header=False)
-            messages, tools = suit.messages, suit.tools
+            capabilities = replace(self.capabilities, refused=frozenset(), places_system=True)
+            shown = adapted(messages, tools or [], capabilities, adds_header=False)
+            messages, tools = shown.messages, shown.tools
         text: str = self.tokenizer.apply_chat_template(
             messages, tools=tools or None, tokenize=False, **options
         )
@@ -366,6 +366,11 @@ def family(name: str) -> Family:
 
 
 # ---------------------------------------------------------------- tools and files
+
+
+def bare_tokenizer(wrapper: Any) -> Any:
+    """Return transformers' tokenizer in mlx-lm's TokenizerWrapper."""
+    return wrapper._tokenizer
 
 
 def tools_for(calls: Iterable[ToolCall]) -> list[Any]:

@@ -26,12 +26,12 @@ from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
-from hearth.worker.prompt.template_marks import turn_marks
+from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.token_output import TokenOutput
+from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.store_builders import ROOT
 
@@ -159,7 +159,7 @@ class Machine:
             query=PrefixQuery(keys, cuts, names, images=tuple(images)),
             sampling=Sampling(),
             tokens_max=tokens_max,
-            output=TokenOutput(self._words.detokeniser(), []),
+            output=OutputProcessor(self._words.detokeniser(), []),
             **how,
         )
         return self.enter(request)

@@ -21,9 +21,9 @@ from typing import Any
 
 import aiohttp
 
+from hearth.commands.stream_client import Outcome, Tokens, prompt_ids, send
 from hearth.shared.errors import RequestError
 from scripts.replay.ideal_cache import ideal_cached, percentile
-from scripts.replay.stream_client import Outcome, Tokens, prompt_ids, send
 from scripts.replay.traces import (
     CHAT_PATH,
     Answers,

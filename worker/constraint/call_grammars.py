@@ -1,6 +1,6 @@
-"""Grammars of tool calls, one for each format that mlx-lm has a parser for, and for our own.
+"""Writes grammars of tool calls for each format that mlx-lm has a parser for, and for our own.
 
-They let through what worker/stream reads as calls. Where a format tells no type of a value, it is
+They let through what worker/stream parses as calls. Where a format shows no type of a value, it is
 bare text if the schema wants a string, otherwise JSON.
 """
 
@@ -20,7 +20,7 @@ GrammarWriter = Callable[[Lark, ToolSchema], Expression]
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """How a turn of calls is written: `start`, calls with `between` among them, `end`."""
+    """The grammar of a turn: `start`, calls with `between` among them, `end`. Immutable."""
 
     call: GrammarWriter
     start: str = ""
@@ -30,6 +30,7 @@ class CallGrammar:
 
     def expression(self, lark: Lark, tools: Sequence[ToolSchema], is_parallel: bool) -> Expression:
         """Return the calls that a turn may consist of, one at least."""
+        assert tools, "a call needs a tool"
         call = lark.any_of([self.call(lark, tool) for tool in tools])
         more = lark.repeated(self.between, call) if is_parallel and not self.is_single else NOTHING
         return lark.row(self.start, call, more, self.end)
@@ -67,7 +68,7 @@ def _kimi_k3(lark: Lark, tool: ToolSchema) -> Expression:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What stands around a function's name, and around each parameter's name and value."""
+    """The text around a function's name, and around each parameter's name and value. Immutable."""
 
     name: tuple[str, str]
     key: tuple[str, ...]  # in front of a parameter's name; the others are behind it
@@ -203,9 +204,9 @@ _BY_PARSER: Final = {
 
 
 def call_grammar(tokenizer: Any, tool_form: str) -> CallGrammar | None:
-    """Return how the model of mlx-lm's `tokenizer` calls; None where no grammar tells.
+    """Return the grammar in which the model of mlx-lm's `tokenizer` calls; None without one.
 
-    `tool_form`: "native" where its template shows tools, else the form they are told of in.
+    `tool_form`: "native" where its template shows tools, else the form in which the prompt does.
     """
     if tool_form != "native":
         return _BY_FORM.get(tool_form)

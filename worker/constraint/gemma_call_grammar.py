@@ -1,4 +1,4 @@
-"""Grammars of Gemma's calls, `call:name{key:value}`: keys without quotes, strings in marks."""
+"""Writes grammars of Gemma's calls, `call:name{key:value}`: bare keys, strings between marks."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,7 +13,7 @@ SCALAR: Final = {"type": ["number", "boolean", "null"]}
 
 @dataclass(frozen=True, slots=True)
 class BareKeys:
-    """Writes the calls of one of Gemma's formats."""
+    """Writes the grammar of calls in one of Gemma's formats. Immutable."""
 
     start: str
     end: str
@@ -36,6 +36,7 @@ class BareKeys:
         return lark.row("{", lark.separated(items, ","), "}")
 
     def _value(self, lark: Lark, schema: Any, depth: int) -> Expression:
+        assert 0 < depth <= DEPTH_MAX + 1, depth
         schema = whole(resolved(schema, schema), schema)
         if depth > DEPTH_MAX:
             return lark.json(SCALAR)

@@ -1,4 +1,4 @@
-"""Grammars of harmony turns (gpt-oss): free thinking, and what the last message has to be."""
+"""Writes grammars of harmony turns (gpt-oss): free thinking, then the message that is asked for."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from hearth.worker.constraint.call_grammars import json_arguments
 from hearth.worker.constraint.json_schemas import ToolSchema
 from hearth.worker.constraint.lark_builder import NOTHING, TEXT, Expression, Lark
-from hearth.worker.stream import harmony_reader
+from hearth.worker.stream import harmony_parser
 
 NEXT: Final = "<|end|><|start|>assistant"
 TYPE: Final = (" <|constrain|>json", "<|constrain|>json", " json")
@@ -15,20 +15,21 @@ TYPE: Final = (" <|constrain|>json", "<|constrain|>json", " json")
 def final_message(lark: Lark, answer: Expression) -> Expression:
     """Return the message whose text is `answer`."""
     kind = lark.any_of([*TYPE, NOTHING])
-    return lark.row(f"{harmony_reader.CHANNEL}final", kind, harmony_reader.MESSAGE, answer)
+    return lark.row(f"{harmony_parser.CHANNEL}final", kind, harmony_parser.MESSAGE, answer)
 
 
 def call_message(lark: Lark, tools: Sequence[ToolSchema]) -> Expression:
     """Return the message that calls one of the tools."""
+    assert tools, "a call needs a tool"
     return lark.any_of([_call(lark, tool) for tool in tools])
 
 
 def _call(lark: Lark, tool: ToolSchema) -> Expression:
     kind = lark.any_of([*TYPE, NOTHING])
     recipient = lark.row(" to=functions.", lark.quoted(tool.name))
-    channel = f"{harmony_reader.CHANNEL}commentary"
+    channel = f"{harmony_parser.CHANNEL}commentary"
     header = lark.any_of([lark.row(channel, recipient), lark.row(recipient, channel)])
-    return lark.row(header, kind, harmony_reader.MESSAGE, json_arguments(lark, tool))
+    return lark.row(header, kind, harmony_parser.MESSAGE, json_arguments(lark, tool))
 
 
 def turn(lark: Lark, last: Expression, opening: str) -> Expression:
@@ -36,7 +37,7 @@ def turn(lark: Lark, last: Expression, opening: str) -> Expression:
 
     `opening` is the generation prompt, which may have begun the thinking.
     """
-    thinking = lark.repeated(harmony_reader.ANALYSIS, lark.optional(TEXT), NEXT)
-    if opening.endswith(harmony_reader.ANALYSIS):
+    thinking = lark.repeated(harmony_parser.ANALYSIS, lark.optional(TEXT), NEXT)
+    if opening.endswith(harmony_parser.ANALYSIS):
         return lark.row(lark.optional(TEXT), NEXT, thinking, last)
     return lark.row(thinking, last)

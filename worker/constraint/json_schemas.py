@@ -1,10 +1,10 @@
-"""What is read out of JSON schemas: a tool's parameters, what is written as text, what is wrong."""
+"""Reads JSON schemas: a tool's parameters, which values are plain text, where a fault is."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.worker.stream.tool_calls.argument_types import referred
+from hearth.worker.stream.tool_calls.request_tools import referred
 
 HOPS_MAX: Final = 16  # from one $ref to the next
 CHOICES_DEPTH_MAX: Final = 4  # of choices among choices
@@ -20,7 +20,7 @@ _TYPED: Final = ("type", "enum", "const", "properties", "items", "anyOf", "oneOf
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a tool."""
+    """One parameter of a tool. Immutable."""
 
     name: str
     schema: dict[str, Any]  # complete in itself: what its references lead to is in it
@@ -29,7 +29,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
-    """A tool that may be called; `schema` is that of its arguments, an object."""
+    """A tool that may be called; `schema` is that of its arguments, an object. Immutable."""
 
     name: str
     schema: dict[str, Any]
@@ -74,7 +74,7 @@ def whole(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_text(schema: Any, root: Mapping[str, Any], depth: int = CHOICES_DEPTH_MAX) -> bool:
-    """Tell whether formats without types write such a value as bare text: a string or null."""
+    """Return whether formats without types write such a value as bare text: a string or null."""
     if not depth:
         return False
     schema = resolved(schema, root)
@@ -107,7 +107,7 @@ def characters_max(schema: Any, root: Mapping[str, Any]) -> int | None:
 
 
 def fault(schema: dict[str, Any], error_of: Callable[[Any], str]) -> tuple[str, str]:
-    """Return where a schema cannot be compiled, as a JSON pointer, and what is said of it.
+    """Return where a schema cannot be compiled, as a JSON pointer, and the error there.
 
     `error_of` returns "" for a schema that can be. The place is the smallest part that alone
     cannot be either.

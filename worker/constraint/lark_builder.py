@@ -33,13 +33,14 @@ _HEAD: Final = "%llguidance {}\nTEXT: /(?s:.+)/\nNEWLINES: /\\n{1,2}/\n"
 
 
 class Lark:
-    """One grammar in the making.
+    """One grammar in the making. Owner: the prompt thread.
 
-    A mark is a token that no other text is made of: literal text that quotes it stands for that
-    token, and free text never holds it.
+    Invariants: a mark is a token that no other text is made of; literal text that quotes it stands
+    for that token, and free text never holds it. At most RULES_MAX rules.
     """
 
     def __init__(self, marks: Mapping[str, int]) -> None:
+        assert "" not in marks, "an empty mark would split every text"
         self._marks = marks
         longest_first = sorted(marks, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
@@ -68,6 +69,7 @@ class Lark:
 
     def text_until(self, end: str, characters_max: int | None = None, but: str = "") -> Expression:
         """Return free text, maybe none, without the characters `but`, and the `end` behind it."""
+        assert end and (characters_max is None or characters_max >= 0), (end, characters_max)
         character = f"[^{re.escape(but)}]" if but else "(?s:.)"
         text = f"/{character}{'*' if characters_max is None else f'{{0,{characters_max}}}'}/"
         if (mark := self._split.match(end)) and mark[0]:
@@ -76,8 +78,8 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any], **options: Any) -> Expression:
         """Return a JSON value of this schema, a document of its own."""
-        told = {**schema, "x-guidance": {**JSON_OPTIONS, **options}}
-        return self.rule(f"%json {json.dumps(told)}")
+        document = {**schema, "x-guidance": {**JSON_OPTIONS, **options}}
+        return self.rule(f"%json {json.dumps(document)}")
 
     def separated(self, items: Sequence[tuple[str, bool]], separator: str) -> Expression:
         """Return items (expression, is required) in their order, a separator between each two."""

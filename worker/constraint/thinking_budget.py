@@ -1,6 +1,6 @@
-"""The think block of an answer that is being generated, and when it has to end.
+"""Counts the tokens of an answer's think block, and ends the block where its budget is spent.
 
-Touches no MLX. Owner: the thread that decodes.
+Touches no MLX.
 """
 
 import codecs
@@ -11,22 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hearth.worker.stream import harmony_reader
+from hearth.worker.stream import harmony_parser
 
 log = logging.getLogger(__name__)
 
 CHARACTER_TOKENS_MAX: Final = 3  # that an unfinished character is given to become whole
 TAIL_BYTES: Final = 64  # of the answer that are looked at for a mark; all are shorter
-_CHANNEL: Final = harmony_reader.CHANNEL.encode()
+_CHANNEL: Final = harmony_parser.CHANNEL.encode()
 _HARMONY_END: Final = "<|end|>"
 _HARMONY_CLOSE: Final = (
-    f"{_HARMONY_END}<|start|>assistant{harmony_reader.CHANNEL}"  # another channel
+    f"{_HARMONY_END}<|start|>assistant{harmony_parser.CHANNEL}"  # another channel
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkMarks:
-    """How one model's think block begins and ends."""
+    """The marks with which one model's think block begins and ends. Immutable."""
 
     start: str
     end: str
@@ -42,7 +42,7 @@ class ThinkMarks:
 
 
 def think_marks(tokenizer: Any, has_channels: bool, marks: tuple[str, str]) -> ThinkMarks | None:
-    """Return how the model of mlx-lm's `tokenizer` thinks; None where it does not.
+    """Return the marks with which the model of mlx-lm's `tokenizer` thinks; None without any.
 
     `marks` open and close its think block.
     """
@@ -51,8 +51,8 @@ def think_marks(tokenizer: Any, has_channels: bool, marks: tuple[str, str]) -> T
         return tuple(tokenizer.encode(text, add_special_tokens=False))
 
     if has_channels:
-        again = tokens(harmony_reader.ANALYSIS.removeprefix(harmony_reader.CHANNEL))[0]
-        return ThinkMarks(harmony_reader.ANALYSIS, _HARMONY_END, tokens(_HARMONY_CLOSE), again)
+        again = tokens(harmony_parser.ANALYSIS.removeprefix(harmony_parser.CHANNEL))[0]
+        return ThinkMarks(harmony_parser.ANALYSIS, _HARMONY_END, tokens(_HARMONY_CLOSE), again)
     start, end = marks
     if not start:
         return None
@@ -75,7 +75,11 @@ def _close(tokenizer: Any, end: str) -> str:
 
 
 class ThinkingBudget:
-    """Counts the tokens of the think block and says what has to come next."""
+    """Counts the tokens of the think block and forces those that end it.
+
+    Invariant: tokens are forced only while the block is open, and only once it is due.
+    Owner: the inference thread.
+    """
 
     def __init__(
         self,
@@ -84,13 +88,14 @@ class ThinkingBudget:
         is_open: bool,
         token_bytes: Callable[[int], bytes],
     ) -> None:
-        """Take how many tokens the block may have; `is_open`: the prompt has begun it."""
+        """`budget` is how many tokens the block may have; `is_open`: the prompt has begun it."""
+        assert marks.forced, "nothing would end the block"
         self._marks = marks
         self._left = budget
         self._token_bytes = token_bytes
         self._is_open = is_open
         self._may_open = not (is_open and marks.is_first_only)
-        self._tail = b""  # what was written last: in the block, or since it
+        self._tail = b""  # the bytes that were written last: in the block, or since it
         self._forced: deque[int] = deque()
         self._waits_left = CHARACTER_TOKENS_MAX
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -129,7 +134,7 @@ class ThinkingBudget:
             self._may_open = not self._marks.is_first_only
 
     def _begins(self) -> bool:
-        """Tell whether what was written opens a block; give it up where it no longer can."""
+        """Return whether what was written opens a block; stop looking where it no longer can."""
         start = self._marks.start.encode()
         if not self._marks.is_first_only:
             return start in self._tail
@@ -144,3 +149,4 @@ class ThinkingBudget:
             self._waits_left -= 1
             return
         self._forced.extend(self._marks.forced)
+        assert self._is_open and self._forced

@@ -1,4 +1,4 @@
-"""Holds one answer to what was asked of it, token by token."""
+"""Masks the logits of one answer so that only tokens can come that its constraints allow."""
 
 import logging
 from typing import Any
@@ -17,22 +17,22 @@ NEVER = -float("inf")
 class TokenMask:
     """Leaves the sampler only the tokens that may come next.
 
-    It never raises: in a batch that would break other requests' answers too. When it cannot go
-    on, `failure` says why and the answer is not held to anything any more: whoever samples ends
-    the request. Owner: the inference thread.
+    Invariant: it never raises, as in a batch that would break other requests' answers too. When it
+    cannot go on, `failure` says why and nothing is masked any more: the sampler ends the request.
+    Owner: the inference thread.
     """
 
     def __init__(
         self,
         prompt_tokens: int,
-        matcher: LLMatcher | None = None,  # of the whole answer; the guide advances it
-        clock: ThinkingBudget | None = None,
+        matcher: LLMatcher | None = None,  # of the whole answer; the mask advances it
+        thinking: ThinkingBudget | None = None,
         banned: int | None = None,  # a token that never may come
     ) -> None:
         self.failure = ""
         self._prompt_tokens = prompt_tokens
         self._matcher = matcher
-        self._clock = clock
+        self._thinking = thinking
         self._banned = banned
         self._seen = 0  # tokens of the answer
 
@@ -44,7 +44,7 @@ class TokenMask:
         if self.failure:
             return logits
         try:
-            if self._matcher is not None or self._clock is not None:
+            if self._matcher is not None or self._thinking is not None:
                 self._advance(tokens)
             return self._masked(logits)
         except Exception as error:
@@ -53,24 +53,27 @@ class TokenMask:
             return logits
 
     def _advance(self, tokens: mx.array) -> None:
-        unseen: Any = tokens[self._prompt_tokens + self._seen :].tolist()
+        known = self._prompt_tokens + self._seen
+        assert tokens.ndim == 1 and tokens.shape[0] >= known, (tokens.shape, known)
+        unseen: Any = tokens[known:].tolist()
         for token in unseen:
             self._seen += 1
-            if self._clock is not None:
-                self._clock.see(token)
+            if self._thinking is not None:
+                self._thinking.see(token)
             # A grammar that has ended takes no token, and what follows it is the turn's end.
             if self._matcher is not None and not self._matcher.is_stopped():
                 self._matcher.consume_token(token)
 
     def _masked(self, logits: mx.array) -> mx.array:
-        if self._clock is not None and self._clock.forced is not None:
-            return self._only(self._clock.forced, logits)
+        assert logits.ndim == 2, logits.shape
+        if self._thinking is not None and self._thinking.forced is not None:
+            return self._only(self._thinking.forced, logits)
         if self._matcher is not None:
             allowed = mx.array(np.frombuffer(self._matcher.compute_logit_bias(), np.uint8))
             if self._matcher.is_error():
                 raise ValueError(self._matcher.get_error())
             logits = mx.where(_fitted(allowed, logits.shape[-1]), logits, NEVER)
-        for banned in (self._banned, self._clock.banned if self._clock is not None else None):
+        for banned in (self._banned, self._thinking.banned if self._thinking is not None else None):
             if banned is not None:
                 logits = mx.where(mx.arange(logits.shape[-1]) == banned, NEVER, logits)
         return logits

@@ -23,6 +23,7 @@ from mlx_lm.utils import (
 )
 
 from hearth.shared.errors import StartError
+from hearth.shared.extras import VISION_REMEDY, has_vision
 from hearth.shared.load_settings import POCKET, Settings
 from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
@@ -30,6 +31,7 @@ from hearth.worker.engine.remote_code_check import CODE_PATTERNS, remote_code
 from hearth.worker.engine.vlm_loader import (
     VisionModel,
     chat_template,
+    has_tower,
     load_vision_model,
     read_json,
     sees_images,
@@ -85,12 +87,7 @@ def load_model(
             model = vision.language
             tokenizer, config = _tokenizer_and_config(directory, runs_code)
         else:
-            model, tokenizer, config = load(
-                str(directory),
-                tokenizer_config={"trust_remote_code": runs_code},
-                trust_remote_code=runs_code,
-                return_config=True,
-            )
+            model, tokenizer, config = _load_text(directory, runs_code)
         if source == str(POCKET_DIR) and mx.default_device() == mx.cpu:
             model.set_dtype(mx.float32)  # MLX prefills bfloat16 4 to 5 times slower there
         weights: Any = model if vision is None else vision.model
@@ -162,13 +159,40 @@ def _refuse_code(directory: Path, source: str, runs_code: bool) -> None:
         )
 
 
+def _load_text(directory: Path, runs_code: bool) -> tuple[Any, Any, dict[str, Any]]:
+    """Return model, tokenizer and config as mlx-lm loads them.
+
+    Without mlx-vlm a vision model comes as its language model alone, where mlx-lm knows its kind.
+    """
+    misses_vision = not has_vision() and has_tower(directory)
+    options = _tokenizer_options(directory if misses_vision else None, runs_code)
+    try:
+        found: tuple[Any, Any, dict[str, Any]] = load(
+            str(directory),
+            tokenizer_config=options,
+            trust_remote_code=runs_code,
+            return_config=True,
+        )
+    except Exception as error:
+        if not misses_vision:
+            raise
+        raise ValueError(f"{error} It is a vision model: {VISION_REMEDY}.") from error
+    if misses_vision:
+        log.warning("images are refused: to serve this vision model with them, %s", VISION_REMEDY)
+    return found
+
+
+def _tokenizer_options(vision_directory: Path | None, runs_code: bool) -> dict[str, Any]:
+    """Return what a tokenizer is loaded with; a vision model's template may be its processor's."""
+    options: dict[str, Any] = {"trust_remote_code": runs_code}
+    template = None if vision_directory is None else chat_template(vision_directory)
+    return options if template is None else {**options, "chat_template": template}
+
+
 def _tokenizer_and_config(directory: Path, runs_code: bool) -> tuple[Any, dict[str, Any]]:
     """Return what mlx-lm's load gives beside a model."""
     config = load_config(directory)
-    options: dict[str, Any] = {"trust_remote_code": runs_code}
-    template = chat_template(directory)
-    if template is not None:
-        options["chat_template"] = template
+    options = _tokenizer_options(directory, runs_code)
     ends = config.get("eos_token_id") or (config.get("text_config") or {}).get("eos_token_id")
     return load_tokenizer(directory, options, eos_token_ids=ends), config
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hearth.shared.extras import has_vision
 from hearth.worker.engine.vlm_language_model import VLMLanguageModel
 
 _VISION_KEY: Final = re.compile(r"vis(ion|ual)|img_processor")  # names in config.json
@@ -29,7 +30,7 @@ class VisionModel:
     processor: Any  # turns images and text into what `model` is given
 
 
-def sees_images(directory: Path) -> bool:
+def has_tower(directory: Path) -> bool:
     """Whether a checkpoint has all that images take, its vision tower included.
 
     Conversions for text alone keep the configuration of a tower that they dropped.
@@ -40,8 +41,12 @@ def sees_images(directory: Path) -> bool:
         is_told
         and any((directory / name).is_file() for name in _PROCESSORS)
         and any(_TOWER_WEIGHT.search(name) for name in _weight_names(directory))
-        and _is_known(config)
     )
+
+
+def sees_images(directory: Path) -> bool:
+    """Whether a checkpoint `has_tower` and mlx-vlm is installed and knows its kind."""
+    return has_vision() and has_tower(directory) and _is_known(read_json(directory / "config.json"))
 
 
 def load_vision_model(directory: Path) -> VisionModel:

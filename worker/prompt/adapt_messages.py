@@ -1,4 +1,4 @@
-"""A conversation as one template takes it: what an agent may send and no template may refuse.
+"""Adapts a conversation to one chat template, so that no message of an agent's is refused.
 
 Each change looks only at a message and the one before it, so a conversation that grows is changed
 alike at each request, and its prompt only appends. Messages are not modified.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.worker.prompt.chat_template import text_of
-from hearth.worker.prompt.template_probe import TemplateTraits
+from hearth.worker.prompt.template_capabilities import TemplateCapabilities
 from hearth.worker.prompt.tools_as_text import ToolForm, call_text, result_text, tool_prompt
 
 Messages = list[dict[str, Any]]
@@ -28,7 +28,7 @@ _NO_ANSWER: Final = {"role": "assistant", "content": "Done."}
 
 @dataclass(frozen=True, slots=True)
 class AdaptedMessages:
-    """A conversation as a template takes it."""
+    """A conversation as a template takes it. Immutable."""
 
     messages: Messages
     tools: list[Any]
@@ -36,18 +36,18 @@ class AdaptedMessages:
 
 
 def adapted(
-    messages: Messages, tools: list[Any], manner: TemplateTraits, adds_header: bool
+    messages: Messages, tools: list[Any], template: TemplateCapabilities, adds_header: bool
 ) -> AdaptedMessages:
     """Return the messages and the tools as this template takes them."""
     rows = [(message, at) for at, message in enumerate(messages)]
-    if manner.tool_form != "native":
-        rows, tools = _with_tool_prompt(rows, tools, manner.tool_form), []
-    elif manner.completes_tools:
+    if template.tool_form != "native":
+        rows, tools = _with_tool_prompt(rows, tools, template.tool_form), []
+    elif template.completes_tools:
         tools = [_whole(tool) for tool in tools]
-    if manner.splits_calls:
+    if template.splits_calls:
         rows = list(_one_call_each(rows))
-    fitting = ((_suited(row[0], at, manner), row[1]) for at, row in enumerate(rows))
-    ordered = _in_order(fitting, manner, adds_header)
+    fitting = ((_adapted_message(row[0], at, template), row[1]) for at, row in enumerate(rows))
+    ordered = _in_order(fitting, template, adds_header)
     groups = itertools.groupby(ordered, lambda row: row[0]["role"] == "assistant")
     runs = [[place for _, place in rows] for is_own, rows in groups if is_own]
     return AdaptedMessages([message for message, _ in ordered], tools, runs)
@@ -64,7 +64,8 @@ def short_call_id(call_id: str) -> str:
 
 
 def _with_tool_prompt(rows: list[MessageRow], tools: list[Any], form: ToolForm) -> list[MessageRow]:
-    """Return the messages with the tools told at the end of the system message."""
+    """Return the messages with the tools at the end of the system message."""
+    assert form != "native", "the template shows the tools itself"
     if not tools:
         return rows
     prompt = tool_prompt(tools, form)
@@ -106,56 +107,58 @@ def _one_call_each(rows: list[MessageRow]) -> Iterator[MessageRow]:
 # ---------------------------------------------------------------- one message
 
 
-def _suited(message: dict[str, Any], at: int, manner: TemplateTraits) -> dict[str, Any]:
+def _adapted_message(
+    message: dict[str, Any], at: int, template: TemplateCapabilities
+) -> dict[str, Any]:
     """Return message `at` as this template takes it.
 
     A system message behind the first stays where it is, as a user's where the template knows
     no other: moved to the front, it would change the prompt from its first token on.
     """
     role = message["role"]
-    if role == "system" and not (manner.places_system if at else manner.opens_with_system):
+    if role == "system" and not (template.places_system if at else template.opens_with_system):
         content = text_of(message)
         return {"role": "user", "content": f"<system>\n{content}\n</system>" if at else content}
     if role == "tool":
-        return _suited_result(message, manner)
+        return _adapted_result(message, template)
     if message.get("tool_calls"):
-        return _suited_calls(message, manner)
+        return _adapted_calls(message, template)
     return message
 
 
-def _suited_result(message: dict[str, Any], manner: TemplateTraits) -> dict[str, Any]:
-    if not manner.shows_results:
-        return _told(message, manner)
-    if manner.shortens_ids and (given := message.get("tool_call_id")):
+def _adapted_result(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
+    if not template.shows_results:
+        return _result_as_user(message, template)
+    if template.shortens_ids and (given := message.get("tool_call_id")):
         return {**message, "tool_call_id": short_call_id(given)}
     return message
 
 
-def _told(result: dict[str, Any], manner: TemplateTraits) -> dict[str, Any]:
+def _result_as_user(result: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
     """Return a tool's result as a message of the user's."""
-    return {"role": "user", "content": result_text(text_of(result), manner.tool_form)}
+    return {"role": "user", "content": result_text(text_of(result), template.tool_form)}
 
 
-def _suited_calls(message: dict[str, Any], manner: TemplateTraits) -> dict[str, Any]:
+def _adapted_calls(message: dict[str, Any], template: TemplateCapabilities) -> dict[str, Any]:
     """Return a message with calls as this template takes it.
 
     Mistral's demands call ids of nine letters and digits; harmony's refuses words and thinking
     beside one call, and writes either as thinking.
     """
     calls, content = message["tool_calls"], text_of(message)
-    if not manner.shows_calls:
-        texts = [call_text(_with_object(call)["function"], manner.tool_form) for call in calls]
+    if not template.shows_calls:
+        texts = [call_text(_with_object(call)["function"], template.tool_form) for call in calls]
         said = {name: value for name, value in message.items() if name != "tool_calls"}
         return {**said, "content": "\n".join([content, *texts] if content else texts)}
-    if not manner.takes_objects:
+    if not template.takes_objects:
         calls = [_with_text(call) for call in calls]
-    elif not manner.takes_text:  # a broken call of long ago must not end the conversation
+    elif not template.takes_text:  # a broken call of long ago must not end the conversation
         calls = [_with_object(call) for call in calls]
-    if manner.shortens_ids:
+    if template.shortens_ids:
         calls = [{**call, "id": short_call_id(call.get("id") or "")} for call in calls]
     message = {**message, "tool_calls": calls}
     reasoning = message.get("reasoning_content")
-    if manner.folds_thinking and content and reasoning:
+    if template.folds_thinking and content and reasoning:
         message |= {"content": "", "reasoning_content": f"{reasoning}\n{content}"}
     return message
 
@@ -181,13 +184,13 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _in_order(
-    rows: Iterable[MessageRow], manner: TemplateTraits, adds_header: bool
+    rows: Iterable[MessageRow], template: TemplateCapabilities, adds_header: bool
 ) -> list[MessageRow]:
     """Return the messages, none behind one that it may not follow in this template.
 
     Neighbours of one role become one message; else an empty one comes between.
     """
-    refused = manner.refused
+    refused = template.refused
     groups: list[list[MessageRow]] = []
     before = "start"
     for message, place in rows:
@@ -196,7 +199,8 @@ def _in_order(
             groups.append([(_NO_QUESTION, NONE)])
             before = "user"
         if kind == "tool" and (before, kind) in refused:  # of no call that is known
-            message, kind = _told(message, manner), "user"
+            message, kind = _result_as_user(message, template), "user"
+        assert groups or before == "start", (before, kind)
         if (before, kind) not in refused:
             groups.append([(message, place)])
         elif groups[-1][0][0]["role"] == message["role"]:

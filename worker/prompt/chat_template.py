@@ -1,4 +1,4 @@
-"""A model's chat template as a function from messages to text, for prompts and probes alike.
+"""Renders messages to text with a model's chat template, for prompts and probes alike.
 
 Touches no MLX.
 """
@@ -13,7 +13,10 @@ _PROBE: Final = "probe0x"
 
 
 class Template:
-    """The chat template of one tokenizer; a plain transcript where it has none."""
+    """The chat template of one tokenizer; a plain transcript where it has none.
+
+    Owner: the prompt thread, once the model is loaded.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         """Take mlx-lm's TokenizerWrapper."""
@@ -28,7 +31,7 @@ class Template:
 
     @property
     def has_think_tags(self) -> bool:
-        """Whether the tokenizer has tags that tell thinking from the answer."""
+        """Whether the tokenizer has tags around thinking."""
         return bool(self._tokenizer.has_thinking)
 
     def text(

@@ -1,4 +1,4 @@
-"""Deferred tools are shown to the model where they are loaded, not at the prompt's head.
+"""Shows deferred tools to the model where they are loaded, not at the prompt's head.
 
 A client that loads a tool in mid-conversation lists it from then on. Rendered at the head, it
 would change the prompt before the first message; where its reference stands, it is appended.
@@ -31,6 +31,7 @@ def with_loaded_tools(
         if missing and message["role"] == "user":
             placed[at] = _with_tools(message, missing, known)
             break
+    assert len(placed) == len(messages), (len(placed), len(messages))
     return placed
 
 

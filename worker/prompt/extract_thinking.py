@@ -1,17 +1,17 @@
-"""Thinking that a client left in the content of an assistant message is set apart again."""
+"""Moves thinking that a client left in an assistant message's content to a field of its own."""
 
 from typing import Any
 
 
-def with_thinking_apart(
+def with_thinking_extracted(
     message: dict[str, Any], start: str, end: str, is_opened: bool = True
 ) -> dict[str, Any]:
     """Return the message with a leading think block, if it has one, as its `reasoning_content`.
 
     Content yields no control tokens, so a block that stayed there would reach the model as plain
     text. `start` and `end` are the model's tags; the opening one may be missing where the
-    template puts it in the generation prompt (`is_opened`). A block that says what
-    `reasoning_content` says already goes.
+    template puts it in the generation prompt (`is_opened`). A block that repeats
+    `reasoning_content` is dropped.
     """
     content = message.get("content")
     if message["role"] != "assistant" or not end:

@@ -1,4 +1,4 @@
-"""Where a prefill is cut. A pure function of the tokens, so that every run cuts alike.
+"""Decides where a prefill is cut: a pure function of the tokens, so that every run cuts alike.
 
 How a prompt is cut into forwards changes the last bits of its KV (facts/mlx.md 2), so cold, warm,
 cached and uncached requests all ask here. The cache keeps and resumes KV at these cuts only.
@@ -19,7 +19,7 @@ TAIL_TOKENS_MAX = 16  # a generation prompt up to this long is fed with the last
 
 @dataclass(frozen=True, slots=True)
 class TurnMarks:
-    """How this model's template marks messages, in token ids. Empty where it marks nothing."""
+    """The token ids with which a template marks messages. Empty without marks. Immutable."""
 
     header_ids: frozenset[int]  # a token of this set begins a message's header
     assistant_headers: tuple[tuple[int, ...], ...]  # how those of the model's own turns begin
@@ -29,9 +29,10 @@ class TurnMarks:
 class CutRule:
     """Cuts at multiples of the chunk, the end of system and tools, message headers, and images.
 
-    Takes a prompt's keys (worker/cache/image_keys.py). No cut is amid an image, and behind one
-    there always is one: a prefill is resumed before or behind an image, and what is fed with the
-    last token shows none.
+    Takes a prompt's keys (worker/cache/image_keys.py). Immutable: any thread may use it.
+    Invariants: cuts ascend and lie inside the prompt. No cut is amid an image, and behind one there
+    always is one: a prefill is resumed before or behind an image, and what is fed with the last
+    token shows none.
     """
 
     chunk: int  # tokens
@@ -48,6 +49,7 @@ class CutRule:
         last = cuts[-1] if cuts else 0
         if len(ids) - last > TAIL_TOKENS_MAX:
             cuts.append(len(ids) - 1)
+        assert not cuts or 0 < cuts[0] <= cuts[-1] < len(ids), (cuts[0], cuts[-1], len(ids))
         return cuts
 
     def natural(self, ids: Sequence[int] | Tokens) -> list[int]:
@@ -74,6 +76,7 @@ class CutRule:
 
         And the last header where it may turn out to be the last of several; else the end.
         """
+        assert self.chunk > 0, self.chunk
         always = set(range(self.chunk, len(ids), self.chunk))
         maybe = set()
         keys = pack(ids)

@@ -1,4 +1,4 @@
-"""Messages to token ids: rendered by the template, with each known turn as it was sampled.
+"""Builds a prompt's token ids from messages, with each known turn as it was sampled.
 
 The template renders every message. The span of an assistant turn whose tokens are known, from its
 header to its end-of-turn token, is then replaced by them. Any doubt about a span leaves what was
@@ -15,7 +15,7 @@ from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import ImageRun, PromptImage, PromptImages, keys_of
 from hearth.worker.prompt.images.image_placeholders import ImageForm, marked, pieces_of
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_marks import HistoryMarks
+from hearth.worker.prompt.template_turn_tokens import HistoryMarks
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
 from hearth.worker.prompt.tools_as_text import ToolForm
 
@@ -24,7 +24,7 @@ HEADER_PIECES_MAX = 4  # that an assistant header may be spread over
 
 
 class SampledTurn(Protocol):
-    """A turn as the model wrote it."""
+    """A turn as the model wrote it: the session's record of it."""
 
     @property
     def ids(self) -> Tokens:
@@ -37,9 +37,10 @@ class SampledTurn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptContent:
-    """What a prompt is made of. `turns` has an entry for each message: its tokens, if known.
+    """The parts that a prompt is made of. Immutable.
 
-    `pictures` has every image that the messages show.
+    `turns`, where it is not empty, has an entry for each message: its tokens, if known. `pictures`
+    has every image that the messages show.
     """
 
     messages: list[dict[str, Any]]
@@ -51,9 +52,9 @@ class PromptContent:
 
 @dataclass(frozen=True, slots=True)
 class BuiltPrompt:
-    """A prompt's tokens. `header` is where the generation prompt begins.
+    """A prompt's tokens. `header` is where the generation prompt begins. Immutable.
 
-    `keys` are what the cache knows it by: its ids, and what its images show.
+    `keys` are those of the cache: its ids, with the images' contents in the place of their ids.
     """
 
     ids: list[int]
@@ -65,7 +66,10 @@ class BuiltPrompt:
 
 
 class PromptBuilder:
-    """Builds prompts for one model."""
+    """Builds prompts for one model. Owner: the prompt thread.
+
+    Invariant: a span is replaced only by a turn that begins with the same token.
+    """
 
     def __init__(
         self,
@@ -76,17 +80,17 @@ class PromptBuilder:
         preserves_thinking: bool = True,
         form: ImageForm | None = None,
     ) -> None:
-        """`form` is how the model's images are written; None where it takes none."""
+        """`form` has the text around the model's images; None where it takes none."""
         self._form = form or ImageForm()
         self._renderer = renderer
-        self._tokeniser = tokeniser
+        self.tokeniser = tokeniser
         self._history = history
         self._context_tokens = context_tokens
         self._preserves_thinking = preserves_thinking
 
     @property
     def tool_form(self) -> ToolForm:
-        """How the model is told of its tools, and asked to call them."""
+        """The form in which prompts show tools and ask for calls."""
         return self._renderer.tool_form
 
     def build(self, content: PromptContent, adds_header: bool = True) -> BuiltPrompt:
@@ -95,24 +99,28 @@ class PromptBuilder:
         Raises:
             RequestError: the template refuses these messages, or they exceed the context.
         """
+        assert len(content.turns) in (0, len(content.messages)), len(content.turns)
         pieces, runs = self._pieces(content, adds_header)
         header = self._generation_prompt(pieces) if adds_header else len(pieces)
         spans, doubtful = self._spans(pieces[:header], content, runs)
         # A template writes its own beginning-of-text token; without one the tokenizer must.
-        laid = _Laid([] if self._renderer.has_template else list(self._tokeniser.beginning))
+        prompt_ids = _PromptIds(
+            [] if self._renderer.has_template else list(self.tokeniser.beginning)
+        )
         kept, at = set(), 0
         for start, end, message in spans:
-            laid.add(pieces[at:start])
+            assert at <= start < end <= header, (at, start, end, header)
+            prompt_ids.add(pieces[at:start])
             turn = content.turns[message]
             assert turn is not None, "only spans of known turns are replaced"
-            laid.ids.extend(turn.ids.tolist())
+            prompt_ids.ids.extend(turn.ids.tolist())
             kept.add(message)
             at = end
-        laid.add(pieces[at:header])
-        header_token = len(laid.ids)
-        laid.add(pieces[header:])
-        self._check(laid.ids, "The messages render to nothing.", "messages")
-        return _built(laid, header_token, frozenset(kept), doubtful)
+        prompt_ids.add(pieces[at:header])
+        header_token = len(prompt_ids.ids)
+        prompt_ids.add(pieces[header:])
+        self._check(prompt_ids.ids, "The messages render to nothing.", "messages")
+        return _built(prompt_ids, header_token, frozenset(kept), doubtful)
 
     def raw(self, text: str | None, ids: list[int]) -> BuiltPrompt:
         """Return the prompt that a client wrote itself: `text` if there is one, or else `ids`.
@@ -126,14 +134,14 @@ class PromptBuilder:
         """
         if text is not None:
             self._refuse_long(text, "prompt")
-            ids = self._tokeniser.ids(text)
-            beginning = self._tokeniser.beginning
+            ids = self.tokeniser.ids(text)
+            beginning = self.tokeniser.beginning
             if ids[: len(beginning)] != beginning:
                 ids = [*beginning, *ids]
-        elif wrong := [each for each in ids if not 0 <= each < self._tokeniser.vocab_size]:
+        elif wrong := [each for each in ids if not 0 <= each < self.tokeniser.vocab_size]:
             raise RequestError(
                 f"The prompt has {len(wrong):,} ids that are no token of this model, such as "
-                f"{wrong[0]}. Send ids from 0 to {self._tokeniser.vocab_size - 1:,}.",
+                f"{wrong[0]}. Send ids from 0 to {self.tokeniser.vocab_size - 1:,}.",
                 param="prompt",
             )
         self._check(ids, "The prompt is empty.", "prompt")
@@ -148,7 +156,7 @@ class PromptBuilder:
         self, content: PromptContent, adds_header: bool
     ) -> tuple[list[TextPiece], list[list[int]]]:
         """Return what is rendered, and the runs of the model's own messages in it."""
-        tokeniser = self._tokeniser
+        tokeniser = self.tokeniser
         mark = tokeniser.mark_for((content.messages, content.tools, content.options))
         messages, digests = marked(tokeniser.shielded(content.messages, mark), mark)
         rendered = self._renderer.rendered(
@@ -179,7 +187,7 @@ class PromptBuilder:
         if not ids:
             raise RequestError(f"{if_none} Send some text.", param=param)
 
-    # ------------------------------------------------------------ where turns stand
+    # ------------------------------------------------------------ the spans of turns
 
     def _spans(
         self, pieces: list[TextPiece], content: PromptContent, said: list[list[int]]
@@ -280,8 +288,8 @@ def _picture(content: PromptContent, digest: str) -> PromptImage:
     return picture
 
 
-class _Laid:
-    """A prompt's ids as they are laid one behind the other, and where images are among them."""
+class _PromptIds:
+    """A prompt's ids while they are put one behind the other, and the images among them."""
 
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids
@@ -295,20 +303,22 @@ class _Laid:
                 self.images.append(ImageRun(start, len(self.ids), piece.picture))
 
 
-def _built(laid: _Laid, header: int, kept: frozenset[int], doubtful: int) -> BuiltPrompt:
+def _built(prompt_ids: _PromptIds, header: int, kept: frozenset[int], doubtful: int) -> BuiltPrompt:
     """Return the prompt. Raises RequestError where nothing follows an image that ends it."""
-    images = tuple(laid.images)
-    if images and images[-1].end == len(laid.ids):
+    images = tuple(prompt_ids.images)
+    if images and images[-1].end == len(prompt_ids.ids):
         raise RequestError(
             "The model's chat template puts nothing behind the image that the messages end with. "
             "Send some text behind it.",
             param="messages",
         )
-    return BuiltPrompt(laid.ids, keys_of(laid.ids, images), images, header, kept, doubtful)
+    return BuiltPrompt(
+        prompt_ids.ids, keys_of(prompt_ids.ids, images), images, header, kept, doubtful
+    )
 
 
 def _words_of(message: dict[str, Any]) -> list[str]:
-    """Return what a template shows of an assistant message, one of it at least."""
+    """Return the words of an assistant message of which a template shows one at least."""
     names = [call["function"]["name"] for call in message.get("tool_calls") or ()]
     content = message.get("content") or ""
     return [word for word in (content.strip(), *names) if word]

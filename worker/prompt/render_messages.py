@@ -1,4 +1,4 @@
-"""Messages to text, through the model's own chat template.
+"""Renders messages to text through the model's own chat template.
 
 Owner: the prompt thread, which alone uses the tokenizer after start. Touches no MLX.
 """
@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from hearth.shared.errors import RequestError
 from hearth.worker.prompt.adapt_messages import adapted
 from hearth.worker.prompt.chat_template import Template
-from hearth.worker.prompt.template_probe import EFFORTS, template_traits
+from hearth.worker.prompt.template_capabilities import EFFORTS, template_capabilities
 from hearth.worker.prompt.tools_as_text import ToolForm, markup
 
 log = logging.getLogger(__name__)
@@ -26,22 +26,22 @@ NOT_TEMPLATE_VARIABLES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as text."""
+    """A conversation as text. Immutable."""
 
     text: str
-    runs: list[list[int]]  # as of suit.Suited
+    runs: list[list[int]]  # those of AdaptedMessages
 
 
 class Renderer:
-    """Renders messages for one model.
+    """Renders messages for one model. Owner: the prompt thread.
 
-    template_failures counts prompts that the template refused; what a template raises is about
-    the request that it was given.
+    `template_failures` counts prompts that the template refused: whatever a template raises is
+    taken for a fault of the request. `capabilities` are the template's.
     """
 
     def __init__(self, tokenizer: Any, default_thinking: bool, preserve_thinking: bool) -> None:
         self._template = Template(tokenizer)
-        self._manner = template_traits(self._template)
+        self.capabilities = template_capabilities(self._template)
         self._default_thinking = default_thinking
         # Templates that know `preserve_thinking` keep the thinking of turns whose tokens are not
         # known too; to others it is one variable more.
@@ -55,13 +55,13 @@ class Renderer:
 
     @property
     def tool_form(self) -> ToolForm:
-        """How the model is told of its tools, and asked to call them."""
-        return self._manner.tool_form
+        """The form in which prompts show tools and ask for calls."""
+        return self.capabilities.tool_form
 
     @property
     def markup(self) -> str:
-        """What is written around tools beside the template, "" where that writes it itself."""
-        return markup(self._manner.tool_form)
+        """The text around tools that is not the template's, "" where that has all of it."""
+        return markup(self.capabilities.tool_form)
 
     def rendered(
         self,
@@ -81,30 +81,30 @@ class Renderer:
                 "given. Remove it.",
                 param="chat_template_kwargs",
             )
-        suit = adapted(messages, tools, self._manner, adds_header)
+        shown = adapted(messages, tools, self.capabilities, adds_header)
         variables = self._variables(options)
         try:
-            text = self._template.text(suit.messages, suit.tools, variables, adds_header)
+            text = self._template.text(shown.messages, shown.tools, variables, adds_header)
         except Exception as error:  # a template is a program; it raises whatever it likes
             self.template_failures += 1
             log.info("template refused count=%d %s", self.template_failures, type(error).__name__)
             raise RequestError(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
-        return Rendered(text, suit.runs)
+        return Rendered(text, shown.runs)
 
     def _variables(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return what the template is given for a request's template options.
 
-        Whether to think is asked by two names, and a template knows one of them. Without tags
-        that tell thinking from the answer, only those who ask for thinking get it.
+        The switch for thinking has two names, and a template knows one of them. Without tags
+        around thinking, only those who ask for it get it.
         """
-        manner = self._manner
+        capabilities = self.capabilities
         asked = dict(options)
         for name, other in (("enable_thinking", "thinking"), ("thinking", "enable_thinking")):
             if name not in asked and isinstance(options.get(other), bool):
                 asked[name] = options[other]
-        if "thinking" in manner.switches:
+        if "thinking" in capabilities.switches:
             thinks = self._default_thinking and self._template.has_think_tags
             asked.setdefault("thinking", thinks)
         if asked.get("reasoning_effort") in EFFORTS:
@@ -114,12 +114,13 @@ class Renderer:
             "preserve_thinking": self._preserve_thinking,
         }
         given = defaults | asked
-        if manner.variables is None:
+        if capabilities.variables is None:
             return given
-        return {name: value for name, value in given.items() if name in manner.variables}
+        return {name: value for name, value in given.items() if name in capabilities.variables}
 
     def _effort(self, asked: str) -> str:
         """Return the effort nearest to what is asked, of those that the template renders."""
-        known = self._manner.efforts or EFFORTS
+        known = self.capabilities.efforts or EFFORTS
+        assert asked in EFFORTS, asked
         place = EFFORTS.index(asked)
         return min(known, key=lambda each: abs(EFFORTS.index(each) - place))

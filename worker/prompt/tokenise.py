@@ -1,8 +1,8 @@
-"""Rendered text to token ids: each piece once, and none of the content as a control token.
+"""Tokenises rendered text: each piece once, and none of the content as a control token.
 
 A fast tokenizer cuts a text at its added tokens before anything else, and what stands between two
 of them it encodes without looking beyond. So the pieces can be encoded, and remembered, one by
-one. That also lets content be told from template: content is shielded before the template sees it,
+one. That also keeps content apart from template: content is shielded before the template sees it,
 by a mark inside each control token that it spells out, and the marks go when the cuts are made.
 Owner: the prompt thread.
 """
@@ -34,7 +34,7 @@ _NEVER = re.compile("(?!)")
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """One added token, or what stands between two, without marks; or an image."""
+    """One added token, or the text between two, without marks; or an image. Immutable."""
 
     text: str
     ids: tuple[int, ...]
@@ -66,7 +66,7 @@ class PieceTokeniser:
         self, tokenizer: Any, template: str, remembered_chars_max: int = REMEMBERED_CHARS_MAX
     ) -> None:
         self._tokenizer = tokenizer
-        self._memory = _PieceCache(remembered_chars_max)
+        self._cache = PieceCache(remembered_chars_max)
         self.beginning = _beginning(tokenizer)  # what it has any text begin with
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # one more than the highest id
         added: dict[int, AddedToken] = tokenizer.added_tokens_decoder
@@ -76,14 +76,14 @@ class PieceTokeniser:
         self._control = _any_of(self.controls)
         self._reserved = "".join([template, *(token.content for token in added.values())])
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._plain = None if backend is None else _PlainText(backend, controls)
+        self._plain = None if backend is None else PlainTextEncoder(backend, controls)
         self.is_incremental = self._plain is not None  # so that the trial goes by pieces
         self.is_incremental = self.is_incremental and self._agrees()
 
     @property
     def remembered_chars(self) -> int:
         """Characters of the texts that are remembered, and PIECE_OVERHEAD_CHARS for each."""
-        return self._memory.chars
+        return self._cache.chars
 
     def mark_for(self, values: Iterable[Any]) -> str:
         """Return a character that is in no string, key or template.
@@ -155,14 +155,14 @@ class PieceTokeniser:
         return _interleaved(contents, runs, added)
 
     def _plain_ids(self, content: str, is_first: bool) -> tuple[int, ...]:
-        assert self._plain is not None
+        assert self._plain is not None and content
         encode = self._plain.ids
-        return self._memory.recall((content, is_first), lambda: encode(content, is_first))
+        return self._cache.recall((content, is_first), lambda: encode(content, is_first))
 
     def _whole(self, text: str) -> list[TextPiece]:
         """Return the pieces of a text that is encoded whole."""
         encode = self._tokenizer.encode
-        ids = self._memory.recall((text, True), lambda: encode(text, add_special_tokens=False))
+        ids = self._cache.recall((text, True), lambda: encode(text, add_special_tokens=False))
         between, added = self._added.split(text)
         places = [place for place, token_id in enumerate(ids) if token_id in self._added.all_ids]
         if [ids[place] for place in places] != [piece.ids[0] for piece in added]:
@@ -185,7 +185,7 @@ class PieceTokeniser:
         return mark.join([*parts, text[done:]])
 
     def _agrees(self) -> bool:
-        """Return whether pieces give what the whole gives, for texts that might tell otherwise."""
+        """Return whether pieces give what the whole gives, for texts that might differ."""
         literals = [token.content for token in self._tokenizer.added_tokens_decoder.values()]
         around = [
             f"word{x}word {x} Wörter 12{x}345\n{x}\n\n  {x}\t{x}{x}日本 e{x}\u0301 {x.swapcase()}"
@@ -199,7 +199,7 @@ class PieceTokeniser:
             self.ids(probe) == self._tokenizer.encode(probe, add_special_tokens=False)
             for probe in probes
         )
-        self._memory.clear()
+        self._cache.clear()
         return agrees
 
 
@@ -235,12 +235,12 @@ class _AddedTokens:
         return between, added
 
 
-class _PlainText:
+class PlainTextEncoder:
     """Encodes text with a tokenizer's own vocabulary and none of its added tokens.
 
     The model is the tokenizer's and not a copy. Text that is not the first of a prompt is encoded
     behind an anchor, an added token that no text can hold, for which a tokenizer that puts a space
-    in front of a text does what it does behind its own added tokens.
+    in front of a text does what it does behind its own added tokens. Owner: the prompt thread.
     """
 
     def __init__(self, backend: Tokenizer, controls: dict[int, str]) -> None:
@@ -252,6 +252,7 @@ class _PlainText:
             self._encoder.pre_tokenizer = backend.pre_tokenizer
         self._anchor = f"<{secrets.token_hex(16)}>"
         self._encoder.add_special_tokens([AddedToken(self._anchor, normalized=False)])
+        self._anchor_id = self._encoder.token_to_id(self._anchor)
         unknown = self._encoder.encode(_IN_NO_VOCABULARY, add_special_tokens=False)
         self._unknown_ids = controls.keys() & set(unknown.ids)
 
@@ -262,6 +263,7 @@ class _PlainText:
             (encoding,) = self._encoder.encode_batch_fast([anchor + text], add_special_tokens=False)
         except TypeError as error:  # it says so of half a character, which UTF-8 does not have
             raise RequestError("The prompt has a text that is no Unicode.") from error
+        assert is_first or encoding.ids[0] == self._anchor_id, "the anchor is one token"
         ids: list[int] = encoding.ids if is_first else encoding.ids[1:]
         if self._controls.keys().isdisjoint(ids):
             return ids
@@ -291,8 +293,12 @@ class _PlainText:
         return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-class _PieceCache:
-    """The ids of texts, up to a number of characters; what was not used longest goes first."""
+class PieceCache:
+    """The ids of texts, up to a number of characters; the least recently used goes first.
+
+    Invariant: `chars` is the sum over what is kept, and at most `chars_max`.
+    Owner: the prompt thread.
+    """
 
     def __init__(self, chars_max: int) -> None:
         self._chars_max = chars_max
@@ -313,6 +319,7 @@ class _PieceCache:
         while self.chars > self._chars_max:
             oldest, _ = self._ids.popitem(last=False)
             self.chars -= _cost(oldest)
+        assert bool(self.chars) == bool(self._ids), (self.chars, len(self._ids))
         return ids
 
     def clear(self) -> None:
@@ -328,6 +335,7 @@ def _interleaved(
     contents: list[str], runs: list[tuple[int, ...]], added: list[TextPiece]
 ) -> list[TextPiece]:
     """Return content, added token, content ..., without contents that are nothing at all."""
+    assert len(contents) == len(added) + 1, (len(contents), len(added))
     pieces = []
     for number, (content, run) in enumerate(zip(contents, runs, strict=True)):
         if content or run:

@@ -1,4 +1,4 @@
-"""Tools for models whose chat template has no place for them: told, called and answered in text.
+"""Writes tools, calls and results as text for models whose chat template has no place for them.
 
 Two forms. "manual" is JSON in <tool_call> tags, as Hermes and Qwen write it; "tool_code" is a
 Python call in a fenced block, as Gemma 2 and 3 were trained. What is written here is what
@@ -52,7 +52,8 @@ def markup(form: ToolForm) -> str:
 
 
 def tool_prompt(tools: Sequence[Any], form: ToolForm) -> str:
-    """Return what tells the model of its tools; `form` is not "native"."""
+    """Return the text that shows the model its tools; `form` is not "native"."""
+    assert form != "native"
     shown = tools if form == "manual" else [tool["function"] for tool in tools]
     return _PROMPTS[form].format(tools="\n".join(map(_json, shown)))
 
@@ -69,7 +70,7 @@ def call_text(function: dict[str, Any], form: ToolForm) -> str:
 
 
 def result_text(content: str, form: ToolForm) -> str:
-    """Return what a call gave, as the model is told that it comes back."""
+    """Return the result of a call in the form that the tool prompt announces."""
     start, end = _RESULTS["tool_code" if form == "tool_code" else "manual"]
     return f"{start}\n{content}\n{end}"
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from hearth.worker.cache.block_hash import PrefixHash
-from hearth.worker.constraint.answer_grammar import AnswerGrammar
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.output_format import OutputFormat
+from hearth.worker.stream.model_output_format import OutputFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class PromptFacts:
     root: PrefixHash  # the name of the empty prefix
     opens_thinking: bool  # whether its template's generation prompt does
     output_format: OutputFormat  # reads what the model writes
-    answer_grammar: AnswerGrammar  # holds the model to what it has to write
+    answer_grammar: GrammarCompiler  # holds the model to what it has to write
     vocabulary: Vocabulary
     cut_rule: CutRule  # where prefills are cut
     model_name: str = ""

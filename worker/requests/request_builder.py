@@ -16,7 +16,7 @@ from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder, 
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.sessions.session_manager import SessionVisit
 from hearth.worker.stream.answer_splitter import AnswerSplitter
-from hearth.worker.stream.token_output import TokenOutput
+from hearth.worker.stream.output_processor import OutputProcessor
 
 _NO_IMAGES: PromptImages = {}
 
@@ -58,7 +58,7 @@ class RequestBuilder:
             query=self._query(message, built, is_side=visit is not None and visit.is_side),
             sampling=message.sampling,
             tokens_max=self._tokens_max(message, built),
-            output=TokenOutput(
+            output=OutputProcessor(
                 self._facts.vocabulary.detokeniser(),
                 message.sampling.stop,
                 splitter,
@@ -107,7 +107,7 @@ class RequestBuilder:
             may_think=output_format.may_think(opening) and not constraints.is_json,
         )
         shown = _shown_tools(prompt, [*constraints.tool_names, *(visit.loaded if visit else ())])
-        guide = self._facts.answer_grammar.guide(constraints, shown, opening, len(built.ids))
+        guide = self._facts.answer_grammar.token_mask(constraints, shown, opening, len(built.ids))
         return splitter, guide
 
 

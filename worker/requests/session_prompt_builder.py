@@ -10,7 +10,7 @@ from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.block_hash import common_length
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.prompt.deferred_tools import with_loaded_tools
-from hearth.worker.prompt.extract_thinking import with_thinking_apart
+from hearth.worker.prompt.extract_thinking import with_thinking_extracted
 from hearth.worker.prompt.images.image_placeholders import without_images
 from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptBuilder, PromptContent
 from hearth.worker.requests.prompt_facts import PromptFacts
@@ -69,7 +69,7 @@ class SessionPromptBuilder:
         start, end = self._facts.output_format.think_marks
         is_opened = self._facts.opens_thinking
         messages = with_loaded_tools(messages, prompt.deferred, loaded)
-        messages = [with_thinking_apart(message, start, end, is_opened) for message in messages]
+        messages = [with_thinking_extracted(message, start, end, is_opened) for message in messages]
         return PromptContent(messages, prompt.tools, prompt.template_kwargs, turns, images)
 
     def explain(self, visit: SessionVisit, built: BuiltPrompt, images: PromptImages) -> None:

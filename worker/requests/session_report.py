@@ -20,7 +20,8 @@ def session_report(
         return {"sessions": sessions.report(message.key)}
     body: dict[str, Any] | None
     if message.what in ("session", "tree"):
-        report = sessions.told if message.what == "session" else sessions.tree
+        is_brief = message.what == "tree"
+        report = sessions.session_brief if is_brief else sessions.session_report
         body = report(message.about, message.key)
         text = f"No session {message.about!r:.80} is remembered by this worker."
     else:

@@ -11,7 +11,7 @@ from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_splitter import AnswerPart
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.logprobs import describe
-from hearth.worker.stream.token_output import OutputPiece
+from hearth.worker.stream.output_processor import OutputPiece
 
 
 def piece_deltas(request: Request, piece: OutputPiece) -> Iterator[Delta]:

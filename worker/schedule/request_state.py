@@ -19,7 +19,7 @@ from hearth.worker.kv.disk_tier import DiskRecall
 from hearth.worker.kv.live_slots import LiveSlot
 from hearth.worker.schedule.wait_estimate import Work
 from hearth.worker.sessions.session_manager import SessionVisit
-from hearth.worker.stream.token_output import TokenOutput
+from hearth.worker.stream.output_processor import OutputProcessor
 
 
 class ClientLease:
@@ -100,7 +100,7 @@ class Request:
     query: PrefixQuery  # the same for the cache, with the cuts of its prefill
     sampling: Sampling
     tokens_max: int  # of the completion
-    output: TokenOutput
+    output: OutputProcessor
     asker: str = ""  # whose turn for a slot it uses
     turn: int = 0  # see `fair_queue`
     new_id: Callable[[], str] = str  # of each tool call

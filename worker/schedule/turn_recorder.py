@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from hearth.shared.wire_messages import Usage
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_manager import RequestEnding, SessionManager
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 
 
 class TurnRecorder:

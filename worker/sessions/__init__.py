@@ -1,0 +1,1 @@
+"""Remembers conversations: turns as sampled tokens, lines, and why a prompt left its line."""

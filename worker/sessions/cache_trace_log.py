@@ -1,6 +1,6 @@
-"""The cache trace: one JSON line a request, in a file for each day and session.
+"""Writes the cache trace: one JSON line a request, in a file for each day and session.
 
-What a line says is its maker's business; this module names, opens, bounds and removes files.
+This module names, opens, bounds and removes files; the session manager decides what a line says.
 """
 
 import json
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 class TraceLog:
     """Appends rows to `<root>/<day>/cache-session-<name>.log`, directories 0700, files 0600.
 
-    A daemon thread of its own does all disk work and alone owns what `_Files` holds. A disk that
-    fails costs rows, which `lost` counts, and one warning. Several workers may share `root`: a
-    line is one write in append mode.
+    Any thread writes rows; a daemon thread of its own does all disk work and owns the files. A disk
+    that fails costs rows, which `lost` counts, and one warning. Several workers may share `root`.
+    Invariant: a line is one write in append mode, and no file is longer than FILE_BYTES_MAX.
     """
 
     def __init__(self, root: Path, is_on: bool, today: Callable[[], date] = date.today) -> None:
@@ -57,10 +57,15 @@ class TraceLog:
         """Have `row` written; it must not be changed from now on. Any thread; never blocks."""
         if not self._is_on:
             return
-        if self._queue.qsize() >= ROWS_WAITING_MAX:
+        if self.rows_waiting >= ROWS_WAITING_MAX:
             self._count("its writer is behind")
             return
         self._queue.put((session, row))
+
+    @property
+    def rows_waiting(self) -> int:
+        """Rows that the thread has not taken up yet. Any thread."""
+        return self._queue.qsize()
 
     def close(self) -> None:
         """Write what waits, within CLOSE_WAIT_S_MAX; later rows are ignored. Any thread, once."""
@@ -87,7 +92,7 @@ class TraceLog:
 
 
 class _Files:
-    """The files of the day. Owner: the writer thread."""
+    """The files of the day. Owner: the trace log's thread."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -102,14 +107,16 @@ class _Files:
         """
         if len(line) > FILE_BYTES_MAX:
             raise OSError(f"it is {len(line):,} bytes; the limit is {FILE_BYTES_MAX:,}")
+        assert line.endswith(b"\n"), line[-20:]
         directory = self._root / day
         if day != self._day or not directory.is_dir():
             self._begin(day)
+        assert self._day == day
         path = directory / self._name_in(directory, session)
         with suppress(FileNotFoundError):
             if path.stat().st_size + len(line) > FILE_BYTES_MAX:
                 path.replace(path.with_name(path.name + ".1"))
-        _append(path, line)
+        append_line(path, line)
         self._names.add(path.name)
 
     def _begin(self, day: str) -> None:
@@ -121,14 +128,14 @@ class _Files:
             log.warning("cache trace: old days stay: %s", error)
 
     def _name_in(self, directory: Path, session: str) -> str:
-        name = f"cache-session-{_name_of(session)}.log"
+        name = f"cache-session-{name_of_session(session)}.log"
         if name in self._names or (directory / name).exists():
             return name
         count = sum(each.endswith(".log") for each in os.listdir(directory))
         return name if count < FILES_MAX - 1 else _OTHER
 
 
-def _name_of(session: str) -> str:
+def name_of_session(session: str) -> str:
     """Return the session's id where it is plain, a digest of it where it is not."""
     if not session:
         return "anonymous"
@@ -137,7 +144,7 @@ def _name_of(session: str) -> str:
     return blake2b(session.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def _append(path: Path, line: bytes) -> None:
+def append_line(path: Path, line: bytes) -> None:
     """Write `line` at the end of `path`, which is made for its owner alone and never a link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(path, flags, mode=0o600)

@@ -1,4 +1,4 @@
-"""Sessions and their lines: which earlier conversation a request goes on with, or broke off from.
+"""Finds the earlier conversation that a request goes on with, or branches off from.
 
 A line is a conversation that only grows. A request that extends the canonical messages of a line
 goes on with it; one that extends none opens a line, so that a sub-agent never writes over its
@@ -20,11 +20,11 @@ SESSIONS_MAX = 4_096
 LINES_MAX = 512  # remembered of all sessions together
 TOKENS_MAX = 32_000_000  # of all lines' prompts together: 128 MB
 PAST_MAX = 256  # requests of one line that a fork is recognised by
-REQUESTS_MAX = 64  # rows told of one line
+REQUESTS_MAX = 64  # rows that are remembered of one line
 OVERLAP_MIN = 0.5  # a line whose messages this share of are here again is what this one was made of
 SIDE_MESSAGES_MAX = 4  # of a title, a topic check, a quota probe
 
-NAME_CHARS_MAX = 80  # of a tool or an option, in what is remembered and told
+NAME_CHARS_MAX = 80  # of a tool or an option, in memory and reports
 
 START = b""
 UID_BYTES = 8
@@ -45,14 +45,14 @@ def chains(names: Sequence[MessageName]) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class PromptShape:
-    """What was asked, without its text: enough to tell later what changed."""
+    """A prompt without its text: enough to find out later what changed. Immutable."""
 
     names: tuple[MessageName, ...]
     roles: tuple[str, ...]
     tools: tuple[tuple[str, bytes], ...]  # name and digest of each, in the client's order
     options: tuple[tuple[str, bytes], ...]  # of the template: name and digest of the value
     chain: bytes
-    said: frozenset[bytes]  # what the messages say, in no order
+    said: frozenset[bytes]  # the exact digest of each message, in no order
 
     def shared_names(self, other: "PromptShape") -> int:
         """Return how many messages both begin with, canonically the same."""
@@ -70,8 +70,9 @@ class PromptShape:
 class Line:
     """One conversation. `shape` and `tokens` are of its last request, answer included.
 
-    `number` is what people call it, of one worker at a time; `uid` is the line's for ever.
+    `number` is for people, and unique in one worker at a time; `uid` is the line's for ever.
     `past` has the chain of each of its requests, with how many messages and tokens it was then.
+    Owner: the ConversationLines that hold it.
     """
 
     number: int
@@ -91,7 +92,10 @@ class Line:
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """All lines of one speaker. One without an id holds those of everyone who has none."""
+    """All lines of one speaker. One without an id holds those of everyone who has none.
+
+    Owner: the ConversationLines that hold it.
+    """
 
     speaker: Speaker
     lines: dict[int, Line] = field(default_factory=dict)
@@ -114,11 +118,11 @@ class Session:
 
     @property
     def label(self) -> str:
-        """What the session is called in logs and reports."""
+        """The session's name in logs and reports."""
         return self.speaker.session or "anonymous"
 
     def kind(self, line: Line) -> str:
-        """Return what `line` is to the session: main, branch, sub-agent or side."""
+        """Return the kind of `line` in this session: main, branch, sub-agent or side."""
         if line.parent is not None:
             return "branch"
         if self.is_agent:
@@ -131,7 +135,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class EarlierLine:
-    """What a request is held against: a line as it was when the request arrived."""
+    """A line as it was when a request arrived, to compare the request with. Immutable."""
 
     shape: PromptShape
     tokens: Tokens
@@ -143,7 +147,7 @@ class EarlierLine:
 
 @dataclass(frozen=True, slots=True)
 class LinePosition:
-    """Where a request stands: the line that it extends, else the one that it resembles most."""
+    """The line that a request extends, or else the one that it resembles most. Immutable."""
 
     session: Session
     shape: PromptShape
@@ -154,7 +158,7 @@ class LinePosition:
 
     @property
     def opening(self) -> bytes:
-        """What the conversation is told from others by: its first question."""
+        """The digest of the first question, which tells conversations apart."""
         at = _first_user(self.shape)
         return self.shape.names[at].exact if at < len(self.shape.names) else b""
 
@@ -172,7 +176,13 @@ class LinePosition:
 
 
 class ConversationLines:
-    """All sessions of a worker. Not thread-safe: `Sessions` holds the lock."""
+    """All sessions of a worker and their lines. Owner: the SessionManager, under its lock.
+
+    Invariants (see `check`):
+      held      each line is in exactly the session that `session_of` returns
+      counted   `token_count` is the sum over the lines
+      bounded   SESSIONS_MAX sessions, LINES_MAX lines, and TOKENS_MAX tokens if more than one line
+    """
 
     def __init__(self, lines_max: int, idle_s: float) -> None:
         """`lines_max` of one session; a session unused for `idle_s` is forgotten. 0 = no limit."""
@@ -185,7 +195,29 @@ class ConversationLines:
 
     @property
     def sessions(self) -> list[Session]:
+        """All sessions, the least recently used first."""
         return list(self._sessions.values())
+
+    @property
+    def lines(self) -> list[Line]:
+        """All lines of all sessions, the least recently used first."""
+        return list(self._lines)
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all lines together."""
+        return self._tokens
+
+    def check(self) -> None:
+        """Assert all invariants. Costs time in proportion to what is held: for tests."""
+        held = [line for session in self.sessions for line in session.lines.values()]
+        assert set(held) == set(self._lines) and len(held) == len(self._lines)
+        for line, session in self._lines.items():
+            assert session.lines[line.number] is line, line.number
+        tokens = [line.tokens for line in held if line.tokens is not None]
+        assert self._tokens == sum(map(len, tokens)), self._tokens
+        assert len(self._lines) <= LINES_MAX and len(self._sessions) <= SESSIONS_MAX
+        assert self._tokens <= TOKENS_MAX or len(self._lines) <= 1, self._tokens
 
     def session(self, speaker: Speaker, now: float) -> Session:
         """Return the speaker's session, opened where there is none."""
@@ -219,6 +251,8 @@ class ConversationLines:
 
     def place(self, session: Session, shape: PromptShape, links: Sequence[bytes]) -> LinePosition:
         """Return which line the request goes on with. Changes nothing."""
+        assert len(links) == len(shape.names) + 1, (len(links), len(shape.names))
+        assert links[-1] == shape.chain, "the shape is that of the same messages"
         ends = {line.shape.chain: line for line in session.lines.values() if line.shape}
         # Two conversations that share a system prompt alone are not one: without an id, the first
         # user message must be the same too.
@@ -293,6 +327,8 @@ class ConversationLines:
 
     def write(self, line: Line, shape: PromptShape, tokens: Tokens, prompt_tokens: int) -> None:
         """Set what `line` holds now."""
+        assert line in self._lines, line.number
+        assert 0 <= prompt_tokens <= len(tokens), (prompt_tokens, len(tokens))
         self._tokens += len(tokens) - (len(line.tokens) if line.tokens is not None else 0)
         line.shape, line.tokens, line.prompt_tokens = shape, tokens, prompt_tokens
         line.turns += 1
@@ -313,8 +349,10 @@ class ConversationLines:
 
     def _forget(self, line: Line) -> None:
         session = self._lines.pop(line)
-        session.lines.pop(line.number, None)
+        assert session.lines.get(line.number) is line, line.number
+        del session.lines[line.number]
         self._tokens -= len(line.tokens) if line.tokens is not None else 0
+        assert self._tokens >= 0, self._tokens
         for other in self._lines:
             if other.parent is line:
                 other.parent = line.parent
@@ -364,6 +402,7 @@ def _first_user(shape: PromptShape) -> int:
 
 def shape_of(prompt: Prompt, links: Sequence[bytes]) -> PromptShape:
     """Return the shape of `prompt`, whose messages are all named."""
+    assert len(prompt.names) == len(prompt.messages), (len(prompt.names), len(prompt.messages))
     return PromptShape(
         names=tuple(prompt.names),
         roles=tuple(message["role"] for message in prompt.messages),

@@ -1,4 +1,4 @@
-"""Why a request could not go on where its line stood: which message, what changed, what it cost."""
+"""Names the cause for which a prompt left its conversation line, with a remedy for each cause."""
 
 import itertools
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ SLACK = 16  # tokens; less than this lost is no loss worth a report
 SNIPPET_TOKENS = 24
 SNIPPET_BEFORE = 6
 
-NAMES_MAX = 8  # told of options that changed
+NAMES_MAX = 8  # of options that changed, in one report
 HEAD = -1  # the "message" that tools and template options are part of
 
-# What is said of a message that stands where it stood: where it shows images, one may be the cause.
+# Causes of a message that stands where it stood: where it shows images, one may be the real cause.
 IN_PLACE = frozenset(("message edited", "tool result", "template", "unexplained"))
 REMEDIES = {
     "tool added": "List tools in a stable order from the start, or mark late ones defer_loading.",
@@ -47,7 +47,7 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What made the tokens differ. `message` is HEAD for tools and options."""
+    """The cause for which tokens differ. `message` is HEAD for tools and options. Immutable."""
 
     name: str  # a key of REMEDIES
     message: int
@@ -57,7 +57,10 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """One loss. `token` is the first that differs, `lost` how many tokens were kept for nothing."""
+    """One loss: `token` is the first that differs, `lost` how many kept tokens had no use.
+
+    Immutable.
+    """
 
     cause: Cause
     token: int
@@ -66,7 +69,9 @@ class Divergence:
     was: str = ""  # decoded, around `token`: for the requester only
     now: str = ""
 
-    def told(self, shows_text: bool) -> dict[str, Any]:
+    def as_row(self, shows_text: bool) -> dict[str, Any]:
+        """Return the loss as logs and reports have it; texts only where `shows_text`."""
+        assert self.lost > 0, self.lost
         row: dict[str, Any] = {
             "token": self.token,
             "message": self.cause.message,
@@ -86,6 +91,7 @@ def cause_of(before: EarlierLine, now: PromptShape, at: int, message_at: int, tu
     there was rendered: "kept" as sampled, "changed" by the client, "rendered" from the echo, or
     "dropped": known, but with thinking that the template leaves out.
     """
+    assert 0 <= at <= len(before.tokens), (at, len(before.tokens))
     was = before.shape
     first = first_difference(was, now)
     head = _head_cause(was, now)

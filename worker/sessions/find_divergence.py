@@ -1,4 +1,4 @@
-"""Finds the message at which a prompt leaves its own line, and why."""
+"""Finds the message at which a prompt leaves its own conversation line, and why."""
 
 from collections.abc import Callable, Sequence
 
@@ -32,6 +32,7 @@ def explain(
     before, now, at = visit.place.before, visit.place.shape, visit.shared
     if before is None:
         return None
+    assert at <= min(len(visit.tokens), len(before.tokens)), (at, len(visit.tokens))
     lost = _held(visit, before) - at
     is_again = now.chain == before.shape.chain and at >= before.prompt_tokens - SLACK
     if lost <= SLACK or is_again:
@@ -49,7 +50,7 @@ def explain(
         decode(tokens[start : start + SNIPPET_TOKENS].tolist())
         for tokens in (before.tokens, visit.tokens)
     )
-    # What another conversation said is not told, though it looks alike.
+    # The text of another conversation is not shown, though it looks alike.
     shown = (was, new) if before.is_own else ("", "")
     return Divergence(cause, at, lost, role, *shown)
 

@@ -1,4 +1,4 @@
-"""What is remembered of turns and sessions, on disk: it outlives the worker, however that ends.
+"""Keeps turns and sessions on disk, so that they outlive the worker, however it ends.
 
 A record is what one request left: its turn, its line, its session. Of a line that the file holds
 already only what came to it is written. Prompts and answers stand here (shared/journal.py says how
@@ -19,8 +19,8 @@ from hearth.shared.journal_writer import open_journal_writer
 from hearth.shared.wire_messages import MessageName, Speaker
 from hearth.worker.cache.block_hash import Tokens, common_length
 from hearth.worker.sessions.conversation_lines import PAST_MAX, Line, PromptShape, chains, new_uid
-from hearth.worker.sessions.echo_match import TurnContent
-from hearth.worker.sessions.thinking_healing import healing_key
+from hearth.worker.sessions.echoed_turn_match import TurnContent
+from hearth.worker.sessions.thinking_store import thinking_key
 from hearth.worker.sessions.turn_store import Turn
 
 SCHEMA: Final = 1
@@ -33,7 +33,10 @@ ArchiveRow = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LineState:
-    """A line as it is at one moment, and, where it has just grown, as it was before that."""
+    """A line as it is at one moment, and, where it has just grown, as it was before that.
+
+    Immutable.
+    """
 
     uid: bytes
     number: int
@@ -51,7 +54,7 @@ class LineState:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEntry:
-    """What one request leaves behind, or a part of all that is remembered."""
+    """The part of a session that one request leaves behind, or one part of all. Immutable."""
 
     at: float  # wall clock, in seconds: when it was last used
     speaker: Speaker | None = None
@@ -70,7 +73,7 @@ class ArchiveEntry:
 
 @dataclass(frozen=True, slots=True)
 class SavedSession:
-    """A session, and one of its lines, as they were when they were last used."""
+    """A session, and one of its lines, as they were when they were last used. Immutable."""
 
     at: float
     speaker: Speaker
@@ -80,7 +83,7 @@ class SavedSession:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """All that was remembered, in the order of its last use."""
+    """All that was remembered, in the order of its last use. Immutable."""
 
     turns: list[Turn]
     thinking: list[tuple[bytes, str]]
@@ -88,38 +91,48 @@ class Remembered:
 
 
 class SessionArchive:
-    """Reads what earlier workers left, once, and writes what is to be left. Any thread."""
+    """Reads what earlier workers left, once, and writes what is to be left.
+
+    Any thread may call it. Invariant: `load` comes once, and before anything is added.
+    """
 
     def __init__(
         self, directory: Path | None, everything: Callable[[], Iterable[ArchiveEntry]]
     ) -> None:
-        """`everything` returns all that is remembered, on another thread. None writes nothing."""
-        self._pages = RecordWriter(everything)
-        self._scribe = open_journal_writer(directory, self._pages, SCHEMA, ADAPTERS)
+        """`everything` returns all that is remembered, on another thread.
+
+        Without a directory nothing is written.
+        """
+        self._may_load = True
+        self.records = RecordWriter(everything)
+        self.journal = open_journal_writer(directory, self.records, SCHEMA, ADAPTERS)
         self._lost: Counter[str] = Counter()
 
     def owner(self, key: str) -> str:
         """Return what a digest of an API key is known by: it can't be found by trying keys."""
-        return self._scribe.named(key)
+        return self.journal.named(key)
 
     def load(self) -> Remembered:
         """Return what was remembered. Once, before anything is added."""
-        reading = RecordReader(self._lost)
-        for file, record in self._scribe.read():
-            reading.take(file, record)
-        return reading.memory()
+        assert self._may_load, "the journal is read once, before it is written"
+        self._may_load = False
+        reader = RecordReader(self._lost)
+        for file, record in self.journal.read():
+            reader.take(file, record)
+        return reader.memory()
 
     def add(self, entry: ArchiveEntry) -> None:
         """Have `entry` written. Never blocks."""
-        self._scribe.put(entry, entry.nbytes)
+        self._may_load = False
+        self.journal.put(entry, entry.nbytes)
 
     def close(self) -> None:
         """Write what waits, within hearth.shared.journal_writer.CLOSE_WAIT_S_MAX. Once."""
-        self._scribe.close()
+        self.journal.close()
 
     def report(self) -> dict[str, int]:
         """Return the counters of what was written, and of what could not be read."""
-        return {**self._lost, **self._scribe.report()}
+        return {**self._lost, **self.journal.report()}
 
 
 def state_of(line: Line, before: tuple[PromptShape, Tokens] | None = None) -> LineState:
@@ -155,7 +168,7 @@ def entries(
     brought: dict[bytes, str] = {}
     for turn in turns:
         if turn.said.reasoning:
-            brought[healing_key(turn.key, turn.place, turn.said)] = turn.said.reasoning
+            brought[thinking_key(turn.key, turn.place, turn.said)] = turn.said.reasoning
         yield ArchiveEntry(turn.made_at, turn=turn)
     for name, text in thinking:
         if brought.get(name) != text:
@@ -166,7 +179,10 @@ def entries(
 
 
 class RecordWriter:
-    """Makes records of entries. Owner: the scribe's thread."""
+    """Makes records of entries. Owner: the journal writer's thread.
+
+    Invariant: a record has a part of a line only where the rest stands in an earlier record.
+    """
 
     def __init__(self, everything: Callable[[], Iterable[ArchiveEntry]]) -> None:
         self.everything = everything
@@ -192,7 +208,7 @@ class RecordWriter:
         return row
 
     def _line(self, line: LineState) -> ArchiveRow:
-        """Return the line's row: what it was before is not written again where it stands."""
+        """Return the line's row, without the part that an earlier record has."""
         is_known = self._written.get(line.uid) == line.turns - 1
         before = line.before if is_known else None
         self._written[line.uid] = line.turns
@@ -264,10 +280,10 @@ def _octets(tokens: Tokens) -> bytes:
 
 
 class RecordReader:
-    """Puts together what records say. Used once, by one thread."""
+    """Puts together what records say. Owner: the thread that starts the worker; used once."""
 
     def __init__(self, counts: "Counter[str]") -> None:
-        """`counts` gets what could not be read."""
+        """`counts` counts what could not be read."""
         self._counts = counts
         self._turns: list[Turn] = []
         self._thinking: dict[bytes, str] = {}
@@ -362,7 +378,8 @@ def _grow(line: Line, row: ArchiveRow) -> None:
         names, roles = was.names[:kept] + names, was.roles[:kept] + roles
     tokens = _tokens(row["tokens"])
     if row["tokens_kept"]:
-        assert line.tokens is not None, "a line that has a base has its tokens"
+        if line.tokens is None:
+            raise ValueError("a record goes on with a line that is not there")
         tokens = np.concatenate([line.tokens[: row["tokens_kept"]], tokens])
     line.shape = PromptShape(
         names=names,

@@ -1,6 +1,6 @@
-"""What a worker remembers of who said what: turns, thinking, lines, and what each request lost.
+"""Remembers a worker's sessions: turns, thinking, conversation lines, and what each request lost.
 
-The prompt thread asks when a request arrives, the inference thread tells when it ended.
+The prompt thread asks when a request arrives; the inference thread reports when it ended.
 """
 
 import logging
@@ -27,11 +27,11 @@ from hearth.worker.sessions.conversation_lines import (
     shape_of,
 )
 from hearth.worker.sessions.divergence_cause import SLACK, Divergence, not_kept
-from hearth.worker.sessions.echo_match import (
+from hearth.worker.sessions.echoed_turn_match import (
     Known,
     TurnContent,
-    said_of,
     says_the_same,
+    turn_content,
     working_directories,
 )
 from hearth.worker.sessions.session_archive import (
@@ -41,26 +41,26 @@ from hearth.worker.sessions.session_archive import (
     entries,
     state_of,
 )
-from hearth.worker.sessions.thinking_healing import HealingStore, healing_key
+from hearth.worker.sessions.thinking_store import ThinkingStore, thinking_key
 from hearth.worker.sessions.turn_store import Turn, TurnStore
 
 log = logging.getLogger(__name__)
 
-TREE_LINES_MAX = 24  # of a session that is told in brief, the most recently used
+TREE_LINES_MAX = 24  # of a session that is reported in brief, the most recently used
 TREE_ROWS_MAX = 400  # of all of them together
 TREE_LINE_ROWS_MAX = 40  # of each, the last
 
 ID_CHARS = 22  # of letters and digits: 131 bits
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
-# How an assistant turn is rendered: as sampled, as the client changed it, as it came (nothing is
-# known of it), or as the template has it, though its tokens are known.
+# An assistant turn is rendered as sampled, as the client changed it, as it came (nothing is known
+# of it), or as the template has it, though its tokens are known.
 KEPT, CHANGED, RENDERED, DROPPED = "kept", "changed", "rendered", "dropped"
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRules:
-    """What the settings say about sessions."""
+    """The settings that are about sessions. Immutable."""
 
     lines_max: int = 0  # of one session, 0 = no cap
     idle_s: float = 0.0  # until a session is forgotten, 0 = never
@@ -73,11 +73,12 @@ class SessionRules:
 class SessionVisit:
     """One request as the sessions know it, from its arrival to its end.
 
-    Written by the prompt thread until it hands the request over, then by the inference thread.
+    Owner: the prompt thread until it hands the request over, then the inference thread.
+    Invariant: `turns` has an entry for each message, and `shared` is at most `len(tokens)`.
     """
 
     prompt: Prompt
-    key: str  # what the speaker's is known by here
+    key: str  # what the speaker's API key is known by here
     place: LinePosition
     messages: list[dict[str, Any]]  # healed
     turns: list[Turn | None]  # for each message
@@ -97,6 +98,8 @@ class SessionVisit:
 
     def set_prompt(self, tokens: Tokens, header: int, kept: frozenset[int]) -> None:
         """Take the prompt's tokens, and which turns stand in it as they were sampled."""
+        assert len(self.turns) == len(self.messages), (len(self.turns), len(self.messages))
+        assert 0 <= header <= len(tokens), (header, len(tokens))
         self.tokens, self.header = tokens, header
         if self.place.before is not None:
             self.shared = common_length(tokens, self.place.before.tokens)
@@ -110,7 +113,7 @@ class SessionVisit:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnding:
-    """How a request ended."""
+    """The facts with which a request ended. Immutable."""
 
     request_id: str
     text: str  # as it was generated, markup included
@@ -125,7 +128,11 @@ class RequestEnding:
 
 
 class SessionManager:
-    """The turn store, the healing store and the lineage, under one lock. Any thread."""
+    """The turns, thinking and conversation lines of one worker, under one lock. Any thread.
+
+    Invariant: each visit ends at most once, and what it leaves is written to `archive` in the order
+    in which requests end. `turns`, `thinking` and `lines` are changed under the lock alone.
+    """
 
     def __init__(
         self, rules: SessionRules, log: TraceLog, slack: int, directory: Path | None = None
@@ -138,13 +145,13 @@ class SessionManager:
         self._log = log
         self._slack = slack
         self._lock = threading.Lock()
-        self._turns = TurnStore()
-        self._healing = HealingStore()
-        self._lineage = ConversationLines(rules.lines_max, rules.idle_s)
+        self.turns = TurnStore()
+        self.thinking = ThinkingStore()
+        self.lines = ConversationLines(rules.lines_max, rules.idle_s)
         self.new_id: Callable[[], str] = _new_id
         self.counts: Counter[str] = Counter(canonical_drift=0, exact_key_rejected_by_model_lcp=0)
-        self._archive = SessionArchive(directory, self._everything)
-        self._restore(self._archive.load())
+        self.archive = SessionArchive(directory, self.all_entries)
+        self._restore(self.archive.load())
 
     # ------------------------------------------------------------ arrival
 
@@ -155,11 +162,11 @@ class SessionManager:
         """
         if not is_kept or len(prompt.names) != len(prompt.messages):
             return None
-        key = self._archive.owner(prompt.speaker.key)
+        key = self.archive.owner(prompt.speaker.key)
         with self._lock:
-            session = self._lineage.session(replace(prompt.speaker, key=key), time.monotonic())
+            session = self.lines.session(replace(prompt.speaker, key=key), time.monotonic())
             links = chains(prompt.names)
-            place = self._lineage.place(session, shape_of(prompt, links), links)
+            place = self.lines.place(session, shape_of(prompt, links), links)
             if session.is_named:
                 _note_loaded(session, place, prompt)
             visit = SessionVisit(prompt, key, place, list(prompt.messages), [], {})
@@ -175,11 +182,11 @@ class SessionManager:
         for at, message in enumerate(visit.prompt.messages):
             turn = None
             if message["role"] == "assistant":
-                said, place = said_of(message), visit.place.links[at]
+                said, place = turn_content(message), visit.place.links[at]
                 turn = self._find(visit, at, said, known)
                 reasoning = turn.said.reasoning if turn is not None else said.reasoning
                 if turn is None and not reasoning and visit.states[at] != CHANGED:
-                    reasoning = self._healing.get(healing_key(visit.key, place, said))
+                    reasoning = self.thinking.get(thinking_key(visit.key, place, said))
                     visit.healed += bool(reasoning)
                 if reasoning and not said.reasoning:
                     visit.messages[at] = message | {"reasoning_content": reasoning}
@@ -187,13 +194,14 @@ class SessionManager:
 
     def _find(self, visit: SessionVisit, at: int, said: TurnContent, known: Known) -> Turn | None:
         """Return the one turn that says what message `at` says, if there is one."""
-        found = self._turns.by_ids(visit.key, visit.prompt.messages[at])
+        found = self.turns.by_ids(visit.key, visit.prompt.messages[at])
         if not found:
-            found = self._turns.by_place(visit.key, visit.place.links[at])
-        same = [turn for turn in found if _is_echo(turn, said, known)]
+            found = self.turns.by_place(visit.key, visit.place.links[at])
+        same = [turn for turn in found if is_echo(turn, said, known)]
         if len({turn.ids.tobytes() for turn in same}) == 1:
             visit.states[at] = KEPT
             return same[0]
+        assert len(visit.turns) == at, (len(visit.turns), at)
         visit.ambiguous += len(same) > 1
         visit.states[at] = CHANGED if found and not same else RENDERED
         return None
@@ -202,6 +210,7 @@ class SessionManager:
 
     def ended(self, visit: SessionVisit, ending: RequestEnding) -> dict[str, Any] | None:
         """Record the turn and advance the line; return what the request lost, if anything."""
+        assert visit.said is None and visit.turn is None, "a visit ends once"
         now = time.monotonic()
         with self._lock:
             divergence = visit.divergence or self._evicted(visit, ending)
@@ -213,7 +222,7 @@ class SessionManager:
             self.counts["turns_doubtful"] += visit.doubtful
             if divergence is not None:
                 self._count(divergence)
-                row["divergence"] = divergence.told(self._rules.shows_text)
+                row["divergence"] = divergence.as_row(self._rules.shows_text)
                 log.info("lost request=%s %s", ending.request_id, row["divergence"])
             if not ending.is_cancelled:
                 visit.said = ending.said
@@ -221,10 +230,11 @@ class SessionManager:
                     visit.turn = self._remembered(visit, ending)
                 self._write(visit, ending, row, now)
         self._log.write(visit.place.session.label, row)
-        return divergence.told(True) if divergence is not None else None
+        return divergence.as_row(True) if divergence is not None else None
 
     def _remembered(self, visit: SessionVisit, ending: RequestEnding) -> Turn:
-        """Record the turn and return it."""
+        """Record the turn and return it. The lock is held."""
+        assert self._lock.locked() and visit.header <= len(visit.tokens)
         said = ending.said
         key, place = visit.key, visit.place.links[-1]
         opening = visit.tokens[visit.header :]
@@ -238,21 +248,24 @@ class SessionManager:
             signature=ending.signature if said.reasoning else "",
             made_at=time.time(),
         )
-        self._turns.add(turn)
-        self._healing.put(healing_key(key, place, said), said.reasoning)
+        self.turns.add(turn)
+        self.thinking.put(thinking_key(key, place, said), said.reasoning)
         return turn
 
     def _write(
         self, visit: SessionVisit, ending: RequestEnding, row: dict[str, Any], now: float
     ) -> None:
-        line = self._lineage.advance(visit.place, now)
+        """Write what the request left to its line, and the archive. The lock is held."""
+        assert self._lock.locked()
+        line = self.lines.advance(visit.place, now)
         was = (line.shape, line.tokens) if line.shape and line.tokens is not None else None
         tokens = np.concatenate([visit.tokens, pack(list(ending.sampled))])
         if visit.place.line is not line and visit.place.before is not None:
             line.branch_token = visit.shared
-        self._lineage.write(line, visit.place.shape, tokens, len(visit.tokens))
+        self.lines.write(line, visit.place.shape, tokens, len(visit.tokens))
+        assert visit.turn is None or len(visit.turn.ids) <= len(tokens)
         line.used_at = now
-        session = self._lineage.session_of(line)
+        session = self.lines.session_of(line)
         visit.kind = _kind(session, line)
         row |= {
             "line": line.number,
@@ -263,7 +276,7 @@ class SessionManager:
         line.rows.append(row)
         state = state_of(line, was)
         speaker, loaded = session.speaker, dict(session.loaded)
-        self._archive.add(ArchiveEntry(time.time(), speaker, loaded, state, visit.turn))
+        self.archive.add(ArchiveEntry(time.time(), speaker, loaded, state, visit.turn))
 
     def _evicted(self, visit: SessionVisit, ending: RequestEnding) -> Divergence | None:
         """Return what of the line's own tokens was not kept."""
@@ -319,51 +332,53 @@ class SessionManager:
         }
 
     def forget_lines(self) -> None:
-        """The cache was emptied: nothing that follows loses anything against what was there."""
+        """Forget all lines as the cache was emptied: no later request loses anything by that."""
         with self._lock:
-            self._lineage.forget_lines()
-            self._archive.add(ArchiveEntry(time.time(), forgets=True))
+            self.lines.forget_lines()
+            self.archive.add(ArchiveEntry(time.time(), forgets=True))
 
     def close(self) -> None:
         """Write what the archive and the trace log still hold."""
-        self._archive.close()
+        self.archive.close()
         self._log.close()
 
     # ------------------------------------------------------------ across restarts
 
     def _restore(self, memory: Remembered) -> None:
-        """Take up what earlier workers left."""
+        """Take up what earlier workers left. Before any thread uses this object."""
         for turn in memory.turns:
-            self._turns.add(turn)
+            self.turns.add(turn)
             if turn.said.reasoning:
-                self._healing.put(healing_key(turn.key, turn.place, turn.said), turn.said.reasoning)
+                self.thinking.put(
+                    thinking_key(turn.key, turn.place, turn.said), turn.said.reasoning
+                )
         for name, thinking in memory.thinking:
-            self._healing.put(name, thinking)
+            self.thinking.put(name, thinking)
         for row in memory.sessions:
             used_at = time.monotonic() - max(0.0, time.time() - row.at)
-            self._lineage.restore(row.speaker, row.loaded, row.line, used_at)
+            self.lines.restore(row.speaker, row.loaded, row.line, used_at)
 
-    def _everything(self) -> Iterator[ArchiveEntry]:
-        """Return all that is remembered. The archive's thread."""
+    def all_entries(self) -> Iterator[ArchiveEntry]:
+        """Return all that is remembered. The journal writer's thread."""
         with self._lock:
-            turns, thinking = list(self._turns), self._healing.items()
+            turns, thinking = list(self.turns), self.thinking.items()
             sessions = []
-            for session in self._lineage.sessions:
+            for session in self.lines.sessions:
                 lines = [(line.used_at, state_of(line)) for line in session.lines.values()]
                 sessions.append((session.speaker, dict(session.loaded), session.used_at, lines))
         return entries(turns, thinking, sessions)
 
-    # ------------------------------------------------------------ for people
+    # ------------------------------------------------------------ reports
 
-    def told_counts(self) -> dict[str, Any]:
+    def counters(self) -> dict[str, Any]:
         """Return the counters and what is remembered."""
         with self._lock:
-            held = {"turns": len(self._turns), "turn_bytes": self._turns.nbytes}
-            return {**self.counts, **held, "archive": self._archive.report()}
+            held = {"turns": len(self.turns), "turn_bytes": self.turns.nbytes}
+            return {**self.counts, **held, "archive": self.archive.report()}
 
     def report(self, key: str = "") -> list[dict[str, Any]]:
         """Return a row for each session of `key`, "" = all, the most recently used first."""
-        now, owner = time.monotonic(), self._archive.owner(key) if key else ""
+        now, owner = time.monotonic(), self.archive.owner(key) if key else ""
         with self._lock:
             return [
                 {
@@ -373,46 +388,47 @@ class SessionManager:
                     "turns": sum(line.turns for line in session.lines.values()),
                     "idle_s": round(now - session.used_at, 1),
                 }
-                for session in reversed(self._lineage.sessions)
+                for session in reversed(self.lines.sessions)
                 if owner in ("", session.speaker.key)
             ]
 
-    def told(self, label: str, key: str = "") -> dict[str, Any] | None:
+    def session_report(self, label: str, key: str = "") -> dict[str, Any] | None:
         """Return the lines of the sessions called `label` of `key`, "" = all; None of none."""
         with self._lock:
-            found = self._called(label, key)
-            lines = [_told(session, line, len(line.rows)) for session, line in found or ()]
+            found = self._lines_of(label, key)
+            lines = [_line_report(session, line, len(line.rows)) for session, line in found or ()]
         return None if found is None else {"session": label, "lines": lines}
 
-    def tree(self, label: str, key: str = "") -> dict[str, Any] | None:
-        """Return what `told` does in brief, for who asks every second: the newest of it."""
+    def session_brief(self, label: str, key: str = "") -> dict[str, Any] | None:
+        """Return the newest of what `session_report` returns, for a page that asks each second."""
         left, lines = TREE_ROWS_MAX, []
         with self._lock:
-            found = self._called(label, key)
+            found = self._lines_of(label, key)
             newest = sorted(found or (), key=lambda pair: pair[1].used_at, reverse=True)
             for session, line in newest[:TREE_LINES_MAX]:
                 count = min(left, TREE_LINE_ROWS_MAX, len(line.rows))
                 left -= count
-                lines.append(_told(session, line, count))
+                lines.append(_line_report(session, line, count))
         return None if found is None else {"session": label, "lines": lines}
 
-    def _called(self, label: str, key: str) -> list[tuple[Session, Line]] | None:
-        """Return the lines of sessions that `told` tells of; None where there is no such session.
+    def _lines_of(self, label: str, key: str) -> list[tuple[Session, Line]] | None:
+        """Return the lines of the sessions with this label; None where there is no such session.
 
         The lock is held.
         """
-        owner = self._archive.owner(key) if key else ""
+        assert self._lock.locked()
+        owner = self.archive.owner(key) if key else ""
         found = [
             each
-            for each in self._lineage.sessions
+            for each in self.lines.sessions
             if each.label == label and owner in ("", each.speaker.key)
         ]
         lines = [(session, line) for session in found for line in session.lines.values()]
         return lines if found else None
 
 
-def _told(session: Session, line: Line, count: int) -> dict[str, Any]:
-    """Return what is told of a line, with its last `count` requests."""
+def _line_report(session: Session, line: Line, count: int) -> dict[str, Any]:
+    """Return the report of a line, with its last `count` requests."""
     return {
         "line": line.number,
         "agent": session.speaker.agent,
@@ -427,7 +443,7 @@ def _told(session: Session, line: Line, count: int) -> dict[str, Any]:
 
 
 def _kind(session: Session, line: Line | None) -> str:
-    """Return what a line is to its session, a branch as what it branched from; None = a new one."""
+    """Return the kind of a line: for a branch that of its root; None stands for a new line."""
     while line is not None and line.parent is not None:
         line = line.parent
     if line is None:
@@ -455,8 +471,8 @@ def _known(prompt: Prompt) -> Known:
     return Known(working_directories(prompt.messages), schemas)
 
 
-def _is_echo(turn: Turn, said: TurnContent, known: Known) -> bool:
-    """Whether an echo says what the turn said: as written, to a client that parses, or parsed."""
+def is_echo(turn: Turn, said: TurnContent, known: Known) -> bool:
+    """Whether an echo says what the turn said: as it was written, or as it was parsed."""
     if not (said.calls or said.reasoning) and said.content.strip() == turn.text.strip():
         return True
     return says_the_same(turn.said, said, known)

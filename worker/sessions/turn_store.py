@@ -1,8 +1,8 @@
-"""The session turn store: each assistant turn as the tokens that were sampled.
+"""Keeps each assistant turn as the tokens that were sampled, and finds it by what a client echoes.
 
-A turn is found again by what a client echoes: the ids of its tool calls, the signature of its
-thinking, or its place behind the same messages. Finding is not enough: whoever asks compares what
-the echo says (`hearth.worker.sessions.echo_match`) before the tokens are used.
+A client echoes the ids of its tool calls, the signature of its thinking, or its place behind the
+same messages. Finding is not enough: the session manager compares what the echo says
+(`hearth.worker.sessions.echoed_turn_match`) before the tokens are used.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hearth.worker.cache.block_hash import Tokens
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 
 TURNS_MAX = 20_000
 PLACE_MAX = 64  # turns behind the same messages: one prompt asked again and again
@@ -23,7 +23,7 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9]")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One assistant turn as the model wrote it."""
+    """One assistant turn as the model wrote it. Immutable."""
 
     key: str  # digest of the API key
     place: bytes  # chain of the canonical messages before it
@@ -53,7 +53,11 @@ def plain_id(call_id: str) -> str:
 class TurnStore:
     """Turns by each way to find them; the least recently used go first.
 
-    Not thread-safe: `Sessions` holds the lock.
+    Invariants (see `check`):
+      listed    every turn is listed at each of its places, and nothing else is
+      counted   `nbytes` is the sum over the turns
+      bounded   at most `turns_max` turns of `bytes_max` bytes together
+    Owner: the SessionManager, under its lock.
     """
 
     def __init__(self, turns_max: int = TURNS_MAX, bytes_max: int = BYTES_MAX) -> None:
@@ -88,6 +92,15 @@ class TurnStore:
             self._drop(siblings[0])
         while len(self._turns) > self._turns_max or self.nbytes > self._bytes_max:
             self._drop(next(iter(self._turns)))
+        assert bool(self.nbytes) == bool(self._turns), (self.nbytes, len(self._turns))
+
+    def check(self) -> None:
+        """Assert all invariants. Costs time in proportion to what is kept: for tests."""
+        listed = {(place, turn) for place, found in self._listed.items() for turn in found}
+        assert listed == {(place, turn) for turn, all_ in self._turns.items() for place in all_}
+        assert all(self._listed.values()), "no empty list is left behind"
+        assert self.nbytes == sum(turn.nbytes for turn in self._turns), self.nbytes
+        assert len(self._turns) <= self._turns_max and self.nbytes <= self._bytes_max
 
     def _drop(self, turn: Turn) -> None:
         for place in self._turns.pop(turn):
@@ -97,6 +110,7 @@ class TurnStore:
             else:
                 del self._listed[place]
         self.nbytes -= turn.nbytes
+        assert self.nbytes >= 0, self.nbytes
 
     def by_ids(self, key: str, message: dict[str, Any]) -> Sequence[Turn]:
         """Return the turns whose ids, of calls or of thinking, `message` carries."""

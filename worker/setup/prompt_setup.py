@@ -5,19 +5,23 @@ from typing import Any
 
 from hearth.shared.load_settings import Settings
 from hearth.worker.cache.block_hash import PrefixHash, root_hash
-from hearth.worker.constraint.answer_grammar import AnswerGrammar
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.prompt.images.image_placeholders import ImageForm
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.prompt_builder import PromptBuilder
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_marks import end_of_turn_ids, generation_prompt, history_marks
+from hearth.worker.prompt.template_turn_tokens import (
+    end_of_turn_ids,
+    generation_prompt,
+    history_marks,
+)
 from hearth.worker.prompt.tokenise import PieceTokeniser
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.session_manager import SessionManager, SessionRules
 from hearth.worker.stream.detokenise import Vocabulary
-from hearth.worker.stream.output_format import OutputFormat, template_of
+from hearth.worker.stream.model_output_format import OutputFormat, template_of
 
 
 def make_builder(
@@ -92,7 +96,7 @@ def prompt_facts(
         root=root,
         opens_thinking=output_format.is_thinking_open(generation_prompt(tokenizer)),
         output_format=output_format,
-        answer_grammar=AnswerGrammar(
+        answer_grammar=GrammarCompiler(
             tokenizer,
             facts.vocab_size,
             end_of_turn_ids(tokenizer, loaded.generation_config),

@@ -1,0 +1,1 @@
+"""Splits what a model writes into reasoning, content and tool calls, while it is generated."""

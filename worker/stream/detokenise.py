@@ -1,6 +1,6 @@
-"""Token ids to text, one at a time, byte for byte what decoding all of them at once gives.
+"""Turns token ids into text one at a time, byte for byte as decoding all of them at once does.
 
-A character whose bytes are spread over tokens appears when its last byte is there; bytes that
+A character whose bytes are spread over tokens appears when its last byte is there. Bytes that
 never become a character at the end of a generation are dropped, so no U+FFFD is ever made up.
 """
 
@@ -20,7 +20,10 @@ class Detokeniser(Protocol):
 
 
 class Vocabulary:
-    """What each token id stands for. Made once per model; makes a Detokeniser per request."""
+    """Maps each token id to its bytes, and makes a Detokeniser for each request.
+
+    Immutable, made once for a model: any thread may use it.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -33,6 +36,7 @@ class Vocabulary:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token standing alone; b"" for an id without text."""
+        assert token_id >= 0, token_id
         if self._table is None:
             text: str = self._tokenizer.decode([token_id])
             return text.encode("utf-8", "replace")
@@ -40,12 +44,15 @@ class Vocabulary:
 
 
 class _FromBytes:
+    """Decodes the bytes of each token. Owner: the inference thread."""
+
     def __init__(self, table: list[bytes], strips_first_space: bool) -> None:
         self._table = table
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip_next = strips_first_space
 
     def add(self, token_id: int) -> str:
+        assert token_id >= 0, token_id
         piece = self._table[token_id] if token_id < len(self._table) else b""
         text = self._decoder.decode(piece)
         if self._strip_next and text:
@@ -55,7 +62,7 @@ class _FromBytes:
 
 
 class _Naive:
-    """For tokenizers whose decoder is neither byte-level nor byte-fallback."""
+    """Decodes with mlx-lm where the decoder is neither byte-level nor byte-fallback."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._inner = NaiveStreamingDetokenizer(tokenizer)

@@ -1,4 +1,4 @@
-"""What a client that asked for log probabilities is told of one sampled token."""
+"""Describes the log probabilities of one sampled token for a client that asked for them."""
 
 import mlx.core as mx
 import numpy as np
@@ -9,6 +9,7 @@ from hearth.worker.stream.detokenise import Vocabulary
 
 def describe(token_id: int, logprobs: mx.array, top: int, vocabulary: Vocabulary) -> TokenLogprob:
     """Return the token with its `top` likeliest alternatives; `logprobs` is (vocabulary,)."""
+    assert logprobs.ndim == 1 and 0 <= token_id < logprobs.shape[0], (token_id, logprobs.shape)
     values = np.array(logprobs.astype(mx.float32))
     likeliest = np.argsort(-values, kind="stable")[:top].tolist()
     return TokenLogprob(

@@ -1,6 +1,6 @@
-"""Text that arrives in pieces, for readers that wait where they cannot decide yet.
+"""Buffers text that arrives in pieces, for parsers that wait where they cannot decide yet.
 
-A reader is a generator: it yields where it needs more text, so what it makes of a text is the
+A parser is a generator: it yields where it needs more text, so what it makes of a text is the
 same however the text was cut. Offsets count from `LookaheadBuffer.at`, which stays where it is
 while a method waits.
 """
@@ -11,19 +11,19 @@ from typing import Any, Final, TypeVar
 import regex
 
 T = TypeVar("T")
-ReaderSteps = Generator[None, None, T]  # yields while it waits, returns what it found
-PartWriter = Callable[[str], None]
+ParserSteps = Generator[None, None, T]  # yields while it waits, returns what it found
+WriteText = Callable[[str], None]
 
 TRIM_CHARS: Final = 4_096  # of text that was read, before it is let go
 KEEP_CHARS: Final = 256  # of text that was read and can be looked back to: more than any mark has
 
 
 class UnreadableOutput(Exception):
-    """What was taken for a call is none."""
+    """The text that was taken for a call is none."""
 
 
 class Marks:
-    """Strings to look for; of two at one place the longer one counts."""
+    """A set of strings to search for; of two at one place the longer one counts. Immutable."""
 
     def __init__(self, *marks: str) -> None:
         longest_first = sorted(set(filter(None, marks)), key=len, reverse=True)
@@ -46,7 +46,10 @@ class Marks:
 
 
 class LookaheadBuffer:
-    """The text of one answer, as far as it has come. Owner: the inference thread."""
+    """The text of one answer, as far as it has come. Owner: the inference thread.
+
+    Invariant: `0 <= at <= len(text)`, and what is held begins at or before `at`.
+    """
 
     def __init__(self) -> None:
         self.at = 0  # what stands before it was read
@@ -54,31 +57,35 @@ class LookaheadBuffer:
         self.is_complete = False  # it is over because the model ended its turn
         self.is_cut = False  # it is over because it may not be longer
         self._text = ""
-        self._held: int | None = None  # what begins here may have to be read again
+        self._held: int | None = None  # the text from here on may have to be read again
 
     def add(self, text: str) -> None:
         """Append the next piece."""
+        assert not self.is_over and 0 <= self.at <= len(self._text), (self.at, len(self._text))
         if self._held is None and self.at > TRIM_CHARS:
             self._text, self.at = self._text[self.at - KEEP_CHARS :], KEEP_CHARS
         self._text += text
 
     def finish(self, is_complete: bool, is_stopped: bool = False) -> None:
-        """No more text will come; `is_stopped`: because the client's stop string came."""
+        """Take it that no more text comes; `is_stopped`: because the client's stop string came."""
+        assert not self.is_over
         self.is_over, self.is_complete = True, is_complete
         self.is_cut = not (is_complete or is_stopped)
 
     def hold(self, back: int = 0) -> None:
         """Keep the text from `back` characters before here, so that `rewind` can return to it."""
         self._held = self.at - back
+        assert 0 <= self._held <= self.at, (self._held, self.at, back)
 
     def release(self) -> None:
-        """Whatever was read is read for good."""
+        """Let go what is held: what was read is not read again."""
         self._held = None
 
     def rewind(self) -> int:
-        """Return to what is held, and tell how many characters will be read again."""
+        """Go back to the held text, and return how many characters will be read again."""
         assert self._held is not None
         count = self.at - self._held
+        assert count >= 0, (self._held, self.at)
         self.at, self._held = self._held, None
         return count
 
@@ -87,7 +94,7 @@ class LookaheadBuffer:
         at = self.at - count - 1
         return self._text[at] if at >= 0 else ""
 
-    def peek(self, offset: int = 0) -> ReaderSteps[str]:
+    def peek(self, offset: int = 0) -> ParserSteps[str]:
         """Return the character at `offset`, "" if the text is over before."""
         while self.at + offset >= len(self._text):
             if self.is_over:
@@ -95,8 +102,8 @@ class LookaheadBuffer:
             yield
         return self._text[self.at + offset]
 
-    def starts(self, mark: str, offset: int = 0) -> ReaderSteps[bool]:
-        """Tell whether `mark` stands at `offset`; an empty one never does."""
+    def starts(self, mark: str, offset: int = 0) -> ParserSteps[bool]:
+        """Return whether `mark` stands at `offset`; an empty one never does."""
         while True:
             start = self.at + offset
             if self._text.startswith(mark, start):
@@ -105,7 +112,7 @@ class LookaheadBuffer:
                 return False
             yield
 
-    def run(self, pattern: Any, offset: int = 0) -> ReaderSteps[int]:
+    def run(self, pattern: Any, offset: int = 0) -> ParserSteps[int]:
         """Return the offset behind what `pattern` matches: characters of a class, or escapes."""
         while True:
             end = pattern.match(self._text, self.at + offset).end()
@@ -114,7 +121,16 @@ class LookaheadBuffer:
                 return offset
             yield
 
-    def match(self, pattern: Any, offset: int = 0, is_lenient: bool = False) -> ReaderSteps[Any]:
+    def skip(self, pattern: Any) -> ParserSteps[None]:
+        """Read what `pattern` matches here: characters of a class, or escapes.
+
+        Not `at += yield from run(...)`: that takes `at` as it was before the wait, and `add` moves
+        it meanwhile where it lets read text go.
+        """
+        count = yield from self.run(pattern)
+        self.at += count
+
+    def match(self, pattern: Any, offset: int = 0, is_lenient: bool = False) -> ParserSteps[Any]:
         """Return the match of `pattern` at `offset`, None if there is none.
 
         The alternatives of a pattern must exclude each other. `is_lenient`: the beginning of a
@@ -128,7 +144,7 @@ class LookaheadBuffer:
                 return found
             yield
 
-    def scan(self, marks: Marks, write: PartWriter) -> ReaderSteps[str]:
+    def scan(self, marks: Marks, write: WriteText) -> ParserSteps[str]:
         """Write the text up to the first mark, and return the mark; "" where the text is over.
 
         The mark is read, too.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopHit:
-    """Text that may be shown, and the stop string that ended it (None: it goes on)."""
+    """A text that may be shown, and the stop string that ended it (None: it goes on)."""
 
     text: str
     stop: str | None
@@ -14,14 +14,16 @@ class StopHit:
 class StopMatcher:
     """Passes text through, holding back only what may be the beginning of a stop string.
 
-    The text returned over all calls is the input up to the stop string that is complete first,
-    exclusive, however the input was cut into pieces; of several that end there the longest counts.
+    Invariants: the text returned over all calls is the input up to the stop string that is
+    complete first, exclusive, however the input was cut into pieces; of several that end there the
+    longest counts. What is held back is shorter than the longest stop string.
     Owner: the inference thread.
     """
 
     def __init__(self, stops: list[str]) -> None:
         assert all(stops), "an empty stop string would end everything at once"
         self._stops = stops
+        self._partial_max = max(map(len, stops), default=1) - 1
         self._held = ""
 
     def feed(self, text: str) -> StopHit:
@@ -37,6 +39,7 @@ class StopMatcher:
         keep = self._partial_length()
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]
+        assert len(self._held) <= self._partial_max, (len(self._held), self._partial_max)
         return StopHit(shown, None)
 
     def finish(self) -> str:
@@ -54,8 +57,7 @@ class StopMatcher:
 
     def _partial_length(self) -> int:
         """Return the length of the longest tail that begins some stop string."""
-        longest = max(len(stop) for stop in self._stops) - 1
-        for length in range(min(longest, len(self._held)), 0, -1):
+        for length in range(min(self._partial_max, len(self._held)), 0, -1):
             tail = self._held[-length:]
             if any(stop.startswith(tail) for stop in self._stops):
                 return length

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.request.session_id import session_of
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply, ideals
 from scripts.harness.captured_sessions import PARSE
 from scripts.harness.model_families import family
@@ -115,7 +115,7 @@ def test_ten_sub_agents_in_parallel_leave_their_orchestrators_line_intact(
     assert after.cached >= kept - 1, "everything that was said before"
     assert after.prefilled <= len(after.ids) - kept + SLACK
     assert after.divergence is None
-    told = desk.sessions.told("one")
+    told = desk.sessions.session_report("one")
     assert told is not None and len(told["lines"]) == 11
     assert [line["kind"] for line in told["lines"]].count("main") == 1
     steps = [reply for agent in agents for reply in agent.replies[1:]]

@@ -12,7 +12,7 @@ import pytest
 
 from hearth.proxy.request.session_id import session_of
 from hearth.shared.wire_messages import Prompt
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from tests.helpers.clients.client_echoes import CLIENTS, CWD

@@ -131,7 +131,7 @@ def test_several_forced_calls_all_fit() -> None:
 def test_a_think_block_ends_within_its_budget(name: str, budget: int) -> None:
     model = family(name)
     machine = GuidedMachine(model)
-    marks = machine.constrainer._thinking
+    marks = machine.constrainer.think_marks
     assert marks is not None
     opening = model.tokenizer.encode(marks.start, add_special_tokens=False)
     # A random model seldom begins to think by itself; a bias has it begin.

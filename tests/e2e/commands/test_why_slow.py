@@ -1,29 +1,24 @@
 """The guide's commands, each as it stands there, on a session that lost something."""
 
 import re
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from hearth.shared.load_settings import PROJECT_DIR
-from tests.helpers.servers.server import Server
+from tests.helpers.documents import ROOT, CodeBlock, SnippetShell, blocks
+from tests.helpers.server import Server
 
 WAIT_S = 60.0
-GUIDE = (PROJECT_DIR / "docs" / "why-slow.md").read_text()
-COMMANDS = [
-    line
-    for block in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
-    for line in block.splitlines()
-]
+GUIDE = ROOT / "docs" / "why-slow.md"
+COMMANDS = [line for block in blocks(GUIDE) for line in block.text.splitlines()]
 # What a command is known by -> what it shows.
 SHOWS = {
-    "top.py --once": ("hit rate", "my-session"),
-    "why.py my-session": ("tool added", "List tools in a stable order", "all explained"),
+    "hearth top --once": ("hit rate", "my-session"),
+    "hearth why my-session": ("tool added", "List tools in a stable order", "all explained"),
     "/v1/sessions/my-session": ('"cause":"tool added"',),
-    "inspect_cache.py": ("evictions", "within their bounds"),
+    "hearth cache": ("evictions", "within their bounds"),
     "/health": ('"running":', '"waiting":', '"wait_s":', '"queue":', '"prefills":'),
 }
 TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
@@ -57,16 +52,12 @@ def lossy(server: Server) -> Server:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_guide_shows_what_it_says(lossy: Server, command: str) -> None:
+def test_a_command_of_the_guide_shows_what_it_says(
+    lossy: Server, command: str, tmp_path: Path
+) -> None:
     (shown,) = [texts for known, texts in SHOWS.items() if known in command]
-    run = command.replace(".venv/bin/python", sys.executable)
-    if "curl" in run:
-        run = run.replace("http://127.0.0.1:4000", lossy.url)
-    else:
-        run = run.replace("  #", f" --base-url {lossy.url}  #")
-    done = subprocess.run(
-        ["bash", "-c", run], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=WAIT_S
-    )
+    shell = SnippetShell(lossy.url, lossy.environment, tmp_path)
+    done = shell.run(CodeBlock(GUIDE, 0, "sh", command, ""), WAIT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [text for text in shown if text not in done.stdout] == [], done.stdout
 

@@ -11,7 +11,7 @@ from hearth.proxy.request.session_id import session_of
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.image_keys import PromptImage
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.model_families import family
 from scripts.harness.vision_worker import picture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import validate
 
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from tests.helpers.clients.sdk_conversations import (
     OSLO,
     TALKS,

@@ -8,7 +8,7 @@ from typing import Any
 from hearth.shared.wire_messages import MessageName, Prompt, Speaker
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions.conversation_lines import Line, chains, shape_of
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import (
     ArchiveEntry,
     LineState,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hearth.proxy.request.session_id import session_of
 from hearth.shared.wire_messages import Prompt
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply, ideals
 from scripts.harness.captured_sessions import PARSE
 from tests.helpers.clients.client_echoes import CWD, Client

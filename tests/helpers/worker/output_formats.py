@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hearth.worker.stream.answer_splitter import AnswerPart, AnswerSplitter
-from hearth.worker.stream.output_format import AnswerParts, OutputFormat, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, OutputFormat, ToolCall
 from scripts.harness.model_families import FAMILIES, family
 
 OUTPUTS = Path(__file__).parents[2] / "data" / "outputs"

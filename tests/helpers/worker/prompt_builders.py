@@ -5,9 +5,9 @@ from typing import Any
 
 from hearth.shared.load_settings import load_settings
 from hearth.worker.prompt.prompt_builder import PromptBuilder
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_setup import make_builder
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.model_families import family
 
 CALL = ToolCall("read", {"path": "/a"})

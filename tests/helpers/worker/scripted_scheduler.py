@@ -12,7 +12,7 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
-from hearth.worker.stream.token_output import TokenOutput
+from hearth.worker.stream.output_processor import OutputProcessor
 
 END = 0
 CHUNK = 10
@@ -94,7 +94,7 @@ def request(
         query=PrefixQuery(tokens, cuts, prefix_hashes(ROOT, tokens, cuts)),
         sampling=Sampling(),
         tokens_max=tokens_max,
-        output=TokenOutput(Letters(), [stop] if stop else []),
+        output=OutputProcessor(Letters(), [stop] if stop else []),
         asker=asker,
     )
 

@@ -9,7 +9,7 @@ from hearth.proxy.request.message_digests import MessageDigester
 from hearth.shared.wire_messages import Prompt, Speaker, Usage
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions.cache_trace_log import TraceLog, TraceRow
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_manager import (
     RequestEnding,
     SessionManager,
@@ -88,7 +88,7 @@ class Desk:
 
     def forget_turns(self) -> None:
         """As after a restart: of the stores, only the healing store is full."""
-        self.sessions._turns = TurnStore()
+        self.sessions.turns = TurnStore()
 
 
 def echo(said: TurnContent, call_ids: Sequence[str] = (), **changes: Any) -> dict[str, Any]:

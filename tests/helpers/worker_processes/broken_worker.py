@@ -16,7 +16,7 @@ from hearth.worker.cache import block_hash, image_keys
 from hearth.worker.cache.block_hash import Tokens
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.sessions.thinking_healing import HealingStore
+from hearth.worker.sessions.thinking_store import ThinkingStore
 from hearth.worker.sessions.turn_store import TurnStore
 
 
@@ -58,7 +58,7 @@ def _estranged() -> None:
     """No turn is known again, and no thinking."""
     mock.patch.object(TurnStore, "by_ids", lambda *_: ()).start()
     mock.patch.object(TurnStore, "by_place", lambda *_: ()).start()
-    mock.patch.object(HealingStore, "get", lambda *_: "").start()
+    mock.patch.object(ThinkingStore, "get", lambda *_: "").start()
 
 
 def _lose(cache: list[Any]) -> None:

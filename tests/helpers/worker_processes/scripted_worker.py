@@ -27,7 +27,7 @@ from hearth.worker import main as real
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.model_families import Family, family
 
 MISSION: Final = "Find the secret words. Begin with "  # a path follows, of start.txt

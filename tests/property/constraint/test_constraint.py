@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.answer_grammar import AnswerGrammar
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from scripts.fixtures import checkpoint_files
 from scripts.harness.constrained_answers import Schemas, closers, constrainer_for, tool, walk
 from scripts.harness.model_families import family
@@ -45,7 +45,7 @@ ANY_SCHEMA = st.dictionaries(st.sampled_from(KEYWORDS), JSON_VALUES, max_size=5)
 
 
 @cache
-def constrainer(name: str) -> AnswerGrammar:
+def constrainer(name: str) -> GrammarCompiler:
     return constrainer_for(family(name))
 
 
@@ -81,10 +81,10 @@ def test_any_tool_gives_a_guide_or_a_refusal(name: str, schema: Any, words: str)
     step(constrainer(name), Constraints(tool_choice="required"), [tool(f"f{words}", schema)])
 
 
-def step(found: AnswerGrammar, constraints: Constraints, tools: list[Any]) -> None:
+def step(found: GrammarCompiler, constraints: Constraints, tools: list[Any]) -> None:
     """Ask for a guide, and its first token."""
     try:
-        guide = found.guide(constraints, tools, "", 0)
+        guide = found.token_mask(constraints, tools, "", 0)
     except RequestError as error:
         assert error.status == 400
         assert str(error)

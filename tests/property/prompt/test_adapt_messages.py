@@ -16,9 +16,9 @@ from hypothesis import given, settings, strategies as st
 from hearth.shared.load_settings import load_settings
 from hearth.worker.prompt.prompt_builder import PromptBuilder, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_setup import make_builder
-from hearth.worker.stream.output_format import ToolCall
+from hearth.worker.stream.model_output_format import ToolCall
 from scripts.harness.model_families import FAMILIES, family, tools_for
 
 TOOLS = tools_for([ToolCall("read", {"path": "/a"})])

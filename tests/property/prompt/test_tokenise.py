@@ -399,13 +399,13 @@ def test_values_as_deep_as_the_wire_carries_are_shielded() -> None:
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that a tokenizer's own vocabulary was asked for, in order."""
     texts: list[str] = []
-    original = tokenise._PlainText.ids
+    original = tokenise.PlainTextEncoder.ids
 
     def counted(self: Any, text: str, is_first: bool) -> list[int]:
         texts.append(text)
         return original(self, text, is_first)
 
-    monkeypatch.setattr(tokenise._PlainText, "ids", counted)
+    monkeypatch.setattr(tokenise.PlainTextEncoder, "ids", counted)
     return texts
 
 

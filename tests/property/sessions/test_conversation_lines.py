@@ -73,7 +73,7 @@ class Lines(RuleBasedStateMachine):
     @initialize(lines_max=st.sampled_from((0, 1, 3)), idle=st.booleans())
     def begin(self, lines_max: int, idle: bool) -> None:
         self.lines_max, self.idle_s = lines_max, IDLE_S if idle else 0.0
-        self.lineage = ConversationLines(lines_max, self.idle_s)
+        self.lines = ConversationLines(lines_max, self.idle_s)
 
     # ------------------------------------------------------------ what happens
 
@@ -111,7 +111,7 @@ class Lines(RuleBasedStateMachine):
 
     @rule()
     def the_cache_is_emptied(self) -> None:
-        self.lineage.forget_lines()
+        self.lines.forget_lines()
         self.order.clear()
 
     # ------------------------------------------------------------ what must come of it
@@ -120,9 +120,9 @@ class Lines(RuleBasedStateMachine):
         before = self.stood()
         prompt = prompt_of(said, speaker)
         links = chains(prompt.names)
-        session = self.lineage.session(speaker, self.now)
+        session = self.lines.session(speaker, self.now)
         self.expect_expiry(speaker)
-        place = self.lineage.place(session, shape_of(prompt, links), links)
+        place = self.lines.place(session, shape_of(prompt, links), links)
         self.running.append((said, place))
         assert self.stood() == {line: before[line] for line in self.order}, "placing reads only"
         self.check_choice(said, speaker, place)
@@ -155,14 +155,14 @@ class Lines(RuleBasedStateMachine):
     def end(self, said: Said, place: LinePosition, tokens: int) -> None:
         speaker, before = place.session.speaker, self.stood()
         may = place.line in self.order and self.is_extended_still(place.line, said)
-        line = self.lineage.advance(place, self.now)
+        line = self.lines.advance(place, self.now)
         if may:
             assert line is place.line, "a line that is still extended advances"
         else:
             assert line not in self.held, "else a new one is opened"
         known = place.line or place.relative
         parent = known if known in self.order else None
-        self.lineage.write(line, place.shape, pack(range(tokens)), tokens)
+        self.lines.write(line, place.shape, pack(range(tokens)), tokens)
         self.use(speaker)
         self.remember(line, said, speaker)
         self.expect_caps(line, speaker)
@@ -212,7 +212,7 @@ class Lines(RuleBasedStateMachine):
 
     def stood(self) -> dict[Line, tuple[bytes, ...]]:
         """Return what each remembered line stands for."""
-        lines = [line for session in self.lineage.sessions for line in session.lines.values()]
+        lines = [line for session in self.lines.sessions for line in session.lines.values()]
         return {
             line: tuple(name.exact for name in line.shape.names)
             for line in lines
@@ -223,21 +223,21 @@ class Lines(RuleBasedStateMachine):
     def no_line_is_lost_but_by_caps_and_each_is_what_it_was(self) -> None:
         expected = {line: tuple(map(digest, self.held[line])) for line in self.order}
         assert self.stood() == expected
-        assert list(self.lineage._lines) == self.order
+        assert self.lines.lines == self.order
 
     @invariant()
     def the_sessions_are_those_that_were_used_last(self) -> None:
-        assert [each.speaker for each in self.lineage.sessions] == list(self.used)
+        assert [each.speaker for each in self.lines.sessions] == list(self.used)
 
     @invariant()
     def sessions_are_disjoint_and_each_line_is_its_speakers(self) -> None:
-        for one, other in itertools.combinations(self.lineage.sessions, 2):
+        for one, other in itertools.combinations(self.lines.sessions, 2):
             assert not one.lines.keys() & other.lines.keys()
             assert one.speaker != other.speaker
-        for session in self.lineage.sessions:
+        for session in self.lines.sessions:
             for number, line in session.lines.items():
                 assert line.number == number and self.owner[line] == session.speaker
-                assert self.lineage.session_of(line) is session
+                assert self.lines.session_of(line) is session
 
     @invariant()
     def parents_are_remembered_and_lead_to_a_root(self) -> None:
@@ -247,9 +247,8 @@ class Lines(RuleBasedStateMachine):
             assert line.parent is None or self.owner[line.parent] == self.owner[line]
 
     @invariant()
-    def tokens_are_counted(self) -> None:
-        held = [line.tokens for line in self.order]
-        assert self.lineage._tokens == sum(len(tokens) for tokens in held if tokens is not None)
+    def what_is_held_is_counted_and_bounded(self) -> None:
+        self.lines.check()
 
 
 TestLines = Lines.TestCase

@@ -21,7 +21,7 @@ from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.prompt import tokenise
 from hearth.worker.sessions import session_manager
-from hearth.worker.sessions.echo_match import says_the_same
+from hearth.worker.sessions.echoed_turn_match import says_the_same
 from scripts.harness import captured_sessions
 from scripts.harness.body_mutations import WORD, Key, Mutation, leaves, mutations, shortened
 from scripts.harness.captured_sessions import Exchange
@@ -178,7 +178,7 @@ def test_it_sees_a_record_that_stands_for_a_turn_that_was_edited(
     fresh: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proof = fresh()
-    monkeypatch.setattr(session_manager, "_is_echo", lambda turn, said, known: True)
+    monkeypatch.setattr(session_manager, "is_echo", lambda turn, said, known: True)
     found = findings(proof, lambda m: m.where[-1] == "command")
     assert found and all("a record hides arguments" in finding for finding in found)
 
@@ -191,7 +191,7 @@ def test_it_sees_thinking_that_a_record_without_any_hides(
     def is_echo(turn: Any, said: Any, known: Any) -> bool:
         return says_the_same(turn.said, replace(said, reasoning=""), known)
 
-    monkeypatch.setattr(session_manager, "_is_echo", is_echo)
+    monkeypatch.setattr(session_manager, "is_echo", is_echo)
     tried = [row for row in proof.reshaped() if "thinking put" in row[1]]
     found = [proof.other_shape(*row).finding for row in tried]
     assert any("a record hides thinking" in finding for finding in found)
@@ -214,8 +214,7 @@ def test_it_sees_canonical_text_that_the_model_is_shown(
     monkeypatch.setattr(captured_sessions, "prompt_of", canonical)
     proof.session = [replace(each, prompt=canonical(each.row)) for each in proof.session]
     proof.plain = [
-        (proof._seen(proof.warm, e.prompt), proof._seen(proof.cold, e.prompt))
-        for e in proof.session
+        (proof.seen(proof.warm, e.prompt), proof.seen(proof.cold, e.prompt)) for e in proof.session
     ]
     found = findings(proof, lambda m: m.kind == "volatile" and m.where[0] == "messages")
     assert "no prompt shows it" in found
@@ -224,13 +223,13 @@ def test_it_sees_canonical_text_that_the_model_is_shown(
 def test_it_sees_a_tokenisation_that_is_remembered_by_less_than_its_text(
     fresh: Callable[..., Proof], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recall = tokenise._PieceCache.recall
+    recall = tokenise.PieceCache.recall
 
     def by_its_ends(memory: Any, key: tuple[str, bool], encode: Any) -> tuple[int, ...]:
         text, is_first = key
         return recall(memory, (f"{len(text)}{text[:9]}{text[-9:]}", is_first), encode)
 
-    monkeypatch.setattr(tokenise._PieceCache, "recall", by_its_ends)
+    monkeypatch.setattr(tokenise.PieceCache, "recall", by_its_ends)
     assert findings(fresh(), lambda m: m.kind == "letter" and len(str(m.was)) > 50)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hearth.shared.load_settings import load_settings
 from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptContent
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_setup import make_builder
 from hearth.worker.setup.vision_setup import make_vision
 from scripts.fixtures.fixture_cache import VISION_NAMES, fixture_dir

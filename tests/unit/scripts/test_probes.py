@@ -15,9 +15,9 @@ from hypothesis import given, strategies as st
 
 from hearth.commands import diff_turns, inspect_cache, probe_agent, probe_cache, why
 from hearth.commands.server_client import COUNTERS, Answer, Calls, run, table
+from hearth.commands.stream_client import Tokens
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.request.message_digests import MessageDigester
-from scripts.replay.stream_client import Tokens
 
 pytestmark = pytest.mark.process
 

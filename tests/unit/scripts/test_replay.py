@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from hypothesis import given, strategies as st
 
+from hearth.commands.stream_client import READERS, Outcome, Reading, SseReader, Tokens, tokens_of
 from hearth.shared.errors import RequestError
 from scripts.replay.__main__ import (
     Row,
@@ -24,7 +25,6 @@ from scripts.replay.__main__ import (
     summary_lines,
 )
 from scripts.replay.ideal_cache import ideal_cached, percentile
-from scripts.replay.stream_client import READERS, Outcome, Reading, SseReader, Tokens, tokens_of
 from scripts.replay.traces import (
     Spoken,
     answer_key,

@@ -417,7 +417,7 @@ def test_the_test_command_becomes_the_suite_or_pytest_with_every_argument(
     with pytest.raises(Became) as became:
         install_and_run.main(["test", *arguments])
     assert became.value.args[0] == ["-m", module, *arguments]
-    assert installed == [["dev"]]
+    assert installed == [["dev", "vision"]]
 
 
 def test_a_check_says_what_it_found_and_starts_nothing(
@@ -445,6 +445,24 @@ def test_cuda_without_the_driver_is_refused_before_anything_is_installed(
     monkeypatch.setattr(install_and_run.ctypes, "CDLL", missing)
     assert install_and_run.main(["--cuda"]) == 1
     assert "NVIDIA's driver" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "extras"),
+    [([], []), (["--no-vision"], ["no-vision"]), (["--vision"], ["vision"])],
+)
+def test_the_options_say_which_extras_are_installed(
+    started: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], extras: list[str]
+) -> None:
+    installed = []
+
+    def prepare(venv: Path, wanted: list[str]) -> NoReturn:
+        installed.append(wanted)
+        raise Stop("enough")
+
+    monkeypatch.setattr(install_and_run, "prepare", prepare)
+    assert install_and_run.main(options) == 1
+    assert installed == [extras]
 
 
 def test_an_unknown_option_is_refused_by_the_usage(

@@ -84,11 +84,3 @@ def test_the_public_name_is_the_hub_id_the_directory_or_the_builtin(tmp_path: Pa
     assert load_settings({"MODEL_PATH": "owner/name"}, None).model_name == "owner/name"
     assert load_settings({}, None).model_name == "pocket"
     assert load_settings({"PROXY_MODEL_ID": "mine"}, None).model_name == "mine"
-
-
-def test_the_readme_lists_every_setting_with_its_default() -> None:
-    table = (PROJECT_DIR / "README.md").read_text()
-    for about, setting in zip(example_lines()[::2], example_lines()[1::2], strict=True):
-        name, default = setting.split("=", 1)
-        shown = f"`{default}`" if default else "empty"
-        assert f"| `{name}` | {shown} | {about.removeprefix('# ')} |" in table

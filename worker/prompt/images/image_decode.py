@@ -1,4 +1,4 @@
-"""Image files become pixels here, and nowhere else. A file is an attacker's word until it is read.
+"""Decodes image files into pixels; no other module does. A file is untrusted until it is decoded.
 
 Pillow's reader of the one format that a file's first bytes show is called by name, so that no other
 of its decoders ever runs. What a file claims is checked before any pixel is decoded.
@@ -21,7 +21,7 @@ from hearth.shared.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-# What Pillow warns of (metadata that it skips, for one) is no news for who runs the server.
+# Pillow warns of metadata that it skips, for one: no news for those who run the server.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 SEGMENTS_MAX: Final = 500  # what libjpeg's own fuzzers allow; a camera's file has some 10 of each
@@ -59,6 +59,7 @@ def decoded(data: bytes, pixels_max: int) -> Image.Image:
     Raises:
         RequestError: 400; `image_type`, `image_too_many_pixels` or `image_broken`.
     """
+    assert pixels_max > 0, pixels_max
     kind = _kind_of(data)
     _refuse_segments(kind, data)
     try:
@@ -68,7 +69,7 @@ def decoded(data: bytes, pixels_max: int) -> Image.Image:
         raise _too_many(f"over {over:,} pixels", pixels_max) from None
     except Exception as error:  # whatever a parser meets in a damaged header
         raise _broken(
-            kind, data, f"its header is damaged, or it has no pixels ({_told(error)})"
+            kind, data, f"its header is damaged, or it has no pixels ({_error_text(error)})"
         ) from error
     width, height = image.size
     if width * height > pixels_max:
@@ -78,7 +79,7 @@ def decoded(data: bytes, pixels_max: int) -> Image.Image:
         _turn_upright(image)
         return _rgb(image)
     except Exception as error:  # whatever a decoder meets in damaged data
-        raise _broken(kind, data, _told(error)) from error
+        raise _broken(kind, data, _error_text(error)) from error
 
 
 def _kind_of(data: bytes) -> str:
@@ -89,9 +90,9 @@ def _kind_of(data: bytes) -> str:
     elif data[4:8] == b"ftyp":
         kind = _BRANDS.get(data[8:12], "")
     if kind not in _READERS:
-        told = kind or f"of no known format (it begins with {data[:8].hex(' ') or 'nothing'})"
+        named = kind or f"of no known format (it begins with {data[:8].hex(' ') or 'nothing'})"
         raise RequestError(
-            f"The image is {told}; PNG, JPEG, WebP and GIF are read. Send it as one of these.",
+            f"The image is {named}; PNG, JPEG, WebP and GIF are read. Send it as one of these.",
             code="image_type",
         )
     return kind
@@ -152,5 +153,5 @@ def _broken(kind: str, data: bytes, reason: str) -> RequestError:
     )
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__

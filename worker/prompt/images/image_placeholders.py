@@ -1,4 +1,4 @@
-"""Images in messages: marks in their place while text is rendered, then their tokens.
+"""Puts marks in the place of images while text is rendered, and then the images' tokens.
 
 A template is given strings only, with a mark where an image stands, so that it shows images
 wherever it shows text, in tools' results too. Owner: the prompt thread. Touches no MLX.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
+from hearth.shared.extras import VISION_REMEDY, has_vision
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
@@ -19,7 +20,7 @@ _SHOWN: Final = "\ufffc"  # what Unicode has for an object in a text
 
 @dataclass(frozen=True, slots=True)
 class ImageForm:
-    """What a model's processor writes around each image: text, to be joined to what is there."""
+    """The text that a model's processor writes around each image. Immutable."""
 
     before: str = ""
     after: str = ""
@@ -31,6 +32,7 @@ def marked(messages: list[dict[str, Any]], mark: str) -> tuple[list[dict[str, An
     `mark` is in none of them but for what shields their control tokens, which never puts two
     together.
     """
+    assert len(mark) == 1, mark
     digests: list[str] = []
     texts = []
     for message in messages:
@@ -94,24 +96,25 @@ def without_images(prompt: Prompt, model: str) -> list[dict[str, Any]]:
     Raises:
         RequestError: another message shows one.
     """
-    told = []
+    shown_messages = []
     for message in prompt.messages:
         content = message.get("content")
         if isinstance(content, list):
             if message["role"] != "tool":
                 shown = [part["image"] for part in content if part["type"] == "image"]
                 place = prompt.places.get(shown[0], "messages") if shown else "messages"
+                remedy = "" if has_vision() else f"{VISION_REMEDY} and "
                 raise RequestError(
-                    f"{place} is an image, and {model} reads text only. Remove the image, or serve "
-                    "a vision model (MODEL_PATH).",
+                    f"{place} is an image, and {model} reads text only. Remove the image, or "
+                    f"{remedy}serve a vision model (MODEL_PATH).",
                     code="unsupported_content",
                     param="messages",
                 )
-            message = {**message, "content": _told(content)}
-        told.append(message)
-    return told
+            message = {**message, "content": _text_with_notice(content)}
+        shown_messages.append(message)
+    return shown_messages
 
 
-def _told(content: Sequence[Mapping[str, Any]]) -> str:
+def _text_with_notice(content: Sequence[Mapping[str, Any]]) -> str:
     notice = "[image omitted: this model reads text only]"
     return "\n".join(part["text"] if part["type"] == "text" else notice for part in content)

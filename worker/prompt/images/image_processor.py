@@ -1,4 +1,4 @@
-"""Images as the model is given them: decoded, and run through the model's own processor.
+"""Runs images through the model's own processor, and remembers what came of them.
 
 Whatever a processor makes leaves here as NumPy arrays. Imports no MLX of its own.
 """
@@ -33,7 +33,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Expansion:
-    """What the processor makes of one image: text, the picture's tokens, text; and its arrays."""
+    """The processor's output for one image: text, the image's tokens, text; and its arrays."""
 
     before: str
     ids: NDArray[np.int32]
@@ -47,7 +47,7 @@ class _Expansion:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What stays known of an image whose arrays are gone."""
+    """The facts that stay known of an image whose arrays are gone."""
 
     identity: bytes
     ids: NDArray[np.int32]
@@ -55,17 +55,17 @@ class _Facts:
 
 
 class ImageReader:
-    """Reads image files as the model's processor does, and remembers what it found.
+    """Reads image files as the model's processor does, and remembers the results.
 
     `before` and `after` are the text that the processor writes around every image.
     `counts` has an entry for every outcome: "decoded", "again" (the arrays were gone), "known",
     and the code of each refusal.
-    Owner: the image thread. Others call `forget`, and a Picture's `inputs`, which waits for the
+    Owner: the image thread. Others call `forget`, and a PromptImage's `inputs`, which waits for the
     image that is being decoded where its arrays are gone, and not otherwise. The processor's
     tokenizer must be no other thread's: it is set up anew for each call.
     Memory: ARRAYS_BYTES_MAX of arrays (the newest stays whatever its size) and FACTS_MAX facts. A
-    Picture holds its file, and lives as long as its request. One image is decoded at a time; with
-    the processor's copies that takes 16 bytes a pixel at its peak, 640 MB at the default
+    PromptImage holds its file, and lives as long as its request. One image is decoded at a time;
+    with the processor's copies that takes 16 bytes a pixel at its peak, 640 MB at the default
     MAX_IMAGE_PIXELS.
     """
 
@@ -88,7 +88,7 @@ class ImageReader:
         self._tokenizer = getattr(processor, "tokenizer", processor)
         self._added = frozenset(self._tokenizer.added_tokens_decoder)
         self._decoding = threading.Lock()  # held for seconds
-        self._table = threading.Lock()  # of what follows; held for a look-up
+        self._table = threading.Lock()  # guards the two tables below; held for a look-up
         self._facts: OrderedDict[str, _Facts] = OrderedDict()
         self._arrays: OrderedDict[str, _Expansion] = OrderedDict()
         try:
@@ -164,6 +164,7 @@ class ImageReader:
         if not added:
             raise ValueError(f"it writes no token for an image where {self._marker!r} stands")
         start, end = added[0], added[-1] + 1
+        assert start < end, (start, end)
         run = np.array(ids[start:end], dtype=np.int32)
         return _Expansion(self._text(ids[:start]), run, self._text(ids[end:]), arrays)
 
@@ -177,7 +178,7 @@ class ImageReader:
         text: str = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False) if ids else ""
         return text
 
-    # ------------------------------------------------------------ what is remembered
+    # ------------------------------------------------------------ memory
 
     def forget(self) -> None:
         """Forget every image; one that is being read is remembered. Any thread."""
@@ -218,6 +219,7 @@ class ImageReader:
             total = sum(each.byte_count for each in self._arrays.values())
             while total > ARRAYS_BYTES_MAX and len(self._arrays) > 1:
                 total -= self._arrays.popitem(last=False)[1].byte_count
+            assert name in self._arrays and name in self._facts, "the newest stays"
 
     def _count(self, outcome: str) -> None:
         with self._table:
@@ -225,7 +227,7 @@ class ImageReader:
 
 
 def _facts_of(expansion: _Expansion) -> _Facts:
-    """Return what an image is known by: pixels and tokens, so that no other setting is missed."""
+    """Return an image's identity, of pixels and tokens, so that no other setting is missed."""
     grid = expansion.arrays.get("image_grid_thw")
     rows = () if grid is None else tuple(tuple(row) for row in grid.reshape(-1, 3).tolist())
     return _Facts(identity_of({**expansion.arrays, "ids": expansion.ids}), expansion.ids, rows)

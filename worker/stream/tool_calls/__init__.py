@@ -1,0 +1,1 @@
+"""Parses tool calls in each form that models write them, and makes their arguments strict JSON."""

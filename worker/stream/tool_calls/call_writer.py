@@ -1,79 +1,82 @@
-"""Where one call is written: held back until it is certain that it is one."""
+"""Writes one call to the collector, and holds it back until it is certain that it is one."""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hearth.worker.stream.answer_parts import AnswerCollector, ToolCall, object_or_text
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, UnreadableOutput
-from hearth.worker.stream.part_writer import AnswerCollector, ToolCall, object_or_text
-from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
 from hearth.worker.stream.tool_calls.lenient_json import json_text
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 
 @dataclass(frozen=True, slots=True)
-class CallDesk:
-    """What the readers of calls share."""
+class CallContext:
+    """What all functions share that parse calls. Owner: the inference thread."""
 
-    source: LookaheadBuffer
-    delivery: AnswerCollector
-    tools: ArgumentTypes
-    begins: Callable[[], None]  # is told of each call before it is delivered
+    buffer: LookaheadBuffer
+    collector: AnswerCollector
+    tools: RequestTools
+    on_call: Callable[[], None]  # runs before each call is written
     start: str  # the mark in front of calls, "" = there is none
     end: str  # the mark behind them, "" = there is none
 
-    def deliver(self, name: str, arguments: str) -> None:
-        """Deliver a call that is whole: with a JSON object, or a text that is none.
+    def write(self, name: str, arguments: str) -> None:
+        """Write a call that is whole: with a JSON object, or a text that is none.
 
         A text is the argument of a tool that takes one only, and that a text.
         """
-        pen = CallWriter(self)
+        writer = CallWriter(self)
         sole = self.tools.sole_text(name)
         if sole and isinstance(object_or_text(arguments), str):
             arguments = f'{{"{json_text(sole)}": "{json_text(arguments)}"}}'
-        pen.write(arguments)
-        pen.open(name)
+        writer.write(arguments)
+        writer.open(name)
 
-    def deliver_all(self, calls: list[ToolCall]) -> None:
-        """Deliver calls that a parser found."""
+    def write_all(self, calls: list[ToolCall]) -> None:
+        """Write calls that a parser found."""
         for call in calls:
             given = call.arguments
             text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-            self.deliver(call.name, text)
+            self.write(call.name, text)
 
     @property
     def marks(self) -> tuple[str, str]:
-        """What ends a call outside of its strings."""
+        """The marks that end a call outside of its strings."""
         return self.end, self.start
 
 
 class CallWriter:
-    """Writes one call. What it writes goes out when the call is open."""
+    """Writes one call. Owner: the inference thread.
 
-    def __init__(self, desk: CallDesk) -> None:
+    Invariant: nothing reaches the collector before the call is open, and it opens once.
+    """
+
+    def __init__(self, context: CallContext) -> None:
         self.is_open = False
         self._texts: list[str] = []
-        self._desk = desk
+        self._context = context
 
     @property
     def text(self) -> str:
-        """What was written before it was open."""
+        """The text that was written before the call was open."""
         return "".join(self._texts)
 
     def open(self, name: str) -> None:
-        """It is a call of the tool `name`. Raises Unreadable where that is nothing."""
+        """Take it for a call of the tool `name`. Raises UnreadableOutput for an empty name."""
         assert not self.is_open
-        name = self._desk.tools.known(name) or name.strip()
+        name = self._context.tools.known(name) or name.strip()
         if not name:
             raise UnreadableOutput
         self.is_open = True
-        self._desk.source.release()
-        self._desk.begins()
-        self._desk.delivery.call(name)
-        self._desk.delivery.arguments(self.text)
+        self._context.buffer.release()
+        self._context.on_call()
+        self._context.collector.call(name)
+        self._context.collector.arguments(self.text)
 
     def write(self, text: str) -> None:
         """Write a piece of the arguments' JSON."""
         if self.is_open:
-            self._desk.delivery.arguments(text)
+            self._context.collector.arguments(text)
         else:
             self._texts.append(text)

@@ -1,14 +1,14 @@
-"""Calls in JSON: `{"name": ..., "arguments": {...}}`, its kin, and arguments behind a name."""
+"""Parses calls in JSON: `{"name": ..., "arguments": {...}}`, its kin, arguments behind a name."""
 
 from dataclasses import dataclass
 from typing import Final
 
 import regex
 
-from hearth.worker.stream.lookahead_buffer import ReaderSteps, UnreadableOutput
-from hearth.worker.stream.part_writer import object_or_text
-from hearth.worker.stream.tool_calls.call_writer import CallDesk, CallWriter
-from hearth.worker.stream.tool_calls.lenient_json import JsonReader, Transcoder
+from hearth.worker.stream.answer_parts import object_or_text
+from hearth.worker.stream.lookahead_buffer import ParserSteps, UnreadableOutput
+from hearth.worker.stream.tool_calls.call_writer import CallContext, CallWriter
+from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser, Transcoder
 
 NAME_CHARS_MAX: Final = 128
 _NAMES: Final = frozenset({"name", "tool_name", "function", "tool"})
@@ -19,73 +19,75 @@ _SEPARATORS: Final = regex.compile(r"[\s,;]*+")
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What is taken for a call."""
+    """How much an object must look like a call of the request's to be taken for one. Immutable."""
 
     any_name: bool = True  # also the name of no tool of the request
     any_order: bool = True  # also arguments in front of the name
 
 
-def json_calls(desk: CallDesk, trust: Trust) -> ReaderSteps[None]:
+def json_calls(context: CallContext, trust: Trust) -> ParserSteps[None]:
     """Read the call that begins here, or a list of calls, and those that follow at once.
 
-    Raises Unreadable where the next one is none; those before it are delivered.
+    Raises UnreadableOutput where the next one is none; those before it are written.
     """
-    source = desk.source
-    is_list = yield from source.starts("[")
-    source.at += is_list
+    buffer = context.buffer
+    is_list = yield from buffer.starts("[")
+    buffer.at += is_list
     while True:
-        yield from _Reader(desk, trust, "[{" if is_list else "{").read()
-        offset = yield from source.run(_SEPARATORS)
-        if is_list and (yield from source.starts("]", offset)):
-            source.at += offset + 1
+        yield from _CallObjectParser(context, trust, "[{" if is_list else "{").read()
+        offset = yield from buffer.run(_SEPARATORS)
+        if is_list and (yield from buffer.starts("]", offset)):
+            buffer.at += offset + 1
             return
-        if not (yield from source.starts("{", offset)):
+        if not (yield from buffer.starts("{", offset)):
             return
-        source.hold()
-        source.at += offset
+        buffer.hold()
+        buffer.at += offset
 
 
-def named_call(desk: CallDesk, name: str, reader: JsonReader | None = None) -> ReaderSteps[None]:
+def named_call(
+    context: CallContext, name: str, reader: LenientJsonParser | None = None
+) -> ParserSteps[None]:
     """Read the arguments of the call of `name`: the JSON object that comes here.
 
-    Raises Unreadable where it is no call.
+    Raises UnreadableOutput where it is no call.
     """
-    reader, pen = reader or JsonReader(desk.source, desk.marks), CallWriter(desk)
+    reader, writer = reader or LenientJsonParser(context.buffer, context.marks), CallWriter(context)
     if not 0 < len(name) <= NAME_CHARS_MAX or (yield from reader.blanks()) != "{":
         raise UnreadableOutput
-    if desk.tools.known(name):
-        pen.open(name)
-    is_whole = yield from reader.value(pen.write)
-    if not pen.is_open:
-        if not is_whole or isinstance(object_or_text(pen.text), str):
+    if context.tools.known(name):
+        writer.open(name)
+    is_whole = yield from reader.value(writer.write)
+    if not writer.is_open:
+        if not is_whole or isinstance(object_or_text(writer.text), str):
             raise UnreadableOutput
-        pen.open(name)
+        writer.open(name)
 
 
-class _Reader:
-    """Reads one call that is an object with a name and arguments."""
+class _CallObjectParser:
+    """Parses one call that is an object with a name and arguments."""
 
-    def __init__(self, desk: CallDesk, trust: Trust, outer: str) -> None:
+    def __init__(self, context: CallContext, trust: Trust, outer: str) -> None:
         """`outer` are the openers up to the call's own brace."""
-        self._desk = desk
+        self._context = context
         self._trust = trust
-        self._json = JsonReader(desk.source, desk.marks)
+        self._json = LenientJsonParser(context.buffer, context.marks)
         self._json.outer = outer
-        self._pen = CallWriter(desk)
+        self._writer = CallWriter(context)
         self._name = ""
         self._text: str | None = None  # arguments that were given as a text
 
-    def read(self) -> ReaderSteps[None]:
-        """Read and deliver the call. Raises Unreadable where it is none."""
+    def read(self) -> ParserSteps[None]:
+        """Parse and write the call. Raises UnreadableOutput where it is none."""
         if (yield from self._json.blanks()) != "{":
             raise UnreadableOutput
-        self._desk.source.at += 1
+        self._context.buffer.at += 1
         depth = 1
         while depth:
             key = yield from self._json.key()
             if key:
                 depth += yield from self._member(key)
-            elif key == "" and not self._pen.is_open:
+            elif key == "" and not self._writer.is_open:
                 raise UnreadableOutput
             elif self._json.is_closed:
                 depth -= 1
@@ -93,16 +95,16 @@ class _Reader:
                 break
         yield from self._finish(is_closed=not depth)
 
-    def _member(self, key: str) -> ReaderSteps[bool]:
-        """Read the value of a key, and tell whether it is an object that was only entered."""
+    def _member(self, key: str) -> ParserSteps[bool]:
+        """Read the value of a key, and return whether it is an object that was only entered."""
         char = yield from self._json.blanks()
         if key in ("function", "tool") and char == "{" and not self._name:
-            self._desk.source.at += 1
+            self._context.buffer.at += 1
             self._json.outer += "{"
             return True
         if key in _NAMES and not self._name:
             yield from self._read_name()
-        elif key in _ARGUMENTS and not self._pen.is_open and not self._pen.text:
+        elif key in _ARGUMENTS and not self._writer.is_open and not self._writer.text:
             if not self._name and not self._trust.any_order:
                 raise UnreadableOutput
             yield from self._read_arguments(char)
@@ -112,7 +114,7 @@ class _Reader:
             raise UnreadableOutput
         return False
 
-    def _read_name(self) -> ReaderSteps[None]:
+    def _read_name(self) -> ParserSteps[None]:
         texts: list[str] = []
         yield from self._json.value(texts.append)
         row = object_or_text(f'{{"name": {"".join(texts)}}}')
@@ -120,16 +122,16 @@ class _Reader:
         if not isinstance(name, str) or not 0 < len(name.strip()) <= NAME_CHARS_MAX:
             raise UnreadableOutput
         self._name = name.strip()
-        if not self._trust.any_name and not self._desk.tools.known(self._name):
+        if not self._trust.any_name and not self._context.tools.known(self._name):
             raise UnreadableOutput
-        if self._pen.text and self._desk.tools.known(self._name):
-            self._pen.open(self._name)
+        if self._writer.text and self._context.tools.known(self._name):
+            self._writer.open(self._name)
 
-    def _read_arguments(self, char: str) -> ReaderSteps[None]:
+    def _read_arguments(self, char: str) -> ParserSteps[None]:
         if char == "{":
-            if self._desk.tools.known(self._name):
-                self._pen.open(self._name)
-            yield from self._json.value(self._pen.write)
+            if self._context.tools.known(self._name):
+                self._writer.open(self._name)
+            yield from self._json.value(self._writer.write)
         elif char and char in "\"'":
             texts: list[str] = []
             if not (yield from self._json.string(texts.append)):
@@ -138,19 +140,19 @@ class _Reader:
         elif (yield from self._json.word()) != "null":
             raise UnreadableOutput
 
-    def _finish(self, is_closed: bool) -> ReaderSteps[None]:
-        """Deliver what is not yet. Raises Unreadable where it is no call."""
-        if self._pen.is_open:
+    def _finish(self, is_closed: bool) -> ParserSteps[None]:
+        """Write what is not written yet. Raises UnreadableOutput where it is no call."""
+        if self._writer.is_open:
             return
-        source, is_known = self._desk.source, bool(self._desk.tools.known(self._name))
-        is_over = not (yield from source.peek())
-        if not self._name or not (is_closed or (is_known and (source.is_complete or not is_over))):
+        buffer, is_known = self._context.buffer, bool(self._context.tools.known(self._name))
+        is_over = not (yield from buffer.peek())
+        if not self._name or not (is_closed or (is_known and (buffer.is_complete or not is_over))):
             raise UnreadableOutput
-        text = self._pen.text if self._text is None else _object_of(self._text)
+        text = self._writer.text if self._text is None else _object_of(self._text)
         is_text = isinstance(object_or_text(text or "{}"), str)
         if not is_known and is_text and (self._text is None or text.startswith("{")):
             raise UnreadableOutput
-        self._desk.deliver(self._name, text or "{}")
+        self._context.write(self._name, text or "{}")
 
 
 def _object_of(text: str) -> str:

@@ -1,4 +1,4 @@
-"""JSON as models write it, made into strict JSON piece by piece.
+"""Makes strict JSON, piece by piece, of the JSON that models write.
 
 Reads single quotes, unquoted keys and values, Python's literals, missing and trailing commas,
 raw newlines, bad escapes and quotes that should have been escaped. What is written is never taken
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import regex
 
-from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, PartWriter, ReaderSteps
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, ParserSteps, WriteText
 
 _BLANKS: Final = regex.compile(r"\s*+")
 _BLANKS_OR_COMMAS: Final = regex.compile(r"[\s,]*+")
@@ -56,8 +56,8 @@ class _Frame:
     has_bare_keys: bool = False
 
 
-class JsonReader:
-    """Reads values from a source and writes them as strict JSON.
+class LenientJsonParser:
+    """Reads values from a buffer and writes them as strict JSON.
 
     `ends` are the marks that end the JSON wherever they stand outside of its strings, and in a
     string where a raw newline or nothing follows. `quote` is a format's own mark around strings,
@@ -66,11 +66,11 @@ class JsonReader:
     """
 
     def __init__(
-        self, source: LookaheadBuffer, ends: tuple[str, ...] = (), quote: str = ""
+        self, buffer: LookaheadBuffer, ends: tuple[str, ...] = (), quote: str = ""
     ) -> None:
         self.outer = ""
         self.is_closed = False  # the brace of the outer object was read
-        self._source = source
+        self._buffer = buffer
         self._ends = tuple(filter(None, ends))
         self._quote = quote
         self._frames: list[_Frame] = []
@@ -80,8 +80,8 @@ class JsonReader:
         }
         self._behind_bare = Marks(*',}]{["\n', quote, *self._ends)
 
-    def value(self, write: PartWriter) -> ReaderSteps[bool]:
-        """Write the next value and tell whether it ended by itself.
+    def value(self, write: WriteText) -> ParserSteps[bool]:
+        """Write the next value and return whether it ended by itself.
 
         One that did not is closed, unless the text was cut off in it. Where no value stands,
         nothing is written.
@@ -97,51 +97,51 @@ class JsonReader:
         self._frames = []
         return is_whole
 
-    def string(self, write: PartWriter) -> ReaderSteps[bool]:
-        """Write what the string says that begins here, and tell whether it was closed."""
+    def string(self, write: WriteText) -> ParserSteps[bool]:
+        """Write what the string says that begins here, and return whether it was closed."""
         mark = yield from self._opening_quote()
-        self._source.at += len(mark)
+        self._buffer.at += len(mark)
         return (yield from self._string(mark, write))
 
-    def key(self) -> ReaderSteps[str | None]:
+    def key(self) -> ParserSteps[str | None]:
         """Return the next key of the outer object, None where there is no more.
 
         Its colon is read, too, and so is the brace that closes the object. What is no key is "".
         """
-        self._source.at += yield from self._source.run(_BLANKS_OR_COMMAS)
+        yield from self._buffer.skip(_BLANKS_OR_COMMAS)
         char = yield from self._peek()
         self.is_closed = char == "}"
         if self.is_closed:
-            self._source.at += 1
+            self._buffer.at += 1
         if not char or self.is_closed:
             return None
         return (yield from self._key()) or ""
 
-    def blanks(self) -> ReaderSteps[str]:
+    def blanks(self) -> ParserSteps[str]:
         """Read blanks, and return the character behind them; "" at an end."""
-        self._source.at += yield from self._source.run(_BLANKS)
+        yield from self._buffer.skip(_BLANKS)
         return (yield from self._peek())
 
-    def word(self) -> ReaderSteps[str]:
+    def word(self) -> ParserSteps[str]:
         """Return as JSON the value without quotes that stands here, "" where none does.
 
         A number, a word of JSON or Python, or else a string.
         """
         texts: list[str] = []
-        mark = yield from self._source.scan(self._behind_bare, texts.append)
-        self._source.at -= len(mark)
+        mark = yield from self._buffer.scan(self._behind_bare, texts.append)
+        self._buffer.at -= len(mark)
         text = "".join(texts).strip()
         return text and (_LITERALS.get(text) or _number(text) or f'"{json_text(text)}"')
 
     # ------------------------------------------------------------ one value
 
-    def _begin(self, prefix: str, write: PartWriter) -> ReaderSteps[None]:
+    def _begin(self, prefix: str, write: WriteText) -> ParserSteps[None]:
         """Write the value that begins here, of an object or array only its opener."""
         self._is_unclosed = False
         char = yield from self.blanks()
         mark = yield from self._opening_quote()
         if mark:
-            self._source.at += len(mark)
+            self._buffer.at += len(mark)
             self._member(prefix + '"', write)
             self._is_unclosed = not (
                 yield from self._string(mark, lambda text: write(json_text(text)))
@@ -149,7 +149,7 @@ class JsonReader:
             if not self._is_unclosed or not (yield from self._is_cut()):
                 write('"')
         elif char in _CLOSES:
-            self._source.at += 1
+            self._buffer.at += 1
             self._member(prefix + char, write)
             self._frames.append(_Frame(char))
         elif char and char not in _OPENS:
@@ -157,27 +157,27 @@ class JsonReader:
             if word and not (yield from self._is_cut()):
                 self._member(prefix + word, write)
 
-    def _member(self, text: str, write: PartWriter) -> None:
+    def _member(self, text: str, write: WriteText) -> None:
         if self._frames:
             self._frames[-1].count += 1
         write(text)
 
     # ------------------------------------------------------------ what stands between values
 
-    def _next(self, write: PartWriter) -> ReaderSteps[str | None]:
+    def _next(self, write: WriteText) -> ParserSteps[str | None]:
         """Return what stands in front of the next value; None where there is none.
 
         Objects and arrays that end here are closed.
         """
         while self._frames:
             frame = self._frames[-1]
-            self._source.at += yield from self._source.run(_BLANKS_OR_COMMAS)
+            yield from self._buffer.skip(_BLANKS_OR_COMMAS)
             char = yield from self._peek()
             if not char:
                 return None
             comma = ", " if frame.count else ""
             if char in _OPENS:
-                self._source.at += 1
+                self._buffer.at += 1
                 self._close(_OPENS[char], write)
             elif frame.opener == "[":
                 return comma
@@ -187,7 +187,7 @@ class JsonReader:
                     return f'{comma}"{json_text(key)}": '
         return None
 
-    def _close(self, opener: str, write: PartWriter) -> None:
+    def _close(self, opener: str, write: WriteText) -> None:
         """Close what is open up to the last such opener; a closer of nothing is nothing."""
         if all(frame.opener != opener for frame in self._frames):
             return
@@ -197,31 +197,31 @@ class JsonReader:
             if frame.opener == opener:
                 return
 
-    def _key(self) -> ReaderSteps[str | None]:
+    def _key(self) -> ParserSteps[str | None]:
         """Return the key that stands here, with its colon read; None where there is none.
 
         Something is read in either case.
         """
         mark = yield from self._opening_quote()
         if mark:
-            self._source.at += len(mark)
+            self._buffer.at += len(mark)
             texts: list[str] = []
             yield from self._string(mark, texts.append, is_key=True)
             key = "".join(texts)
         else:
-            found = yield from self._source.match(_BARE_KEY)
+            found = yield from self._buffer.match(_BARE_KEY)
             if not found:
-                self._source.at += 1
+                self._buffer.at += 1
                 return None
             key = found[0]
-            self._source.at += len(key)
+            self._buffer.at += len(key)
             if self._frames:
                 self._frames[-1].has_bare_keys = True
         char = yield from self.blanks()
         if char in (":", "="):
-            self._source.at += 1
+            self._buffer.at += 1
         elif mark and key.endswith("="):  # "name="value": the quote is that of the value
-            self._source.at -= 1
+            self._buffer.at -= 1
             key = key[:-1]
         else:
             return None
@@ -229,28 +229,28 @@ class JsonReader:
 
     # ------------------------------------------------------------ strings
 
-    def _opening_quote(self) -> ReaderSteps[str]:
+    def _opening_quote(self) -> ParserSteps[str]:
         """Return the quote that stands here, "" if there is none."""
-        if self._quote and (yield from self._source.starts(self._quote)):
+        if self._quote and (yield from self._buffer.starts(self._quote)):
             return self._quote
         for quote in "\"'":
-            if (yield from self._source.starts(quote)):
-                is_long = yield from self._source.starts(quote * 3)
+            if (yield from self._buffer.starts(quote)):
+                is_long = yield from self._buffer.starts(quote * 3)
                 return quote * 3 if is_long else quote
         return ""
 
-    def _string(self, mark: str, write: PartWriter, is_key: bool = False) -> ReaderSteps[bool]:
-        """Write what a string says up to its closing quote, and tell whether there is one."""
+    def _string(self, mark: str, write: WriteText, is_key: bool = False) -> ParserSteps[bool]:
+        """Write what a string says up to its closing quote, and return whether there is one."""
         while True:
-            found = yield from self._source.scan(self._in_string[mark], write)
+            found = yield from self._buffer.scan(self._in_string[mark], write)
             if not found:
                 return False
             if found == "\\":
                 yield from self._escape(write)
             elif found != mark:
-                char = yield from self._source.peek()
+                char = yield from self._buffer.peek()
                 if char in ("", "\n"):
-                    self._source.at -= len(found)
+                    self._buffer.at -= len(found)
                     return False
                 write(found)
             elif is_key or len(mark) > 1 or (yield from self._is_closing(mark)):
@@ -258,54 +258,54 @@ class JsonReader:
             else:
                 write(mark)
 
-    def _escape(self, write: PartWriter) -> ReaderSteps[None]:
+    def _escape(self, write: WriteText) -> ParserSteps[None]:
         """Write what stands behind a backslash; the backslash itself where that is no escape."""
-        char = yield from self._source.peek()
+        char = yield from self._buffer.peek()
         if char == "u":
-            found = yield from self._source.match(_HEX, 1)
+            found = yield from self._buffer.match(_HEX, 1)
             if found:
-                self._source.at += 5
+                self._buffer.at += 5
                 write((yield from self._character(int(found[0], 16))))
                 return
-        end = (yield from self._source.run(_HEXES, 1)) if char == "u" else 0
-        if not self._source.is_complete and not (yield from self._source.peek(end)):
-            self._source.at += end  # an escape that was cut off
+        end = (yield from self._buffer.run(_HEXES, 1)) if char == "u" else 0
+        if not self._buffer.is_complete and not (yield from self._buffer.peek(end)):
+            self._buffer.at += end  # an escape that was cut off
         elif char in _ESCAPES:
-            self._source.at += 1
+            self._buffer.at += 1
             write(_ESCAPES[char])
         else:
             write("\\")
 
-    def _character(self, code: int) -> ReaderSteps[str]:
+    def _character(self, code: int) -> ParserSteps[str]:
         """Return what an escape stands for, with the one behind it where both make one character.
 
         Half a character alone cannot be written anywhere: U+FFFD stands for it.
         """
         if not 0xD800 <= code <= 0xDFFF:
             return chr(code)
-        if code < 0xDC00 and (yield from self._source.starts("\\u")):
-            found = yield from self._source.match(_HEX, 2)
+        if code < 0xDC00 and (yield from self._buffer.starts("\\u")):
+            found = yield from self._buffer.match(_HEX, 2)
             if found and 0xDC00 <= (low := int(found[0], 16)) <= 0xDFFF:
-                self._source.at += 6
+                self._buffer.at += 6
                 return chr(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00))
         return "" if code < 0xDC00 and (yield from self._ends_in_escape()) else "\ufffd"
 
-    def _ends_in_escape(self) -> ReaderSteps[bool]:
-        """Tell whether the text was cut off where an escape may stand."""
-        if self._source.is_complete:
+    def _ends_in_escape(self) -> ParserSteps[bool]:
+        """Return whether the text was cut off where an escape may stand."""
+        if self._buffer.is_complete:
             return False
-        end = int((yield from self._source.starts("\\")))
-        if (yield from self._source.starts("\\u")):
-            end = yield from self._source.run(_HEXES, 2)
-        return not (yield from self._source.peek(end))
+        end = int((yield from self._buffer.starts("\\")))
+        if (yield from self._buffer.starts("\\u")):
+            end = yield from self._buffer.run(_HEXES, 2)
+        return not (yield from self._buffer.peek(end))
 
-    def _is_closing(self, quote: str) -> ReaderSteps[bool]:
-        """Tell by what follows whether the quote that was read closes its string."""
+    def _is_closing(self, quote: str) -> ParserSteps[bool]:
+        """Return, by what follows, whether the quote that was read closes its string."""
         openers = self.outer + "".join(frame.opener for frame in self._frames)
-        blanks = yield from self._source.run(_BLANKS)
+        blanks = yield from self._buffer.run(_BLANKS)
         offset = blanks
         while True:
-            char = yield from self._source.peek(offset)
+            char = yield from self._buffer.peek(offset)
             if not char or (yield from self._is_end(offset)):
                 return True
             if char == ",":
@@ -319,13 +319,13 @@ class JsonReader:
             openers = openers[:-1]
             offset += 1
             if not openers:
-                return (yield from self._source.peek(offset)) not in _NEVER_FOLLOW
-            offset = yield from self._source.run(_BLANKS, offset)
+                return (yield from self._buffer.peek(offset)) not in _NEVER_FOLLOW
+            offset = yield from self._buffer.run(_BLANKS, offset)
 
-    def _leads_on(self, quote: str, offset: int) -> ReaderSteps[bool]:
-        """Tell whether an object goes on behind the comma in front of `offset`."""
-        offset = yield from self._source.run(_BLANKS_OR_COMMAS, offset)
-        char = yield from self._source.peek(offset)
+    def _leads_on(self, quote: str, offset: int) -> ParserSteps[bool]:
+        """Return whether an object goes on behind the comma in front of `offset`."""
+        offset = yield from self._buffer.run(_BLANKS_OR_COMMAS, offset)
+        char = yield from self._buffer.peek(offset)
         if not char or char in _OPENS or (yield from self._is_end(offset)):
             return True
         if char in _KEYS:
@@ -334,50 +334,50 @@ class JsonReader:
             return False
         return (yield from self._is_key(_BARE_KEY_AND_COLON, offset))
 
-    def _is_key(self, pattern: Any, offset: int) -> ReaderSteps[bool]:
-        """Tell whether a key stands at `offset`, or begins there where the text ends."""
-        return bool((yield from self._source.match(pattern, offset, is_lenient=True)))
+    def _is_key(self, pattern: Any, offset: int) -> ParserSteps[bool]:
+        """Return whether a key stands at `offset`, or begins there where the text ends."""
+        return bool((yield from self._buffer.match(pattern, offset, is_lenient=True)))
 
     # ------------------------------------------------------------ ends
 
-    def _peek(self) -> ReaderSteps[str]:
+    def _peek(self) -> ParserSteps[str]:
         """Return the next character, "" at an end."""
         is_end = yield from self._is_end(0)
-        return "" if is_end else (yield from self._source.peek())
+        return "" if is_end else (yield from self._buffer.peek())
 
-    def _is_end(self, offset: int) -> ReaderSteps[bool]:
+    def _is_end(self, offset: int) -> ParserSteps[bool]:
         for mark in self._ends:
-            if (yield from self._source.starts(mark, offset)):
+            if (yield from self._buffer.starts(mark, offset)):
                 return True
         return False
 
-    def _is_cut(self) -> ReaderSteps[bool]:
-        """Tell whether the text was cut off here, and not ended."""
-        if (yield from self._is_end(0)) or (yield from self._source.peek()):
+    def _is_cut(self) -> ParserSteps[bool]:
+        """Return whether the text was cut off here, and not ended."""
+        if (yield from self._is_end(0)) or (yield from self._buffer.peek()):
             return False
-        return not self._source.is_complete
+        return not self._buffer.is_complete
 
 
 class Transcoder:
     """Makes one JSON value of text that comes in pieces. Owner: the inference thread."""
 
     def __init__(self) -> None:
-        self._source = LookaheadBuffer()
+        self._buffer = LookaheadBuffer()
         self._written: list[str] = []
-        self._reading = JsonReader(self._source).value(self._written.append)
+        self._steps = LenientJsonParser(self._buffer).value(self._written.append)
 
     def feed(self, text: str) -> str:
         """Take the next piece of text and return the JSON that it makes certain."""
-        self._source.add(text)
+        self._buffer.add(text)
         return self._read()
 
     def finish(self, is_complete: bool) -> str:
         """Close what is open, unless the text was cut off (`is_complete` False)."""
-        self._source.finish(is_complete)
+        self._buffer.finish(is_complete)
         return self._read()
 
     def _read(self) -> str:
-        next(self._reading, None)
+        next(self._steps, None)
         text = "".join(self._written)
         self._written.clear()
         return text

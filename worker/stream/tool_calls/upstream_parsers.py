@@ -1,4 +1,4 @@
-"""What mlx-lm's and mlx-vlm's parsers of tool calls make of a text, whatever the text."""
+"""Runs mlx-lm's and mlx-vlm's parsers of tool calls, and Python's, on any text without raising."""
 
 import ast
 import importlib
@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from hearth.worker.stream.part_writer import ToolCall, object_or_text
-from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
+from hearth.shared.extras import VISION_REMEDY, has_vision
+from hearth.worker.stream.answer_parts import ToolCall, object_or_text
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +29,16 @@ _OF_MLX_VLM: Final = {
 def of_mlx_vlm(template: str) -> Any:
     """Return mlx-vlm's module for a template that mlx-lm has no parser for, None without one.
 
-    Importing it takes seconds, as it brings all of mlx-vlm.
+    Importing it takes seconds, as it brings all of mlx-vlm. Without mlx-vlm, which is said in the
+    log, such a model's calls stay text.
     """
-    for mark, module in _OF_MLX_VLM.items():
-        if mark in template:
-            return importlib.import_module(module)
-    return None
+    module = next((name for mark, name in _OF_MLX_VLM.items() if mark in template), None)
+    if module is None:
+        return None
+    if not has_vision():
+        log.warning("tool calls stay text: to have this model's read, %s", VISION_REMEDY)
+        return None
+    return importlib.import_module(module)
 
 
 def of_mlx_lm(name: str) -> UpstreamParser:
@@ -42,7 +47,7 @@ def of_mlx_lm(name: str) -> UpstreamParser:
     return parser
 
 
-def calls_in(parser: UpstreamParser, text: str, tools: ArgumentTypes) -> list[ToolCall]:
+def calls_in(parser: UpstreamParser, text: str, tools: RequestTools) -> list[ToolCall]:
     """Return the calls that `parser` finds in `text`, none if it is no call."""
     try:
         rows = parser(text, tools.rows or None)
@@ -68,7 +73,7 @@ def _call(row: Any) -> ToolCall:
     return ToolCall(row["name"].strip(), arguments)
 
 
-def python_calls(text: str, tools: ArgumentTypes) -> list[ToolCall]:
+def python_calls(text: str, tools: RequestTools) -> list[ToolCall]:
     """Return the calls of tools that Python source consists of, none if it has anything else.
 
     `print(...)` around a call, a module in front of it and a variable for its result are left out.
@@ -90,7 +95,7 @@ def python_calls(text: str, tools: ArgumentTypes) -> list[ToolCall]:
         return []
 
 
-def _with_python_names(text: str, tools: ArgumentTypes) -> tuple[str, dict[str, str]]:
+def _with_python_names(text: str, tools: RequestTools) -> tuple[str, dict[str, str]]:
     """Return source in which all tools have names that Python takes, and what these stand for."""
     spelled = {f"_tool_{n}_": name for n, name in enumerate(tools.names) if not name.isidentifier()}
     for written, name in spelled.items():
@@ -104,7 +109,7 @@ def _expressions(node: Any) -> list[ast.expr]:
     return [node]
 
 
-def _python_call(node: Any, tools: ArgumentTypes, spelled: dict[str, str]) -> ToolCall:
+def _python_call(node: Any, tools: RequestTools, spelled: dict[str, str]) -> ToolCall:
     """Return the call that an expression is. Raises ValueError where it is none."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
         (node,) = node.args

@@ -1,7 +1,7 @@
-"""Calls in elements, as `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
+"""Parses calls in elements, as `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
 
-A value is plain text, and the tool's schema tells what it means. mlx-lm's parser of the format
-reads it, one argument at a time; an argument that can only be a text is written as it comes.
+A value is plain text; the tool's schema has its type. mlx-lm's parser of the format reads it, one
+argument at a time; an argument that can only be a text is written as it comes.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import regex
 
-from hearth.worker.stream.lookahead_buffer import Marks, ReaderSteps, UnreadableOutput
-from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
-from hearth.worker.stream.tool_calls.call_writer import CallDesk, CallWriter
+from hearth.worker.stream.lookahead_buffer import Marks, ParserSteps, UnreadableOutput
+from hearth.worker.stream.tool_calls.call_writer import CallContext, CallWriter
 from hearth.worker.stream.tool_calls.json_calls import named_call
 from hearth.worker.stream.tool_calls.lenient_json import json_text
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from hearth.worker.stream.tool_calls.upstream_parsers import UpstreamParser, calls_in, of_mlx_lm
 
 _BLANKS: Final = regex.compile(r"(?:\s|\\n)*+")  # GLM also spells newlines out
@@ -24,7 +24,7 @@ _CDATA: Final = "<![CDATA["
 
 @dataclass(frozen=True, slots=True)
 class XmlForm:
-    """How a family of models writes a call, from `head` on.
+    """The form in which a family of models writes a call, from `head` on. Immutable.
 
     `head` has the group "name", `opens` begins an argument and has the group "key".
     """
@@ -112,64 +112,64 @@ BARE_FORMS: Final = tuple(
 )
 
 
-def element_call(desk: CallDesk, form: XmlForm, head: Any) -> ReaderSteps[None]:
-    """Read the call that begins with `head`, which was read. Raises Unreadable where it is none."""
+def element_call(context: CallContext, form: XmlForm, head: Any) -> ParserSteps[None]:
+    """Read the call behind `head`, which was read. Raises UnreadableOutput where it is none."""
     name = head["name"].strip("\"'").strip()
-    pen = CallWriter(desk)
+    writer = CallWriter(context)
     # Qwen may write <parameter=NAME> where <function=NAME> belongs.
-    is_certain = head.groupdict().get("tag") != "parameter" or desk.tools.known(name)
+    is_certain = head.groupdict().get("tag") != "parameter" or context.tools.known(name)
     if not name or not is_certain:
         raise UnreadableOutput
-    blanks = yield from desk.source.run(_BLANKS)
-    opened = yield from desk.source.match(form.json_opens, blanks)
+    blanks = yield from context.buffer.run(_BLANKS)
+    opened = yield from context.buffer.match(form.json_opens, blanks)
     if opened:
-        desk.source.at += blanks + len(opened[0])
-        yield from named_call(desk, name)
+        context.buffer.at += blanks + len(opened[0])
+        yield from named_call(context, name)
         for mark in (form.json_closes, form.tail):
-            blanks = yield from desk.source.run(_BLANKS)
-            if (yield from desk.source.starts(mark, blanks)):
-                desk.source.at += blanks + len(mark)
+            blanks = yield from context.buffer.run(_BLANKS)
+            if (yield from context.buffer.starts(mark, blanks)):
+                context.buffer.at += blanks + len(mark)
         return
-    if desk.tools.known(name):
-        pen.open(name)
-    pen.write("{")
-    yield from _Arguments(desk, form, head[0], pen, desk.tools.known(name) or name).read()
+    if context.tools.known(name):
+        writer.open(name)
+    writer.write("{")
+    yield from _Arguments(context, form, head[0], writer, context.tools.known(name) or name).read()
 
 
 class _Arguments:
-    """Reads the arguments of one call."""
+    """Parses the arguments of one call."""
 
     def __init__(
-        self, desk: CallDesk, form: XmlForm, head: str, pen: CallWriter, name: str
+        self, context: CallContext, form: XmlForm, head: str, writer: CallWriter, name: str
     ) -> None:
-        self._desk = desk
+        self._context = context
         self._form = form
         self._head = head
-        self._pen = pen
+        self._writer = writer
         self._name = name
         self._keys: set[str] = set()
         # What an argument may end at, and what may stand between two.
-        self._ends = Marks(form.closes, form.begins, form.tail, desk.end)
-        self._between = Marks(form.begins, form.tail, *desk.marks)
+        self._ends = Marks(form.closes, form.begins, form.tail, context.end)
+        self._between = Marks(form.begins, form.tail, *context.marks)
 
-    def read(self) -> ReaderSteps[None]:
+    def read(self) -> ParserSteps[None]:
         """Read all arguments and what ends the call, except for the mark behind calls.
 
-        Raises Unreadable where it is no call.
+        Raises UnreadableOutput where it is no call.
         """
-        source, form = self._desk.source, self._form
+        buffer, form = self._context.buffer, self._form
         while True:
             skipped: list[str] = []
-            mark = yield from source.scan(self._between, skipped.append)
-            if "".join(skipped).replace("\\n", "").strip() and not self._pen.is_open:
+            mark = yield from buffer.scan(self._between, skipped.append)
+            if "".join(skipped).replace("\\n", "").strip() and not self._writer.is_open:
                 raise UnreadableOutput
             if mark != form.tail:
-                source.at -= len(mark)
+                buffer.at -= len(mark)
             if mark != form.begins:
                 self._end(mark)
                 return
-            opened = yield from source.match(form.opens)
-            source.at += len(opened[0]) if opened else 1
+            opened = yield from buffer.match(form.opens)
+            buffer.at += len(opened[0]) if opened else 1
             if opened and not (yield from self._argument(opened)):
                 self._end("")
                 return
@@ -177,54 +177,55 @@ class _Arguments:
     def _end(self, mark: str) -> None:
         """End the call at `mark`, or where the text is over ("").
 
-        It is closed unless it was cut off. Raises Unreadable where it is none.
+        It is closed unless it was cut off. Raises UnreadableOutput where it is none.
         """
-        if not self._pen.is_open:
+        if not self._writer.is_open:
             if not mark:
                 raise UnreadableOutput
-            self._pen.open(self._name)
-        if mark or self._desk.source.is_complete:
-            self._pen.write("}")
+            self._writer.open(self._name)
+        if mark or self._context.buffer.is_complete:
+            self._writer.write("}")
 
-    def _argument(self, opened: Any) -> ReaderSteps[bool]:
+    def _argument(self, opened: Any) -> ParserSteps[bool]:
         """Write one argument; False where the text was cut off in it."""
         key = opened["key"].strip().strip("\"'")
-        pen = CallWriter(self._desk) if key in self._keys else self._pen  # the first one counts
+        # Of two arguments with one key the first counts: nobody sees what the other writes.
+        writer = CallWriter(self._context) if key in self._keys else self._writer
         prefix = f'{", " if self._keys else ""}"{json_text(key)}": '
-        value = _Value(self._desk.tools, pen, self._form, (self._name, key), prefix)
+        value = _Value(self._context.tools, writer, self._form, (self._name, key), prefix)
         self._keys.add(key)
         while True:
-            mark = yield from self._desk.source.scan(self._ends, value.write)
+            mark = yield from self._context.buffer.scan(self._ends, value.write)
             if mark and not (yield from self._is_end(mark)):
                 value.write(mark)
                 continue
-            if not mark and not self._desk.source.is_complete:
+            if not mark and not self._context.buffer.is_complete:
                 return False
             break
         if mark != self._form.closes:
-            self._desk.source.at -= len(mark)
+            self._context.buffer.at -= len(mark)
         value.end(self._head, opened[0].removesuffix(self._form.begins_value))
         return True
 
-    def _is_end(self, mark: str) -> ReaderSteps[bool]:
-        """Tell by what follows whether a mark that was read ends the argument, or is quoted in it.
+    def _is_end(self, mark: str) -> ParserSteps[bool]:
+        """Return, by what follows, whether a mark that was read ends the argument or is quoted.
 
         The argument's own mark may be missing.
         """
-        source, form, desk = self._desk.source, self._form, self._desk
+        buffer, form, context = self._context.buffer, self._form, self._context
         if mark == form.begins and mark != form.closes:
-            opened = yield from source.match(form.opens, -len(mark))
+            opened = yield from buffer.match(form.opens, -len(mark))
             key = opened["key"].strip().strip("\"'") if opened else ""
-            return key not in self._keys and key in desk.tools.arguments(self._name)
+            return key not in self._keys and key in context.tools.arguments(self._name)
         followers = {
-            form.closes: (form.begins, form.tail, *desk.marks),
-            form.tail: (desk.end,),
-        }.get(mark, (desk.start,))
-        offset = yield from source.run(_BLANKS)
-        if not (yield from source.peek(offset)):
+            form.closes: (form.begins, form.tail, *context.marks),
+            form.tail: (context.end,),
+        }.get(mark, (context.start,))
+        offset = yield from buffer.run(_BLANKS)
+        if not (yield from buffer.peek(offset)):
             return True
         for follower in followers:
-            if (yield from source.starts(follower, offset)):
+            if (yield from buffer.starts(follower, offset)):
                 return True
         return False
 
@@ -234,14 +235,14 @@ class _Value:
 
     def __init__(
         self,
-        tools: ArgumentTypes,
-        pen: CallWriter,
+        tools: RequestTools,
+        writer: CallWriter,
         form: XmlForm,
         argument: tuple[str, str],
         prefix: str,
     ) -> None:
         """`argument` is the tool's name and the key; `prefix` stands in front of the value."""
-        self._pen = pen
+        self._writer = writer
         self._tools = tools
         self._form = form
         self._argument = argument
@@ -260,16 +261,16 @@ class _Value:
             begun = self._led(self._text)
             if _NULL.startswith(begun.strip().lower()) or _are_alike(begun, _CDATA):
                 return  # that a parser reads as something else
-            self._pen.write(self._prefix + '"')
+            self._writer.write(self._prefix + '"')
             self._prefix, self._text = None, begun
         body = self._trailed(self._text)
-        self._pen.write(json_text(body))
+        self._writer.write(json_text(body))
         self._text = self._text[len(body) :]
 
     def end(self, head: str, opened: str) -> None:
-        """The value is over; `head` begins the call, `opened` the argument."""
+        """End the value; `head` begins the call, `opened` the argument."""
         if self._prefix is None:
-            self._pen.write('"')
+            self._writer.write('"')
             return
         form, written = self._form, self._text or "".join(self._texts)
         text = self._trailed(self._led(written))
@@ -281,7 +282,7 @@ class _Value:
             given = found[0].arguments if len(found) == 1 else None
             if isinstance(given, dict) and len(given) == 1:
                 (value,) = given.values()
-        self._pen.write(self._prefix + self._tools.fitting(*self._argument, value, text))
+        self._writer.write(self._prefix + self._tools.fitting(*self._argument, value, text))
 
     def _led(self, text: str) -> str:
         return text.removeprefix("\n") if self._form.trims_newline else text.lstrip()
@@ -291,7 +292,7 @@ class _Value:
 
 
 def _are_alike(text: str, mark: str) -> bool:
-    """Tell whether `text` begins with `mark`, or still may."""
+    """Return whether `text` begins with `mark`, or still may."""
     return text.startswith(mark) or mark.startswith(text)
 
 

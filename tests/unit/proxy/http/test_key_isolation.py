@@ -21,7 +21,7 @@ from hearth.worker.cache_report import cache_report
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.requests.request_builder import root_of
 from hearth.worker.schedule.request_state import ClientLease, Request
-from hearth.worker.stream.token_output import TokenOutput
+from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine, vocabulary
 from tests.helpers.proxy.proxy_app import app_of, ask
 from tests.helpers.worker.session_prompts import QUESTION, SAID, Desk
@@ -72,7 +72,7 @@ def test_another_keys_sessions_are_not_listed_nor_told_though_their_names_are_th
     desk.ask([*QUESTION, {"role": "user", "content": "other"}], SAID, speaker=THEIRS)
     sessions = desk.sessions
     assert [len(sessions.report(key)) for key in ("mine", "theirs", "no", "")] == [1, 1, 0, 2]
-    told = {key: sessions.told("s1", key) for key in ("mine", "theirs", "no")}
+    told = {key: sessions.session_report("s1", key) for key in ("mine", "theirs", "no")}
     assert told["mine"] is not None and told["theirs"] is not None and told["no"] is None
     assert [len(told["mine"]["lines"]), len(told["theirs"]["lines"])] == [1, 1]
     assert told["mine"]["lines"][0]["turns"] == 2
@@ -123,7 +123,7 @@ def submitted(made: Machine, ids: list[int], key: str, guide: TokenMask | None =
         query=PrefixQuery(tokens, cuts, prefix_hashes(root, tokens, cuts), root=root),
         sampling=Sampling(),
         tokens_max=8,
-        output=TokenOutput(vocabulary("qwen3").detokeniser(), []),
+        output=OutputProcessor(vocabulary("qwen3").detokeniser(), []),
         guide=guide,
     )
     return made.enter(request)

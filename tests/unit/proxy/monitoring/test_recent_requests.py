@@ -85,7 +85,7 @@ def test_in_brief_a_session_is_its_newest_lines_with_their_last_rows_and_no_more
     for number in range(TREE_LINES_MAX + 2):
         for _ in range(TREE_LINE_ROWS_MAX + 1):
             desk.ask([{"role": "user", "content": f"conversation {number}"}], WORDS)
-    whole, brief = desk.sessions.told("s1"), desk.sessions.tree("s1")
+    whole, brief = desk.sessions.session_report("s1"), desk.sessions.session_brief("s1")
     assert whole is not None and brief is not None
     rows = {line["line"]: line["requests"] for line in whole["lines"]}
     told = {line["line"]: line["requests"] for line in brief["lines"]}
@@ -106,11 +106,11 @@ def test_a_line_that_is_old_and_still_used_is_told_in_brief() -> None:
     for number in range(TREE_LINES_MAX + 5):
         desk.ask([{"role": "user", "content": f"helper {number}"}], WORDS)
     desk.ask([*main, echo(WORDS), *QUESTION], WORDS)
-    brief = desk.sessions.tree("s1")
+    brief = desk.sessions.session_brief("s1")
     assert brief is not None
     assert brief["lines"][0]["line"] == 1
-    assert desk.sessions.tree("s1", "another key") is None
-    assert desk.sessions.tree("none") is None
+    assert desk.sessions.session_brief("s1", "another key") is None
+    assert desk.sessions.session_brief("none") is None
 
 
 # ---------------------------------------------------------------- prompts that are being read

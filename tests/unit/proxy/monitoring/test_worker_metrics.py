@@ -83,9 +83,9 @@ def test_images_are_told_by_what_came_of_their_files() -> None:
     assert told([HEALTH], {0: CACHE})["hearth_images"].samples == []
 
 
-def test_the_readme_names_every_family() -> None:
-    readme = (PROJECT_DIR / "README.md").read_text()
-    section = readme.partition("## Metrics\n")[2].partition("\n## ")[0]
+def test_the_page_of_operations_names_every_family() -> None:
+    page = (PROJECT_DIR / "docs" / "operations.md").read_text()
+    section = page.partition("## Metrics\n")[2].partition("\n## ")[0]
     named = set(re.findall(r"[`{]([a-z_]+)", section))
     for name, family in told([HEALTH], {0: CACHE}).items():
         shown = name.removeprefix("hearth_") + ("_total" if family.type == "counter" else "")

@@ -113,7 +113,7 @@ def test_a_request_for_another_model_waits_for_it_and_the_default_comes_back(
                 assert made.rows("model", "state", "restarts") == [(model or "pocket", "ready", 0)]
             assert made.supervisor.pids != [pid]
             assert made.pool.facts_of("b") is not None
-            assert made.pool.waiting.wants == []
+            assert made.pool.waiting.requests == []
 
     run(body)
 
@@ -237,10 +237,10 @@ def test_who_has_not_yet_heard_of_a_failed_load_takes_no_other_models_worker(
                 await made.ask("broken")
             await made.until(lambda: made.rows("state") == [("ready",)])
             await asyncio.sleep(0.2)
-            made.pool.waiting.wants.append(WaitingRequest("broken", time.monotonic()))
+            made.pool.waiting.requests.append(WaitingRequest("broken", time.monotonic()))
             made.hosting.arrange()
             assert made.rows("state", "model") == [("ready", "pocket")]
-            made.pool.waiting.wants.clear()
+            made.pool.waiting.requests.clear()
 
     run(body)
 
@@ -375,7 +375,7 @@ def test_no_more_wait_than_the_room_holds(directory: Path, monkeypatch: pytest.M
     async def body() -> None:
         async with host(directory) as made:
             asking = [asyncio.create_task(made.ask("b", name=str(number))) for number in range(3)]
-            await made.until(lambda: len(made.pool.waiting.wants) == 3)
+            await made.until(lambda: len(made.pool.waiting.requests) == 3)
             with pytest.raises(RequestError, match=r"3 requests wait .* this server holds 3"):
                 await made.ask("b", name="one more")
             assert await asyncio.gather(*asking) == ["tok0 "] * 3

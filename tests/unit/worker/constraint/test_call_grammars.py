@@ -10,7 +10,7 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.answer_grammar import AnswerGrammar
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from scripts.harness.constrained_answers import (
     Walk,
     closers,
@@ -19,7 +19,7 @@ from scripts.harness.constrained_answers import (
     walk,
     with_parser,
 )
-from scripts.harness.model_families import family
+from scripts.harness.model_families import bare_tokenizer, family
 
 TOOLS = [
     tool(
@@ -115,7 +115,7 @@ def parser_of(name: str) -> Any:
 
 
 @cache
-def constrainer(name: str) -> AnswerGrammar:
+def constrainer(name: str) -> GrammarCompiler:
     """Return a constrainer for a format: of its family, or in plain text."""
     if name in FAMILY_OF:
         return constrainer_for(family(FAMILY_OF[name]))
@@ -125,7 +125,7 @@ def constrainer(name: str) -> AnswerGrammar:
     if name == "mistral_heads":
         tokenizer = with_parser(base, parser_of("mistral"))
         vocabulary = tokenizer.get_vocab() | {"[ARGS]": 0}
-        tokenizer._tokenizer.get_vocab = lambda: vocabulary
+        bare_tokenizer(tokenizer).get_vocab = lambda: vocabulary
         return constrainer_for(base, tokenizer)
     return constrainer_for(base, tool_form="native" if name == "bare" else name)
 
@@ -137,12 +137,12 @@ def required(**more: Any) -> Constraints:
 def begun(name: str, constraints: Constraints) -> tuple[Walk, Any]:
     found = constrainer(name)
     tools = TOOLS[:3] if name == "longcat" else TOOLS  # its parser needs an argument
-    return walk(found, constraints, tools), found._tokenizer
+    return walk(found, constraints, tools), found.tokenizer
 
 
 @cache
 def closing(name: str) -> frozenset[int]:
-    return closers(constrainer(name)._tokenizer)
+    return closers(constrainer(name).tokenizer)
 
 
 def takes(name: str, text: str, constraints: Constraints | None = None) -> bool:
@@ -227,14 +227,14 @@ def test_a_call_that_no_grammar_tells_is_refused() -> None:
     base = family("llama3")
     found = constrainer_for(base, with_parser(base, odd))
     with pytest.raises(RequestError, match='Use tool_choice "auto"') as caught:
-        found.guide(required(), TOOLS, "", 0)
+        found.token_mask(required(), TOOLS, "", 0)
     assert caught.value.status == 400
 
 
 def test_a_format_without_nesting_leaves_optional_lists_out_and_refuses_required_ones() -> None:
     nested = tool("f", {"properties": {"a": {"type": "array"}}, "required": ["a"]})
     with pytest.raises(RequestError, match="'a', an array or an object"):
-        constrainer("function_gemma").guide(required(), [nested], "", 0)
+        constrainer("function_gemma").token_mask(required(), [nested], "", 0)
     assert not takes("function_gemma", WRITTEN["function_gemma"][0].replace("days:2", "flags:[]"))
 
 
@@ -247,6 +247,6 @@ def test_harmony_calls_in_both_of_its_forms() -> None:
         'to=functions.get <|constrain|>json<|message|>{"n":1}',
     ):
         started = walk(found, required(), TOOLS, "<|start|>assistant")
-        assert started.takes(found._tokenizer.encode(text, add_special_tokens=False)), text
+        assert started.takes(found.tokenizer.encode(text, add_special_tokens=False)), text
     started = walk(found, required(), TOOLS, "<|start|>assistant")
-    assert not started.takes(found._tokenizer.encode("<|channel|>final<|message|>No."))
+    assert not started.takes(found.tokenizer.encode("<|channel|>final<|message|>No."))

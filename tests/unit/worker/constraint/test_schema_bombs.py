@@ -10,7 +10,7 @@ from mlx_lm.tool_parsers import gemma4
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.json_schemas import is_text
-from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from scripts.harness.constrained_answers import constrainer_for, tool, with_parser
 from scripts.harness.model_families import FAMILIES, family
 
@@ -20,7 +20,7 @@ SECONDS_MAX = 10.0  # far from what they take, near to what they took
 
 def guide(name: str, schema: dict[str, Any]) -> None:
     maker = constrainer_for(family(name), tool_form=family(name).tool_form)
-    maker.guide(CALL, [tool("f", schema)], "", 4)
+    maker.token_mask(CALL, [tool("f", schema)], "", 4)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -60,7 +60,7 @@ def test_choices_of_choices_are_not_followed_for_ever() -> None:
     root = {"$defs": defs}
     started = time.process_time()
     assert not is_text({"$ref": "#/$defs/d0"}, root)
-    tools = ArgumentTypes([tool("f", {"properties": {"a": {"$ref": "#/$defs/d0"}}, **root})])
+    tools = RequestTools([tool("f", {"properties": {"a": {"$ref": "#/$defs/d0"}}, **root})])
     assert not tools.is_text("f", "a")
     assert time.process_time() - started < SECONDS_MAX
 
@@ -76,8 +76,8 @@ def test_marks_that_only_the_reader_knows_are_the_grammars_too(marks: tuple[str,
             return opening.endswith(marks[0])
 
     maker = constrainer_for(base, reader=Reader())
-    assert maker._thinking is not None
-    assert (maker._thinking.start, maker._thinking.end) == marks
+    assert maker.think_marks is not None
+    assert (maker.think_marks.start, maker.think_marks.end) == marks
 
 
 @pytest.mark.parametrize("fan", [3, 8])
@@ -88,5 +88,5 @@ def test_a_schema_that_holds_itself_many_times_is_refused_and_soon(fan: int) -> 
     maker = constrainer_for(base, with_parser(base, gemma4))
     started = time.process_time()
     with pytest.raises(RequestError, match="rules"):
-        maker.guide(CALL, [tool("f", schema)], "", 4)
+        maker.token_mask(CALL, [tool("f", schema)], "", 4)
     assert time.process_time() - started < SECONDS_MAX

@@ -3,7 +3,7 @@
 import pytest
 
 from hearth.worker.constraint.thinking_budget import ThinkingBudget, ThinkMarks, think_marks
-from hearth.worker.stream import harmony_reader
+from hearth.worker.stream import harmony_parser
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness.model_families import FAMILIES, family
 
@@ -159,7 +159,7 @@ def test_forced_tokens_are_closing_ones(name: str) -> None:
     tokenizer = family(name).tokenizer
     marks = think_marks(
         tokenizer,
-        tokenizer.get_vocab().keys() >= harmony_reader.MARKS,
+        tokenizer.get_vocab().keys() >= harmony_parser.MARKS,
         family(name).reader.think_marks,
     )
     assert marks is not None

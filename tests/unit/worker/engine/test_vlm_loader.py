@@ -16,7 +16,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.load_settings import load_settings
 from hearth.worker.engine import model_loader as model_module
 from hearth.worker.engine.model_loader import LoadedModel, load_model
-from hearth.worker.engine.vlm_loader import sees_images
+from hearth.worker.engine.vlm_loader import has_tower, sees_images
 from scripts.fixtures.fixture_cache import PROJECT_DIR, VISION_NAMES, fixture_dir, mlx_environment
 from scripts.harness.socketless_worker import loaded
 
@@ -142,6 +142,50 @@ def test_a_tower_that_cannot_be_loaded_is_said_in_one_line(checkpoint: Path) -> 
     with pytest.raises(StartError, match="which cannot be loaded") as caught:
         load(checkpoint)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def no_vision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An install without the extra 'vision'."""
+    monkeypatch.setitem(sys.modules, "mlx_vlm", None)
+
+
+def test_without_mlx_vlm_a_vision_model_is_served_for_text_and_the_log_says_so(
+    checkpoint: Path, no_vision: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert has_tower(checkpoint) and not sees_images(checkpoint)
+    model = load(checkpoint)
+    assert model.vision is None and not model.facts.takes_images
+    assert model.model.__module__.startswith("mlx_lm.")
+    assert "images are refused: to serve this vision model with them, install" in caplog.text
+    assert "--vision" in caplog.text and "pip install '.[vision]'" in caplog.text
+
+
+def test_without_mlx_vlm_the_processors_chat_template_is_still_read(
+    checkpoint: Path, no_vision: None
+) -> None:
+    (checkpoint / "chat_template.jinja").unlink()
+    change(checkpoint / "tokenizer_config.json", chat_template=None)
+    (checkpoint / "chat_template.json").write_text(json.dumps({"chat_template": "of a processor"}))
+    assert load(checkpoint).tokenizer.chat_template == "of a processor"
+
+
+def test_without_mlx_vlm_a_vision_model_that_mlx_lm_cannot_load_names_the_extra(
+    checkpoint: Path, no_vision: None
+) -> None:
+    change(checkpoint / "config.json", model_type="nobody_knows")
+    with pytest.raises(StartError, match=r"which cannot be loaded: .*nobody_knows") as caught:
+        load(checkpoint)
+    assert "It is a vision model: install the extra 'vision'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text"])
+def test_without_mlx_vlm_a_model_of_text_alone_is_what_it_is_with_it(
+    name: str, no_vision: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(fixture_dir(name)).vision is None
+    assert "vision" not in caplog.text
 
 
 def imported(code: str) -> set[str]:

@@ -15,7 +15,7 @@ from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.pinned_prompts import Pins
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.request_state import ClientLease
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import CHUNK, Machine, machine
@@ -104,7 +104,7 @@ def test_a_prefill_says_nothing_and_leaves_no_turn(tmp_path: Any) -> None:
     asked = [{"role": "user", "content": "What is in the harbor?"}]
     desk.ask(desk.named(Prompt(asked)), AnswerParts("Let me think.", "Boats."))
     echo = [*asked, {"role": "assistant", "content": "Boats."}, {"role": "user", "content": "Ok"}]
-    named, counts = desk.named(Prompt(echo)), desk.sessions.told_counts()
+    named, counts = desk.named(Prompt(echo)), desk.sessions.counters()
     lease = ClientLease("early", b"peer")
     lease.lease_until = float("inf")
     request = desk.builder.build(
@@ -113,7 +113,7 @@ def test_a_prefill_says_nothing_and_leaves_no_turn(tmp_path: Any) -> None:
     early = desk.machine.enter(request)
     desk.machine.run()
     assert early.reason == "prefilled" and early.usage is not None
-    assert desk.sessions.told_counts() == counts
+    assert desk.sessions.counters() == counts
     reply = desk.ask(named, AnswerParts("Hm.", "Fine."))
     assert reply.ids == request.ids and reply.divergence is None
     assert reply.cached == early.usage.cached_tokens + early.usage.prefilled_tokens

@@ -12,7 +12,7 @@ from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.request_state import ClientLease, Request
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import ROOT, Answer, Machine, machine
@@ -150,7 +150,7 @@ def test_apart_from_the_cache_is_apart_from_the_turns(tmp_path: Path) -> None:
     desk = Desk("qwen3", family("qwen3"), tmp_path)
     asked = [{"role": "user", "content": "What is in the harbor?"}]
     desk.ask(desk.named(Prompt(asked)), AnswerParts("Let me think.", "Boats."))
-    counts = desk.sessions.told_counts()
+    counts = desk.sessions.counters()
     turns = [row["turns"] for row in desk.sessions.report()]
     echo = [*asked, {"role": "assistant", "content": "Boats."}, {"role": "user", "content": "Ok"}]
     known = desk.request(desk.named(Prompt(echo)))
@@ -165,7 +165,7 @@ def test_apart_from_the_cache_is_apart_from_the_turns(tmp_path: Path) -> None:
     desk.machine.run()
     assert answer.cached == 0 and answer.usage is not None and answer.usage.divergence is None
     assert all(job.request is not request for job in desk.foreseen)
-    assert desk.sessions.told_counts() == counts
+    assert desk.sessions.counters() == counts
     assert [row["turns"] for row in desk.sessions.report()] == turns
 
 

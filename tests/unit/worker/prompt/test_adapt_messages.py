@@ -13,10 +13,10 @@ from hearth.shared.load_settings import load_settings
 from hearth.worker.prompt.adapt_messages import NONE
 from hearth.worker.prompt.prompt_builder import PromptContent
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.prompt.tools_as_text import call_text
 from hearth.worker.setup.prompt_setup import make_builder
-from scripts.harness.model_families import TEMPLATES, family
+from scripts.harness.model_families import TEMPLATES, bare_tokenizer, family
 from tests.helpers.worker.chat_templates import CHATML, LLAMA, tokenizer_with
 
 Messages = list[dict[str, Any]]
@@ -58,7 +58,7 @@ def templated(template: str) -> Renderer:
     """Return the renderer of a template that writes ChatML's or Llama's marks."""
     tokenizer = tokenizer_with(CHATML)
     tokenizer.chat_template = template
-    tokenizer._tokenizer.chat_template = template
+    bare_tokenizer(tokenizer).chat_template = template
     return Renderer(tokenizer, True, True)
 
 
@@ -345,12 +345,12 @@ THINKING = (
     ],
 )
 def test_the_switches_that_a_template_reacts_to_are_known(name: str, switches: set[str]) -> None:
-    assert family(name).manner.switches == switches
+    assert family(name).capabilities.switches == switches
 
 
 def test_either_name_switches_thinking_whichever_the_template_knows() -> None:
     other = templated(THINKING)
-    assert other._manner.switches == {"thinking"}
+    assert other.capabilities.switches == {"thinking"}
     for options in ({"enable_thinking": False}, {"thinking": False}):
         assert other.rendered([ASKED], [], options).text.endswith("</think>")
         assert (
@@ -389,7 +389,7 @@ def test_an_effort_that_a_template_refuses_is_the_nearest_that_it_takes(
 
 def test_a_template_that_is_a_function_is_given_what_it_knows() -> None:
     tokenizer = TokenizerWrapper(
-        tokenizer_with(CHATML)._tokenizer, chat_template=deepseek_v32.apply_chat_template
+        bare_tokenizer(tokenizer_with(CHATML)), chat_template=deepseek_v32.apply_chat_template
     )
     renderer = Renderer(tokenizer, True, True)
     options = {"reasoning_effort": "low", "anything": 1}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hearth.worker.prompt.deferred_tools import with_loaded_tools
-from hearth.worker.prompt.extract_thinking import with_thinking_apart
+from hearth.worker.prompt.extract_thinking import with_thinking_extracted
 from scripts.harness.model_families import family
 
 Messages = list[dict[str, Any]]
@@ -129,7 +129,7 @@ def answer(content: Any, **more: Any) -> dict[str, Any]:
 def apart(message: dict[str, Any], start: str = "<think>", end: str = "</think>") -> Any:
     """Return (thinking, content) of what the message becomes."""
     before = copy.deepcopy(message)
-    found = with_thinking_apart(message, start, end)
+    found = with_thinking_extracted(message, start, end)
     assert message == before, "it is not modified"
     return found.get("reasoning_content"), found["content"]
 
@@ -163,7 +163,7 @@ def test_a_leading_think_block_is_thinking(content: str, expected: tuple[str, st
 )
 def test_what_is_no_leading_block_stays_in_the_content(content: Any) -> None:
     message = answer(content)
-    assert with_thinking_apart(message, "<think>", "</think>") is message
+    assert with_thinking_extracted(message, "<think>", "</think>") is message
 
 
 def test_a_block_that_says_what_is_apart_already_is_not_said_twice() -> None:
@@ -174,19 +174,19 @@ def test_a_block_that_says_what_is_apart_already_is_not_said_twice() -> None:
 
 def test_a_block_beside_other_thinking_is_left_alone() -> None:
     message = answer("<think>x</think>y", reasoning_content="why")
-    assert with_thinking_apart(message, "<think>", "</think>") is message
+    assert with_thinking_extracted(message, "<think>", "</think>") is message
 
 
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
 def test_what_others_write_is_never_thinking(role: str) -> None:
     message = {"role": role, "content": "<think>x</think>y"}
-    assert with_thinking_apart(message, "<think>", "</think>") is message
+    assert with_thinking_extracted(message, "<think>", "</think>") is message
 
 
 def test_tags_are_the_models_own() -> None:
     message = answer("<think>x</think>y")
-    assert with_thinking_apart(message, "", "") is message
-    assert with_thinking_apart(message, "[THINK]", "[/THINK]") is message
+    assert with_thinking_extracted(message, "", "") is message
+    assert with_thinking_extracted(message, "[THINK]", "[/THINK]") is message
     assert apart(answer("[THINK]x[/THINK]y"), "[THINK]", "[/THINK]") == ("x", "y")
     assert apart(answer("x[/THINK]y"), "", "[/THINK]") == ("x", "y")
 

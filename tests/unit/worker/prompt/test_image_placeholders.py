@@ -1,5 +1,6 @@
 """Images in prompts: where the message has them, whatever the template does with text."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hearth.worker.prompt.images.image_placeholders import (
     without_images,
 )
 from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptContent
-from scripts.harness.model_families import FAMILIES
+from scripts.harness.model_families import FAMILIES, family
 from tests.helpers.worker.prompt_builders import (
     ASKED,
     NEXT,
@@ -66,7 +67,7 @@ def test_images_stand_where_the_messages_have_them(name: str) -> None:
         assert tuple(one.ids[run.start : run.end]) == run.picture.ids
         assert not is_inside(one.keys, run.start) and is_inside(one.keys, run.start + 1)
     first, second, third, fourth = one.images
-    tokenizer = builder(name)._tokeniser._tokenizer
+    tokenizer = family(name).tokenizer
     around = [(0, first.start), (first.end, second.start), (second.end, third.start)]
     words = [tokenizer.decode(one.ids[a:b]) for a, b in [*around, (fourth.end, len(one.ids))]]
     assert words[0].endswith("look") and words[1] == "here"
@@ -84,7 +85,7 @@ def test_a_text_that_spells_out_a_mark_shows_no_image(name: str) -> None:
 
 
 def test_what_a_processor_writes_around_an_image_is_joined_to_the_text_beside_it() -> None:
-    tokeniser = builder("gemma3")._tokeniser
+    tokeniser = builder("gemma3").tokeniser
     mark = tokeniser.mark_for(["word"])
     (message,), digests = marked([{"content": [text("word\n"), image("one"), text("x")]}], mark)
     form = ImageForm(before="\n\n", after="\n\n")
@@ -98,7 +99,7 @@ def test_what_a_processor_writes_around_an_image_is_joined_to_the_text_beside_it
 
 
 def test_an_image_that_the_template_leaves_out_is_told() -> None:
-    tokeniser = builder("qwen3")._tokeniser
+    tokeniser = builder("qwen3").tokeniser
     with pytest.raises(RequestError, match="leaves out 1 of the 2 images"):
         pieces_of(tokeniser, "\ufdd0\ufdd01\ufdd0\ufdd0", "\ufdd0", [FIRST, SECOND], ImageForm())
 
@@ -123,3 +124,12 @@ def test_a_text_model_refuses_images_of_users_and_is_told_of_those_in_results() 
     with pytest.raises(RequestError, match=r"input\[0\].image is an image, and pocket") as error:
         without_images(question, "pocket")
     assert error.value.code == "unsupported_content"
+    assert str(error.value).endswith("Remove the image, or serve a vision model (MODEL_PATH).")
+
+
+def test_without_the_extra_an_images_refusal_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_vlm", None)
+    with pytest.raises(RequestError, match=r"install the extra 'vision' .*'\.\[vision\]'") as error:
+        without_images(Prompt([{"role": "user", "content": [image("one")]}]), "pocket")
+    assert (error.value.status, error.value.code) == (400, "unsupported_content")
+    assert str(error.value).endswith("and serve a vision model (MODEL_PATH).")

@@ -12,8 +12,8 @@ from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_marks import turn_marks
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.prompt.template_turn_tokens import turn_marks
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.model_families import FAMILIES, family, tools_for
 from tests.helpers.worker.prompt_builders import (
     ASKED,

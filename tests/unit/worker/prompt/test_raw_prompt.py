@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.shared.load_settings import load_settings
 from hearth.worker.prompt.prompt_builder import PromptBuilder
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_setup import make_builder
 from scripts.harness.model_families import FAMILIES, family
 
@@ -35,7 +35,7 @@ def test_a_text_is_tokenised_as_the_tokenizer_does_it(name: str, data: st.DataOb
 
 def test_the_beginning_of_text_is_added_once() -> None:
     tokenizer = family("llama3").tokenizer
-    backend = tokenizer._tokenizer.backend_tokenizer
+    backend = tokenizer.backend_tokenizer
     plain = tokenizer.encode("a", add_special_tokens=False)
     start = tokenizer.convert_tokens_to_ids("<|begin_of_text|>")
     known = backend.post_processor

@@ -9,7 +9,7 @@ import pytest
 from hearth.shared.wire_messages import Finished, Prompt, Up
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
 from tests.helpers.worker.scripted_scheduler import END, finish_of, request, run, scheduler, text_of
@@ -105,9 +105,9 @@ def test_half_an_answer_is_no_turn_and_its_prompt_stays_in_the_cache(tmp_path: P
     answer.request.times.prefilled_at -= 601
     desk.machine.run()
     assert answer.reason == "length" and 2 <= len(answer.request.sampled) < 10
-    assert desk.sessions.told_counts()["turns"] == 0
+    assert desk.sessions.counters()["turns"] == 0
     assert desk.sessions.report()[0]["lines"] == 0
     assert desk.foreseen == []
     again = desk.ask(prompt, story)
     assert again.cached == again.answer.request.query.limit
-    assert desk.sessions.told_counts()["turns"] == 1
+    assert desk.sessions.counters()["turns"] == 1

@@ -11,7 +11,7 @@ import pytest
 from hearth.shared import journal
 from hearth.worker.sessions import session_archive as module
 from hearth.worker.sessions.conversation_lines import Line
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import ArchiveEntry, LineState, SessionArchive
 from tests.helpers.records.archive_records import ME, grown, loaded, plain, saved, the_file, turn
 
@@ -99,7 +99,7 @@ def test_of_a_line_with_a_hole_what_was_before_it_stays_until_it_is_written_whol
     ends = []
     for entry in entries[:5]:
         archive.add(entry)
-        archive._scribe.flush(WAIT_S)
+        archive.journal.flush(WAIT_S)
         ends.append(the_file(home).stat().st_size)
     archive.close()
     octets = bytearray(the_file(home).read_bytes())

@@ -16,7 +16,7 @@ from hearth.proxy.request.session_id import session_of
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.setup.prompt_setup import make_sessions, turns_directory
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness import agent_worker
 from scripts.harness.agent_worker import Desk
 from scripts.harness.captured_sessions import PARSE
@@ -127,7 +127,7 @@ def test_prompts_after_a_restart_are_those_without_one(
         if not parts.calls:
             living.client.user(f"And {number}?")
             restarted.client.user(f"And {number}?")
-    assert restarted.desk.sessions.told_counts()["turns"] == 9
+    assert restarted.desk.sessions.counters()["turns"] == 9
     for shop in (living, restarted):
         shop.desk.sessions.close()
 

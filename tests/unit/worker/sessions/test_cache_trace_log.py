@@ -89,9 +89,9 @@ def test_an_id_that_is_not_plain_is_digested(tmp_path: Path, session: str) -> No
 
 @given(st.text(st.characters(), max_size=70))
 def test_every_session_has_a_name_of_its_own_that_is_safe_in_a_path(session: str) -> None:
-    name = cache_trace_log._name_of(session)
+    name = cache_trace_log.name_of_session(session)
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name)
-    assert name == session or name != cache_trace_log._name_of(session + "x")
+    assert name == session or name != cache_trace_log.name_of_session(session + "x")
 
 
 def test_a_file_is_rotated_once_when_it_is_full(
@@ -206,11 +206,11 @@ def test_writing_never_waits_for_a_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(cache_trace_log, "_append", lambda path, line: gate.wait(10))
+    monkeypatch.setattr(cache_trace_log, "append_line", lambda path, line: gate.wait(10))
     monkeypatch.setattr(cache_trace_log, "ROWS_WAITING_MAX", 5)
     log = log_in(tmp_path)
     log.write("abc", ROW)
-    wait_for(lambda: log._queue.empty())
+    wait_for(lambda: log.rows_waiting == 0)
     began = time.perf_counter()
     for _ in range(7):
         log.write("abc", ROW)

@@ -45,7 +45,7 @@ class Desk:
     """Requests that arrive and end, on a lineage and a clock."""
 
     def __init__(self, lines_max: int = 0, idle_s: float = 0.0) -> None:
-        self.lineage = ConversationLines(lines_max, idle_s)
+        self.lines = ConversationLines(lines_max, idle_s)
         self.now = 0.0
 
     def arrive(
@@ -53,19 +53,19 @@ class Desk:
     ) -> LinePosition:
         prompt = prompt_of(said, tools)
         links = chains(prompt.names)
-        session = self.lineage.session(speaker, self.now)
-        return self.lineage.place(session, shape_of(prompt, links), links)
+        session = self.lines.session(speaker, self.now)
+        return self.lines.place(session, shape_of(prompt, links), links)
 
     def end(self, place: LinePosition, tokens: int = 10) -> Line:
-        line = self.lineage.advance(place, self.now)
-        self.lineage.write(line, place.shape, pack(range(tokens)), tokens - 1)
+        line = self.lines.advance(place, self.now)
+        self.lines.write(line, place.shape, pack(range(tokens)), tokens - 1)
         return line
 
     def ask(self, said: Sequence[str], speaker: Speaker = NAMED, **more: Any) -> Line:
         return self.end(self.arrive(said, speaker, **more))
 
     def session(self, speaker: Speaker = NAMED) -> Session:
-        return self.lineage.session(speaker, self.now)
+        return self.lines.session(speaker, self.now)
 
 
 def exact(line: Line) -> list[bytes]:
@@ -315,13 +315,13 @@ def test_sessions_keys_and_agents_never_share_a_line() -> None:
     for speaker, line in zip(speakers, lines, strict=True):
         assert desk.arrive([*MAIN, "a:x"], speaker).line is line
         assert desk.session(speaker).lines == {line.number: line}
-        assert desk.lineage.session_of(line) is desk.session(speaker)
+        assert desk.lines.session_of(line) is desk.session(speaker)
 
 
 def test_what_a_line_is_to_its_session() -> None:
     desk = Desk()
-    main = desk.lineage.advance(desk.arrive(MAIN), 0.0)
-    desk.lineage.write(main, desk.arrive(MAIN).shape, pack(range(90)), 80)
+    main = desk.lines.advance(desk.arrive(MAIN), 0.0)
+    desk.lines.write(main, desk.arrive(MAIN).shape, pack(range(90)), 80)
     sub, title = desk.ask(SUB), desk.ask(["s:make a title", "u:fix it"], tools=())
     branch = desk.ask([*SUB, "a:x", "u:y"])
     assert branch is sub
@@ -389,8 +389,8 @@ def test_sessions_are_capped_by_use(monkeypatch: pytest.MonkeyPatch) -> None:
         desk.ask(MAIN, Speaker("key", f"s{n}"))
     desk.arrive(MAIN, Speaker("key", "s0"))
     desk.arrive(MAIN, Speaker("key", "s3"))
-    assert [each.label for each in desk.lineage.sessions] == ["s2", "s0", "s3"]
-    assert len(desk.lineage._lines) == 2
+    assert [each.label for each in desk.lines.sessions] == ["s2", "s0", "s3"]
+    assert len(desk.lines.lines) == 2
 
 
 def test_an_unused_session_is_forgotten_after_its_time() -> None:
@@ -402,12 +402,12 @@ def test_an_unused_session_is_forgotten_after_its_time() -> None:
     assert desk.arrive([*MAIN, "a:x"], used).line is line
     desk.now = 100
     desk.arrive(SUB, Speaker("key", "new"))
-    assert len(desk.lineage.sessions) == 3, "at its time it is still there"
+    assert len(desk.lines.sessions) == 3, "at its time it is still there"
     desk.now = 100.5
     assert desk.arrive([*MAIN, "a:x"], used).line is line
-    assert [each.label for each in desk.lineage.sessions] == ["new", "used"]
+    assert [each.label for each in desk.lines.sessions] == ["new", "used"]
     assert desk.arrive(MAIN, idle).line is None
-    assert desk.lineage._tokens == 10
+    assert desk.lines.token_count == 10
 
 
 def test_nothing_is_forgotten_for_idleness_where_that_is_off() -> None:
@@ -441,16 +441,16 @@ def test_a_request_whose_line_was_forgotten_meanwhile_opens_one(how: str) -> Non
     if how == "cap":
         desk.ask(SUB)
     elif how == "cleared":
-        desk.lineage.forget_lines()
+        desk.lines.forget_lines()
     else:
         desk.now = 1_000
         desk.arrive(MAIN, Speaker("key", "another"))
     line = desk.end(place)
     assert line is not main and line.parent is None
     assert list(desk.session().lines.values()) == [line]
-    assert desk.lineage.session_of(line) is desk.session()
+    assert desk.lines.session_of(line) is desk.session()
     assert desk.ask([*MAIN, "a:x", "u:y", "a:z"]) is line, "the next request finds it"
-    assert desk.lineage._tokens == 10
+    assert desk.lines.token_count == 10
 
 
 def test_a_session_that_was_opened_again_meanwhile_takes_the_request() -> None:
@@ -468,7 +468,7 @@ def test_when_lines_are_forgotten_sessions_and_their_loaded_tools_stay() -> None
     desk.ask(MAIN)
     session = desk.session()
     session.loaded["read"] = None
-    desk.lineage.forget_lines()
+    desk.lines.forget_lines()
     assert desk.session() is session and session.loaded == {"read": None}
-    assert session.lines == {} and desk.lineage._tokens == 0
+    assert session.lines == {} and desk.lines.token_count == 0
     assert desk.arrive(MAIN).before is None

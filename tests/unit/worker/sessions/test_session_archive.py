@@ -15,7 +15,7 @@ from hearth.shared.wire_messages import Prompt, Speaker, Usage
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import conversation_lines, turn_store
 from hearth.worker.sessions.cache_trace_log import TraceLog
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import ArchiveEntry
 from hearth.worker.sessions.session_manager import (
     KEPT,
@@ -89,7 +89,7 @@ class Desk:
         return visit
 
     def flush(self) -> None:
-        writer = self.sessions._archive._scribe
+        writer = self.sessions.archive.journal
         assert isinstance(writer, journal_writer.JournalWriter) and writer.flush(WAIT_S)
 
 
@@ -137,7 +137,7 @@ def test_two_workers_lines_of_one_number_are_both_taken_up(home: Path) -> None:
     for desk in (one, two):
         desk.sessions.close()
     three = Desk(home)
-    told = three.sessions.told("s1")
+    told = three.sessions.session_report("s1")
     assert told is not None and [line["line"] for line in told["lines"]] == [1, 2]
     assert three.seen([*QUESTION, ECHO]).place.line is not None
     assert three.seen([{"role": "user", "content": "else"}, ECHO]).place.line is not None
@@ -154,14 +154,14 @@ def test_a_session_is_known_as_it_was(desks: Any) -> None:
     first.ask([*QUESTION, {"role": "user", "content": "else"}], TurnContent("", "no", ()))
     first.ask(QUESTION[1:], speaker=Speaker("key", "s1", "helper", "s1"))
     first.ask(QUESTION[1:], speaker=Speaker(""))
-    told, report = first.sessions.told("s1"), first.sessions.report()
-    counts = first.sessions.told_counts()
+    told, report = first.sessions.session_report("s1"), first.sessions.report()
+    counts = first.sessions.counters()
     second = desks()
-    assert second.sessions.told("s1") == told
+    assert second.sessions.session_report("s1") == told
     assert [row | {"idle_s": 0} for row in second.sessions.report()] == [
         row | {"idle_s": 0} for row in report
     ]
-    assert second.sessions.told_counts()["turn_bytes"] == counts["turn_bytes"] > 0
+    assert second.sessions.counters()["turn_bytes"] == counts["turn_bytes"] > 0
     assert told is not None and [line["parent"] for line in told["lines"]] == [None, 1, None]
     again = second.ask([*QUESTION, ECHO, QUESTION[1], ECHO, QUESTION[1]])
     assert again.place.line is not None and again.place.line.number == 1
@@ -181,10 +181,10 @@ def test_tools_that_a_session_loaded_are_remembered_also_without_its_lines(desks
         visit = desk.seen(compacted)
         assert visit.loaded == ["grep"] and visit.place.before is None
         assert desk.seen([*QUESTION, ECHO, QUESTION[1]]).states != {}
-        everything = list(desk.sessions._everything())
-        desk.sessions._archive._pages.lost()
+        everything = list(desk.sessions.all_entries())
+        desk.sessions.archive.records.lost()
         for entry in everything:
-            desk.sessions._archive.add(entry)
+            desk.sessions.archive.add(entry)
         desk.flush()
 
 
@@ -242,7 +242,7 @@ def test_thinking_comes_back_although_its_turn_is_not_kept(
     first.ask(QUESTION)
     monkeypatch.setattr(journal, "REWRITE_BYTES_MIN", 0)
     monkeypatch.setattr(journal_writer, "RETRY_S", 0.0)
-    first.sessions._turns = turn_store.TurnStore()
+    first.sessions.turns = turn_store.TurnStore()
     first.ask([{"role": "user", "content": "more"}], replace(WORDS, reasoning="easy"))
     first.flush()
     visit = desks().seen([*QUESTION, ECHO, QUESTION[1]])
@@ -263,11 +263,11 @@ def test_of_two_thoughts_the_later_one_heals_after_a_rewrite_too(
     again = first.ask([*QUESTION, sent, QUESTION[1]])  # which makes it the last used
     assert again.turns[2] is one.turn
     first.flush()
-    first.sessions._archive._scribe.put(ArchiveEntry(0.0), 0, renews=True)
+    first.sessions.archive.journal.put(ArchiveEntry(0.0), 0, renews=True)
     first.flush()
-    healing = dict(first.sessions._healing.items())
-    assert "easy" in healing.values() and first.sessions._archive.report()["rewritten"]
-    assert dict(desks().sessions._healing.items()) == healing
+    healing = dict(first.sessions.thinking.items())
+    assert "easy" in healing.values() and first.sessions.archive.report()["rewritten"]
+    assert dict(desks().sessions.thinking.items()) == healing
 
 
 def test_turns_of_a_line_that_is_in_use_outlive_newer_ones_of_others(
@@ -280,7 +280,7 @@ def test_turns_of_a_line_that_is_in_use_outlive_newer_ones_of_others(
     first.ask([*QUESTION, ECHO, QUESTION[1]])
     monkeypatch.setattr(turn_store.TurnStore.__init__, "__defaults__", (3, turn_store.BYTES_MAX))
     second = desks()
-    assert second.sessions.told_counts()["turns"] == 3
+    assert second.sessions.counters()["turns"] == 3
     visit = second.seen([*QUESTION, ECHO, QUESTION[1], ECHO])
     assert visit.states == {2: KEPT, 4: KEPT} and old.turn is not None
 
@@ -309,7 +309,7 @@ def test_what_was_cut_off_is_no_turn_in_the_next_life_either(desks: Any) -> None
     gone = first.seen([{"role": "user", "content": "gone"}])
     first.end(gone, WORDS, is_whole=False, is_cancelled=True)
     second = desks()
-    assert second.sessions.told_counts()["turns"] == len(second.sessions._healing) == 0
+    assert second.sessions.counters()["turns"] == len(second.sessions.thinking) == 0
     assert second.seen([*QUESTION, ECHO]).states == {2: RENDERED}
     assert second.seen([{"role": "user", "content": "gone"}, ECHO]).place.line is None
 
@@ -317,14 +317,14 @@ def test_what_was_cut_off_is_no_turn_in_the_next_life_either(desks: Any) -> None
 def test_a_request_that_is_not_to_be_kept_finds_and_leaves_nothing(desks: Any) -> None:
     desk = desks()
     desk.ask(QUESTION)
-    before = (desk.sessions.told_counts(), desk.sessions.told("s1"))
+    before = (desk.sessions.counters(), desk.sessions.session_report("s1"))
     loads = {"deferred": [GREP]}
     assert desk.arrive([*QUESTION, ECHO, LOADER], is_kept=False, **loads) is None
     assert desk.arrive(QUESTION, Speaker("key", "new"), is_kept=False) is None
     desk.flush()
-    assert desk.sessions.told("new") is None
-    assert desk.sessions.told_counts()["turns"] == before[0]["turns"]
-    assert desk.sessions.told("s1") == before[1]
+    assert desk.sessions.session_report("new") is None
+    assert desk.sessions.counters()["turns"] == before[0]["turns"]
+    assert desk.sessions.session_report("s1") == before[1]
     assert desk.seen([QUESTION[0], {"role": "user", "content": "a summary"}]).loaded == []
 
 
@@ -337,7 +337,7 @@ def test_without_a_directory_nothing_is_written(
     desk.sessions.forget_lines()
     desk.sessions.close()
     assert list(tmp_path.iterdir()) == []
-    assert desk.sessions.told_counts()["archive"] == {}
+    assert desk.sessions.counters()["archive"] == {}
 
 
 def test_no_digest_of_a_key_stands_on_the_disk_and_another_key_finds_nothing(
@@ -386,8 +386,8 @@ def test_all_that_is_remembered_is_all_that_is_taken_up(desks: Any) -> None:
     first = desks()
     for number in range(5):
         first.ask([{"role": "user", "content": f"{number}"}], TurnContent("t", f"{number}", ()))
-    everything = list(first.sessions._everything())
+    everything = list(first.sessions.all_entries())
     second = desks()
-    again = list(second.sessions._everything())
+    again = list(second.sessions.all_entries())
     assert sorted(stated(again)) == sorted(stated(everything)) != []
     assert len(again) == len(everything) == 5 + 1 + 5

@@ -9,7 +9,7 @@ import pytest
 
 from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.sessions import session_manager as module
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_manager import (
     CHANGED,
     DROPPED,
@@ -71,9 +71,9 @@ def test_a_cancelled_request_records_nothing() -> None:
     assert desk.end(visit, WORDS, is_whole=False, is_cancelled=True, cached=0) is None
     assert visit.turn is None and visit.said is None
     assert visit.place.session.lines == {}
-    assert desk.sessions.told_counts()["turns"] == 0
+    assert desk.sessions.counters()["turns"] == 0
     assert desk.arrive([*QUESTION, echo(WORDS)]).states == {2: RENDERED}
-    assert len(desk.sessions._healing) == 0
+    assert len(desk.sessions.thinking) == 0
     assert len(desk.log.rows) == 1, "but the log has it"
 
 
@@ -295,10 +295,10 @@ def test_turns_are_counted_once_the_request_has_ended() -> None:
     unknown = echo(TurnContent("", "never said", ()))
     changed = [*QUESTION, echo(WORDS, content="edited"), QUESTION[1], unknown]
     visits = [desk.arrive([*QUESTION, stripped(WORDS), QUESTION[1]]), desk.arrive(changed)]
-    assert desk.sessions.told_counts()["turns_kept"] == 0
+    assert desk.sessions.counters()["turns_kept"] == 0
     for number, visit in enumerate(visits):
         desk.end(visit, WORDS, (9, number))
-    counts = desk.sessions.told_counts()
+    counts = desk.sessions.counters()
     assert (counts["turns_kept"], counts["turns_changed"], counts["turns_rendered"]) == (1, 1, 1)
     assert counts["turns"] == 3 and counts["turn_bytes"] > 3 * 500
     assert (counts["canonical_drift"], counts["exact_key_rejected_by_model_lcp"]) == (0, 0)
@@ -345,13 +345,13 @@ def test_the_session_is_told_with_its_lines_and_requests() -> None:
     desk.ask(QUESTION, WORDS)
     desk.ask([*QUESTION, echo(WORDS), QUESTION[1]], WORDS)
     desk.ask([*QUESTION, echo(WORDS), QUESTION[0]], WORDS)
-    told = desk.sessions.told("s1")
+    told = desk.sessions.session_report("s1")
     assert told is not None
     main, branch = told["lines"]
     assert (main["line"], main["kind"], main["turns"], len(main["requests"])) == (1, "main", 2, 2)
     assert (branch["parent"], branch["kind"], branch["branch_message"]) == (1, "branch", 3)
     assert branch["branch_token"] == 42, "what both prompts begin with"
-    assert desk.sessions.told("another") is None
+    assert desk.sessions.session_report("another") is None
     (row,) = desk.sessions.report()
     assert (row["session"], row["lines"], row["turns"]) == ("s1", 2, 3)
 
@@ -359,7 +359,8 @@ def test_the_session_is_told_with_its_lines_and_requests() -> None:
 def test_an_anonymous_session_has_a_label_too() -> None:
     desk = Desk()
     desk.ask(QUESTION, WORDS, speaker=Speaker("key"))
-    assert desk.log.rows[-1][0] == "anonymous" and desk.sessions.told("anonymous") is not None
+    assert desk.log.rows[-1][0] == "anonymous"
+    assert desk.sessions.session_report("anonymous") is not None
 
 
 def test_once_the_cache_is_emptied_nothing_is_lost_against_it_and_turns_are_still_known() -> None:
@@ -375,7 +376,7 @@ def test_once_the_cache_is_emptied_nothing_is_lost_against_it_and_turns_are_stil
     for each in (on_it, running):  # they were computed while the cache was emptied
         desk.end(each, WORDS)
         assert desk.log.rows[-1][1]["parent"] is None
-    told = desk.sessions.told("s1")
+    told = desk.sessions.session_report("s1")
     assert told is not None and len(told["lines"]) == 3
 
 
@@ -392,7 +393,7 @@ def test_a_session_that_was_forgotten_while_its_request_ran_has_its_line(
     desk.arrive(QUESTION, ME if is_back else Speaker("key", "another"))
     desk.end(visit, WORDS)
     assert desk.log.rows[-1][1]["turn"] == 1
-    told = desk.sessions.told("s1")
+    told = desk.sessions.session_report("s1")
     assert told is not None and [line["turns"] for line in told["lines"]] == [1]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.turn_store import Turn, TurnStore, plain_id
 
 KEY, OTHER_KEY = "key-a", "key-b"
@@ -166,7 +166,6 @@ def test_nothing_is_listed_that_was_dropped() -> None:
         for n in range(20)
     ]
     store = filled(*turns, turns_max=5)
-    listed = {each for found in store._listed.values() for each in found}
-    assert listed == set(turns[15:]) and len(store) == 5
-    assert all(store._listed.values()), "no empty list is left behind"
+    assert list(store) == turns[15:]
+    store.check()
     assert store.by_ids(KEY, echo("id3", "also4", signatures=["s5"])) == []

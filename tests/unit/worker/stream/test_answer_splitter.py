@@ -1,10 +1,12 @@
 """Outputs of every format, read whole: each against what it is known to say. And the limits."""
 
+import json
+
 import pytest
 
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.lookahead_buffer import TRIM_CHARS
-from hearth.worker.stream.part_writer import AnswerParts, ToolCall
-from hearth.worker.stream.think_and_call_reader import REREAD_CHARS_MAX
+from hearth.worker.stream.reasoning_and_tool_parser import REREAD_CHARS_MAX
 from tests.helpers.worker.output_formats import OUTPUTS, joined, outputs, reader, streamed, tool
 
 FILES = sorted(path.stem for path in OUTPUTS.glob("*.jsonl"))
@@ -41,6 +43,17 @@ def test_what_was_read_long_ago_is_let_go_but_not_what_stands_beside_a_mark() ->
     splitter = reader("qwen3").splitter(False, TOOLS)
     streamed(splitter, text, is_complete=True)
     assert splitter.parts == AnswerParts("", text)
+
+
+@pytest.mark.parametrize("piece_chars", [1, 3, 7, 40])
+def test_a_long_call_of_many_values_loses_none_where_read_text_is_let_go(piece_chars: int) -> None:
+    arguments = {"edits": [{"line": number} for number in range(TRIM_CHARS // 2)], "count": 3}
+    text = f"<tool_call>\n{json.dumps({'name': 'edit', 'arguments': arguments})}\n</tool_call>"
+    tools = [tool(("edit", {"edits": "array", "count": "integer"}))]
+    splitter = reader("qwen3").splitter(False, tools)
+    cuts = range(0, len(text), piece_chars)
+    streamed(splitter, [text[at : at + piece_chars] for at in cuts], is_complete=True)
+    assert splitter.parts == AnswerParts("", "", (ToolCall("edit", arguments),))
 
 
 def test_of_several_calls_those_before_a_broken_one_count() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hearth.worker.stream.part_writer import ToolCall
+from hearth.worker.stream.answer_parts import ToolCall
 from scripts.harness.model_families import family
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from hearth.worker.stream.answer_parts import AnswerParts, ToolCall
 from hearth.worker.stream.answer_splitter import AnswerPart
-from hearth.worker.stream.part_writer import AnswerParts, ToolCall
 from hearth.worker.stream.tool_calls import upstream_parsers
 from tests.helpers.worker.output_formats import reader, streamed, tool
 

@@ -1,4 +1,4 @@
-"""What an answer has to be, made into a guide for its decoding."""
+"""Compiles what an answer has to be into a mask of the tokens that may come next."""
 
 import json
 import logging
@@ -17,8 +17,8 @@ from hearth.worker.constraint.json_schemas import ToolSchema, fault, tool_of
 from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, TEXT, Expression, Lark
 from hearth.worker.constraint.thinking_budget import ThinkingBudget, think_marks
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.stream import harmony_reader
-from hearth.worker.stream.output_format import OutputFormat
+from hearth.worker.stream import harmony_parser
+from hearth.worker.stream.model_output_format import OutputFormat
 
 log = logging.getLogger(__name__)
 
@@ -30,40 +30,49 @@ _SILENT: Final = 0  # llguidance's log level: above it the answer is quoted on s
 ANY_OBJECT: Final = {"type": "object"}
 
 
-class AnswerGrammar:
-    """Makes guides for one model's answers. Owner: the prompt thread."""
+class GrammarCompiler:
+    """Makes token masks for one model's answers. Owner: the prompt thread.
+
+    Invariant: at most COMPILED_MAX grammars are remembered, and each answer gets a matcher of its
+    own.
+    """
 
     def __init__(
         self,
         tokenizer: Any,
         vocab_size: int,
         end_ids: frozenset[int],
-        reader: OutputFormat,
+        output_format: OutputFormat,
         token_bytes: Callable[[int], bytes],
         tool_form: str = "native",
     ) -> None:
         """Take mlx-lm's TokenizerWrapper, the number of logits, and the tokens that end a turn.
 
-        `reader` reads what the model writes; `tool_form` is the form in which the
-        model is told of tools.
+        `output_format` is that of the model's answers, `tool_form` the form in which its prompts
+        show tools.
         """
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._end_ids = end_ids
-        self._is_thinking_open = reader.is_thinking_open
+        self.end_ids = end_ids
+        self._is_thinking_open = output_format.is_thinking_open
         self._token_bytes = token_bytes
-        self._has_channels = tokenizer.get_vocab().keys() >= harmony_reader.MARKS
-        self._format = call_grammar(tokenizer, tool_form)
-        self._thinking = think_marks(tokenizer, self._has_channels, reader.think_marks)
-        self._marks = _marks(tokenizer, reader.think_marks)
+        self._has_channels = tokenizer.get_vocab().keys() >= harmony_parser.MARKS
+        self._call_grammar = call_grammar(tokenizer, tool_form)
+        self.think_marks = think_marks(tokenizer, self._has_channels, output_format.think_marks)
+        self._marks = _marks(tokenizer, output_format.think_marks)
         self._limits = LLParserLimits(verbose_errors=False, max_lexer_states=LEXER_STATES_MAX)
-        self._words: LLTokenizer | None = None  # made at first need: it takes seconds
+        self._ll_tokenizer: LLTokenizer | None = None  # made at first need: it takes seconds
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def guide(
+    @property
+    def compiled_count(self) -> int:
+        """How many grammars are remembered."""
+        return len(self._compiled)
+
+    def token_mask(
         self, constraints: Constraints, tools: list[Any], opening: str, prompt_tokens: int
     ) -> TokenMask | None:
-        """Return what holds an answer to its constraints; None where there are none to hold.
+        """Return the mask that holds an answer to its constraints; None where it has none.
 
         `tools` are those that may be called, in OpenAI's shape; `opening` is the generation
         prompt, and `prompt_tokens` the length of the whole one.
@@ -71,6 +80,7 @@ class AnswerGrammar:
         Raises:
             RequestError: a schema cannot be compiled, or the model has no way to do what is asked.
         """
+        assert prompt_tokens >= 0, prompt_tokens
         is_open = self._is_thinking_open(opening)
         try:
             matcher = self._matcher(constraints, tools, opening, is_open)
@@ -79,23 +89,23 @@ class AnswerGrammar:
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             log.warning("a schema is of a shape that nobody expects", exc_info=error)
             raise _refused("A JSON schema is not one.", None) from None
-        clock = None
-        if self._thinking is not None and constraints.thinking_budget is not None:
+        thinking = None
+        if self.think_marks is not None and constraints.thinking_budget is not None:
             budget = constraints.thinking_budget
-            clock = ThinkingBudget(self._thinking, budget, is_open, self._token_bytes)
+            thinking = ThinkingBudget(self.think_marks, budget, is_open, self._token_bytes)
         banned = None
         if constraints.tool_choice == "none" and matcher is None:
-            banned = self._marks.get(self._tokenizer.tool_call_start or "")
-        if matcher is None and clock is None and banned is None:
+            banned = self._marks.get(self.tokenizer.tool_call_start or "")
+        if matcher is None and thinking is None and banned is None:
             return None
-        return TokenMask(prompt_tokens, matcher, clock, banned)
+        return TokenMask(prompt_tokens, matcher, thinking, banned)
 
     # ------------------------------------------------------------ grammars
 
     def _matcher(
         self, constraints: Constraints, tools: list[Any], opening: str, is_open: bool
     ) -> LLMatcher | None:
-        """Return what holds the whole answer to a grammar, None where it needs none."""
+        """Return the matcher of the whole answer, None where it needs none."""
         callable_tools = _callable(constraints, tools)
         lark = Lark(self._marks)
         if constraints.tool_choice == "required":
@@ -118,29 +128,29 @@ class AnswerGrammar:
         if self._has_channels:
             answer = final_message(lark, answer)
         may_call = constraints.tool_choice == "auto" and tools
-        if not may_call or (self._format is None and not self._has_channels):
+        if not may_call or (self._call_grammar is None and not self._has_channels):
             return answer
         return lark.any_of([answer, self._calls(lark, tools, constraints.parallel_calls)])
 
     def _calls(self, lark: Lark, tools: list[ToolSchema], is_parallel: bool) -> Expression:
         if self._has_channels:
             return call_message(lark, tools)
-        if self._format is None:
+        if self._call_grammar is None:
             raise RequestError(
                 "tool_choice asks for a tool call, which cannot be enforced in the format in which "
                 'this model calls tools. Use tool_choice "auto".',
                 code="unsupported_tool_choice",
                 param="tool_choice",
             )
-        return self._format.expression(lark, tools, is_parallel)
+        return self._call_grammar.expression(lark, tools, is_parallel)
 
     def _answer(self, lark: Lark, last: Expression, opening: str, is_open: bool) -> Expression:
         """Return a whole answer that ends with `last`; there may be thinking in front of it."""
         if self._has_channels:
             return turn(lark, last, opening)
-        if self._thinking is None:
+        if self.think_marks is None:
             return last
-        start, end = self._thinking.start, self._thinking.end
+        start, end = self.think_marks.start, self.think_marks.end
         if is_open:
             return lark.row(lark.optional(TEXT), end, NEWLINES, last)
         if end in opening:
@@ -162,14 +172,17 @@ class AnswerGrammar:
                 )
             if constraints.schema is not None:
                 self._check(constraints.schema, "the answer", "response_format", {})
-            compiled = LLMatcher(self._tokens(), source, log_level=_SILENT, limits=self._limits)
+            compiled = LLMatcher(
+                self.ll_tokenizer(), source, log_level=_SILENT, limits=self._limits
+            )
             if compiled.is_error():
                 for tool in tools:  # one by one they take longer than all of them together
                     self._check(tool.schema, f"the tool {tool.name!r}", "tools", LENIENT)
-                raise _refused(f"The answer's grammar: {_said(compiled.get_error())}.", None)
+                raise _refused(f"The answer's grammar: {_error_text(compiled.get_error())}.", None)
         self._compiled[source] = compiled
         if len(self._compiled) > COMPILED_MAX:
             self._compiled.popitem(last=False)
+        assert len(self._compiled) <= COMPILED_MAX, len(self._compiled)
         return compiled.deep_copy()
 
     def _check(
@@ -190,17 +203,17 @@ class AnswerGrammar:
         """Return what llguidance says against a schema, "" where it says nothing."""
         lark = Lark(self._marks)
         source = lark.source(lark.json(schema, **options))
-        matcher = LLMatcher(self._tokens(), source, log_level=_SILENT, limits=self._limits)
+        matcher = LLMatcher(self.ll_tokenizer(), source, log_level=_SILENT, limits=self._limits)
         matcher.compute_bitmask()  # some of what allows no value is found at the first token only
-        return _said(matcher.get_error())
+        return _error_text(matcher.get_error())
 
-    def _tokens(self) -> LLTokenizer:
+    def ll_tokenizer(self) -> LLTokenizer:
         """Return llguidance's form of the tokenizer. Raises RequestError where there is none."""
-        if self._words is None:
-            self._words = _ll_tokenizer(
-                self._tokenizer, self._vocab_size, self._end_ids, set(self._marks.values())
+        if self._ll_tokenizer is None:
+            self._ll_tokenizer = _make_ll_tokenizer(
+                self.tokenizer, self._vocab_size, self.end_ids, set(self._marks.values())
             )
-        return self._words
+        return self._ll_tokenizer
 
 
 def _callable(constraints: Constraints, tools: list[Any]) -> list[ToolSchema]:
@@ -228,11 +241,11 @@ def _refused(text: str, param: str | None) -> RequestError:
     )
 
 
-def _said(error: str) -> str:
+def _error_text(error: str) -> str:
     """Return the words of llguidance's error without its listing of our grammar."""
     lines = [line.strip() for line in error.partition("<backtrace>")[0].splitlines()]
-    told = [line for line in lines if line and not re.match(r"\d+ \||\^", line)]
-    return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(told))
+    kept = [line for line in lines if line and not re.match(r"\d+ \||\^", line)]
+    return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(kept))
 
 
 def _marks(tokenizer: Any, think_marks: tuple[str, str]) -> dict[str, int]:
@@ -249,7 +262,7 @@ def _marks(tokenizer: Any, think_marks: tuple[str, str]) -> dict[str, int]:
     }
 
 
-def _ll_tokenizer(
+def _make_ll_tokenizer(
     tokenizer: Any, vocab_size: int, end_ids: frozenset[int], marks: set[int]
 ) -> LLTokenizer:
     """Return llguidance's form of a tokenizer in which the marks are never part of a text.
@@ -259,12 +272,12 @@ def _ll_tokenizer(
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise _unreadable("it has no fast form")
-    told = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
-    for token in told["added_tokens"]:
+    config = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
+    for token in config["added_tokens"]:
         token["special"] = token["special"] or token["id"] in marks
     size = max(vocab_size, len(tokenizer))
     try:
-        return LLTokenizer(json.dumps(told), n_vocab=size, eos_token=sorted(end_ids))
+        return LLTokenizer(json.dumps(config), n_vocab=size, eos_token=sorted(end_ids))
     except ValueError as error:
         raise _unreadable(str(error)) from error
 

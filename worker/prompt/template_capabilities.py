@@ -1,4 +1,4 @@
-"""What a chat template takes and shows, found by rendering probes. Touches no MLX.
+"""Finds out by rendering probes what a chat template accepts and shows. Touches no MLX.
 
 Runs once, when a model is loaded. Templates differ in what they leave out silently as much as in
 what they refuse, so a probe counts only where all its words are in the text, in their order.
@@ -41,8 +41,8 @@ _TAILS: Final[dict[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateTraits:
-    """What one template takes and shows."""
+class TemplateCapabilities:
+    """The messages and options that one template accepts and shows. Immutable."""
 
     tool_form: ToolForm
     shows_calls: bool  # as `tool_calls`
@@ -61,8 +61,8 @@ class TemplateTraits:
     efforts: tuple[str, ...]  # of EFFORTS, those that it renders
 
 
-def template_traits(template: Template) -> TemplateTraits:
-    """Return what the template takes and shows."""
+def template_capabilities(template: Template) -> TemplateCapabilities:
+    """Return what the template accepts and shows."""
     is_shown, completes_tools = _shows_tools(template)
     tools = [_tool(is_whole=completes_tools)] if is_shown else []
     prober = _Prober(template, tools, {})
@@ -78,7 +78,7 @@ def template_traits(template: Template) -> TemplateTraits:
     long_fits, short_fits = prober.fits(call_id=_LONG_ID), prober.fits()
     variables = _variables(template)
     several = ("user", "two calls", *(("tool", "tool") if shows_results else ()))
-    return TemplateTraits(
+    return TemplateCapabilities(
         tool_form=form,
         shows_calls=shows_calls,
         shows_results=shows_results,

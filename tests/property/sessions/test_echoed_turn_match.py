@@ -6,13 +6,13 @@ from typing import Any
 
 from hypothesis import assume, given, strategies as st
 
-from hearth.worker.sessions.echo_match import (
+from hearth.worker.sessions.echoed_turn_match import (
     UNEXPLAINED,
     Known,
     TurnContent,
     changes,
-    said_of,
     says_the_same,
+    turn_content,
     working_directories,
 )
 
@@ -236,8 +236,8 @@ def test_any_composition_of_what_clients_do_says_the_same(
         spaces = data.draw(st.sampled_from(((",", ":"), (", ", ": "), (" ,\n", "\t:"))))
         text = json.dumps(arguments, ensure_ascii=is_ascii, separators=spaces)
         sent_back.append((name, text if is_text else arguments))
-    record = said_of(message(words[0], [ours for ours, _ in calls]))
-    echo = said_of(message(words[1], sent_back))
+    record = turn_content(message(words[0], [ours for ours, _ in calls]))
+    echo = turn_content(message(words[1], sent_back))
     assert says_the_same(record, echo, KNOWN)
 
 
@@ -264,10 +264,10 @@ def test_the_digits_that_javascript_prints_name_the_same_number(number: float) -
 
 @given(ODD_TEXT | ODD_JSON.map(json.dumps) | st.just("[" * 50_000) | st.just('{"a":' * 50_000))
 def test_any_argument_text_is_read_or_stays_text(text: str) -> None:
-    said = said_of(message({"content": ""}, [("f", text)]))
+    said = turn_content(message({"content": ""}, [("f", text)]))
     ((_, arguments),) = said.calls
     assert type(arguments) is dict or arguments == text
-    assert changes(said, said_of(message({"content": ""}, [("f", text)])), NOTHING) == []
+    assert changes(said, turn_content(message({"content": ""}, [("f", text)])), NOTHING) == []
 
 
 @given(ODD_JSON, ODD_JSON, ODD_JSON, st.text(max_size=5))

@@ -1,4 +1,4 @@
-"""The harmony format of gpt-oss: a turn is a row of messages, each on a channel.
+"""Parses answers in the harmony format of gpt-oss: a turn is a row of messages with channels.
 
     <|start|>assistant<|channel|>analysis<|message|>...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{}<|call|>
@@ -13,10 +13,10 @@ from typing import Final
 
 import regex
 
-from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, PartWriter, ReaderSteps
-from hearth.worker.stream.part_writer import AnswerCollector, Channel
-from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
+from hearth.worker.stream.answer_parts import AnswerCollector, Channel
+from hearth.worker.stream.lookahead_buffer import LookaheadBuffer, Marks, ParserSteps, WriteText
 from hearth.worker.stream.tool_calls.lenient_json import Transcoder, json_text
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 CHANNEL: Final = "<|channel|>"
 MESSAGE: Final = "<|message|>"
@@ -35,28 +35,28 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _NOT_FUNCTIONS = frozenset({"user", "assistant", "all"})  # whom a message may be for
 
 
-class HarmonyReader:
-    """Reads one answer: text outside of any message is content, as of a model that left the format.
+class HarmonyParser:
+    """Parses one answer. Owner: the inference thread.
 
-    A header whose message never begins is nothing. Messages of one kind stand on lines of their
-    own. Owner: the inference thread.
+    Text outside of any message is content: the model has left the format. A header whose message
+    never begins is dropped. Messages of one kind stand on lines of their own.
     """
 
     def __init__(
         self,
-        source: LookaheadBuffer,
-        delivery: AnswerCollector,
-        tools: ArgumentTypes,
+        buffer: LookaheadBuffer,
+        collector: AnswerCollector,
+        tools: RequestTools,
         takes_calls: bool,
     ) -> None:
-        self._source = source
-        self._delivery = delivery
+        self._buffer = buffer
+        self._collector = collector
         self._tools = tools
         self._takes_calls = takes_calls
-        self._spoken: set[Channel] = set()  # channels that have text
+        self._channels_used: set[Channel] = set()  # those that have text
 
-    def read(self, is_thinking: bool) -> ReaderSteps[None]:
-        """Read all of the answer; `is_thinking`: the prompt has begun the analysis."""
+    def read(self, is_thinking: bool) -> ParserSteps[None]:
+        """Parse all of the answer; `is_thinking`: the prompt has begun the analysis."""
         mark = (yield from self._text("reasoning")) if is_thinking else ""
         while True:
             if mark == START or (yield from self._is_header()):
@@ -66,18 +66,18 @@ class HarmonyReader:
             if not mark:
                 return
 
-    def _is_header(self) -> ReaderSteps[bool]:
-        """Tell whether a header stands here though no mark has begun it."""
-        self._skipped = yield from self._source.run(_BLANKS)
+    def _is_header(self) -> ParserSteps[bool]:
+        """Return whether a header stands here though no mark has begun it."""
+        self._skipped = yield from self._buffer.run(_BLANKS)
         for beginning in _HEADER_BEGINS:
-            if (yield from self._source.starts(beginning, self._skipped)):
+            if (yield from self._buffer.starts(beginning, self._skipped)):
                 return True
-        return not (yield from self._source.peek(self._skipped))
+        return not (yield from self._buffer.peek(self._skipped))
 
-    def _message(self) -> ReaderSteps[str]:
+    def _message(self) -> ParserSteps[str]:
         """Read a message from its header on, and return the mark behind it."""
         texts: list[str] = []
-        mark = yield from self._source.scan(_HEADER_ENDS, texts.append)
+        mark = yield from self._buffer.scan(_HEADER_ENDS, texts.append)
         if mark != MESSAGE:
             return mark
         header = "".join(texts)
@@ -87,41 +87,42 @@ class HarmonyReader:
         is_analysis = _channel(header) == "analysis"
         return (yield from self._text("reasoning" if is_analysis else "content"))
 
-    def _text(self, channel: Channel) -> ReaderSteps[str]:
-        """Deliver the text of a message, and return the mark behind it."""
+    def _text(self, channel: Channel) -> ParserSteps[str]:
+        """Collect the text of a message, and return the mark behind it."""
         is_first = True
 
         def write(text: str) -> None:
             nonlocal is_first
-            begins_line = is_first and channel in self._spoken
-            self._delivery.say(channel, f"\n{text}" if begins_line else text)
-            self._spoken.add(channel)
+            begins_line = is_first and channel in self._channels_used
+            self._collector.text(channel, f"\n{text}" if begins_line else text)
+            self._channels_used.add(channel)
             is_first = False
 
-        return (yield from self._source.scan(_BODY_ENDS, write))
+        return (yield from self._buffer.scan(_BODY_ENDS, write))
 
-    def _call(self, name: str) -> ReaderSteps[str]:
-        """Deliver the call of `name`, and return the mark behind it."""
+    def _call(self, name: str) -> ParserSteps[str]:
+        """Collect the call of `name`, and return the mark behind it."""
         name = self._tools.known(name) or name
-        arguments = _Arguments(self._delivery, name, self._tools.sole_text(name))
-        mark = yield from self._source.scan(_BODY_ENDS, arguments.write)
-        arguments.end(is_complete=bool(mark) or self._source.is_complete)
+        arguments = _Arguments(self._collector, name, self._tools.sole_text(name))
+        mark = yield from self._buffer.scan(_BODY_ENDS, arguments.write)
+        arguments.end(is_complete=bool(mark) or self._buffer.is_complete)
         return mark
 
 
 class _Arguments:
-    """Delivers a call: with its JSON object, or a text that is none.
+    """Writes the arguments of one call: its JSON object, or a text that is none.
 
-    A text is the argument `sole` of a tool that takes one only, and that a text ("" = other tools).
+    Such a text is the value of `sole`, the one argument of a tool that takes one text only ("" for
+    other tools).
     """
 
-    def __init__(self, delivery: AnswerCollector, name: str, sole: str) -> None:
-        self._delivery = delivery
+    def __init__(self, collector: AnswerCollector, name: str, sole: str) -> None:
+        self._collector = collector
         self._name = name
         self._sole = sole
         self._json: Transcoder | None = None
-        self._text = ""  # that was not yet delivered
-        self._write: PartWriter | None = None  # takes text, once it is clear what it is
+        self._text = ""  # that was not yet written
+        self._write: WriteText | None = None  # takes text, once it is clear what kind it is
 
     def write(self, text: str) -> None:
         """Take the next piece of the message."""
@@ -133,33 +134,33 @@ class _Arguments:
             self._text = ""
 
     def _begin(self, is_object: bool) -> None:
-        self._delivery.call(self._name)
+        self._collector.call(self._name)
         if is_object:
             self._json = Transcoder()
             self._write = self._transcode
         elif self._sole:
-            self._delivery.arguments(f'{{"{json_text(self._sole)}": "')
+            self._collector.arguments(f'{{"{json_text(self._sole)}": "')
             self._write = self._quote
         else:
-            self._write = self._delivery.arguments
+            self._write = self._collector.arguments
 
     def _transcode(self, text: str) -> None:
         assert self._json is not None
-        self._delivery.arguments(self._json.feed(text))
+        self._collector.arguments(self._json.feed(text))
 
     def _quote(self, text: str) -> None:
-        self._delivery.arguments(json_text(text))
+        self._collector.arguments(json_text(text))
 
     def end(self, is_complete: bool) -> None:
-        """The message is over; not `is_complete`: it was cut off."""
+        """End the message; not `is_complete`: it was cut off."""
         if self._write is None:
             if is_complete:
-                self._delivery.call(self._name)
-                self._delivery.arguments("{}")
+                self._collector.call(self._name)
+                self._collector.arguments("{}")
         elif self._json is not None:
-            self._delivery.arguments(self._json.finish(is_complete))
+            self._collector.arguments(self._json.finish(is_complete))
         elif self._sole and is_complete:
-            self._delivery.arguments('"}')
+            self._collector.arguments('"}')
 
 
 def _channel(header: str) -> str:
@@ -172,8 +173,8 @@ def _channel(header: str) -> str:
 def _function_called(header: str) -> str:
     """Return the name of the tool that a message is for, "" if it is for none.
 
-    A function's own namespace tells a call on any channel; another recipient, as a built-in tool
-    that nobody offered, tells one on the commentary channel only.
+    A recipient in the namespace `functions` makes a call on any channel. Any other recipient, such
+    as a built-in tool that nobody offered, makes one on the commentary channel only.
     """
     found = _RECIPIENT.search(header)
     recipient = found[1] if found else ""

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from hearth.worker.sessions import echo_match
-from hearth.worker.sessions.echo_match import (
+from hearth.worker.sessions import echoed_turn_match
+from hearth.worker.sessions.echoed_turn_match import (
     Known,
     TurnContent,
     changes,
-    said_of,
     says_the_same,
+    turn_content,
     working_directories,
 )
 
@@ -67,7 +67,7 @@ def read(**arguments: Any) -> tuple[str, Any]:
 
 
 def compared(record: dict[str, Any], sent_back: dict[str, Any], known: Known = KNOWN) -> list[str]:
-    ours, theirs = said_of(record), said_of(sent_back)
+    ours, theirs = turn_content(record), turn_content(sent_back)
     names = changes(ours, theirs, known)
     assert says_the_same(ours, theirs, known) is (names != ["unexplained"])
     return names
@@ -186,7 +186,7 @@ def test_what_clients_do_to_an_answer_leaves_it_the_same(name: str) -> None:
 
 
 def test_every_rule_has_its_example() -> None:
-    assert {rule for _, _, rules in SAME.values() for rule in rules} == set(echo_match.RULES)
+    assert {rule for _, _, rules in SAME.values() for rule in rules} == set(echoed_turn_match.RULES)
 
 
 def test_call_ids_say_nothing() -> None:
@@ -421,7 +421,7 @@ def test_an_unknown_label_counts_where_only_one_path_is_labelled() -> None:
 
 def test_only_the_first_messages_of_system_and_user_name_a_directory() -> None:
     named = f"Working directory: {HOME}"
-    other = [{"role": "user", "content": "x"}] * echo_match.HEAD_MESSAGES_MAX
+    other = [{"role": "user", "content": "x"}] * echoed_turn_match.HEAD_MESSAGES_MAX
     assert working_directories([*other, {"role": "user", "content": named}]) == set()
     assert working_directories([*other[1:], {"role": "user", "content": named}]) == {HOME}
     for role in ("assistant", "tool"):

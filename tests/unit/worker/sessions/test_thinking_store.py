@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.worker.sessions.echo_match import TurnContent, said_of
-from hearth.worker.sessions.thinking_healing import HealingStore, healing_key
+from hearth.worker.sessions.echoed_turn_match import TurnContent, turn_content
+from hearth.worker.sessions.thinking_store import ThinkingStore, thinking_key
 
 PLACE = b"behind the question"
 CALL = ("read", {"path": "/a", "limit": 5000.0, "rows": [1.0, {"deep": 2.0}]})
@@ -20,7 +20,7 @@ JSON = st.recursive(
 
 
 def name(content: str = "Let me check.", *calls: tuple[str, Any]) -> bytes:
-    return healing_key("key", PLACE, TurnContent("", content, calls or (CALL,)))
+    return thinking_key("key", PLACE, TurnContent("", content, calls or (CALL,)))
 
 
 def reordered(value: Any) -> Any:
@@ -32,22 +32,22 @@ def reordered(value: Any) -> Any:
 
 def test_key_place_content_and_calls_each_set_a_turn_apart() -> None:
     names = [
-        healing_key("key", PLACE, SAID),
-        healing_key("another key", PLACE, SAID),
-        healing_key("key", b"elsewhere", SAID),
+        thinking_key("key", PLACE, SAID),
+        thinking_key("another key", PLACE, SAID),
+        thinking_key("key", b"elsewhere", SAID),
         name("Let me see."),
         name("Let me check.", ("write", CALL[1])),
         name("Let me check.", ("read", {**CALL[1], "limit": 5001})),
         name("Let me check.", ("read", {**CALL[1], "rows": [1.0, {"deep": "2"}]})),
         name("Let me check.", CALL, CALL),
-        healing_key("key", PLACE, TurnContent("", "Let me check.", ())),
-        healing_key("keyb", PLACE[1:], SAID),
+        thinking_key("key", PLACE, TurnContent("", "Let me check.", ())),
+        thinking_key("keyb", PLACE[1:], SAID),
     ]
     assert len(set(names)) == len(names)
 
 
 def test_thinking_is_no_part_of_what_it_is_found_by() -> None:
-    assert healing_key("key", PLACE, TurnContent("why", SAID.content, SAID.calls)) == name()
+    assert thinking_key("key", PLACE, TurnContent("why", SAID.content, SAID.calls)) == name()
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,10 @@ def test_thinking_is_no_part_of_what_it_is_found_by() -> None:
 )
 def test_arguments_are_known_by_what_they_mean(arguments: Any) -> None:
     call = {"id": "x", "type": "function", "function": {"name": "read", "arguments": arguments}}
-    said = said_of({"role": "assistant", "content": "\n Let me check.\n", "tool_calls": [call]})
-    assert healing_key("key", PLACE, said) == name()
+    said = turn_content(
+        {"role": "assistant", "content": "\n Let me check.\n", "tool_calls": [call]}
+    )
+    assert thinking_key("key", PLACE, said) == name()
 
 
 @pytest.mark.parametrize(
@@ -107,13 +109,13 @@ def test_arguments_nested_as_deep_as_any_text_can_be_have_a_name() -> None:
     """They come from clients as text: no depth of them may end the prompt thread."""
     text = '{"a":' * 900 + "1" + "}" * 900
     call = {"function": {"name": "f", "arguments": text}}
-    said = said_of({"role": "assistant", "content": "", "tool_calls": [call]})
+    said = turn_content({"role": "assistant", "content": "", "tool_calls": [call]})
     assert said.calls[0][1] != text, "it was read"
-    assert len(healing_key("key", PLACE, said)) == 16
+    assert len(thinking_key("key", PLACE, said)) == 16
 
 
 def test_what_was_put_is_given_back_and_nothing_else() -> None:
-    store = HealingStore()
+    store = ThinkingStore()
     store.put(b"one", "thought")
     store.put(b"two", "")
     assert (store.get(b"one"), store.get(b"two"), store.get(b"three")) == ("thought", "", "")
@@ -121,7 +123,7 @@ def test_what_was_put_is_given_back_and_nothing_else() -> None:
 
 
 def test_of_two_thoughts_for_the_same_words_the_later_is_remembered() -> None:
-    store = HealingStore(chars_max=10)
+    store = ThinkingStore(chars_max=10)
     for thought in ("earlier", "later"):
         store.put(b"one", thought)
     store.put(b"two", "12345")  # fits: the earlier one's characters are not counted any more
@@ -129,7 +131,7 @@ def test_of_two_thoughts_for_the_same_words_the_later_is_remembered() -> None:
 
 
 def test_entries_are_bounded_by_use() -> None:
-    store = HealingStore(entries_max=3)
+    store = ThinkingStore(entries_max=3)
     for number in range(3):
         store.put(b"%d" % number, f"thought {number}")
     store.get(b"0")
@@ -139,7 +141,7 @@ def test_entries_are_bounded_by_use() -> None:
 
 
 def test_characters_are_bounded_and_counted() -> None:
-    store = HealingStore(chars_max=100)
+    store = ThinkingStore(chars_max=100)
     for number in range(50):
         store.put(b"%d" % number, "x" * 30)
     assert len(store) == 3
@@ -150,7 +152,7 @@ def test_characters_are_bounded_and_counted() -> None:
 
 
 def test_two_thousand_thoughts_are_remembered() -> None:
-    store = HealingStore()
+    store = ThinkingStore()
     for number in range(2_500):
         store.put(b"%d" % number, "x")
     assert len(store) == 2_000 and store.get(b"499") == "" and store.get(b"500") == "x"

@@ -1,7 +1,8 @@
-"""The healing store: thinking that a client stripped comes back where its tokens are not known.
+"""Remembers the thinking of turns, so that it comes back where a client stripped it.
 
-Text only, so that it outlives the turn store. Keyed by API key, line, content and tool calls:
-"Let me check." never brings another conversation's thinking.
+It serves turns whose tokens are not known; it is text only, and so outlives the turn store. Keyed
+by API key, line, content and tool calls: "Let me check." never brings another conversation's
+thinking.
 """
 
 import hashlib
@@ -10,14 +11,14 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-from hearth.worker.sessions.echo_match import TurnContent
+from hearth.worker.sessions.echoed_turn_match import TurnContent
 
 ENTRIES_MAX = 2_000
 CHARS_MAX = 32 * 1024 * 1024
 
 
-def healing_key(key: str, place: bytes, said: TurnContent) -> bytes:
-    """Return what a turn is known by without its thinking."""
+def thinking_key(key: str, place: bytes, said: TurnContent) -> bytes:
+    """Return the digest by which a turn is known without its thinking."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (key.encode(), place, *_written([said.content.strip(), said.calls])):
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -43,8 +44,12 @@ def _written(value: Any) -> Iterator[bytes]:
             yield json.dumps(int(value) if is_whole else value).encode()
 
 
-class HealingStore:
-    """Thinking by `healing_key`; the least recently used goes first. Under `Sessions`' lock."""
+class ThinkingStore:
+    """Thinking by `thinking_key`; the least recently used goes first.
+
+    Invariant: at most `entries_max` texts of `chars_max` characters together.
+    Owner: the SessionManager, under its lock.
+    """
 
     def __init__(self, entries_max: int = ENTRIES_MAX, chars_max: int = CHARS_MAX) -> None:
         self._entries_max = entries_max
@@ -68,6 +73,7 @@ class HealingStore:
         while len(self._thinking) > self._entries_max or self._chars > self._chars_max:
             _, dropped = self._thinking.popitem(last=False)
             self._chars -= len(dropped)
+        assert bool(self._chars) == bool(self._thinking), (self._chars, len(self._thinking))
 
     def get(self, name: bytes) -> str:
         """Return what was put; "" where nothing was."""

@@ -3,7 +3,7 @@
 from hypothesis import given, strategies as st
 
 from hearth.shared.wire_messages import TokenLogprob
-from hearth.worker.stream.token_output import OutputPiece, TokenOutput
+from hearth.worker.stream.output_processor import OutputPiece, OutputProcessor
 from scripts.harness.model_families import family
 
 
@@ -26,14 +26,14 @@ def text(piece: OutputPiece) -> str:
 
 
 def test_a_logprob_waits_with_its_text_for_a_stop_string_that_may_come() -> None:
-    output = TokenOutput(Pieces(["a", "x", "y", "b"]), ["xyz"])
+    output = OutputProcessor(Pieces(["a", "x", "y", "b"]), ["xyz"])
     shown = [output.add(n, entry(n)) for n in range(4)]
     assert [text(piece) for piece in shown] == ["a", "", "", "xyb"]
     assert [[e.token_id for e in piece.logprobs] for piece in shown] == [[0], [], [], [1, 2, 3]]
 
 
 def test_a_token_swallowed_by_a_stop_string_is_not_reported() -> None:
-    output = TokenOutput(Pieces(["a", "x", "y"]), ["xy"])
+    output = OutputProcessor(Pieces(["a", "x", "y"]), ["xy"])
     pieces = [output.add(n, entry(n)) for n in range(3)]
     assert pieces[-1].stop == "xy"
     assert [e.token_id for piece in pieces for e in piece.logprobs] == [0]
@@ -41,7 +41,7 @@ def test_a_token_swallowed_by_a_stop_string_is_not_reported() -> None:
 
 @given(st.lists(st.text("abx", max_size=3), max_size=12))
 def test_without_a_stop_everything_comes_out_once_and_in_order(texts: list[str]) -> None:
-    output = TokenOutput(Pieces(texts), ["xx!"])
+    output = OutputProcessor(Pieces(texts), ["xx!"])
     pieces = [output.add(n, entry(n)) for n in range(len(texts))]
     pieces.append(output.finish(is_complete=True))
     assert "".join(map(text, pieces)) == "".join(texts)
@@ -54,7 +54,7 @@ def test_where_one_call_is_allowed_the_second_ends_the_answer_before_its_first_p
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     call = '<tool_call>\n{"name": "f", "arguments": {"a": %d}}\n</tool_call>\n'
     written = list("So.\n" + call % 1 + call % 2 + "Done.")
-    output = TokenOutput(Pieces(written), [], reader.splitter(False, tools), is_parallel=False)
+    output = OutputProcessor(Pieces(written), [], reader.splitter(False, tools), is_parallel=False)
     parts = []
     for number in range(len(written)):
         parts += output.add(number, None).parts

@@ -1,4 +1,4 @@
-"""How a chat template marks messages, found by rendering probes.
+"""Finds the tokens with which a chat template marks turns, by rendering probes.
 
 Runs once, when a model is loaded. Touches no MLX.
 """
@@ -13,7 +13,7 @@ from hearth.worker.prompt.prefill_cuts import TurnMarks
 
 @dataclass(frozen=True, slots=True)
 class HistoryMarks:
-    """How a rendered history shows where the model's own turns begin and end."""
+    """The tokens and texts with which the model's own turns begin and end. Immutable."""
 
     header_ids: frozenset[int]  # a token of this set begins a message's header
     assistant_texts: tuple[str, ...]  # what the model's own turns begin with
@@ -37,7 +37,7 @@ def generation_prompt(tokenizer: Any) -> str:
 
 
 def turn_marks(tokenizer: Any) -> TurnMarks:
-    """Return how the tokenizer's template marks messages, found by rendering probes."""
+    """Return the tokens with which the tokenizer's template marks messages."""
     prompts = sorted(
         {p for thinking in (True, False) for p in _generation_prompt(tokenizer, thinking)}
     )
@@ -51,7 +51,9 @@ def turn_marks(tokenizer: Any) -> TurnMarks:
     usable = [prompt for prompt in prompts if prompt[0] in header_ids]
     others = [_header(tokenizer, role, header_ids) for role in ("system", "user", "tool")]
     written = [_header(tokenizer, "assistant", header_ids, is_old) for is_old in (False, True)]
-    return TurnMarks(frozenset(header_ids), _assistant_headers(usable, written, others))
+    headers = _assistant_headers(usable, written, others)
+    assert all(header[0] in header_ids for header in headers), (headers, header_ids)
+    return TurnMarks(frozenset(header_ids), headers)
 
 
 def _header_of(tokenizer: Any, between: Sequence[int], ends: set[int]) -> Sequence[int]:

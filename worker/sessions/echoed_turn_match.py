@@ -1,4 +1,4 @@
-"""Does an assistant turn that a client sends back still say what the model said?
+"""Decides whether an assistant turn that a client sends back still says what the model said.
 
 Clients re-serialise, trim and strip. Each habit that leaves the meaning alone is a rule of RULES,
 with its evidence; a difference that no rule explains is a change by the client or its user, and
@@ -65,7 +65,7 @@ _LABELLED: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TurnContent:
-    """What an assistant turn says, in words and calls."""
+    """The words and calls of an assistant turn. Immutable."""
 
     reasoning: str
     content: str
@@ -74,13 +74,13 @@ class TurnContent:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known about the session that sends the echo."""
+    """The facts about the session that sends an echo. Immutable."""
 
     directories: frozenset[str]  # that its commands run in
     schemas: Mapping[str, dict[str, Any]]  # tool name -> JSON schema of its parameters
 
 
-def said_of(message: dict[str, Any]) -> TurnContent:
+def turn_content(message: dict[str, Any]) -> TurnContent:
     """Return what `message` says, an assistant's of `wire.Prompt`."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     return TurnContent(

@@ -12,9 +12,10 @@ from hearth.worker.engine.model_loader import POCKET_DIR
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.prompt_builder import PromptBuilder, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
-from hearth.worker.prompt.template_marks import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_setup import make_builder
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir
+from scripts.harness.model_families import bare_tokenizer
 from tests.helpers.worker.chat_templates import (
     CHATML,
     GEMMA,
@@ -164,8 +165,8 @@ def test_pocket_is_cut_at_its_messages() -> None:
 
 def test_a_model_without_a_template_gets_its_beginning_of_text() -> None:
     tokenizer = tokenizer_with(None)
-    plain = tokenizer._tokenizer.encode
-    tokenizer._tokenizer.encode = lambda text, add_special_tokens=True: (
+    plain = bare_tokenizer(tokenizer).encode
+    bare_tokenizer(tokenizer).encode = lambda text, add_special_tokens=True: (
         [1] * add_special_tokens + plain(text, add_special_tokens=False)
     )
     assert ids_of(builder(tokenizer, 1000), PROMPT)[:2] == [1, *plain("u")]

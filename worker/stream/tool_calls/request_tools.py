@@ -1,4 +1,4 @@
-"""What a request's tools tell about calls: their names, and the types of their arguments."""
+"""Looks up the tools of a request: their names, and the types of their arguments."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -21,8 +21,11 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
-class ArgumentTypes:
-    """The tools of one request, in OpenAI's shape; what has another shape is no tool."""
+class RequestTools:
+    """The tools of one request. Owner: the inference thread.
+
+    They come in OpenAI's shape; an entry of another shape is no tool.
+    """
 
     def __init__(self, tools: Iterable[Any]) -> None:
         self._functions = {
@@ -65,7 +68,7 @@ class ArgumentTypes:
         return sole[0] if len(sole) == 1 and self.is_text(name, sole[0]) else ""
 
     def is_text(self, name: str, argument: str) -> bool:
-        """Tell whether the argument can be nothing but a text."""
+        """Return whether the argument can be nothing but a text."""
         return self._types(name, argument) == {"string"}
 
     def fitting(self, name: str, argument: str, value: Any, text: str) -> str:

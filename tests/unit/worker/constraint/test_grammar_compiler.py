@@ -12,11 +12,11 @@ from tokenizers import AddedToken
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.answer_grammar import COMPILED_MAX, AnswerGrammar
+from hearth.worker.constraint.grammar_compiler import COMPILED_MAX, GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
 from scripts.fixtures import checkpoint_files
 from scripts.harness.constrained_answers import Walk, constrainer_for, end_ids, tool, walk
-from scripts.harness.model_families import FAMILIES, family
+from scripts.harness.model_families import FAMILIES, bare_tokenizer, family
 
 CITY = {
     "type": "object",
@@ -143,10 +143,10 @@ def test_where_no_call_is_wanted_harmony_has_no_recipients() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_free_answer_has_no_guide(name: str) -> None:
     found = constrainer_for(family(name))
-    assert found.guide(Constraints(), TOOLS, "", 0) is None
-    assert found.guide(Constraints(parallel_calls=False), TOOLS, "", 0) is None
+    assert found.token_mask(Constraints(), TOOLS, "", 0) is None
+    assert found.token_mask(Constraints(parallel_calls=False), TOOLS, "", 0) is None
     if not family(name).thinks:
-        assert found.guide(Constraints(thinking_budget=5), TOOLS, "", 0) is None
+        assert found.token_mask(Constraints(thinking_budget=5), TOOLS, "", 0) is None
 
 
 # ---------------------------------------------------------------- the budget
@@ -172,7 +172,7 @@ def test_a_budget_closes_the_block_where_the_grammar_lets_it() -> None:
 def refused(constraints: Constraints, tools: list[Any] | None = None, name: str = "llama3") -> str:
     found = constrainer_for(family(name))
     with pytest.raises(RequestError) as caught:
-        found.guide(constraints, tools or [], "", 0)
+        found.token_mask(constraints, tools or [], "", 0)
     assert caught.value.status == 400
     return str(caught.value)
 
@@ -208,7 +208,7 @@ def test_a_schema_that_only_refers_to_itself_is_refused() -> None:
 
 def test_a_tools_schema_is_refused_only_where_it_is_broken() -> None:
     lenient = tool("g", {"type": "object", "properties": {"a": {"format": "colour", "not": {}}}})
-    assert constrainer_for(family("llama3")).guide(CALL, [lenient], "", 0) is not None
+    assert constrainer_for(family("llama3")).token_mask(CALL, [lenient], "", 0) is not None
     broken = tool("g", {"type": "object", "properties": {"a": {"$ref": "#/$defs/Lost"}}})
     assert "of the tool 'g' at /properties/a:" in refused(CALL, [*TOOLS, broken])
 
@@ -241,9 +241,9 @@ def test_a_tokenizer_that_llguidance_cannot_read_is_a_refusal() -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(base.tokenizer, name)
 
-    found = AnswerGrammar(Slow(), 10, end_ids(base.tokenizer), base.reader, lambda _: b"")
+    found = GrammarCompiler(Slow(), 10, end_ids(base.tokenizer), base.reader, lambda _: b"")
     with pytest.raises(RequestError, match="its tokenizer cannot be read"):
-        found.guide(JSON, [], "", 0)
+        found.token_mask(JSON, [], "", 0)
 
 
 # ---------------------------------------------------------------- guides
@@ -252,13 +252,13 @@ def test_a_tokenizer_that_llguidance_cannot_read_is_a_refusal() -> None:
 def test_a_compiled_grammar_is_kept_and_each_answer_has_its_own_place_in_it() -> None:
     found = constrainer_for(family("llama3"))
     first, second = walk(found, JSON, []), walk(found, JSON, [])
-    assert len(found._compiled) == 1
+    assert found.compiled_count == 1
     tokens = family("llama3").tokenizer.encode(ANSWER, add_special_tokens=False)
     assert first.takes(tokens)
     assert second.takes(tokens)
     for n in range(COMPILED_MAX + 5):
         walk(found, Constraints(is_json=True, schema={"const": n}), [])
-    assert len(found._compiled) == COMPILED_MAX
+    assert found.compiled_count == COMPILED_MAX
 
 
 def test_a_guide_may_be_asked_twice_and_after_a_leap() -> None:
@@ -272,7 +272,7 @@ def test_a_guide_may_be_asked_twice_and_after_a_leap() -> None:
 def test_logits_without_a_token_are_never_chosen_and_the_width_is_the_models() -> None:
     found = constrainer_for(family("llama3"))
     for width in (checkpoint_files.VOCAB_SIZE + 64, checkpoint_files.VOCAB_SIZE, 2_000):
-        guide = found.guide(JSON, [], "", 0)
+        guide = found.token_mask(JSON, [], "", 0)
         assert guide is not None
         logits = guide.process(mx.array([], dtype=mx.uint32), mx.zeros((1, width)))
         assert logits.shape == (1, width)
@@ -301,7 +301,7 @@ def test_what_follows_an_answer_that_ended_breaks_nothing(text: str) -> None:
 
 def test_the_prompt_is_not_part_of_the_answer() -> None:
     found = constrainer_for(family("llama3"))
-    guide = found.guide(JSON, [], "", prompt_tokens=3)
+    guide = found.token_mask(JSON, [], "", prompt_tokens=3)
     assert isinstance(guide, TokenMask)
     answer = family("llama3").tokenizer.encode(ANSWER, add_special_tokens=False)
     guide.process(mx.array([7, 8, 9, *answer]), mx.zeros((1, checkpoint_files.VOCAB_SIZE)))
@@ -309,11 +309,11 @@ def test_the_prompt_is_not_part_of_the_answer() -> None:
 
 
 def test_a_mark_of_the_format_is_no_text_whatever_the_tokenizer_says_of_it() -> None:
-    base = deepcopy(family("llama3").tokenizer._tokenizer)
+    base = deepcopy(bare_tokenizer(family("llama3").tokenizer))
     base.add_tokens([AddedToken("[CALL]", special=False), AddedToken("  ", special=False)])
     tokenizer = TokenizerWrapper(
         base, tool_parser=parse_tool_call, tool_call_start="[CALL]", tool_call_end="[CALL]"
     )
-    words = constrainer_for(family("llama3"), tokenizer)._tokens()
+    words = constrainer_for(family("llama3"), tokenizer).ll_tokenizer()
     assert words.is_special_token(base.convert_tokens_to_ids("[CALL]"))
     assert not words.is_special_token(base.convert_tokens_to_ids("  "))

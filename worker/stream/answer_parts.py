@@ -1,4 +1,4 @@
-"""The parts of one answer on their way out: their order, and the blanks between them."""
+"""Defines the parts of an answer, and collects them in order with the blanks between them."""
 
 import json
 import re
@@ -29,7 +29,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AnswerParts:
-    """What the model said in one turn."""
+    """All that the model said in one turn."""
 
     reasoning: str = ""
     content: str = ""
@@ -37,15 +37,18 @@ class AnswerParts:
 
 
 class AnswerCollector:
-    """Collects the parts of one answer. Owner: the inference thread."""
+    """Collects the parts of one answer. Owner: the inference thread.
+
+    Invariant: arguments belong to the call that began last, and no part is taken back.
+    """
 
     def __init__(self) -> None:
         self._new: list[AnswerPart] = []
         self._texts: dict[Channel, list[str]] = {"reasoning": [], "content": []}
         self._calls: list[tuple[str, list[str]]] = []
 
-    def say(self, channel: Channel, text: str) -> None:
-        """Deliver reasoning or content."""
+    def text(self, channel: Channel, text: str) -> None:
+        """Add reasoning or content."""
         if text:
             text = _whole_characters(text)
             self._texts[channel].append(text)
@@ -53,12 +56,14 @@ class AnswerCollector:
 
     def call(self, name: str) -> None:
         """Begin a call."""
+        assert name
         name = _whole_characters(name)
         self._calls.append((name, []))
         self._new.append(AnswerPart("tool_call", "", name))
 
     def arguments(self, text: str) -> None:
-        """Deliver a piece of the arguments of the call that began last."""
+        """Add a piece of the arguments of the call that began last."""
+        assert self._calls, text
         if text:
             text = _whole_characters(text)
             self._calls[-1][1].append(text)
@@ -77,7 +82,7 @@ class AnswerCollector:
 
     @property
     def parts(self) -> AnswerParts:
-        """All that was delivered."""
+        """All that was added."""
         calls = tuple(ToolCall(name, object_or_text("".join(texts))) for name, texts in self._calls)
         return AnswerParts(
             "".join(self._texts["reasoning"]), "".join(self._texts["content"]), calls
@@ -101,10 +106,13 @@ def _whole_characters(text: str) -> str:
 
 
 class ReasoningWriter:
-    """Writes think blocks, without the newlines at their ends; each block begins a line."""
+    """Writes think blocks, without the newlines at their ends; each block begins a line.
 
-    def __init__(self, delivery: AnswerCollector) -> None:
-        self._delivery = delivery
+    Owner: the inference thread.
+    """
+
+    def __init__(self, collector: AnswerCollector) -> None:
+        self._collector = collector
         self._is_empty = True  # no block has text so far
         self._pending: str | None = None  # newlines that may end the block; None = it has no text
 
@@ -118,12 +126,12 @@ class ReasoningWriter:
             self._is_empty = False
         body = text.rstrip("\n")
         if body:
-            self._delivery.say("reasoning", self._pending + body)
+            self._collector.text("reasoning", self._pending + body)
             self._pending = ""
         self._pending += text[len(body) :]
 
     def end(self) -> None:
-        """The block is over."""
+        """End the block."""
         self._pending = None
 
 
@@ -131,12 +139,12 @@ class ContentWriter:
     """Writes content, without the blanks that only set calls and think blocks apart.
 
     Blanks beside a call are content only between text and text: those in front of the first call
-    there, or where there are none, those behind the last.
+    there, or where there are none, those behind the last. Owner: the inference thread.
     """
 
-    def __init__(self, delivery: AnswerCollector) -> None:
-        self._delivery = delivery
-        self._pending: list[str] = []  # blanks that what follows decides about
+    def __init__(self, collector: AnswerCollector) -> None:
+        self._collector = collector
+        self._pending: list[str] = []  # blanks that are content or not by what follows
         self._before = ""  # those in front of the call
         self._is_empty = True
         self._is_behind_call = False
@@ -152,32 +160,32 @@ class ContentWriter:
         body = behind.rstrip()
         self._pending.append(text[: len(text) - len(behind)])
         if body:
-            self._delivery.say("content", self._blanks() + body)
+            self._collector.text("content", self._blanks() + body)
             self._pending = [behind[len(body) :]]
             self._is_empty = self._is_behind_call = self.is_fresh = False
 
     def _blanks(self) -> str:
-        """Return what is content of the blanks in front of the text that comes now."""
+        """Return the blanks in front of the text that comes now, as far as they are content."""
         behind = "".join(self._pending)
         if not self._is_behind_call:
             return behind
         return "" if self._is_empty else self._before or behind
 
     def begin_call(self) -> None:
-        """A call stands here."""
+        """Take it that a call stands here."""
         if not self._is_behind_call:
             self._before = "".join(self._pending)
         self._pending = []
         self._is_behind_call = self.is_fresh = True
 
     def begin_answer(self) -> None:
-        """A think block stands here: newlines behind it are its own, blanks before are nothing."""
+        """Take it that a think block ends here: newlines behind it belong to the block."""
         if self.is_fresh:
             self._pending = []
         self._skips_newlines = self.is_fresh = True
 
     def end(self) -> None:
-        """The answer is over."""
+        """End the answer."""
         if not self._is_behind_call:
-            self._delivery.say("content", "".join(self._pending))
+            self._collector.text("content", "".join(self._pending))
         self._pending = []

@@ -1,19 +1,19 @@
-"""What one model writes: finds its marks, and makes what takes its answers apart by them."""
+"""Finds the marks that one model writes, and makes the splitter for its answers."""
 
 from typing import Any, Final
 
-from hearth.worker.stream import harmony_reader
+from hearth.worker.stream import harmony_parser
+from hearth.worker.stream.answer_parts import AnswerCollector, AnswerParts, ToolCall
 from hearth.worker.stream.answer_splitter import AnswerSplitter
 from hearth.worker.stream.lookahead_buffer import LookaheadBuffer
-from hearth.worker.stream.part_writer import AnswerCollector, AnswerParts, ToolCall
-from hearth.worker.stream.think_and_call_reader import (
-    AnswerContext,
+from hearth.worker.stream.reasoning_and_tool_parser import (
+    AnswerOptions,
     OutputMarks,
-    ThinkAndCallReader,
+    ReasoningAndToolParser,
 )
-from hearth.worker.stream.tool_calls import call_reader, upstream_parsers
-from hearth.worker.stream.tool_calls.argument_types import ArgumentTypes
-from hearth.worker.stream.tool_calls.call_reader import CallFormat
+from hearth.worker.stream.tool_calls import call_parser, upstream_parsers
+from hearth.worker.stream.tool_calls.call_parser import CallFormat
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 
 __all__ = ["AnswerParts", "OutputFormat", "ToolCall", "template_of"]
 
@@ -29,7 +29,7 @@ _GLM: Final = "[gMASK]"  # GLM's vocabulary has it: its models may not open what
 
 
 class OutputFormat:
-    """Takes apart what one model writes, by the marks that mlx-lm finds for its tokenizer.
+    """The format of one model's answers: the marks that mlx-lm finds for its tokenizer.
 
     Immutable: any thread may use it, also several at once.
     """
@@ -37,34 +37,34 @@ class OutputFormat:
     def __init__(self, tokenizer: Any) -> None:
         """Take mlx-lm's TokenizerWrapper."""
         vocabulary = tokenizer.get_vocab().keys()
-        self._has_channels = vocabulary >= harmony_reader.MARKS
+        self._has_channels = vocabulary >= harmony_parser.MARKS
         self._is_glm = _GLM in vocabulary
         start, end = tokenizer.think_start or "", tokenizer.think_end or ""
         for marks in _THINK_MARKS:
             if not start and vocabulary >= set(marks):
                 start, end = marks
         dropped = tuple(mark for mark in _RESPONSE_MARKS if mark in vocabulary)
-        self._dialect = OutputMarks(
+        self._marks = OutputMarks(
             start, end, _formats(tokenizer), (*tokenizer.structural_markers, *dropped)
         )
 
     @property
     def think_marks(self) -> tuple[str, str]:
-        """What opens and closes a think block; ("", "") where the model writes none."""
-        return self._dialect.think_start, self._dialect.think_end
+        """The marks around a think block; ("", "") where the model writes none."""
+        return self._marks.think_start, self._marks.think_end
 
     def is_thinking_open(self, prompt_tail: str) -> bool:
-        """Tell whether a generation prompt leaves a think block open.
+        """Return whether a generation prompt leaves a think block open.
 
         `prompt_tail` is what the template writes behind the last message, nothing of a message.
         """
         if self._has_channels:
-            return prompt_tail.endswith(harmony_reader.ANALYSIS)
+            return prompt_tail.endswith(harmony_parser.ANALYSIS)
         start, end = self.think_marks
         return bool(start) and prompt_tail.rfind(start) > prompt_tail.rfind(end)
 
     def may_think(self, prompt_tail: str) -> bool:
-        """Tell whether the answer may begin with a think block that nobody opens.
+        """Return whether the answer may begin with a think block that nobody opens.
 
         So GLM may answer where its prompt neither opens nor closes thinking.
         """
@@ -77,10 +77,10 @@ class OutputFormat:
         takes_calls: bool = True,
         may_think: bool = False,
     ) -> AnswerSplitter:
-        """Return what takes one answer apart while it is generated.
+        """Return the splitter of one answer.
 
-        `is_thinking` and `may_think` are what the methods of these names say of the prompt.
-        `tools` are the request's, in OpenAI's shape; they tell the types of arguments that a format
+        `is_thinking` is `is_thinking_open` of the prompt, `may_think` the method of that name.
+        `tools` are the request's, in OpenAI's shape; they have the types of arguments that a format
         writes as plain text. Without `takes_calls` the marks of calls are content.
 
         Reasoning is the think block that the text begins with, or that follows a call: with its
@@ -93,13 +93,13 @@ class OutputFormat:
         call are content only between text and text: those in front of the call, or where there are
         none, those behind it.
         """
-        source, delivery, known = LookaheadBuffer(), AnswerCollector(), ArgumentTypes(tools)
+        buffer, collector, known = LookaheadBuffer(), AnswerCollector(), RequestTools(tools)
         if self._has_channels:
-            harmonic = harmony_reader.HarmonyReader(source, delivery, known, takes_calls)
-            return AnswerSplitter(source, delivery, harmonic.read(is_thinking))
-        setting = AnswerContext(known, is_thinking, may_think, takes_calls)
-        answer = ThinkAndCallReader(self._dialect, setting, source, delivery)
-        return AnswerSplitter(source, delivery, answer.read())
+            harmony = harmony_parser.HarmonyParser(buffer, collector, known, takes_calls)
+            return AnswerSplitter(buffer, collector, harmony.read(is_thinking))
+        options = AnswerOptions(known, is_thinking, may_think, takes_calls)
+        parser = ReasoningAndToolParser(self._marks, options, buffer, collector)
+        return AnswerSplitter(buffer, collector, parser.read())
 
     def read(self, text: str, is_thinking: bool, tools: list[Any]) -> AnswerParts:
         """Return the parts of a complete generated text, without its end-of-turn token."""
@@ -113,12 +113,12 @@ def _formats(tokenizer: Any) -> tuple[CallFormat, ...]:
     """Return the formats of calls: the template's own, and those of models that leave theirs."""
     own = _own_format(tokenizer)
     found = {} if own is None else {own.start: own}
-    if own and own.start == call_reader.KIMI:
-        found[call_reader.KIMI_CALL] = CallFormat(call_reader.KIMI_CALL, own.end, own.parser)
+    if own and own.start == call_parser.KIMI:
+        found[call_parser.KIMI_CALL] = CallFormat(call_parser.KIMI_CALL, own.end, own.parser)
     if own is None:
-        found[call_reader.TOOL_CODE] = CallFormat(call_reader.TOOL_CODE)
-    if call_reader.PYTHON_TAG in tokenizer.get_vocab():
-        found[call_reader.PYTHON_TAG] = CallFormat(call_reader.PYTHON_TAG)
+        found[call_parser.TOOL_CODE] = CallFormat(call_parser.TOOL_CODE)
+    if call_parser.PYTHON_TAG in tokenizer.get_vocab():
+        found[call_parser.PYTHON_TAG] = CallFormat(call_parser.PYTHON_TAG)
     for start in ("<tool_call>", "<function="):
         found.setdefault(start, CallFormat(start, "</tool_call>"))
     return tuple(found.values())

@@ -1,4 +1,4 @@
-"""One request's tokens on their way to the client: text, stop strings, parts, log probabilities."""
+"""Turns one request's tokens into what the client gets: parts of text, calls, log probabilities."""
 
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -6,25 +6,25 @@ from dataclasses import dataclass, field, replace
 from hearth.shared.wire_messages import TokenLogprob
 from hearth.worker.stream.answer_splitter import AnswerPart, AnswerSplitter, Channel
 from hearth.worker.stream.detokenise import Detokeniser
-from hearth.worker.stream.output_format import AnswerParts
+from hearth.worker.stream.model_output_format import AnswerParts
 from hearth.worker.stream.stop_strings import StopMatcher
 
 
 @dataclass(slots=True)
 class OutputPiece:
-    """What may be sent now, and the stop string that was met, if one was."""
+    """The parts that may be sent now, and the stop string that was met, if one was."""
 
     parts: list[AnswerPart]
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stop: str | None = None
 
 
-class TokenOutput:
-    """Turns tokens into pieces; all pieces together are the answer, cut before a stop string.
+class OutputProcessor:
+    """Turns tokens into pieces. Owner: the inference thread.
 
-    A token's log probability travels with the piece that brings its text, so a token that is
-    held back, or swallowed by a stop string, is not reported early or at all.
-    Owner: the inference thread.
+    Invariants: all pieces together are the answer, cut before a stop string. A token's log
+    probability travels with the piece that brings its text, so a token that is held back, or
+    swallowed by a stop string, is not reported early or at all.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class TokenOutput:
         splitter: AnswerSplitter | None = None,
         is_parallel: bool = True,
     ) -> None:
-        """Without a splitter all that is written is content: a raw prompt's completion.
+        """Without a splitter all text is content: a raw prompt's completion.
 
         An answer that is not `is_parallel` is over where a second call begins.
         """
@@ -53,12 +53,12 @@ class TokenOutput:
 
     @property
     def text(self) -> str:
-        """What was let through, markup included."""
+        """The text that was let through, markup included."""
         return "".join(self._texts)
 
     @property
     def parts(self) -> AnswerParts:
-        """What was delivered."""
+        """All parts so far."""
         if self._splitter is None:
             return AnswerParts(content=self.text)
         parts = self._splitter.parts
@@ -80,7 +80,7 @@ class TokenOutput:
         return OutputPiece(parts, self._released(), hit.stop)
 
     def finish(self, is_complete: bool) -> OutputPiece:
-        """The generation is over: give what was held back.
+        """End the generation and return what was held back.
 
         `is_complete`: the model ended its turn itself; else what it was writing is cut off.
         """
@@ -91,6 +91,7 @@ class TokenOutput:
 
     def _split(self, text: str) -> list[AnswerPart]:
         self._shown += len(text)
+        assert self._shown <= self._fed, (self._shown, self._fed)
         if not text:
             return []
         self._texts.append(text)

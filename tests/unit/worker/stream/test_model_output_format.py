@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from jinja2.exceptions import TemplateError
 
-from hearth.worker.stream.output_format import AnswerParts, ToolCall
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.fixtures.checkpoint_files import VOCAB_SIZE
 from scripts.harness.model_families import FAMILIES, Family, call_id, family, tools_for
 
@@ -444,66 +444,3 @@ def test_a_bare_object_is_a_call_only_where_it_names_a_tool_of_the_request() -> 
     for other in (text.replace("read_file", "f"), f"So: {text}", '{"a": 1}', "[1]", "{"):
         assert read("llama3", other) == AnswerParts("", other)
     assert family("llama3").reader.read(text, False, []) == AnswerParts("", text)
-
-
-# ---------------------------------------------------------------- harmony
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        "<|channel|>commentary to=functions.read_file <|constrain|>json",
-        "<|channel|>commentary to=functions.read_file<|constrain|>json",
-        "<|channel|>commentary to=functions.read_file json",
-        " to=functions.read_file<|channel|>commentary json",
-        " to=functions.read_file<|channel|>commentary",
-        "<|channel|>analysis to=functions.read_file code",
-        "<|channel|>commentary to=read_file",
-    ],
-)
-def test_a_harmony_recipient_may_stand_in_either_header(header: str) -> None:
-    body = '<|message|>{"path": "a.py"}'
-    assert read("harmony", header + body) == AnswerParts(calls=(CALL,))
-    analysis = "<|channel|>analysis<|message|>why<|end|><|start|>assistant"
-    assert read("harmony", analysis + header + body) == AnswerParts("why", "", (CALL,))
-    twice = f"{header}{body}<|call|><|start|>assistant{header}{body}<|call|>"
-    assert read("harmony", twice) == AnswerParts(calls=(CALL, CALL))
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        ("<|channel|>final<|message|> One.\n", AnswerParts("", " One.\n")),
-        ("<|channel|>commentary<|message|>Let me see.", AnswerParts("", "Let me see.")),
-        ("<|channel|>commentary to=user<|message|>Let me see.", AnswerParts("", "Let me see.")),
-        ("<|channel|>analysis to=python code<|message|>1 + 1", AnswerParts("1 + 1")),
-        ("<|channel|>analysis<|message|>why<|end|><|start|>assistant<|chan", AnswerParts("why")),
-        ("<|channel|>analysis<|message|>why<|end|><|start|>assistant", AnswerParts("why")),
-        ("<|channel|>analysis", AnswerParts()),
-        (" plain text ", AnswerParts("", " plain text ")),
-        (
-            "<|channel|>final<|message|>a<|end|>\n<|start|>assistant<|channel|>final<|message|>b",
-            AnswerParts("", "a\nb"),
-        ),
-        (
-            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>"
-            "b<|end|><|start|>assistant<|channel|>commentary<|message|>c<|end|><|start|>assistant"
-            "<|channel|>final<|message|>d",
-            AnswerParts("a\nb", "c\nd"),
-        ),
-        (
-            '<|channel|>commentary to=functions.f<|message|>{"a',
-            AnswerParts(calls=(ToolCall("f", {}),)),
-        ),
-        (
-            "<|channel|>commentary to=functions.f<|message|>",
-            AnswerParts(calls=(ToolCall("f", {}),)),
-        ),
-        (
-            "<|channel|>commentary to=functions.f<|message|>[1]",
-            AnswerParts(calls=(ToolCall("f", "[1]"),)),
-        ),
-    ],
-)
-def test_harmony_channels_tell_what_a_message_is(text: str, parts: AnswerParts) -> None:
-    assert read("harmony", text) == parts

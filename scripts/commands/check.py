@@ -1,0 +1,62 @@
+"""Says whether a start would succeed, and with what: packages, settings, port. Changes nothing.
+
+    hearth check
+    hearth check --model mlx-community/Qwen3-8B-4bit --port 4001
+
+Exit status 0: the server would start; 1: a package is missing, or the port is not to be had; 78: it
+cannot start as configured.
+"""
+
+import argparse
+import importlib.util
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from hearth.commands.serve import add_settings, port_of, settings_of
+from hearth.shared.errors import EXIT_CANNOT_START, StartError
+from hearth.shared.extras import VISION_REMEDY, has_vision
+from hearth.shared.paths import CODE_DIR, env_file
+from hearth.shared.version import VERSION
+
+NEEDED: Final = ("mlx", "mlx_lm", "litellm", "fastapi", "uvicorn", "zmq", "llguidance")
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="hearth check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_settings(parser)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = options_of(arguments)
+    here = f"{platform.system()} on {platform.machine()}"
+    print(f"Hearth    {VERSION} in {CODE_DIR}")
+    print(f"Python    {platform.python_version()} in {sys.prefix}, {here}")
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"Packages  missing: {', '.join(missing)}. Install Hearth again.")
+        return 1
+    print(f"Images    {'for vision models' if has_vision() else f'refused: {VISION_REMEDY}'}")
+    status = EXIT_CANNOT_START
+    try:
+        settings = settings_of(options)
+        file = env_file()
+        source = f"{file} and the environment" if file.is_file() else "the environment"
+        print(f"Settings  model {settings.model_path}, workers {settings.workers}, from {source}")
+        status = 1
+        print(f"Port      {port_of(settings, is_check=True)}")
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Runs the command line: `hearth COMMAND ...` calls the module of that name's command.
+
+A command's module is imported when it is called, so that `hearth --help` and `hearth top` import
+neither MLX nor LiteLLM.
+"""
+
+import argparse
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from hearth.shared.version import VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand: the module whose `main(arguments)` returns its exit status, and a line."""
+
+    module: str
+    about: str
+
+
+COMMANDS: Final = {
+    "serve": Command("serve", "starts the server and its workers"),
+    "check": Command("check", "says whether a start would succeed: packages, settings, port"),
+    "top": Command("top", "shows what a running server does, once a second"),
+    "why": Command("why", "says why requests of a session lost what was kept"),
+    "cache": Command("inspect_cache", "shows what a server's workers keep"),
+    "probe": Command("probe_cache", "checks a server's prefix cache with short conversations"),
+    "probe-agent": Command("probe_agent", "plays an agent and checks what each request prefills"),
+    "diff-turns": Command("diff_turns", "shows a session's requests beside the ones before them"),
+    "keys": Command("make_keys", "makes the keys that workers on other machines need"),
+}
+
+
+def parser_of_all() -> argparse.ArgumentParser:
+    """Return the parser of what stands before a command's own arguments."""
+    lines = [f"  {name:12} {command.about}" for name, command in COMMANDS.items()]
+    parser = argparse.ArgumentParser(
+        prog="hearth",
+        usage="hearth [-h] [--version] COMMAND ...",
+        description="A local LLM server for agents: no token is ever prefilled twice.",
+        epilog="\n".join(["commands:", *lines, "", "hearth COMMAND --help tells of each one."]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"hearth {VERSION}")
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "arguments", metavar="...", nargs=argparse.REMAINDER, help=argparse.SUPPRESS
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that `arguments` name; return its exit status."""
+    options = parser_of_all().parse_args(arguments)
+    module = importlib.import_module(f"hearth.commands.{COMMANDS[options.command].module}")
+    try:
+        status: int = module.main(options.arguments)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

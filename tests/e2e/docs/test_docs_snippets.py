@@ -1,0 +1,91 @@
+"""Each snippet of the README and of docs/ runs as it stands, against one server with pocket.
+
+A snippet that is not run says why in its document, in a comment above it. The commands of
+docs/why-slow.md are held to what they show in tests/e2e/commands/test_why_slow.py.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.documents import GUIDES, ROOT, CodeBlock, SnippetShell, blocks
+from tests.helpers.server import Server, free_port
+
+WAIT_S = 120.0
+SNIPPETS = [
+    block
+    for page in (*GUIDES, ROOT / "CONTRIBUTING.md")
+    for block in blocks(page)
+    if block.language in ("sh", "python")
+]
+RUN = [block for block in SNIPPETS if not block.not_run]
+NOT_RUN = [block for block in SNIPPETS if block.not_run]
+# What a snippet is known by -> what it prints, where that is known.
+SHOWS = {
+    '"stream": true': ("data: [DONE]",),
+    "/v1/models": ('"pocket"',),
+    "/health": ('"status":"ok"',),
+    "/metrics": ("hearth_prompt_tokens_total",),
+    "hearth top --once": ("my-session",),
+    "hearth cache": ("verdict: good",),
+    "hearth keys": ("worker.key_secret", "proxy.key_secret"),
+    "hearth diff-turns": ("verdict: good",),
+    "/v1/cache/prefill": ('"prefilled_tokens"', '"pinned":true'),
+    '"use_kv_cache": false': ('"cache_hit":false',),
+    "What is the code of the gate?": ("7731",),
+}
+
+
+@pytest.fixture(scope="module")
+def pocket() -> Iterator[Server]:
+    """A server as it starts for a new user, with a session of two turns."""
+    with Server(MODEL_PATH="builtin:pocket") as running:
+        talk: list[Any] = [{"role": "user", "content": "hello"}]
+        for _ in range(2):
+            answer = httpx.post(
+                f"{running.url}/v1/chat/completions",
+                json={"model": "pocket", "messages": talk, "temperature": 0},
+                headers={"x-session-id": "my-session"},
+                timeout=WAIT_S,
+            )
+            said = answer.raise_for_status().json()["choices"][0]["message"]
+            talk += [said, {"role": "user", "content": "hello again"}]
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shell(pocket: Server, tmp_path_factory: pytest.TempPathFactory) -> SnippetShell:
+    return SnippetShell(pocket.url, pocket.environment, tmp_path_factory.mktemp("home"))
+
+
+@pytest.mark.parametrize("block", RUN, ids=str)
+def test_a_snippet_runs_as_it_stands(block: CodeBlock, shell: SnippetShell) -> None:
+    done = shell.run(block, WAIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for known, texts in SHOWS.items():
+        if known in block.text:
+            assert [text for text in texts if text not in done.stdout] == [], done.stdout
+
+
+@pytest.mark.parametrize("block", NOT_RUN, ids=str)
+def test_a_snippet_that_is_not_run_parses(block: CodeBlock) -> None:
+    assert block.language == "sh"
+    done = subprocess.run(["bash", "-n", "-c", block.text], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_known_snippet_is_in_a_document() -> None:
+    assert [known for known in SHOWS if not any(known in block.text for block in RUN)] == []
+
+
+@pytest.mark.parametrize("command", ["--help", "check --port {}", "serve --help", "keys --help"])
+def test_the_commands_that_ask_no_server_run(
+    command: str, shell: SnippetShell, tmp_path: Path
+) -> None:
+    line = f"hearth {command.format(free_port())}"
+    done = shell.run(CodeBlock(tmp_path, 0, "sh", line, ""), WAIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,137 @@
+"""The wheel: what is in it, and that a server runs from it alone, in an empty directory."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.openblas import openblas_environment
+from hearth.shared.version import VERSION
+from tests.helpers.servers.server import Server, free_port
+
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "proxy", "worker", "shared", "scripts")
+BUILD_S_MAX = 300  # setuptools is fetched
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree, built in a copy: a build leaves folders behind."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        path = PROJECT_DIR / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, source)
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", out, source]
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=BUILD_S_MAX)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the wheel's content, as site-packages has it."""
+    target = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", target, wheel]
+    subprocess.run(pip, check=True, capture_output=True, timeout=BUILD_S_MAX)
+    return target
+
+
+@pytest.fixture
+def environ(site: Path, tmp_path: Path) -> dict[str, str]:
+    """The environment of a user who has the install alone; PYTHONPATH wins over a checkout."""
+    home = tmp_path / "home"
+    home.mkdir()
+    kept = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ}
+    found = {**kept, "HOME": str(home), "PYTHONPATH": str(site)}
+    return {**found, **openblas_environment(found)}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """The empty directory in which the command is started."""
+    made = tmp_path / "here"
+    made.mkdir()
+    return made
+
+
+def hearth(site: Path, *arguments: str) -> list[str]:
+    return [sys.executable, str(site / "bin" / "hearth"), *arguments]
+
+
+def test_the_wheel_holds_hearth_alone_with_weights_and_pages(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    info = f"hearth_llm-{VERSION}.dist-info"
+    assert {name.split("/")[0] for name in names} == {"hearth", info}
+    assert {name.split("/")[1] for name in names if name.startswith("hearth/")} == {
+        *("commands", "proxy", "shared", "worker"),
+    }
+    for needed in (
+        "hearth/worker/engine/pocket/model.safetensors",
+        "hearth/proxy/monitoring/pages/index.html",
+        "hearth/proxy/monitoring/pages/vendor/uPlot.iife.min.js",
+        f"{info}/licenses/LICENSE",
+    ):
+        assert needed in names
+
+
+def test_the_commands_answer_from_an_empty_directory(
+    site: Path, here: Path, environ: dict[str, str]
+) -> None:
+    def said(*arguments: str) -> str:
+        done = subprocess.run(
+            hearth(site, *arguments), cwd=here, env=environ, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "  serve " in said("--help") and said("--version") == f"hearth {VERSION}\n"
+    checked = said("check", "--port", str(free_port()))
+    assert f"in {site / 'hearth'}" in checked and "model builtin:pocket" in checked
+    assert "keep proxy.key_secret" in said("keys", "keys")
+    assert not [path for path in here.iterdir() if path.name != "keys"]
+
+
+def test_a_server_from_the_wheel_answers_logs_at_home_and_imports_nothing_from_here(
+    site: Path, here: Path, environ: dict[str, str]
+) -> None:
+    for trap in ("hearth", "proxy", "worker", "shared", "types", "asyncio", "mlx"):
+        (here / f"{trap}.py").write_text("raise SystemExit('imported from the user directory')\n")
+    (here / "warm.json").write_text('{"messages": [{"role": "user", "content": "Hello"}]}')
+    server = Server()
+    (here / ".env").write_text(f"PROXY_PORT={server.port}\nWARM_PROMPTS=warm.json\n")
+    server.environment = environ
+    with server.log.open("ab") as log:
+        server.process = subprocess.Popen(
+            hearth(site, "serve"),
+            cwd=here,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        server.wait_until_ready()
+        with server.openai() as client:
+            answer = client.chat.completions.create(
+                model="pocket", messages=[{"role": "user", "content": "Hello"}], max_tokens=8
+            )
+            assert answer.usage is not None and answer.usage.completion_tokens > 0
+        once = hearth(site, "top", "--once", "--base-url", server.url)
+        shown_top = subprocess.run(once, cwd=here, env=environ, capture_output=True, text=True)
+        assert shown_top.returncode == 0 and "pocket" in shown_top.stdout
+    finally:
+        server.stop(signal.SIGINT)
+    home = Path(environ["HOME"])
+    assert list((home / ".hearth" / "logs").rglob("*.log"))
+    assert "warm" in server.log.read_text() and "cannot" not in server.log.read_text()
+    shutil.rmtree(server.run_dir, ignore_errors=True)

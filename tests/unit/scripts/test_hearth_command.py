@@ -1,0 +1,144 @@
+"""The command `hearth`: what it lists, what it imports, what it ends with."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from hearth.commands import check, main as hearth, serve
+from hearth.shared.errors import StartError
+from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.version import VERSION
+
+HEAVY = ("mlx", "mlx_lm", "litellm", "uvicorn", "transformers")
+
+
+@pytest.mark.parametrize("name", hearth.COMMANDS)
+def test_every_command_shows_its_own_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        hearth.main([name, "--help"])
+    shown = capsys.readouterr().out
+    assert end.value.code == 0
+    assert shown.startswith(f"usage: hearth {name} [-h]") and f"    hearth {name}" in shown
+
+
+def test_the_help_lists_every_command_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        hearth.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert end.value.code == 0
+    for name, command in hearth.COMMANDS.items():
+        assert f"  {name:12} {command.about}" in lines
+        assert len(f"  {name:12} {command.about}") <= 80
+
+
+def test_every_command_module_that_can_be_run_is_listed() -> None:
+    folder = PROJECT_DIR / "scripts" / "commands"
+    runnable = {path.stem for path in folder.glob("*.py") if "__main__" in path.read_text()}
+    assert runnable == {"main", *(command.module for command in hearth.COMMANDS.values())}
+    for command in hearth.COMMANDS.values():
+        assert callable(importlib.import_module(f"hearth.commands.{command.module}").main)
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        hearth.main(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"hearth {VERSION}\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["server"], ["--verbose", "top"]])
+def test_what_is_no_command_is_refused_by_the_usage(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        hearth.main(arguments)
+    assert end.value.code == 2
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["top", "--help"], ["check", "--help"]])
+def test_help_and_top_import_neither_mlx_nor_litellm(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom hearth.commands.main import main\n"
+        f"try:\n    main({arguments})\nexcept SystemExit:\n    pass\n"
+        f"print('loaded', *({{*{HEAVY}}} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded"
+
+
+def test_a_commands_status_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(check, "main", lambda arguments: given.append(arguments) or 78)
+    assert hearth.main(["check", "--port", "1"]) == 78
+    assert given == [["--port", "1"]]
+
+
+def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(arguments: list[str]) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check, "main", interrupted)
+    assert hearth.main(["check"]) == 130
+
+
+class Served(Exception):
+    """Stands for the server that this process became."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """`hearth serve` up to the point where it becomes the server."""
+    from hearth.proxy import main as proxy
+
+    def become() -> NoReturn:
+        raise Served(Path.cwd())
+
+    monkeypatch.setattr(proxy, "main", become)
+    monkeypatch.setattr(serve, "take_port", lambda *given, is_check: f"{given[1]} is free")
+    for name in ("MODEL_PATH", "WORKERS", "PROXY_PORT"):
+        monkeypatch.setenv(name, "1")  # so that it is put back
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_serve_takes_its_options_for_settings_and_runs_in_the_project_directory(
+    started: Path,
+) -> None:
+    (started / "model").mkdir()
+    with pytest.raises(Served) as served:
+        serve.main(["--model", "model", "--workers", "2", "--port", "4321"])
+    assert served.value.args == (PROJECT_DIR,)
+    names = ("MODEL_PATH", "WORKERS", "PROXY_PORT")
+    assert [os.environ[name] for name in names] == [str(started / "model"), "2", "4321"]
+
+
+def test_serve_ends_with_78_for_a_bad_setting_and_1_for_a_port_that_is_held(
+    started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve.main(["--port", "99999"]) == 78
+    assert capsys.readouterr().err.startswith("PROXY_PORT is '99999'; allowed is a whole number")
+
+    def held(*given: object, is_check: bool) -> NoReturn:
+        raise StartError("Port 4321 is held by pid 1 (init).")
+
+    monkeypatch.setattr(serve, "take_port", held)
+    for command in (serve.main, check.main):
+        assert command(["--port", "4321"]) == 1
+        assert capsys.readouterr().err == "Port 4321 is held by pid 1 (init).\n"
+
+
+def test_check_says_what_it_found(started: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main(["--model", "builtin:pocket", "--workers", "3", "--port", "4321"]) == 0
+    shown = capsys.readouterr().out
+    for expected in (f"Hearth    {VERSION}", "builtin:pocket, workers 3", "4321 is free", "Images"):
+        assert expected in shown
+
+
+def test_check_names_packages_that_are_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check, "NEEDED", ("json", "no_such_package"))
+    assert check.main([]) == 1
+    assert "missing: no_such_package" in capsys.readouterr().out

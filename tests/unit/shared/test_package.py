@@ -1,0 +1,121 @@
+"""Holds pyproject.toml to the tree: packages, files, and each dependency that is imported."""
+
+import ast
+import fnmatch
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.version import VERSION
+
+PYPROJECT: dict[str, Any] = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())
+PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
+FOLDERS: dict[str, str] = SETUPTOOLS["package-dir"]
+# The distribution of a module that is not called as it.
+DISTRIBUTIONS = {"zmq": "pyzmq", "PIL": "pillow", "dotenv": "python-dotenv", "mlx_lm": "mlx-lm"}
+# What comes with a dependency that could not work without it.
+BROUGHT = {"transformers": "mlx-lm", "tokenizers": "mlx-lm"}
+
+
+def folder_of(package: str) -> Path:
+    """Return the folder of the tree that becomes `package`."""
+    for name, folder in FOLDERS.items():
+        if package == name or package.startswith(name + "."):
+            return PROJECT_DIR / folder / package[len(name) + 1 :].replace(".", "/")
+    raise AssertionError(f"no folder becomes {package}")
+
+
+def files_of(package: str) -> Iterator[Path]:
+    for path in folder_of(package).rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path
+
+
+def dependencies(rows: list[str]) -> set[str]:
+    return {re.split(r"[^A-Za-z0-9._-]", row, maxsplit=1)[0].lower() for row in rows}
+
+
+def test_the_packages_are_the_folders_with_modules() -> None:
+    found = set()
+    for name, folder in FOLDERS.items():
+        root = PROJECT_DIR / folder
+        for directory in {path.parent for path in root.rglob("*.py")}:
+            found.add(".".join((name, *directory.relative_to(root).parts)))
+    assert sorted(found) == sorted(SETUPTOOLS["packages"])
+
+
+def test_only_hearth_is_importable_from_an_install() -> None:
+    assert {name.split(".")[0] for name in SETUPTOOLS["packages"]} == {"hearth"}
+    assert "py-modules" not in SETUPTOOLS
+
+
+def test_every_file_that_is_no_module_is_in_the_wheel() -> None:
+    lost = []
+    for root in FOLDERS:
+        for path in files_of(root):
+            owners = [name for name in SETUPTOOLS["packages"] if path.parent == folder_of(name)]
+            patterns = [
+                (folder_of(name), pattern)
+                for name, globs in SETUPTOOLS["package-data"].items()
+                for pattern in globs
+            ]
+            is_data = any(
+                path.is_relative_to(folder)
+                and fnmatch.fnmatch(path.relative_to(folder).as_posix(), pattern)
+                for folder, pattern in patterns
+            )
+            if not (is_data if path.suffix != ".py" else owners):
+                lost.append(path)
+    assert not lost, lost
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield the modules that `path` imports, without those of the standard library and our own."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        for name in names:
+            top = name.split(".")[0]
+            if top not in sys.stdlib_module_names and top != "hearth":
+                yield top
+
+
+def test_what_is_imported_is_a_dependency_and_nothing_outside_the_package_is() -> None:
+    declared = dependencies(PROJECT["dependencies"])
+    optional = dependencies(PROJECT["optional-dependencies"]["vision"])
+    undeclared = []
+    for root in FOLDERS:
+        for path in files_of(root):
+            for module in imports_of(path) if path.suffix == ".py" else ():
+                known = BROUGHT.get(module) or DISTRIBUTIONS.get(module, module.replace("_", "-"))
+                if not {known, module} & (declared | optional):
+                    undeclared.append(f"{path.relative_to(PROJECT_DIR)}: {module}")
+    assert not undeclared, "\n".join(undeclared)
+
+
+def test_litellm_comes_without_its_proxy_extra() -> None:
+    (litellm,) = [row for row in PROJECT["dependencies"] if row.startswith("litellm")]
+    assert re.fullmatch(r"litellm==[\d.]+", litellm)
+
+
+def test_the_version_is_stated_once() -> None:
+    assert PROJECT["dynamic"] == ["version"] and re.fullmatch(r"\d+\.\d+\.\d+", VERSION)
+    name, _, attribute = PYPROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"].rpartition(
+        "."
+    )
+    assert (name, attribute) == ("hearth.shared.version", "VERSION")
+
+
+@pytest.mark.parametrize("name", PROJECT["scripts"])
+def test_every_script_names_a_function_that_is_there(name: str) -> None:
+    module, _, function = PROJECT["scripts"][name].partition(":")
+    package, _, stem = module.rpartition(".")
+    tree = ast.parse((folder_of(package) / f"{stem}.py").read_text())
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

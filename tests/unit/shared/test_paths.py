@@ -1,0 +1,91 @@
+"""Where settings and logs are, in a checkout and in an install, from any working directory."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.shared import paths
+from hearth.shared.load_settings import PROJECT_DIR, load_settings
+
+REPORT = """
+import json, os
+from hearth.shared import paths
+from hearth.shared.load_settings import load_settings
+found = load_settings(os.environ, paths.env_file())
+print(json.dumps({"code": str(paths.CODE_DIR), "project": str(paths.PROJECT_DIR),
+                  "env": str(paths.env_file()), "logs": str(found.log_root),
+                  "port": found.proxy_port, "run": str(found.run_dir)}))
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Path:
+    """What site-packages holds of an install that these settings need."""
+    site = tmp_path / "site"
+    shutil.copytree(PROJECT_DIR / "shared", site / "hearth" / "shared")
+    return site
+
+
+def report(site: Path, home: Path, here: Path, **given: str) -> dict[str, Any]:
+    """Return what a process sees that was started in `here` by the user whose home is `home`."""
+    home.mkdir(exist_ok=True)
+    environ = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(site), **given}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", REPORT], cwd=here, env=environ, capture_output=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_an_install_reads_env_here_then_in_the_home_directory(
+    install: Path, tmp_path: Path
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    here.mkdir()
+    bare = report(install, home, here)
+    assert bare["code"] == str(install / "hearth") and bare["port"] == 4000
+    (home / ".hearth").mkdir()
+    (home / ".hearth" / ".env").write_text("PROXY_PORT=4444\n")
+    assert report(install, home, here)["port"] == 4444
+    (here / ".env").write_text("WORKERS=1\n")
+    assert report(install, home, here)["port"] == 4000, "the file here stands alone"
+    assert report(install, home, here, PROXY_PORT="4555")["port"] == 4555
+
+
+def test_an_install_logs_into_the_home_directory_and_counts_paths_from_here(
+    install: Path, tmp_path: Path
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    here.mkdir()
+    found = report(install, home, here, RUN_DIR="run")
+    assert found["logs"] == str(home / ".hearth" / "logs")
+    assert found["project"] == str(here) and found["run"] == str(here / "run")
+    assert report(install, home, here, LOG_ROOT="logs")["logs"] == str(here / "logs")
+
+
+def test_a_checkout_is_the_same_from_any_working_directory(tmp_path: Path) -> None:
+    found = report(PROJECT_DIR / ".ci" / "types", tmp_path / "home", tmp_path, RUN_DIR="run")
+    assert found["project"] == found["code"] == str(PROJECT_DIR)
+    assert found["env"] == str(PROJECT_DIR / ".env")
+    assert found["logs"] == str(PROJECT_DIR / "logs") and found["run"] == str(PROJECT_DIR / "run")
+
+
+def test_a_working_directory_that_is_gone_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert paths._working_directory() == Path.home()
+
+
+def test_an_env_file_of_before_keeps_its_meaning() -> None:
+    assert load_settings({"LOG_ROOT": "logs"}, None).log_root == PROJECT_DIR / "logs"
+    assert load_settings({}, None).log_root == paths.default_log_root()

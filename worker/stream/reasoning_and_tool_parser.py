@@ -1,0 +1,206 @@
+"""Parses an answer whose think blocks and tool calls stand between marks."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import regex
+
+from hearth.worker.stream.answer_parts import AnswerCollector, ContentWriter, ReasoningWriter
+from hearth.worker.stream.lookahead_buffer import (
+    LookaheadBuffer,
+    Marks,
+    ParserSteps,
+    UnreadableOutput,
+)
+from hearth.worker.stream.tool_calls.call_parser import CallFormat, read_calls
+from hearth.worker.stream.tool_calls.call_writer import CallContext
+from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
+
+# Of failed calls in one answer, that are read again as text: a model that repeats itself.
+REREAD_CHARS_MAX: Final = 1_000_000
+_BLANKS: Final = regex.compile(r"\s*+")
+_FENCE: Final = regex.compile(r"```(?:json)?+\s++(?=\S)")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputMarks:
+    """The marks that one model writes. Immutable."""
+
+    think_start: str = ""
+    think_end: str = ""
+    formats: tuple[CallFormat, ...] = ()
+    dropped: tuple[str, ...] = ()  # marks that only frame the content
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """The facts of a request that decide how its answer is parsed. Immutable."""
+
+    tools: RequestTools
+    is_thinking: bool  # the prompt left a think block open
+    may_think: bool  # the model may begin with a think block that nobody opened
+    takes_calls: bool
+
+
+class ReasoningAndToolParser:
+    """Parses one answer. Owner: the inference thread.
+
+    Invariant: what turns out to be no call is content, exactly as it was written.
+    """
+
+    def __init__(
+        self,
+        output_marks: OutputMarks,
+        options: AnswerOptions,
+        buffer: LookaheadBuffer,
+        collector: AnswerCollector,
+    ) -> None:
+        self._marks = output_marks
+        self._options = options
+        self._buffer = buffer
+        self._collector = collector
+        self._reasoning = ReasoningWriter(collector)
+        self._content = ContentWriter(collector)
+        self._formats = {each.start: each for each in output_marks.formats if options.takes_calls}
+        self._call_count = 0
+        self._reread_chars = 0
+        self._may_close = not options.is_thinking  # a closing mark may be an orphan
+
+    def read(self) -> ParserSteps[None]:
+        """Parse all of the answer."""
+        yield from self._opening()
+        start, end, dropped = self._marks.think_start, self._marks.think_end, self._marks.dropped
+        marks = Marks(start, end, *dropped, *self._formats)
+        while True:
+            if self._content.is_fresh and (yield from self._bare_calls()):
+                continue
+            mark = yield from self._buffer.scan(marks, self._content.write)
+            if not mark:
+                break
+            if mark in self._formats:
+                yield from self._calls(self._formats[mark])
+            elif mark == start and self._content.is_fresh:
+                yield from self._think_block()
+            elif mark == end and self._may_close and not (yield from self._quotes()):
+                self._may_close = False
+                self._content.begin_answer()
+            elif mark not in dropped:
+                self._may_close = False
+                self._content.write(mark)
+        self._content.end()
+
+    # ------------------------------------------------------------ think blocks
+
+    def _opening(self) -> ParserSteps[None]:
+        """Read the think block that the answer is to begin with."""
+        start = self._marks.think_start
+        if not start:
+            return
+        blanks = yield from self._buffer.run(_BLANKS)
+        if (yield from self._buffer.starts(start, blanks)):
+            self._buffer.at += blanks + len(start)
+            yield from self._think_block()
+        elif self._options.is_thinking:
+            yield from self._think_block()
+        elif self._options.may_think:
+            yield from self._likely_block()
+
+    def _think_block(self) -> ParserSteps[None]:
+        """Read a think block behind its mark; one that never closes is all there is."""
+        self._may_close = False
+        mark = yield from self._buffer.scan(Marks(self._marks.think_end), self._reasoning.write)
+        self._reasoning.end()
+        if mark:
+            self._content.begin_answer()
+
+    def _likely_block(self) -> ParserSteps[None]:
+        """Read a think block that nobody opened; a call ends it, too.
+
+        An answer without any end of a block was no reasoning after all: it is content as well.
+        """
+        texts: list[str] = []
+
+        def write(text: str) -> None:
+            texts.append(text)
+            self._reasoning.write(text)
+
+        mark = yield from self._buffer.scan(Marks(self._marks.think_end, *self._formats), write)
+        self._reasoning.end()
+        self._may_close = False
+        if mark == self._marks.think_end:
+            self._content.begin_answer()
+        elif mark:
+            self._buffer.at -= len(mark)
+        elif not self._buffer.is_cut:
+            self._content.write("".join(texts))
+
+    def _quotes(self) -> ParserSteps[bool]:
+        """Return whether the mark that was read stands between quotation marks."""
+        before = self._buffer.before(len(self._marks.think_end))
+        return before in ("`", '"', "'") and (yield from self._buffer.starts(before))
+
+    # ------------------------------------------------------------ calls
+
+    def _call_context(self, format: CallFormat) -> CallContext:
+        return CallContext(
+            self._buffer,
+            self._collector,
+            self._options.tools,
+            self._begin_call,
+            format.start,
+            format.end,
+        )
+
+    def _begin_call(self) -> None:
+        self._call_count += 1
+        self._may_close = False
+        self._content.begin_call()
+
+    def _calls(self, format: CallFormat) -> ParserSteps[None]:
+        """Read the calls behind a mark that was read; what is none is content as written."""
+        assert format.start, "calls stand behind a mark"
+        count = self._call_count
+        self._buffer.hold(back=len(format.start))
+        try:
+            yield from read_calls(self._call_context(format), format.parser)
+        except UnreadableOutput:
+            self._rewind()
+            if count == self._call_count:
+                self._buffer.at += len(format.start)
+                self._content.write(format.start)
+        self._buffer.release()
+
+    def _rewind(self) -> None:
+        self._reread_chars += self._buffer.rewind()
+        if self._reread_chars > REREAD_CHARS_MAX:
+            self._formats = {}
+
+    def _bare_calls(self) -> ParserSteps[bool]:
+        """Read calls in JSON that nothing marks, where the answer begins; False if there are none.
+
+        Only of tools of the request: any other object is an answer. They may stand in a fence.
+        """
+        if not self._formats or not self._options.tools:
+            return False
+        blanks = yield from self._buffer.run(_BLANKS)
+        fence = yield from self._buffer.match(_FENCE, blanks)
+        blanks += len(fence[0]) if fence else 0
+        if (yield from self._buffer.peek(blanks)) != "{":
+            return False
+        count = self._call_count
+        self._buffer.hold()
+        self._buffer.at += blanks
+        try:
+            yield from json_calls(
+                self._call_context(CallFormat("")), Trust(any_name=False, any_order=False)
+            )
+        except UnreadableOutput:
+            self._rewind()
+        self._buffer.release()
+        is_call = self._call_count > count
+        if is_call and fence:
+            blanks = yield from self._buffer.run(_BLANKS)
+            if (yield from self._buffer.starts("```", blanks)):
+                self._buffer.at += blanks + 3
+        return is_call
