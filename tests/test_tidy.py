@@ -23,9 +23,10 @@ PARAMETERS_MAX: Final = 7
 FILES_MAX: Final = 16  # of a folder, __init__.py not counted
 LONG_FILES: Final = {
     "shared/settings.py": "one table: every setting with its bounds, unit and reason",
-    "tests/unit/worker/stream/test_output_format.py": "one table: outputs of every tool format",
 }
-FULL_FOLDERS: Final[dict[str, str]] = {}
+FULL_FOLDERS: Final = {
+    "shared": "no concept of its own: what both processes and the installer need"
+}
 
 # ---------------------------------------------------------------- layers
 
