@@ -89,15 +89,15 @@ class ProxyApp:
         self._origins = OriginRules(settings.proxy_host, settings.cors_origins)
         self._keys = ApiKeyCheck(settings.api_keys)
         self._names = routes.names
-        self._stored = routes.stored
-        self._metrics = routes.metrics
-        self._body_parser = BodyParser(settings, routes.stored)
-        self._pool = pool
-        self._routes = routes
+        self.stored = routes.stored
+        self.metrics = routes.metrics
+        self.body_parser = BodyParser(settings, routes.stored)
+        self.pool = pool
+        self.routes = routes
         self._litellm_app = litellm_app
         self._relay = Relay(litellm_app, token)
-        self._body_budget = BodyBudget()
-        self._dashboard = Dashboard(settings, routes.feed)
+        self.body_budget = BodyBudget()
+        self.dashboard = Dashboard(settings, routes.feed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -105,7 +105,7 @@ class ProxyApp:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})  # there is none here
         else:
-            await self._serve_http(HttpExchange(scope, receive, send, self._body_budget))
+            await self._serve_http(HttpExchange(scope, receive, send, self.body_budget))
 
     async def _serve_http(self, exchange: HttpExchange) -> None:
         for name in (b"x-request-id", b"request-id"):  # OpenAI's SDK reads one, Anthropic's other
@@ -124,7 +124,7 @@ class ProxyApp:
 
     async def _refuse(self, exchange: HttpExchange, error: RequestError) -> None:
         if not exchange.is_counted:
-            self._metrics.refused(_counted_as(exchange.path), error)
+            self.metrics.refused(_counted_as(exchange.path), error)
         if exchange.has_started or isinstance(error, ClientGone):
             return
         log.info(
@@ -163,7 +163,7 @@ class ProxyApp:
                 await _preflight(exchange)
                 return
         if Dashboard.serves(exchange.path):
-            await self._dashboard.serve(exchange)  # which knows keys, and cookies too
+            await self.dashboard.serve(exchange)  # which knows keys, and cookies too
             return
         exchange.is_trusted = exchange.path != _OPEN_PATH or self._keys.passes(exchange.raw_headers)
         if exchange.is_trusted:
@@ -177,7 +177,7 @@ class ProxyApp:
         dialect = _GENERATE.get(path)
         counted = _COUNT.get(path)
         if dialect is None and counted is None and path != prefill_endpoint.PATH:
-            await self._routes.serve(exchange)
+            await self.routes.serve(exchange)
             return
         if exchange.method != "POST":
             raise wrong_method(exchange, "POST")
@@ -185,7 +185,7 @@ class ProxyApp:
             await self._generate(exchange, await self._parse_body(exchange, dialect))
         elif counted is not None:
             request = await self._parse_body(exchange, counted)
-            count = await exchange.while_connected(self._pool.count(request))
+            count = await exchange.while_connected(self.pool.count(request))
             kind = {"object": "response.input_tokens"} if counted == "responses" else {}
             await exchange.send_json(200, kind | {"input_tokens": count})
         else:
@@ -200,8 +200,8 @@ class ProxyApp:
     ) -> ParsedRequest:
         """Return the request in `body`, its images read, while the client is there."""
         target = self._names.target(self._names.check(body.get("model")))
-        request = self._body_parser.read(dialect, body, exchange.headers)
-        completing = self._body_parser.complete(request, exchange.hold)
+        request = self.body_parser.read(dialect, body, exchange.headers)
+        completing = self.body_parser.complete(request, exchange.hold)
         if shows_images(request.prompt):
             request = await exchange.while_connected(completing)
         else:
@@ -215,7 +215,7 @@ class ProxyApp:
         dialect = prefill_endpoint.dialect_of(body, exchange.headers, exchange.query)
         exchange.is_anthropic |= dialect == "messages"
         request = prefill_endpoint.prepared(await self._parse(exchange, dialect, body))
-        opening = self._pool.open(request, exchange.request_id)
+        opening = self.pool.open(request, exchange.request_id)
         answer = await exchange.while_connected(opening)
         exchange.on_disconnect(answer.close)
         try:
@@ -236,7 +236,7 @@ class ProxyApp:
         )
         if request.dialect == "responses" and request.is_stored:
             key = request.prompt.speaker.key
-            admitted.keep = functools.partial(self._stored.keep, key, request.body)
+            admitted.keep = functools.partial(self.stored.keep, key, request.body)
         exchange.on_disconnect(lambda: _close(admitted.answers))
         if not request.stream:
             exchange.late_headers = lambda: _cache_headers([answer, *others], request.choices)
@@ -263,8 +263,8 @@ class ProxyApp:
         """Count a request that a worker took, and write its line in the log, at its end."""
         exchange.is_counted = True
         broken = exchange.broken_by
-        self._metrics.ended(request, answers, broken)
-        self._routes.requests.note(request, answers, started, broken)
+        self.metrics.ended(request, answers, broken)
+        self.routes.requests.note(request, answers, started, broken)
         answer = answers[0]
         log.info(
             "request id=%s dialect=%s stream=%d prompt=%d cached=%d ended=%s wall_ms=%d",
@@ -292,7 +292,7 @@ class ProxyApp:
         try:
             for index, each in enumerate(request.submissions()):
                 name = f"{request_id}-{index}" if index else request_id
-                answers.append(await self._pool.open(each, name, came_at))
+                answers.append(await self.pool.open(each, name, came_at))
         except BaseException:
             _close(answers)
             raise

@@ -36,7 +36,7 @@ def process_started(pid: int) -> float | None:
 
     Linux gives clock ticks since boot, macOS seconds since 1970.
     """
-    return _started_linux(pid) if sys.platform == "linux" else _started_ps(pid)
+    return _started_linux(pid) if sys.platform == "linux" else started_ps(pid)
 
 
 def process_name(pid: int) -> str:
@@ -57,7 +57,7 @@ def port_holder(port: int) -> tuple[int, str] | None:
 
     None: no process does, or it is another user's and the system hides which one it is.
     """
-    return _holder_linux(port) if sys.platform == "linux" else _holder_lsof(port)
+    return holder_linux(port) if sys.platform == "linux" else holder_lsof(port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +195,11 @@ def _started_linux(pid: int) -> float | None:
     return None if state in _GONE else float(started)
 
 
-def _started_ps(pid: int) -> float | None:
-    return _parse_ps(_tool("ps", "-o", "stat=", "-o", "lstart=", "-p", str(pid)))
+def started_ps(pid: int) -> float | None:
+    return parse_ps(_tool("ps", "-o", "stat=", "-o", "lstart=", "-p", str(pid)))
 
 
-def _parse_ps(line: str) -> float | None:
+def parse_ps(line: str) -> float | None:
     """Return the start time in `Ss   Fri Nov 21 11:46:02 2025`, read as UTC."""
     state, _, started = line.strip().partition(" ")
     if not started or state[0] in _GONE:
@@ -207,7 +207,7 @@ def _parse_ps(line: str) -> float | None:
     return float(calendar.timegm(time.strptime(started.strip(), "%a %b %d %H:%M:%S %Y")))
 
 
-def _holder_linux(port: int) -> tuple[int, str] | None:
+def holder_linux(port: int) -> tuple[int, str] | None:
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     if not sockets:
         return None
@@ -240,7 +240,7 @@ def _open_files(pid: int) -> set[str]:
     return found
 
 
-def _holder_lsof(port: int) -> tuple[int, str] | None:
+def holder_lsof(port: int) -> tuple[int, str] | None:
     try:
         listing = _tool("lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc")
     except (OSError, subprocess.TimeoutExpired):

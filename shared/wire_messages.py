@@ -319,7 +319,7 @@ Down = Hello | Submit | Cancel | Renew | Count | Status
 Up = Welcome | Heartbeat | Admitted | Progress | Delta | Finished | Failed | Counted | Told
 Message = Down | Up
 
-_KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Message)}
+KINDS: Final[dict[str, type[Any]]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
@@ -355,9 +355,9 @@ def decode(frame: bytes) -> Message:
     if not isinstance(row, dict):
         raise WireError("not a map")
     kind = row.pop("kind", None)
-    if not isinstance(kind, str) or kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise WireError(f"unknown kind {kind!r}; this side speaks version {PROTOCOL_VERSION}")
-    message: Message = _READERS[_KINDS[kind]](row, kind)
+    message: Message = _READERS[KINDS[kind]](row, kind)
     return message
 
 
@@ -414,5 +414,5 @@ def _typed(value: Any, kind: type[Any], where: str) -> Any:
 
 
 _READERS: Final[dict[type[Any], FieldReader]] = {
-    kind: _dataclass_reader(kind) for kind in _KINDS.values()
+    kind: _dataclass_reader(kind) for kind in KINDS.values()
 }

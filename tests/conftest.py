@@ -46,7 +46,7 @@ class PureGuard:
             raise AssertionError(f"a pure test needs the mark `process`: {event} {arguments}")
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+    def pytest_runtest_call(self, item: pytest.Item) -> Any:
         self.is_pure = item.get_closest_marker("pure") is not None
         try:
             return (yield)

@@ -31,7 +31,7 @@ class BodyParser:
         self._digester = MessageDigester(
             settings.cache_canonicalize_tool_context, settings.cache_norm_safety_check
         )
-        self._images = ImageFetcher(settings.allow_image_urls)
+        self.images = ImageFetcher(settings.allow_image_urls)
         self._uses_kv_cache = settings.use_kv_cache
         self._stored = stored
 
@@ -68,7 +68,7 @@ class BodyParser:
         """
         prompt = request.prompt
         if shows_images(prompt):
-            prompt = await with_images(prompt, self._images, hold)
+            prompt = await with_images(prompt, self.images, hold)
         names, delta_chars = self._digester.names(prompt.messages)
         prompt = dataclasses.replace(prompt, names=names, delta_chars=delta_chars)
         return dataclasses.replace(request, prompt=prompt)

@@ -116,7 +116,7 @@ def load(settings: Settings) -> tuple[App, str]:
     for name in os.environ.keys() - wanted.keys():
         del os.environ[name]
     os.environ.update(wanted)
-    with _without_collecting():
+    with without_collecting():
         seams = importlib.import_module("hearth.proxy.gateway.litellm_handlers")
         server = importlib.import_module("litellm.proxy.proxy_server")
     path = settings.instance_dir / CONFIG_NAME
@@ -141,7 +141,7 @@ def load(settings: Settings) -> tuple[App, str]:
 
 
 @contextlib.contextmanager
-def _without_collecting() -> Iterator[None]:
+def without_collecting() -> Iterator[None]:
     """Collect no garbage within, and never again look through what was made.
 
     Modules make hundreds of thousands of objects that all stay: looking through them takes a

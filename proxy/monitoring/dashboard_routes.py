@@ -83,7 +83,7 @@ class Dashboard:
         self._feed = feed
         self._sign_ins = SignIns()
         self._cookie = f"hearth-{settings.proxy_port}"  # a browser tells no port from another
-        self._files = {
+        self.files = {
             f"{PATH}/{file.relative_to(_PAGES).as_posix()}": (
                 _TYPES[file.suffix],
                 file.read_bytes(),
@@ -114,7 +114,7 @@ class Dashboard:
             await self._file(exchange, f"{PATH}/{'index' if is_known else 'login'}.html")
         elif path == f"{PATH}/events":
             await self._events(exchange)
-        elif path in self._files and not path.endswith(".html"):
+        elif path in self.files and not path.endswith(".html"):
             await self._file(exchange, path)
         else:
             text = f"{exchange.path!r:.120} is not served here."
@@ -132,7 +132,7 @@ class Dashboard:
         return None
 
     async def _file(self, exchange: HttpExchange, path: str) -> None:
-        kind, content = self._files[path]
+        kind, content = self.files[path]
         await exchange.send_whole(200, content, kind)
 
     async def _log_in(self, exchange: HttpExchange) -> None:
@@ -143,7 +143,7 @@ class Dashboard:
         key = _form_key(await exchange.read_body())
         sent = [(b"x-api-key", key)]
         if not self._keys.passes(sent):
-            kind, page = self._files[f"{PATH}/login.html"]
+            kind, page = self.files[f"{PATH}/login.html"]
             await exchange.send_whole(401, page.replace(_WRONG, _WRONG_TEXT), kind)
             return
         token = self._sign_ins.issue(_digest_of(self._keys.check(sent)))

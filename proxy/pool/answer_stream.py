@@ -77,19 +77,19 @@ class AnswerStream:
         self.status = 200  # of HTTP: what a failure's would be
         self.usage: Usage | None = None  # once the worker has sent it
         self._release = release
-        self._inbox: deque[Delta | Finished | RequestError] = deque()
+        self.inbox: deque[Delta | Finished | RequestError] = deque()
         self._loose = 0  # deltas that were added since the newest were joined
-        self._unread_bytes = 0
+        self.unread_bytes = 0
         self._wake = asyncio.Event()
         self._over = asyncio.Event()  # set with _ended
         self._given_at = 0.0  # when the last delta was given out
         self._ended = False
-        self._next_seq = 0
+        self.next_seq = 0
 
     @property
     def is_prefilling(self) -> bool:
         """Return whether some of its prompt was read for it, and nothing of the answer has come."""
-        return self.done_tokens > self.cached_tokens and not self._next_seq
+        return self.done_tokens > self.cached_tokens and not self.next_seq
 
     def outcome(self, broken: RequestError | None) -> tuple[str, int]:
         """Return how it ended, as a word and an HTTP status; `broken` = its reply did not get out.
@@ -133,28 +133,28 @@ class AnswerStream:
         self._wake.set()
 
     def _take_delta(self, delta: Delta) -> None:
-        if delta.seq != self._next_seq:
-            text = f"Part {self._next_seq} of the answer was lost on its way from the worker."
+        if delta.seq != self.next_seq:
+            text = f"Part {self.next_seq} of the answer was lost on its way from the worker."
             self._end(WorkerLost(text), cancel=True)
             return
-        self._next_seq += 1
-        self._inbox.append(delta)
-        self._unread_bytes += _bytes_of(delta)
+        self.next_seq += 1
+        self.inbox.append(delta)
+        self.unread_bytes += _bytes_of(delta)
         self._loose += 1
         if self._loose == LOOSE_MAX:
             self._join_newest()
-        if self._unread_bytes > UNREAD_BYTES_MAX:
-            self._inbox.clear()
+        if self.unread_bytes > UNREAD_BYTES_MAX:
+            self.inbox.clear()
             self._end(_TooSlow(), cancel=True)
 
     def _join_newest(self) -> None:
         """Have what waits for a client that does not read cost little more than its text."""
-        count, self._loose = min(self._loose, len(self._inbox)), 0
-        newest = deque(reversed([self._inbox.pop() for _ in range(count)]))
+        count, self._loose = min(self._loose, len(self.inbox)), 0
+        newest = deque(reversed([self.inbox.pop() for _ in range(count)]))
         while newest:
             first = newest.popleft()
             assert isinstance(first, Delta), "an end is the last"
-            self._inbox.append(_merged(first, newest))
+            self.inbox.append(_merged(first, newest))
 
     def _take_finished(self, finished: Finished) -> None:
         self.usage = finished.usage
@@ -170,7 +170,7 @@ class AnswerStream:
 
     def close(self) -> None:
         if not self._ended:
-            self._inbox.clear()
+            self.inbox.clear()
             self._end(ClientGone(), cancel=True)
 
     def _end(self, last: Finished | RequestError, *, cancel: bool = False) -> None:
@@ -179,7 +179,7 @@ class AnswerStream:
         self._over.set()
         self.ended_as = last.reason if isinstance(last, Finished) else last.code
         self.status = 200 if isinstance(last, Finished) else last.status
-        self._inbox.append(last)
+        self.inbox.append(last)
         self._release(cancel)
         self._wake.set()
 
@@ -191,14 +191,14 @@ class AnswerStream:
         """
         try:
             async with asyncio.timeout(ADMIT_WAIT_S_MAX):
-                while not (self.is_admitted or self._inbox):
+                while not (self.is_admitted or self.inbox):
                     self._wake.clear()
                     await self._wake.wait()
         except TimeoutError:
             text = f"The worker has not taken this request within {ADMIT_WAIT_S_MAX:g} s."
             raise RequestError(text, status=503, code="worker_unavailable") from None
-        if not self.is_admitted and isinstance(self._inbox[0], RequestError):
-            raise self._inbox[0]
+        if not self.is_admitted and isinstance(self.inbox[0], RequestError):
+            raise self.inbox[0]
 
     async def planned(self) -> None:
         """Wait a moment for what is kept of the prompt: a busy model looks at it after its chunk.
@@ -207,29 +207,29 @@ class AnswerStream:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PLAN_WAIT_S_MAX):
-                while not (self._is_planned or self._inbox):
+                while not (self._is_planned or self.inbox):
                     self._wake.clear()
                     await self._wake.wait()
 
     async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s if not self._inbox else None):
-                while not self._inbox:
+            async with asyncio.timeout(wait_s if not self.inbox else None):
+                while not self.inbox:
                     self._wake.clear()
                     await self._wake.wait()
-        if not self._inbox:
+        if not self.inbox:
             return None
         await self._pace()
-        first = self._inbox.popleft()
+        first = self.inbox.popleft()
         if isinstance(first, RequestError):
-            self._inbox.append(first)  # whoever asks again is told again
+            self.inbox.append(first)  # whoever asks again is told again
             raise first
         if isinstance(first, Finished):
             return first
         self._given_at = time.monotonic()
-        given = _merged(first, self._inbox)
-        self._unread_bytes -= _bytes_of(given)
-        assert self._unread_bytes >= 0, (self.request_id, self._unread_bytes)
+        given = _merged(first, self.inbox)
+        self.unread_bytes -= _bytes_of(given)
+        assert self.unread_bytes >= 0, (self.request_id, self.unread_bytes)
         return given
 
     async def _pace(self) -> None:

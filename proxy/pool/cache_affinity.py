@@ -57,7 +57,7 @@ class CacheAffinity:
     def __init__(self, load_gap_max: int = LOAD_GAP_MAX) -> None:
         """`load_gap_max`: requests that a worker may hold beyond the least loaded one's."""
         self._load_gap_max = load_gap_max
-        self._worker_ids: OrderedDict[bytes, int] = OrderedDict()  # by mark
+        self.worker_ids: OrderedDict[bytes, int] = OrderedDict()  # by mark
 
     def choose(self, candidates: Iterable[C], marks: list[bytes]) -> C | None:
         """Return the candidate that was sent the strongest of `marks`; None where there is none.
@@ -69,7 +69,7 @@ class CacheAffinity:
         idle = min(ready.values(), key=lambda row: (row.load, row.worker_id), default=None)
         if idle is None:
             return None
-        known = (self._worker_ids.get(mark) for mark in reversed(marks))
+        known = (self.worker_ids.get(mark) for mark in reversed(marks))
         found = next((ready[row] for row in known if row is not None and row in ready), idle)
         assert found.load >= idle.load, (found.worker_id, found.load, idle.load)
         return found if found.load - idle.load <= self._load_gap_max else idle
@@ -80,12 +80,12 @@ class CacheAffinity:
         A fork that is sent elsewhere because its parent's worker is busy takes nothing from there.
         """
         for mark in reversed(marks):  # so that what conversations share is kept longest
-            self._worker_ids.setdefault(mark, worker_id)
-            self._worker_ids.move_to_end(mark)
-        while len(self._worker_ids) > MARKS_MAX:
-            self._worker_ids.popitem(last=False)
+            self.worker_ids.setdefault(mark, worker_id)
+            self.worker_ids.move_to_end(mark)
+        while len(self.worker_ids) > MARKS_MAX:
+            self.worker_ids.popitem(last=False)
 
     def forget(self, worker_id: int) -> None:
         """Drop what was noted of a worker that is gone, and its cache with it."""
-        for mark in [mark for mark, row in self._worker_ids.items() if row == worker_id]:
-            del self._worker_ids[mark]
+        for mark in [mark for mark, row in self.worker_ids.items() if row == worker_id]:
+            del self.worker_ids[mark]

@@ -69,12 +69,12 @@ class ModelSwapper:
         """Look again and again what should change."""
         while True:
             self._nudge.clear()
-            self._arrange()
+            self.arrange()
             with contextlib.suppress(TimeoutError):
                 limit_s = LOOK_SOON_S if self._pool.waiting.requests else LOOK_S
                 await asyncio.wait_for(self._nudge.wait(), limit_s)
 
-    def _arrange(self) -> None:
+    def arrange(self) -> None:
         now = time.monotonic()
         requests = [
             WaitingRequest(request.model or self._default.name, request.since)

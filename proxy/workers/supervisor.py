@@ -144,7 +144,7 @@ class Supervisor:
         """
         self._command = tuple(command)
         self._pool = pool
-        self._environ = dict(environ)
+        self.environ = dict(environ)
         self._end_wait_s = TERM_WAIT_S + rules.flush_s
         self._stall_s = rules.stall_s
         self._stopping = False
@@ -185,7 +185,7 @@ class Supervisor:
             worker.endpoint,
             stdin=PIPE,  # held open for as long as this process lives
             cwd=PROJECT_DIR,
-            env=self._environ | worker.model.environ,
+            env=self.environ | worker.model.environ,
             start_new_session=True,  # Ctrl-C is ours to pass on
         )
         worker.link = self._pool.connect(worker.worker_id, worker.endpoint)
@@ -213,7 +213,7 @@ class Supervisor:
         while True:
             worker.moved.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(worker.moved.wait(), _backoff_s(worker.early_deaths))
+                await asyncio.wait_for(worker.moved.wait(), backoff_s(worker.early_deaths))
             try:
                 await self._spawn(worker)
             except OSError as error:
@@ -349,7 +349,7 @@ class Supervisor:
             reason_path(worker.socket_path).unlink(missing_ok=True)
 
 
-def _backoff_s(early_deaths: int) -> float:
+def backoff_s(early_deaths: int) -> float:
     """Return 0 after a death in service, else 1, 2, 4 ... BACKOFF_S_MAX."""
     return min(2.0 ** (early_deaths - 1), BACKOFF_S_MAX) if early_deaths else 0.0
 

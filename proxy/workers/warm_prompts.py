@@ -35,9 +35,9 @@ class WarmPrompts:
     def __init__(self, settings: Settings, body_parser: BodyParser, names: ModelNames) -> None:
         """Raises: StartError: a file is not there, or holds what no API would take."""
         self._requests: dict[str, ParsedRequest] = {}  # by the id of the pin
-        self._body_parser = body_parser
+        self.body_parser = body_parser
         self._names = names
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         keys = settings.api_keys or ("",)
         for name in settings.warm_prompts:
             try:
@@ -52,7 +52,7 @@ class WarmPrompts:
 
     def _add(self, body: dict[str, Any], key: str) -> None:
         headers = {"x-api-key": key} if key else {}
-        request = self._body_parser.read(
+        request = self.body_parser.read(
             prefill_endpoint.dialect_of(body, headers, {}), body, headers
         )
         model = self._names.check(body.get("model", self._names.public))
@@ -65,8 +65,8 @@ class WarmPrompts:
         """The worker is ready: have it read them, in the background."""
         if self._requests:
             task = asyncio.create_task(self._warm(link), name=f"warm {link.worker_id}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
 
     async def _warm(self, link: WorkerLink) -> None:
         failures = []
@@ -79,7 +79,7 @@ class WarmPrompts:
         }
         for pin_id, request in mine.items():
             try:
-                await _read(link, await self._body_parser.complete(request), pin_id)
+                await _read(link, await self.body_parser.complete(request), pin_id)
             except WorkerLost:
                 return  # the supervisor has said so, and the next one begins anew
             except RequestError as error:

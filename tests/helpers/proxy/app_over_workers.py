@@ -28,7 +28,7 @@ class Front:
         settings = load_settings({"RUN_DIR": run_dir, "MAX_KV_SIZE_GB": "0", **environ}, None)
         routes = AdminRoutes(settings, "0", made.supervisor, made.pool)
         self._stopped: list[int] = []
-        self._edge = ProxyApp(settings, made.pool, routes, no_gateway, "token")
+        self.app = ProxyApp(settings, made.pool, routes, no_gateway, "token")
 
     async def ask(
         self, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b""
@@ -39,7 +39,7 @@ class Front:
         self, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b""
     ) -> Reply:
         """Ask without the key, unless it is in `headers`."""
-        return await asked(self._edge, method, path, *headers, body=body)
+        return await asked(self.app, method, path, *headers, body=body)
 
     async def workers(self, method: str = "GET") -> list[dict[str, Any]]:
         reply = await self.ask(method, "/v1/cache")

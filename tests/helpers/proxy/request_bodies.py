@@ -38,4 +38,4 @@ async def post(
     made: Front, body: Any, path: str = prefill_endpoint.PATH, query: bytes = b""
 ) -> Reply:
     raw = orjson.dumps(body)
-    return await asked(made._edge, "POST", path, (b"x-api-key", b"k"), body=raw, query=query)
+    return await asked(made.app, "POST", path, (b"x-api-key", b"k"), body=raw, query=query)

@@ -41,7 +41,7 @@ CARRIED = {
 CARRIED[wire_messages.Told] = {"body": st.dictionaries(st.text(), JSON, max_size=3)}
 CARRIED[wire_messages.Finished] = {"usage": USAGES}
 CARRIED[wire_messages.Delta] = {"logprobs": st.lists(LOGPROBS, max_size=2)}
-MESSAGES = st.one_of(*(st.builds(k, **CARRIED.get(k, {})) for k in wire_messages._KINDS.values()))
+MESSAGES = st.one_of(*(st.builds(k, **CARRIED.get(k, {})) for k in wire_messages.KINDS.values()))
 
 
 @given(MESSAGES)
@@ -77,7 +77,7 @@ def test_nesting_past_the_limit_is_refused_and_not_a_crash() -> None:
         )
 
 
-KINDS = st.sampled_from(sorted(wire_messages._KINDS)) | st.text(max_size=5)
+KINDS = st.sampled_from(sorted(wire_messages.KINDS)) | st.text(max_size=5)
 
 
 @given(
@@ -92,7 +92,7 @@ def test_any_bytes_are_a_message_or_a_wire_error(frame: bytes) -> None:
         message = wire_messages.decode(frame)
     except WireError:
         return
-    assert type(message) in wire_messages._KINDS.values()
+    assert type(message) in wire_messages.KINDS.values()
 
 
 def test_a_field_of_the_wrong_type_names_itself() -> None:

@@ -16,7 +16,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def quick() -> Iterator[None]:
-    """Lets the dashboard's looks at the workers follow each other at once."""
+    """Lets polls of the workers follow each other at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker_poller, "POLL_S", 0.001)
         yield

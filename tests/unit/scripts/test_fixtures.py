@@ -81,7 +81,7 @@ def test_vision_fixture_sees_the_image(name: str) -> None:
 def test_first_callers_at_once_get_the_same_fixture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scripts.fixtures.fixture_cache._cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr("scripts.fixtures.fixture_cache.cache_dir", lambda: tmp_path / "cache")
     with ThreadPoolExecutor() as pool:
         made = set(pool.map(lambda _: fixture_dir("qwen3", tiny=True), range(3)))
     assert made == {tmp_path / "cache" / "qwen3-tiny-fp32"}

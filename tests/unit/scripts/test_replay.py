@@ -415,6 +415,7 @@ def replayed(*wishes: str) -> list[Row]:
     return asyncio.run(run())
 
 
+@pytest.mark.process
 def test_what_a_server_does_is_answered_refused_or_failed() -> None:
     rows = replayed("fine", "refuse", "die", "break", "long")
     assert [row.outcome.is_answered for row in rows] == [True, False, False, False, True]

@@ -371,6 +371,7 @@ class Stage:
         return web.json_response(body)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b"5", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5_000, b"\xff\xfe"],
@@ -395,6 +396,7 @@ def ticks(*times: float) -> Iterator[float]:
     yield from times
 
 
+@pytest.mark.process
 def test_a_server_that_goes_is_shown_as_it_was_until_it_comes_back() -> None:
     async def body() -> None:
         stage, clock = Stage(), ticks(0.0, 1.0, 31.0, 60.0)
@@ -420,6 +422,7 @@ def test_a_server_that_goes_is_shown_as_it_was_until_it_comes_back() -> None:
     asyncio.run(body())
 
 
+@pytest.mark.process
 def test_what_is_told_is_shown_though_the_rest_is_refused() -> None:
     async def body() -> None:
         stage = Stage()

@@ -37,6 +37,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_large_blocks_that_were_freed_go_back_although_small_ones_lie_between() -> None:
     def held(*arguments: str) -> int:

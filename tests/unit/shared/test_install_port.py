@@ -108,21 +108,21 @@ def test_a_process_that_ended_has_no_start_time_even_while_its_parent_has_not_lo
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
     assert process_started(process.pid) is None
-    assert processes._started_ps(process.pid) is None
+    assert processes.started_ps(process.pid) is None
 
 
 def test_the_start_time_that_ps_prints_is_read_as_utc() -> None:
-    assert processes._parse_ps("Ss+  Fri Nov 21 11:46:02 2025\n") == 1763725562.0
-    assert processes._parse_ps("S    Sat Feb  7 01:02:03 2026") == 1770426123.0
-    assert processes._parse_ps("Z    Fri Nov 21 11:46:02 2025") is None
-    assert processes._parse_ps("") is None
+    assert processes.parse_ps("Ss+  Fri Nov 21 11:46:02 2025\n") == 1763725562.0
+    assert processes.parse_ps("S    Sat Feb  7 01:02:03 2026") == 1770426123.0
+    assert processes.parse_ps("Z    Fri Nov 21 11:46:02 2025") is None
+    assert processes.parse_ps("") is None
 
 
 def test_ps_gives_one_start_time_whatever_the_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     found = set()
     for zone in ("UTC", "Asia/Tokyo"):
         monkeypatch.setenv("TZ", zone)
-        found.add(processes._started_ps(os.getpid()))
+        found.add(processes.started_ps(os.getpid()))
     assert len(found) == 1 and None not in found
 
 
@@ -134,15 +134,15 @@ def test_a_ps_that_does_not_answer_is_not_read_as_no_such_process(
 
     monkeypatch.setattr(subprocess, "run", hang)
     with pytest.raises(subprocess.TimeoutExpired):
-        processes._started_ps(os.getpid())
+        processes.started_ps(os.getpid())
 
 
-@pytest.mark.parametrize("find", [processes._holder_linux, processes._holder_lsof])
+@pytest.mark.parametrize("find", [processes.holder_linux, processes.holder_lsof])
 def test_the_holder_of_a_port_is_found_with_its_name(
     find: object, held: tuple["subprocess.Popen[str]", int]
 ) -> None:
     process, port = held
-    if find is processes._holder_linux and sys.platform != "linux":
+    if find is processes.holder_linux and sys.platform != "linux":
         pytest.skip("reads /proc, which only Linux has")
     assert callable(find)
     pid, name = find(port)

@@ -76,6 +76,7 @@ def test_a_peer_that_stops_reading_counts_as_gone_within_bounds(
     asyncio.run(flood())
 
 
+@pytest.mark.process
 def test_a_line_that_broke_twice_holds_up_no_other(
     port: RouterPort, endpoint: str, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def test_any_body_is_somebodys_and_the_query_decides(body: dict[str, Any], wante
 # ---------------------------------------------------------------- a prefill
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("dialect", BODIES)
 def test_a_prompt_is_read_and_not_answered_and_the_log_has_its_line(
     dialect: str, caplog: pytest.LogCaptureFixture
@@ -146,6 +147,7 @@ def test_several_prompts_and_a_wrong_method_or_dialect_are_refused(tmp_path: Pat
     assert (reply.status, reply.headers["allow"]) == (405, "POST")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("dialect", ["chat", "messages"])
 def test_a_pin_that_the_worker_refuses_is_told_with_its_status(dialect: str) -> None:
     async def body() -> None:
@@ -166,29 +168,31 @@ async def unpin(edge: ProxyApp, pin_id: str, key: bytes) -> Reply:
     return await asked(edge, "DELETE", f"/v1/cache/pins/{pin_id}", (b"x-api-key", key))
 
 
+@pytest.mark.process
 def test_a_pin_is_given_up_once_and_by_its_own_key_only() -> None:
     async def body() -> None:
         async with front(2, PROXY_API_KEY="", PROXY_API_KEYS="k, other") as made:
             pin_id = (await post(made, BODIES["chat"] | {"pin": True})).json["id"]
             for name, key in ((pin_id, b"other"), ("nobody's", b"k")):
-                reply = await unpin(made._edge, name, key)
+                reply = await unpin(made.app, name, key)
                 assert (reply.status, reply.json["error"]["code"]) == (404, "not_found")
                 assert "/v1/cache lists" in reply.json["error"]["message"]
-            reply = await unpin(made._edge, pin_id, b"k")
+            reply = await unpin(made.app, pin_id, b"k")
             assert reply.json == {"id": pin_id, "object": "cache.pin", "deleted": True}
-            assert (await unpin(made._edge, pin_id, b"k")).status == 404
+            assert (await unpin(made.app, pin_id, b"k")).status == 404
 
     run(body)
 
 
+@pytest.mark.process
 def test_with_one_key_whoever_has_it_gives_up_any_pin() -> None:
     async def body() -> None:
         async with front(1) as made:
             pin_id = (await post(made, BODIES["chat"] | {"pin": True})).json["id"]
-            assert (await unpin(made._edge, pin_id, b"wrong")).status == 401
-            assert (await unpin(made._edge, pin_id, b"k")).status == 200
+            assert (await unpin(made.app, pin_id, b"wrong")).status == 401
+            assert (await unpin(made.app, pin_id, b"k")).status == 200
             path = f"/v1/cache/pins/{pin_id}"
-            reply = await asked(made._edge, "GET", path, (b"x-api-key", b"k"))
+            reply = await asked(made.app, "GET", path, (b"x-api-key", b"k"))
             assert (reply.status, reply.headers["allow"]) == (405, "DELETE")
 
     run(body)
@@ -202,7 +206,7 @@ def test_with_one_key_whoever_has_it_gives_up_any_pin() -> None:
 def test_every_dialect_says_whether_its_request_is_kept_or_the_settings_do(
     dialect: str, default: str, tmp_path: Path
 ) -> None:
-    body_parser = app_of(tmp_path, USE_KV_CACHE=default)._body_parser
+    body_parser = app_of(tmp_path, USE_KV_CACHE=default).body_parser
     for wanted in (True, False):
         body = BODIES[dialect] | {"use_kv_cache": wanted}
         assert body_parser.read(dialect, body, {}).use_kv_cache is wanted  # type: ignore[arg-type]
@@ -211,6 +215,7 @@ def test_every_dialect_says_whether_its_request_is_kept_or_the_settings_do(
         assert kept is (default == "true")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("more", "is_stored"),
     [
@@ -236,6 +241,7 @@ def test_an_answer_apart_is_stored_only_where_that_is_asked_for(
     run(body)
 
 
+@pytest.mark.process
 def test_where_a_request_apart_went_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     remembered: list[list[bytes]] = []
 

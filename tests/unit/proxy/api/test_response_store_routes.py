@@ -18,7 +18,7 @@ RESPONSE = {"id": "resp_1", "object": "response", "output": []}
 def edge(tmp_path: Path) -> ProxyApp:
     made = app_of(tmp_path)
     key = key_digest({"authorization": ME})
-    made._stored.keep(key, {"input": [{"role": "user", "content": "hi"}]}, RESPONSE)
+    made.stored.keep(key, {"input": [{"role": "user", "content": "hi"}]}, RESPONSE)
     return made
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hearth.proxy.gateway.litellm_app import _without_collecting
+from hearth.proxy.gateway.litellm_app import without_collecting
 
 
 @pytest.fixture(autouse=True)
@@ -16,13 +16,13 @@ def _as_it_was() -> Iterator[None]:
 
 def test_what_is_imported_is_looked_through_neither_then_nor_later() -> None:
     before = gc.get_freeze_count()
-    with _without_collecting():
+    with without_collecting():
         assert not gc.isenabled()
         made = [[number] for number in range(1_000)]
     assert gc.isenabled() and gc.get_freeze_count() >= before + len(made)
 
 
 def test_an_import_that_fails_leaves_the_collector_on() -> None:
-    with pytest.raises(ImportError), _without_collecting():
+    with pytest.raises(ImportError), without_collecting():
         raise ImportError
     assert gc.isenabled()

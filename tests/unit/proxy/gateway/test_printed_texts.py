@@ -53,6 +53,7 @@ def test_a_name_that_no_header_can_carry_refuses_to_start() -> None:
         ModelNames.of(load_settings({"PROXY_MODEL_ID": "模型"}, None))
 
 
+@pytest.mark.process
 def test_a_port_in_use_is_refused_and_named() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]

@@ -83,7 +83,7 @@ def test_a_worthless_key_beside_a_good_one_makes_nobody_someone_else(tmp_path: P
     edge = app_of(tmp_path, PROXY_API_KEYS="mine, theirs")
     body = {"input": [{"role": "user", "content": "hi"}]}
     response = {"id": "resp_1", "object": "response", "output": []}
-    edge._stored.keep(key_digest({"x-api-key": "mine"}), body, response)
+    edge.stored.keep(key_digest({"x-api-key": "mine"}), body, response)
     dummy = (b"x-api-key", b"none")
 
     def status(key: bytes, *more: tuple[bytes, bytes]) -> int:

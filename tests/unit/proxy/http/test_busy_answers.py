@@ -148,7 +148,7 @@ def test_a_body_that_finds_no_room_is_refused_unread_and_served_when_there_is(
             assert (await first).status == 200
             assert (await made.ask("POST", PATH, length, body=content)).status == 200
             assert len(made.made.events("Submit")) == 3
-            assert made._edge._body_budget.bytes_held == 0
+            assert made.app.body_budget.bytes_held == 0
 
     run(body)
 
@@ -198,14 +198,14 @@ def test_whatever_becomes_of_a_body_its_room_is_free_again(
 
     def watched(message: Any) -> Any:
         def give() -> Any:
-            held.append(edge._body_budget.bytes_held)
+            held.append(edge.body_budget.bytes_held)
             return message
 
         return give
 
     asyncio.run(replied(edge, [watched(message) for message in messages]))
     assert max(held) <= 6_000
-    assert edge._body_budget.bytes_held == 0
+    assert edge.body_budget.bytes_held == 0
 
 
 def test_a_body_that_turns_out_too_long_takes_no_room_while_its_rest_arrives(
@@ -216,7 +216,7 @@ def test_a_body_that_turns_out_too_long_takes_no_room_while_its_rest_arrives(
     held = []
 
     def rest() -> Any:
-        held.append(edge._body_budget.bytes_held)
+        held.append(edge.body_budget.bytes_held)
         return part(900, more=False)
 
     sent = asyncio.run(replied(edge, [part(900), part(900), rest]))
@@ -228,7 +228,7 @@ def test_a_length_that_is_only_told_takes_nobodys_room(tmp_path: Any, little_roo
     held = []
 
     def leave() -> Any:
-        held.append(edge._body_budget.bytes_held)
+        held.append(edge.body_budget.bytes_held)
         return {"type": "http.disconnect"}
 
     asyncio.run(replied(edge, [leave], (b"content-length", b"5900")))

@@ -80,7 +80,7 @@ def test_whoever_reads_late_reads_the_same(pieces: list[Any]) -> None:
             given.append(row)
         assert isinstance(row, Finished)
         assert by_run(given) == by_run(sent)
-        assert answer._unread_bytes == 0
+        assert answer.unread_bytes == 0
         assert released == [False]
 
     asyncio.run(body())
@@ -90,8 +90,8 @@ def test_a_client_that_reads_nothing_holds_little_more_than_the_text() -> None:
     answer, _ = opened()
     for number in range(10_000):
         answer.take(Delta("r", number, "content", "word "))
-    assert len(answer._inbox) <= 10_000 // 4 + 4
-    assert sum(len(row.text) for row in answer._inbox if isinstance(row, Delta)) == 50_000
+    assert len(answer.inbox) <= 10_000 // 4 + 4
+    assert sum(len(row.text) for row in answer.inbox if isinstance(row, Delta)) == 50_000
     assert LOOSE_MAX > 100, "where no test makes it small, a million tokens are some thousand rows"
 
 
@@ -129,7 +129,7 @@ def test_an_answer_that_nobody_reads_is_given_up_at_its_bound(
         with pytest.raises(RequestError, match="100,000 bytes") as caught:
             await answer.next_event()
         assert (caught.value.status, caught.value.code) == (503, "slow_reader")
-        assert len(answer._inbox) == 1
+        assert len(answer.inbox) == 1
 
     asyncio.run(body())
 

@@ -58,7 +58,7 @@ async def first_event(edge: ProxyApp, *headers: tuple[bytes, bytes]) -> str:
 
 def note(edge: ProxyApp, key: str) -> None:
     digest = key_digest({"x-api-key": key})
-    edge._routes.requests.note(request_of(key=digest), [ended(key=digest)], time.monotonic())
+    edge.routes.requests.note(request_of(key=digest), [ended(key=digest)], time.monotonic())
 
 
 # ---------------------------------------------------------------- the page
@@ -90,7 +90,7 @@ def test_all_that_a_page_names_is_served_from_here_and_none_of_it_is_inline(
 
 def test_nothing_that_is_served_names_another_host(tmp_path: Any) -> None:
     edge = app_of(tmp_path)
-    for path, (_, content) in edge._dashboard._files.items():
+    for path, (_, content) in edge.dashboard.files.items():
         hosts = set(re.findall(rb"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", content))
         assert not hosts - {b"http://www.w3.org", b"https://github.com"}, path
 
@@ -253,7 +253,7 @@ def test_with_one_key_its_sign_in_shows_all(tmp_path: Any) -> None:
 def test_a_stream_ends_with_its_page(tmp_path: Any) -> None:
     edge = app_of(tmp_path)
     asyncio.run(first_event(edge))
-    assert (edge._routes.feed.listeners, edge._routes.feed.is_polling) == (0, False)
+    assert (edge.routes.feed.listeners, edge.routes.feed.is_polling) == (0, False)
 
 
 def test_a_page_that_does_not_read_is_dropped_and_counted(
@@ -275,15 +275,16 @@ def test_a_page_that_does_not_read_is_dropped_and_counted(
             await edge(scope | {"headers": [HOST]}, receive, send)
 
     asyncio.run(body())
-    assert (edge._routes.feed.dropped, edge._routes.feed.listeners) == (1, 0)
+    assert (edge.routes.feed.dropped, edge.routes.feed.listeners) == (1, 0)
 
 
+@pytest.mark.process
 def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_on(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard_module, "SEND_WAIT_S_MAX", 0.2)
     edge = app_of(tmp_path)
-    feed = edge._routes.feed
+    feed = edge.routes.feed
     request = f"GET {EVENTS} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
 
     async def body() -> None:

@@ -50,7 +50,7 @@ async def left(
 
 
 def outcomes(edge: ProxyApp, dialect: str) -> dict[str, float]:
-    told = values(edge._metrics)
+    told = values(edge.metrics)
     return {
         dict(labels)["outcome"]: count
         for (name, labels), count in told.items()
@@ -59,7 +59,7 @@ def outcomes(edge: ProxyApp, dialect: str) -> dict[str, float]:
 
 
 def last_row(edge: ProxyApp) -> dict[str, Any]:
-    row: dict[str, Any] = edge._routes.requests.of("").rows[-1]
+    row: dict[str, Any] = edge.routes.requests.of("").rows[-1]
     return row
 
 
@@ -71,6 +71,7 @@ async def post(made: Front, script: str, **fields: Any) -> int:
 # ---------------------------------------------------------------- the reply breaks, not the answer
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), RequestError("No.", status=500)])
 def test_a_reply_that_fails_after_its_answers_end_has_failed(
     monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -85,13 +86,14 @@ def test_a_reply_that_fails_after_its_answers_end_has_failed(
         async with front(1) as made:
             monkeypatch.setattr(responses_events, "whole", breaks)
             assert await post(made, "n=1") == 500
-            assert outcomes(made._edge, "responses") == {"failed": 1}
-            assert last_row(made._edge)["ended"] == "internal_error"
-            assert value(made._edge._metrics, "client_disconnects_total") == 0
+            assert outcomes(made.app, "responses") == {"failed": 1}
+            assert last_row(made.app)["ended"] == "internal_error"
+            assert value(made.app.metrics, "client_disconnects_total") == 0
 
     run(body)
 
 
+@pytest.mark.process
 def test_a_client_that_leaves_between_the_answers_end_and_its_reply_has_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -109,10 +111,10 @@ def test_a_client_that_leaves_between_the_answers_end_and_its_reply_has_left(
 
             monkeypatch.setattr(responses_events, "whole", leaves)
             content = orjson.dumps({"model": "pocket", "input": "n=1"})
-            await left(made._edge, "POST", RESPONSES, gone, content)
-            assert outcomes(made._edge, "responses") == {"cancelled": 1}
-            assert last_row(made._edge)["ended"] == "client_closed"
-            assert value(made._edge._metrics, "client_disconnects_total") == 1
+            await left(made.app, "POST", RESPONSES, gone, content)
+            assert outcomes(made.app, "responses") == {"cancelled": 1}
+            assert last_row(made.app)["ended"] == "client_closed"
+            assert value(made.app.metrics, "client_disconnects_total") == 1
 
     run(body)
 
@@ -139,8 +141,8 @@ def test_the_worst_end_of_its_choices_is_what_a_request_came_to(
 def test_a_dashboard_that_is_closed_is_no_client_that_left_its_answer(tmp_path: Any) -> None:
     edge = app_of(tmp_path)
     asyncio.run(left(edge, "GET", EVENTS, asyncio.Event()))
-    assert edge._routes.feed.listeners == 0
-    assert value(edge._metrics, "client_disconnects_total") == 0
+    assert edge.routes.feed.listeners == 0
+    assert value(edge.metrics, "client_disconnects_total") == 0
 
 
 # ---------------------------------------------------------------- what a client left behind
@@ -164,7 +166,7 @@ class Line:
 
 def linked(edge: ProxyApp) -> tuple[WorkerLink, Line]:
     """Return a link whose worker is this test, as the edge's pool connects it."""
-    link = edge._pool.connect(0, "ipc:///tmp/hearth-nobody")
+    link = edge.pool.connect(0, "ipc:///tmp/hearth-nobody")
     link._socket.close()
     line: Any = Line()
     link._socket = line
@@ -194,11 +196,11 @@ def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_
             link._take(Finished("r-0", "stop", None, usage_of(100, 60, 5)))
         for answer in answers:
             answer.close()
-        edge._metrics.ended(request, answers)
-        edge._routes.requests.note(request, answers, time.monotonic())
+        edge.metrics.ended(request, answers)
+        edge.routes.requests.note(request, answers, time.monotonic())
         left_ids = [message.request_id for message in line.sent if isinstance(message, Cancel)]
         assert len(left_ids) == 6 - ended_first
-        with edge._routes.feed.listening("") as events:
+        with edge.routes.feed.listening("") as events:
             await read(events)
             for name in left_ids:
                 link._take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
@@ -206,12 +208,12 @@ def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_
             told = await read_until(events, "requests")
             await events.aclose()
         assert told["requests"] == []
-        counted = values(edge._metrics)
+        counted = values(edge.metrics)
         for name, sum_ in (("prompt", 200), ("cached", 120), ("prefilled", 80), ("completion", 30)):
             assert total(counted, f"hearth_{name}_tokens_total") == sum_
             assert told["totals"][f"{name}_tokens"] == sum_, "the dashboard says the same"
         assert total(counted, "hearth_matches_total") == 2
-        edge._pool.close()
+        edge.pool.close()
 
     run(body)
 
@@ -220,15 +222,15 @@ def test_what_a_refused_request_would_have_cost_is_nobodys(tmp_path: Any) -> Non
     async def body() -> None:
         edge = app_of(tmp_path)
         link, _ = linked(edge)
-        before = values(edge._metrics)
+        before = values(edge.metrics)
         answer = link.submit(ASKED, "r")
         answer.close()
         link._take(Failed("r", 503, "overloaded", "Full."))
         link._take(Finished("r", "cancelled", None, USAGE))
         link._take(Finished("never", "stop", None, USAGE))
-        assert values(edge._metrics) == before
+        assert values(edge.metrics) == before
         assert not link._cancelled
-        edge._pool.close()
+        edge.pool.close()
 
     run(body)
 
@@ -242,14 +244,15 @@ def test_with_several_keys_what_a_client_left_behind_is_told_to_its_own_key(tmp_
         )
         link.submit(request, "r").close()
         link._take(Finished("r", "cancelled", None, USAGE))
-        feed = edge._routes.feed
+        feed = edge.routes.feed
         assert feed.requests.of("theirs").totals()["prompt_tokens"] == USAGE.prompt_tokens
         assert feed.requests.of("mine").totals()["prompt_tokens"] == 0
-        edge._pool.close()
+        edge.pool.close()
 
     run(body)
 
 
+@pytest.mark.process
 def test_a_request_that_no_worker_admits_in_time_is_called_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

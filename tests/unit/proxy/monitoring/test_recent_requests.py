@@ -4,6 +4,8 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
 from hearth.proxy.monitoring.recent_requests import RECENT_MAX
 from hearth.proxy.pool.answer_stream import AnswerStream
@@ -58,6 +60,7 @@ def test_a_request_whose_client_left_is_among_them_and_says_so() -> None:
     assert [row["ended"] for row in feed.requests.recent("")] == ["stop", "client_closed"]
 
 
+@pytest.mark.process
 def test_the_routes_tell_them_and_their_sums_over_all_workers_to_their_key() -> None:
     async def body() -> None:
         async with front(2, PROXY_API_KEYS="other") as made:
@@ -146,6 +149,7 @@ async def reading(made: Front, count: int, *key: tuple[bytes, bytes]) -> list[di
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.process
 def test_health_tells_each_key_how_far_its_own_prompts_are_and_others_nothing() -> None:
     async def body() -> None:
         async with front(1, PROXY_API_KEYS="other") as made:

@@ -197,6 +197,7 @@ def counted(families: dict[str, Metric], dialect: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.process
 def test_each_request_counts_once_whatever_came_of_it() -> None:
     async def body() -> None:
         async with front(1) as made:
@@ -216,6 +217,7 @@ def test_each_request_counts_once_whatever_came_of_it() -> None:
     run(body)
 
 
+@pytest.mark.process
 def test_a_thousand_sessions_add_no_series() -> None:
     async def body() -> None:
         async with front(1) as made:
@@ -238,6 +240,7 @@ def test_a_thousand_sessions_add_no_series() -> None:
     run(body)
 
 
+@pytest.mark.process
 def test_metrics_need_the_key_and_are_only_read() -> None:
     async def body() -> None:
         async with front(1) as made:
@@ -251,6 +254,7 @@ def test_metrics_need_the_key_and_are_only_read() -> None:
     run(body)
 
 
+@pytest.mark.process
 def test_a_whole_answer_has_a_header_that_tells_what_the_cache_did() -> None:
     async def body() -> None:
         async with front(1) as made:

@@ -98,10 +98,10 @@ def test_the_marks_are_bounded_and_those_of_shared_prefixes_go_last(
 ) -> None:
     monkeypatch.setattr(cache_affinity, "MARKS_MAX", 3)
     affinity = knowing(s_a_b_c_d=1)
-    assert len(affinity._worker_ids) == 3
+    assert len(affinity.worker_ids) == 3
     assert chosen(affinity, prompt("s x"), 0, 0) == 1
     affinity.remember(marks_of(prompt("s t u")), 0)
-    assert len(affinity._worker_ids) == 3
+    assert len(affinity.worker_ids) == 3
 
 
 @settings(max_examples=100)

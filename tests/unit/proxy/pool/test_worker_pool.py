@@ -249,7 +249,7 @@ def test_a_reload_that_fails_after_a_good_start_is_tried_again(
 
 
 def test_only_deaths_before_ready_back_off() -> None:
-    assert [supervisor_module._backoff_s(count) for count in range(8)] == [
+    assert [supervisor_module.backoff_s(count) for count in range(8)] == [
         0,
         1,
         2,
@@ -341,7 +341,7 @@ def test_deltas_that_wait_together_come_as_one_for_each_channel() -> None:
         answer.take(Admitted("r", 5))
         for row in ("reasoning a", "reasoning b", "content c", "content d", "reasoning e"):
             channel, text = row.split()
-            answer.take(delta(answer._next_seq, channel, text))
+            answer.take(delta(answer.next_seq, channel, text))
         answer.take(Finished("r", "stop", None, Usage(5, 2, 3, 5)))
         texts = []
         while isinstance(row := await answer.next_event(), Delta):

@@ -238,7 +238,7 @@ def test_who_has_not_yet_heard_of_a_failed_load_takes_no_other_models_worker(
             await made.until(lambda: made.rows("state") == [("ready",)])
             await asyncio.sleep(0.2)
             made.pool.waiting.requests.append(WaitingRequest("broken", time.monotonic()))
-            made.hosting._arrange()
+            made.hosting.arrange()
             assert made.rows("state", "model") == [("ready", "pocket")]
             made.pool.waiting.requests.clear()
 
@@ -262,11 +262,11 @@ def test_a_model_whose_load_kills_the_worker_is_not_tried_for_ever(directory: Pa
 def test_a_default_model_that_cannot_be_loaded_again_keeps_its_worker_from_no_other(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "_backoff_s", lambda deaths: 3_600.0 * (deaths > 0))
+    monkeypatch.setattr(supervisor_module, "backoff_s", lambda deaths: 3_600.0 * (deaths > 0))
 
     async def body() -> None:
         async with host(directory) as made:
-            made.supervisor._environ["MODEL_PATH"] = MISSING
+            made.supervisor.environ["MODEL_PATH"] = MISSING
             os.kill(made.supervisor.pids[0], signal.SIGKILL)
             await made.until(lambda: made.supervisor.workers[0].is_failing)
             with pytest.raises(RequestError, match="still loading") as caught:

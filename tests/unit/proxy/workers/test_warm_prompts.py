@@ -43,7 +43,7 @@ def warmer(directory: Path, *files: Any, **environ: str) -> WarmPrompts:
 def named_warmer(directory: Path, *names: str, **environ: str) -> WarmPrompts:
     environ = {"WARM_PROMPTS": ",".join(names), "RUN_DIR": str(directory)} | environ
     settings = load_settings({"MAX_KV_SIZE_GB": "0"} | environ, None)
-    return WarmPrompts(settings, app_of(directory)._body_parser, ModelNames.of(settings))
+    return WarmPrompts(settings, app_of(directory).body_parser, ModelNames.of(settings))
 
 
 @contextlib.asynccontextmanager
@@ -189,12 +189,12 @@ def test_a_worker_that_goes_while_an_image_is_fetched_is_asked_nothing(
                 await closed.wait()
                 return request
 
-            with mock.patch.object(mine._body_parser, "complete", complete):
+            with mock.patch.object(mine.body_parser, "complete", complete):
                 mine.begin(link)
                 await fetching.wait()
                 link.close("It is gone.")
                 closed.set()
-                (task,) = mine._tasks
+                (task,) = mine.tasks
                 await task
             assert made.events("Submit") == []
             assert "WARM_PROMPTS" not in caplog.text

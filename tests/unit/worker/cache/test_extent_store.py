@@ -26,6 +26,7 @@ from scripts.harness.store_builders import (
 PROJECT_DIR = Path(__file__).parents[4]
 
 
+@pytest.mark.process
 def test_the_core_imports_without_mlx() -> None:
     modules = [
         f"hearth.worker.cache.{path.stem}" for path in (PROJECT_DIR / "worker/cache").glob("*.py")

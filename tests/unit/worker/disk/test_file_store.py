@@ -310,6 +310,7 @@ def test_a_lock_that_is_never_freed_stops_writes_for_a_while_and_no_reads(
     assert file_store.put(record(2))
 
 
+@pytest.mark.process
 def test_a_dead_workers_lock_is_free(tmp_path: Path) -> None:
     code = "import fcntl, os, sys\nfcntl.flock(os.open(sys.argv[1], os.O_RDWR|os.O_CREAT), 2)"
     code += "\nprint('held', flush=True)\nos.kill(os.getpid(), 9)"
@@ -335,6 +336,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.process
 def test_a_full_disk_gives_room_back_once_then_stops_writes_and_goes_on_later(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -392,6 +394,7 @@ def test_a_disk_that_stays_full_takes_from_the_cache_once_until_a_write_succeeds
         assert file_store.put(record(99 + evicted))
 
 
+@pytest.mark.process
 def test_a_read_only_disk_is_read_and_warns_once(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -253,6 +253,7 @@ def in_a_process_of_its_own(tmp_path: Path, *files: bytes) -> tuple[list[str], i
     return codes, grown, done.stderr
 
 
+@pytest.mark.process
 def test_a_bomb_of_text_or_rows_does_not_fill_the_memory(tmp_path: Path) -> None:
     bomb = zlib.compress(bytes(300_000_000), 9)
     codes, grown, _ = in_a_process_of_its_own(
@@ -270,6 +271,7 @@ def test_a_bomb_of_text_or_rows_does_not_fill_the_memory(tmp_path: Path) -> None
     assert grown < 100_000_000
 
 
+@pytest.mark.process
 def test_what_pillow_warns_of_is_not_printed(tmp_path: Path) -> None:
     frames = chunk(b"acTL", bytes(8))
     cut_off = b"MM\0*\0\0\0\x08\0\x02\x01\x12\0\x03\0\0\0\x01\0\x01"
