@@ -42,7 +42,7 @@ PROBE = (
 VENV_PROBE = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
 SETTINGS_PROBE = """
 import json, os, sys
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.shared.paths import env_file
 from hearth.shared.errors import StartError
 try:
@@ -449,7 +449,7 @@ def start(version: str, options: argparse.Namespace) -> None:
 
 def start_tests(arguments: "list[str]") -> None:
     """Become the suite, or pytest with `arguments`, with what makes MLX fast on a CPU."""
-    from hearth.shared.openblas import openblas_environment
+    from hearth.shared.openblas_environment import openblas_environment
 
     environ = clean_environment()
     environ.update(openblas_environment(environ))

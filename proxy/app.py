@@ -21,6 +21,7 @@ from hearth.proxy.http.api_keys import ApiKeyCheck
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.http_exchange import (
     App,
+    ClientGone,
     HttpExchange,
     RawHeaders,
     Receive,
@@ -34,7 +35,7 @@ from hearth.proxy.images.prompt_images import shows_images
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.dashboard_routes import Dashboard
 from hearth.proxy.monitoring.request_metrics import PREFILL
-from hearth.proxy.pool.answer_stream import AnswerStream, ClientGone
+from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.parsed_request import (
     AdmittedRequest,
@@ -43,7 +44,7 @@ from hearth.proxy.request.parsed_request import (
     ParsedRequest,
 )
 from hearth.shared.errors import RequestError
-from hearth.shared.load_settings import Settings
+from hearth.shared.settings_from_env import Settings
 
 log = logging.getLogger(__name__)
 

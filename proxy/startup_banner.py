@@ -4,7 +4,7 @@ import ipaddress
 import json
 
 from hearth.proxy.request.model_names import models_of
-from hearth.shared.load_settings import Settings
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import ModelFacts
 
 

@@ -1,6 +1,6 @@
 """Lists the settings: each variable with its default, what it may be, and what it is for.
 
-Read by `hearth.shared.load_settings`, which everything else imports them from.
+Read by `hearth.shared.settings_from_env`, which everything else imports them from.
 """
 
 import dataclasses

@@ -1,14 +1,5 @@
-"""Tells what is installed: Hearth's version, stated here alone, and its optional packages."""
+"""Holds Hearth's version: the only place that states it (pyproject.toml reads it from here)."""
 
-import importlib.util
 from typing import Final
 
 VERSION: Final = "0.2.0"
-VISION_REMEDY: Final = (
-    "install the extra 'vision' (python3 install_and_run.py --vision, or pip install '.[vision]')"
-)
-
-
-def has_vision() -> bool:
-    """Return whether mlx-vlm is installed, without importing it."""
-    return importlib.util.find_spec("mlx_vlm") is not None

@@ -73,7 +73,7 @@ ONLY_IN: Final = {
         "worker/threads/inference_thread.py",
     ),
     "mlx_vlm": ("worker/engine/vlm_loader.py", "worker/prompt/images/image_processor.py"),
-    "dotenv": ("shared/load_settings.py",),
+    "dotenv": ("shared/settings_from_env.py",),
 }
 HISTORY: Final = re.compile(r"#.*\b(previously|used to|no longer|round[- ]?\d|PR ?#?\d)\b", re.I)
 RIDDLE: Final = re.compile(r"(Do|Does|Is|Are|What|Who|Whose|Whether|How|Which|Where|When|Why)\b")

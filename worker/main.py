@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from types import FrameType
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
-from hearth.shared.load_settings import Settings, load_settings
 from hearth.shared.logging_setup import configure
 from hearth.shared.paths import env_file
+from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.start_failure import leave_reason
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys

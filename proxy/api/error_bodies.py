@@ -4,7 +4,6 @@ from typing import Any, Final
 
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import Overloaded, RequestError
-from hearth.shared.wire_messages import Failed
 
 THREAD_UNSUPPORTED: Final = "thread_unsupported_request"  # Anthropic's word, which SDKs act on
 _OPENAI_TYPES: Final = {
@@ -19,16 +18,6 @@ _ANTHROPIC_TYPES: Final = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
-
-
-def refused(failed: Failed) -> RequestError:
-    """Return what a worker refused, or broke off, as an error."""
-    return RequestError(
-        failed.text,
-        status=failed.status,
-        code=failed.code,
-        retry_after_s=failed.retry_after_s,
-    )
 
 
 def openai_error(error: RequestError) -> dict[str, Any]:

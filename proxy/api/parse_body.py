@@ -14,7 +14,7 @@ from hearth.proxy.images.prompt_images import shows_images, with_images
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.proxy.request.session_id import key_digest, session_of
-from hearth.shared.load_settings import Settings
+from hearth.shared.settings_from_env import Settings
 
 _PARSERS: Final = {
     "chat": chat_completions.parse,

@@ -19,7 +19,7 @@ from typing import Any, Final
 from hearth.proxy.gateway.litellm_warm_up import warm_up
 from hearth.proxy.http.http_exchange import App
 from hearth.proxy.request.model_names import models_of
-from hearth.shared.load_settings import Settings
+from hearth.shared.settings_from_env import Settings
 
 CONFIG_NAME: Final = "litellm.yaml"
 

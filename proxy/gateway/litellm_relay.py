@@ -14,8 +14,7 @@ import orjson
 
 from hearth.proxy.api import chat_completions, server_sent_events as sse
 from hearth.proxy.api.error_bodies import openai_error
-from hearth.proxy.http.http_exchange import App, AsgiMessage, RawHeaders, Scope
-from hearth.proxy.pool.answer_stream import ClientGone
+from hearth.proxy.http.http_exchange import App, AsgiMessage, ClientGone, RawHeaders, Scope
 from hearth.proxy.request.parsed_request import AdmittedRequest, current_request
 from hearth.shared.errors import RequestError
 

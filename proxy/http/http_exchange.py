@@ -10,7 +10,6 @@ from urllib.parse import parse_qsl
 import orjson
 
 from hearth.proxy.http.body_memory_budget import BodyBudget
-from hearth.proxy.pool.answer_stream import ClientGone
 from hearth.shared.errors import RequestError
 
 AsgiMessage = MutableMapping[str, Any]
@@ -30,6 +29,13 @@ _SSE: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+class ClientGone(RequestError):
+    """Nobody is left to read the answer."""
+
+    def __init__(self) -> None:
+        super().__init__("The client is gone.", status=499, code="client_closed")
 
 
 class HttpExchange:

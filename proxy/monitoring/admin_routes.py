@@ -17,7 +17,7 @@ from hearth.proxy.request.volatile_fields import telemetry_dropped
 from hearth.proxy.workers.remote_workers import RemoteWorker
 from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
 from hearth.shared.errors import Overloaded, RequestError
-from hearth.shared.load_settings import Settings
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import Usage
 
 _MODELS: Final = ("/v1/models/", "/models/")

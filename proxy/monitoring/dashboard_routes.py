@@ -14,12 +14,11 @@ from typing import Final
 from urllib.parse import parse_qs
 
 from hearth.proxy.http.api_keys import ApiKeyCheck
-from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
+from hearth.proxy.http.http_exchange import ClientGone, HttpExchange, wrong_method
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
-from hearth.proxy.pool.answer_stream import ClientGone
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
-from hearth.shared.load_settings import Settings
+from hearth.shared.settings_from_env import Settings
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from hearth.proxy.api.error_bodies import refused
+from hearth.proxy.http.http_exchange import ClientGone
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Admitted, Delta, Failed, Finished, Progress, Usage
 
@@ -22,11 +22,14 @@ MERGED_CHARS_MAX = (
 _LOGPROB_BYTES = 256  # of one alternative, in memory
 
 
-class ClientGone(RequestError):
-    """Nobody is left to read the answer."""
-
-    def __init__(self) -> None:
-        super().__init__("The client is gone.", status=499, code="client_closed")
+def refused(failed: Failed) -> RequestError:
+    """Return what a worker refused, or broke off, as an error."""
+    return RequestError(
+        failed.text,
+        status=failed.status,
+        code=failed.code,
+        retry_after_s=failed.retry_after_s,
+    )
 
 
 class _TooSlow(RequestError):

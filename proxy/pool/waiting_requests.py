@@ -7,9 +7,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
-from hearth.proxy.workers.model_swap_policy import WaitingRequest
 from hearth.shared.errors import Overloaded, RequestError, WorkerLost
 
 READY_WAIT_S_MAX: Final = 1.0  # for a worker that starts unasked; clients come back by themselves
@@ -17,6 +17,14 @@ WAITING_MAX: Final = 256  # each holds its body; more are told to come back
 LOADING: Final = "The model is still loading; try again in a few seconds."
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request that waits for a model."""
+
+    model: str
+    since: float  # monotonic clock, in seconds
 
 
 class ModelHost(Protocol):
@@ -56,7 +64,7 @@ class WaitingRequests:
 
     def __init__(self) -> None:
         self.host: ModelHost = NullModelHost()
-        self.requests: list[WaitingRequest] = []
+        self.requests: list[ModelRequest] = []
         self._changed = asyncio.Event()
         self._is_closed = False
 
@@ -69,7 +77,7 @@ class WaitingRequests:
         self._is_closed = True
         self.wake()
 
-    async def wait_for_worker(self, request: WaitingRequest, find: Callable[[], T | None]) -> T:
+    async def wait_for_worker(self, request: ModelRequest, find: Callable[[], T | None]) -> T:
         """Return what `find` gives, as soon as it gives something.
 
         Raises:
@@ -99,7 +107,7 @@ class WaitingRequests:
             self.requests.remove(request)
         raise self._error(request)
 
-    def _error(self, request: WaitingRequest) -> RequestError:
+    def _error(self, request: ModelRequest) -> RequestError:
         if self._is_closed:
             return WorkerLost("The server is shutting down.")
         return self.host.why_nobody(request.model)

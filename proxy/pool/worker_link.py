@@ -13,8 +13,7 @@ import uuid
 from collections.abc import Callable, Collection
 from typing import Any, Literal, TypeVar
 
-from hearth.proxy.api.error_bodies import refused
-from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.answer_stream import AnswerStream, refused
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError, WireError, WorkerLost
 from hearth.shared.wire_messages import (

@@ -12,10 +12,9 @@ from typing import Any
 
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.cache_affinity import CacheAffinity, marks_of
-from hearth.proxy.pool.waiting_requests import WaitingRequests
+from hearth.proxy.pool.waiting_requests import ModelRequest, WaitingRequests
 from hearth.proxy.pool.worker_link import CountUnread, ReportKind, WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
-from hearth.proxy.workers.model_swap_policy import WaitingRequest
 from hearth.shared.errors import Overloaded, RequestError, WorkerLost
 from hearth.shared.wire_messages import ModelFacts
 from hearth.shared.zmq_transport import LEASE_RENEW_S, CurveKeys
@@ -116,7 +115,7 @@ class WorkerPool:
         """
         lost: set[int] = set()
         full: set[int] = set()
-        waiting = WaitingRequest(request.target, time.monotonic() if came_at is None else came_at)
+        waiting = ModelRequest(request.target, time.monotonic() if came_at is None else came_at)
         marks = marks_of(request.prompt, request.target) if request.use_kv_cache else []
         while True:
             assert len(lost) < ATTEMPTS_MAX, (request_id, lost)
@@ -159,7 +158,7 @@ class WorkerPool:
 
     async def count(self, request: ParsedRequest) -> int:
         """Return how many tokens `request`'s prompt is."""
-        waiting = WaitingRequest(request.target, time.monotonic())
+        waiting = ModelRequest(request.target, time.monotonic())
         marks = marks_of(request.prompt, request.target)
         link = await self._ready_link(waiting, marks, set())
         return await link.count(request.prompt)
@@ -181,14 +180,14 @@ class WorkerPool:
         replies = await asyncio.gather(*(reply_of(link) for link in links))
         return {link.worker_id: reply for link, reply in zip(links, replies, strict=True)}
 
-    def _takers(self, waiting: WaitingRequest, lost: set[int]) -> list[WorkerLink]:
+    def _takers(self, waiting: ModelRequest, lost: set[int]) -> list[WorkerLink]:
         """Return the links that `waiting` may be sent over, those of the workers in `lost` not."""
         links = self.links.values()
         taking = (link for link in links if link.takes(waiting.model, waiting.since))
         return [link for link in taking if link.worker_id not in lost]
 
     async def _ready_link(
-        self, waiting: WaitingRequest, marks: list[bytes], lost: set[int]
+        self, waiting: ModelRequest, marks: list[bytes], lost: set[int]
     ) -> WorkerLink:
         """Return the worker to ask, waiting for one as long as that makes sense.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.load_settings import Settings, public_name
+from hearth.shared.settings_from_env import Settings, public_name
 from hearth.shared.wire_messages import ModelFacts
 
 

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hearth.proxy.pool.waiting_requests import LOADING, READY_WAIT_S_MAX
+from hearth.proxy.pool.waiting_requests import LOADING, READY_WAIT_S_MAX, ModelRequest
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers.model_swap_policy import (
     UNLOADED,
-    WaitingRequest,
     WorkerModel,
     wanted_models,
 )
@@ -77,7 +76,7 @@ class ModelSwapper:
     def arrange(self) -> None:
         now = time.monotonic()
         requests = [
-            WaitingRequest(request.model or self._default.name, request.since)
+            ModelRequest(request.model or self._default.name, request.since)
             for request in self._waiting_requests()
         ]
         given = wanted_models(
@@ -89,7 +88,7 @@ class ModelSwapper:
             if goal is not None and (worker.link is None or not worker.link.load):
                 self._move(worker, goal)
 
-    def _waiting_requests(self) -> list[WaitingRequest]:
+    def _waiting_requests(self) -> list[ModelRequest]:
         """Return what is waited for, less what is known to be in vain."""
         return [
             request

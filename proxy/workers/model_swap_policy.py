@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from hearth.proxy.pool.waiting_requests import ModelRequest
+
 UNLOADED: Final = ""  # the goal of a worker that is to give its model up for no other
 TURN_S: Final = 30.0  # a model in use keeps its worker this long once another one is asked for
 KEEP_S: Final = 2.0  # an agent's pause between two requests: its model is still in use
@@ -27,17 +29,9 @@ class WorkerModel:
     used_at: float = 0.0  # when it last took or ended a request
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingRequest:
-    """A request that waits for a model."""
-
-    model: str
-    since: float
-
-
 def wanted_models(
     workers: Sequence[WorkerModel],
-    requests: Iterable[WaitingRequest],
+    requests: Iterable[ModelRequest],
     now: float,
     unload_s: float = 0.0,
 ) -> dict[int, str]:
@@ -50,7 +44,7 @@ def wanted_models(
     assert len({worker.worker_id for worker in workers}) == len(workers), workers
     given: dict[int, str] = {}
     waiting = sorted(requests, key=lambda request: request.since)
-    first: dict[str, WaitingRequest] = {}
+    first: dict[str, ModelRequest] = {}
     for request in waiting:
         first.setdefault(request.model, request)
     for request in first.values():
@@ -71,7 +65,7 @@ def _present(workers: Sequence[WorkerModel], given: dict[int, str]) -> set[str]:
 
 
 def _worker_for(
-    request: WaitingRequest, workers: Sequence[WorkerModel], given: dict[int, str], now: float
+    request: ModelRequest, workers: Sequence[WorkerModel], given: dict[int, str], now: float
 ) -> WorkerModel | None:
     """Return the worker to give up for `request`; None while each of them is in use.
 
@@ -98,7 +92,7 @@ def _is_vacant(worker: WorkerModel) -> bool:
     return worker.is_empty or worker.is_failing
 
 
-def _is_due(worker: WorkerModel, request: WaitingRequest, now: float) -> bool:
+def _is_due(worker: WorkerModel, request: ModelRequest, now: float) -> bool:
     """Return whether the worker's own model is out of use, or has had its turn."""
     has_had_turn = now >= max(request.since, worker.ready_at) + TURN_S
     return _is_idle(worker, now, KEEP_S) or (worker.is_ready and has_had_turn)
@@ -110,7 +104,7 @@ def _is_idle(worker: WorkerModel, now: float, since_s: float) -> bool:
 
 
 def _spread(
-    workers: Sequence[WorkerModel], waiting: Sequence[WaitingRequest], given: dict[int, str]
+    workers: Sequence[WorkerModel], waiting: Sequence[ModelRequest], given: dict[int, str]
 ) -> None:
     """Give workers that are still empty to models with more requests than workers."""
     for worker in workers:

@@ -16,7 +16,7 @@ from hearth.proxy.pool.worker_link import WorkerLink, link_row
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.shared.errors import StartError
-from hearth.shared.load_settings import Settings
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.zmq_transport import (
     PROXY_NAME,
     SILENCE_S_MAX,

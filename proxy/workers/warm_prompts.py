@@ -18,8 +18,8 @@ from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError, StartError, WorkerLost
-from hearth.shared.load_settings import Settings
 from hearth.shared.paths import PROJECT_DIR
+from hearth.shared.settings_from_env import Settings
 
 log = logging.getLogger(__name__)
 

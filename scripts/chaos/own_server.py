@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import psutil
 
-from hearth.shared.load_settings import PROJECT_DIR, example_lines
-from hearth.shared.openblas import openblas_environment
+from hearth.shared.openblas_environment import openblas_environment
+from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
 from scripts.chaos.judge_replies import Reply, reply_of
 
 READY_S_MAX: Final = 120.0

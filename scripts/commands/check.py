@@ -16,8 +16,9 @@ from typing import Final
 
 from hearth.commands.serve import add_settings, port_of, settings_of
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
+from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.paths import CODE_DIR, env_file
-from hearth.shared.version import VERSION, VISION_REMEDY, has_vision
+from hearth.shared.version import VERSION
 
 NEEDED: Final = ("mlx", "mlx_lm", "litellm", "fastapi", "uvicorn", "zmq", "llguidance")
 

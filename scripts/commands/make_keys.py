@@ -15,8 +15,8 @@ from pathlib import Path
 from zmq.auth import create_certificates
 
 from hearth.shared.errors import StartError
-from hearth.shared.load_settings import load_settings
 from hearth.shared.paths import env_file
+from hearth.shared.settings_from_env import load_settings
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, private_directory
 
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
-from hearth.shared.load_settings import Settings, load_settings
 from hearth.shared.paths import PROJECT_DIR, env_file
 from hearth.shared.processes import take_port
+from hearth.shared.settings_from_env import Settings, load_settings
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:

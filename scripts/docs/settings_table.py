@@ -8,7 +8,7 @@ The text around the table stays as it is. A test holds the file equal to what th
 from pathlib import Path
 from typing import Final
 
-from hearth.shared.load_settings import PROJECT_DIR, example_lines
+from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
 
 PAGE: Final = PROJECT_DIR / "docs" / "settings.md"
 BEGIN: Final = "<!-- settings: begin, written by scripts/docs/settings_table.py -->\n"

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from hearth.proxy.request.message_digests import MessageDigester
-from hearth.shared.load_settings import Settings, load_settings
+from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
 from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache.image_keys import PromptImage

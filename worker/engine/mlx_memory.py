@@ -9,7 +9,7 @@ from typing import Any, Final
 import mlx.core as mx
 
 from hearth.shared.errors import StartError
-from hearth.shared.load_settings import Settings
+from hearth.shared.settings_from_env import Settings
 
 MB: Final = 1024 * 1024
 GB: Final = 1024 * MB

@@ -23,8 +23,8 @@ from mlx_lm.utils import (
 )
 
 from hearth.shared.errors import StartError
-from hearth.shared.load_settings import POCKET, Settings
-from hearth.shared.version import VISION_REMEDY, has_vision
+from hearth.shared.optional_packages import VISION_REMEDY, has_vision
+from hearth.shared.settings_from_env import POCKET, Settings
 from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
 from hearth.worker.engine.remote_code_check import CODE_PATTERNS, remote_code

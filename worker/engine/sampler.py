@@ -20,7 +20,7 @@ from mlx_lm.sample_utils import (
 )
 
 from hearth.shared.errors import RequestError
-from hearth.shared.load_settings import Settings
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.constraint.token_mask import TokenMask
 

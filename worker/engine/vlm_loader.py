@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.shared.version import has_vision
+from hearth.shared.optional_packages import has_vision
 from hearth.worker.engine.vlm_language_model import VLMLanguageModel
 
 _VISION_KEY: Final = re.compile(r"vis(ion|ual)|img_processor")  # names in config.json

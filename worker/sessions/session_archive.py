@@ -1,8 +1,8 @@
 """Keeps turns and sessions on disk, so that they outlive the worker, however it ends.
 
 A record is what one request left: its turn, its line, its session. Of a line that the file holds
-already only what came to it is written. Prompts and answers stand here (shared/journal.py says how
-they are kept private), an API key only as `SessionArchive.owner` has it.
+already only what came to it is written. Prompts and answers stand here (shared/durable_journal.py
+says how they are kept private), an API key only as `SessionArchive.owner` has it.
 """
 
 import time
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from hearth.shared.journal import Adapter
-from hearth.shared.journal_writer import open_journal_writer
+from hearth.shared.durable_journal import Adapter
+from hearth.shared.durable_journal_writer import open_journal_writer
 from hearth.shared.wire_messages import MessageName, Speaker
 from hearth.worker.cache.block_hash import Tokens, common_length
 from hearth.worker.sessions.conversation_lines import PAST_MAX, Line, PromptShape, chains, new_uid
@@ -127,7 +127,7 @@ class SessionArchive:
         self.journal.put(entry, entry.nbytes)
 
     def close(self) -> None:
-        """Write what waits, within hearth.shared.journal_writer.CLOSE_WAIT_S_MAX. Once."""
+        """Write what waits, within hearth.shared.durable_journal_writer.CLOSE_WAIT_S_MAX. Once."""
         self.journal.close()
 
     def report(self) -> dict[str, int]:

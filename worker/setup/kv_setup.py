@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from hearth.shared.errors import StartError
-from hearth.shared.load_settings import Settings
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.zmq_transport import private_directory
 from hearth.worker.cache.block_hash import PrefixHash, root_hash
 from hearth.worker.cache.cache_budget import MB, SHARE_OF_WORKING_SET, Budget, auto_bytes

@@ -8,7 +8,7 @@ from typing import Final
 from PIL import Image
 
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.load_settings import Settings
+from hearth.shared.settings_from_env import Settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.image_encoder import ImageEncoder
 from hearth.worker.engine.model_loader import LoadedModel

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from hearth.shared.errors import RequestError
-from hearth.shared.load_settings import Settings
+from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import Admitted, Count, Counted, Failed, Status, Submit, Told, Up
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery

@@ -5,8 +5,8 @@ too many. Each is kept under the key of who asked for it, and is not there for a
 kept is the whole conversation up to it, as JSON: a response outlives those that it came after.
 Images are part of it as the client sent them: an http(s) one is its url, and is fetched again.
 They are in memory, and in a journal on disk, where there is a directory for it, so that a restart
-loses none. Prompts and answers stand there (shared/journal.py says how they are kept private), API
-keys never. What has expired goes when the file is next made anew; what was deleted makes it so.
+loses none. Prompts and answers stand there (shared/durable_journal.py says how they are kept
+private), API keys never. What has expired goes when the file is next made anew; what was deleted makes it so.
 """
 
 import threading
@@ -21,9 +21,9 @@ import orjson
 
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.responses.responses_request import input_items
+from hearth.shared.durable_journal import Adapter
+from hearth.shared.durable_journal_writer import open_journal_writer
 from hearth.shared.errors import RequestError
-from hearth.shared.journal import Adapter
-from hearth.shared.journal_writer import open_journal_writer
 
 COUNT_MAX: Final = 1_000
 BYTES_MAX: Final = 64 * 1024 * 1024
@@ -156,7 +156,7 @@ class ResponseStore:
         }
 
     def close(self) -> None:
-        """Write what waits, within hearth.shared.journal_writer.CLOSE_WAIT_S_MAX. Once; blocks."""
+        """Write what waits, within CLOSE_WAIT_S_MAX of the journal writer. Once; blocks."""
         self._journal.close()
 
     def report(self) -> dict[str, int]:

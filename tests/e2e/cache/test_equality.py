@@ -11,7 +11,7 @@ import openai
 import pytest
 from mlx_lm.tokenizer_utils import load as load_tokenizer
 
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir, mlx_environment
 from tests.helpers.servers.server import Server

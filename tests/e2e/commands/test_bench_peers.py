@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.bench.peers_figures import Figures
 
 WAIT_S_MAX = 600  # for what takes 40 s on an idle machine

@@ -12,7 +12,7 @@ import pytest
 
 from hearth.commands import diff_turns
 from hearth.commands.server_client import SLACK_TOKENS, log_lines
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import Server
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from tests.helpers.servers.server import Server, free_port
 
 WAIT_S = 60.0

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 
 TRACES = PROJECT_DIR / "tests" / "data" / "traces"
 WAIT_S_MAX = 300  # for what takes 30 s on an idle machine

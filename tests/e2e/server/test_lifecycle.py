@@ -12,7 +12,7 @@ import openai
 import psutil
 import pytest
 
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import Server
 

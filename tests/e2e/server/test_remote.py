@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hearth.commands.make_keys import make_keys
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.servers.server import Server, free_port
 

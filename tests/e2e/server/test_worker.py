@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
     Cancel,

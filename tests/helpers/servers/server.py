@@ -16,8 +16,8 @@ from typing import Any
 
 import openai
 
-from hearth.shared.load_settings import PROJECT_DIR, example_lines
-from hearth.shared.openblas import openblas_environment
+from hearth.shared.openblas_environment import openblas_environment
+from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
 from hearth.shared.zmq_transport import HEARTBEAT_S
 
 READY_S_MAX = 120.0  # a loaded 2-core machine takes 20 s

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.worker.prompt.prompt_builder import PromptBuilder
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.setup.prompt_setup import make_builder

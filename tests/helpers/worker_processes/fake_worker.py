@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.shared.start_failure import leave_reason
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from hearth.shared.journal import Journal
+from hearth.shared.durable_journal import Journal
 from hearth.worker.sessions.session_archive import SCHEMA, ArchiveEntry
 from tests.helpers.records.archive_records import copied, loaded, plain, saved, the_file, turn
 

@@ -8,7 +8,7 @@ from hearth.proxy.workers.model_swap_policy import (
     KEEP_S,
     TURN_S,
     UNLOADED,
-    WaitingRequest,
+    ModelRequest,
     WorkerModel,
     wanted_models,
 )
@@ -53,7 +53,7 @@ class World:
             self._go_on(seat, now)
         self.waiting += arriving
         self._serve(now)
-        wants = [WaitingRequest(asked.model, asked.at) for asked in self.waiting]
+        wants = [ModelRequest(asked.model, asked.at) for asked in self.waiting]
         given = wanted_models([seat.place for seat in self.seats], wants, now, self.unload_s)
         for seat in self.seats:
             self._apply(seat, given.get(seat.place.worker_id), now)

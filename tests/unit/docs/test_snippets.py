@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hearth.commands.main import COMMANDS
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from tests.helpers.documents import GUIDES, LANGUAGES, ROOT, CodeBlock, blocks
 
 PAGES = [*GUIDES, ROOT / "CONTRIBUTING.md"]

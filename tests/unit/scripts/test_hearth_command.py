@@ -11,7 +11,7 @@ import pytest
 
 from hearth.commands import check, main as hearth, serve
 from hearth.shared.errors import StartError
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.version import VERSION
 
 HEAVY = ("mlx", "mlx_lm", "litellm", "uvicorn", "transformers")

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from hearth.shared.load_settings import PROJECT_DIR, example_lines
+from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
 from hearth.worker.sessions.divergence_cause import REMEDIES
 
 GUIDE = (PROJECT_DIR / "docs" / "why-slow.md").read_text()

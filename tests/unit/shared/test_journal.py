@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hearth.shared import journal as journals, journal_writer as writer_module
-from hearth.shared.journal import SECRET_NAME, STALE_S, Journal, remove_stale
-from hearth.shared.journal_writer import NullJournalWriter
+from hearth.shared import durable_journal as journals, durable_journal_writer as writer_module
+from hearth.shared.durable_journal import SECRET_NAME, STALE_S, Journal, remove_stale
+from hearth.shared.durable_journal_writer import NullJournalWriter
 from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hearth.shared import journal as journals, journal_writer as scribes
-from hearth.shared.journal_writer import NullJournalWriter, open_journal_writer
+from hearth.shared import durable_journal as journals, durable_journal_writer as scribes
+from hearth.shared.durable_journal_writer import NullJournalWriter, open_journal_writer
 from tests.helpers.records.journal_records import SCHEMA, WAIT_S, Notes, held, opened, wrote
 
 pytestmark = pytest.mark.process
@@ -168,7 +168,7 @@ def test_a_bug_of_its_source_does_not_end_the_thread(
 CHILD = """
 import sys
 from pathlib import Path
-from hearth.shared import journal, journal_writer
+from hearth.shared import durable_journal as journal, durable_journal_writer as journal_writer
 from tests.helpers.records.journal_records import Notes, opened
 journal.REWRITE_BYTES_MIN, journal_writer.RETRY_S = 20_000, 0.0
 notes = Notes()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.version import VERSION
 
 PYPROJECT: dict[str, Any] = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from hearth.shared.errors import StartError
-from hearth.shared.load_settings import PROJECT_DIR, example_lines, load_settings
 from hearth.shared.settings import DECODABLE_PIXELS_MAX
+from hearth.shared.settings_from_env import PROJECT_DIR, example_lines, load_settings
 
 
 def test_the_example_file_lists_every_setting_with_its_default() -> None:

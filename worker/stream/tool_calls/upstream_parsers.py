@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from hearth.shared.version import VISION_REMEDY, has_vision
+from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.worker.stream.answer_parts import ToolCall, object_or_text
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hearth.proxy.api import chat_completions
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.wire_messages import Constraints, Submit, decode, encode
 from scripts.replay.traces import load_trace
 

@@ -7,7 +7,7 @@ import pytest
 
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.wire_messages import Submit, decode, encode
 from scripts.replay.traces import Captured, load_trace
 

@@ -15,7 +15,7 @@ from hearth.proxy.app import ProxyApp
 from hearth.proxy.pool.cache_affinity import CacheAffinity
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.replay.traces import load_trace
 from tests.helpers.proxy.app_over_workers import front
 from tests.helpers.proxy.fake_worker_pool import run

@@ -9,9 +9,9 @@ from hypothesis import given, strategies as st
 
 from hearth.proxy.api.responses import response_store, responses_request
 from hearth.proxy.api.responses.response_store import AGE_S_MAX, COUNT_MAX, ResponseStore
+from hearth.shared.durable_journal import Journal
+from hearth.shared.durable_journal_writer import JournalWriter
 from hearth.shared.errors import RequestError
-from hearth.shared.journal import Journal
-from hearth.shared.journal_writer import JournalWriter
 
 
 class Clock:

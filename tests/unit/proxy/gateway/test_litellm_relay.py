@@ -10,7 +10,7 @@ import pytest
 from hearth.proxy.api import chat_completions
 from hearth.proxy.gateway.litellm_relay import Broken, Relay
 from hearth.proxy.gateway.litellm_warm_up import CannedAnswer
-from hearth.proxy.pool.answer_stream import ClientGone
+from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.request.parsed_request import AdmittedRequest, current_request
 from hearth.shared.errors import RequestError, WorkerLost
 

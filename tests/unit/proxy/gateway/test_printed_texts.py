@@ -16,7 +16,7 @@ from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.proxy.startup_banner import base_url, ready_lines
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, StartError, WorkerLost
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import ModelFacts
 
 FACTS = ModelFacts("pocket", "p", "qwen3", 32_768, 10, 27_400_000, 5_480, "4 x KVCache", "cpu")

@@ -13,7 +13,7 @@ from hearth.proxy.http import api_keys
 from hearth.proxy.http.api_keys import SENT_MAX, ApiKeyCheck
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Speaker
 from hearth.worker.sessions.session_manager import KEPT, RENDERED
 from tests.helpers.proxy.proxy_app import app_of, ask

@@ -10,7 +10,7 @@ from hearth.proxy.http.api_keys import ApiKeyCheck
 from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.request.model_names import ModelNames
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from tests.helpers.proxy.proxy_app import app_of, ask
 
 

@@ -11,11 +11,12 @@ from hypothesis import given, strategies as st
 from prometheus_client import Metric
 
 from hearth.proxy.api import legacy_completions
+from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.monitoring.request_metrics import (
     DECODE_TOKENS_MIN,
     PREFILL_TOKENS_MIN,
 )
-from hearth.proxy.pool.answer_stream import AnswerStream, ClientGone
+from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage

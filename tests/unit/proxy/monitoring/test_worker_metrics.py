@@ -11,7 +11,7 @@ from prometheus_client import Metric
 from hearth.proxy.monitoring.request_metrics import RequestMetrics
 from hearth.proxy.pool import worker_link as link_module
 from hearth.shared.errors import Overloaded
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.worker.cache_report import DEPTHS, cache_report
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.main import sweep_of

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.pool import answer_stream as answer_module, worker_pool as pool_module
-from hearth.proxy.pool.answer_stream import AnswerStream, ClientGone
+from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.workers import supervisor as supervisor_module
 from hearth.proxy.workers.pid_file import PidFile
 from hearth.shared.errors import RequestError, WorkerLost

@@ -8,7 +8,7 @@ import pytest
 from hearth.proxy.request.model_names import ModelNames, ServedModel, models_of
 from hearth.proxy.startup_banner import ready_lines
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from tests.helpers.worker_processes.fake_worker import FACTS
 
 

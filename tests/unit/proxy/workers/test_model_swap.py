@@ -15,6 +15,7 @@ import pytest
 
 from hearth.proxy.pool import waiting_requests
 from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.waiting_requests import ModelRequest
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers import (
@@ -23,7 +24,6 @@ from hearth.proxy.workers import (
     supervisor as supervisor_module,
 )
 from hearth.proxy.workers.model_swap import ModelSwapper
-from hearth.proxy.workers.model_swap_policy import WaitingRequest
 from hearth.proxy.workers.supervisor import RestartRules, Supervisor, WorkerProcess
 from hearth.shared.errors import RequestError, WorkerLost
 from tests.helpers.proxy.fake_worker_pool import COMMAND, ROOT, read, request, stop
@@ -237,7 +237,7 @@ def test_who_has_not_yet_heard_of_a_failed_load_takes_no_other_models_worker(
                 await made.ask("broken")
             await made.until(lambda: made.rows("state") == [("ready",)])
             await asyncio.sleep(0.2)
-            made.pool.waiting.requests.append(WaitingRequest("broken", time.monotonic()))
+            made.pool.waiting.requests.append(ModelRequest("broken", time.monotonic()))
             made.hosting.arrange()
             assert made.rows("state", "model") == [("ready", "pocket")]
             made.pool.waiting.requests.clear()

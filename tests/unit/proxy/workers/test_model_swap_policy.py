@@ -8,7 +8,7 @@ from hearth.proxy.workers.model_swap_policy import (
     KEEP_S,
     TURN_S,
     UNLOADED,
-    WaitingRequest,
+    ModelRequest,
     WorkerModel,
     wanted_models,
 )
@@ -20,8 +20,8 @@ def ready(worker_id: int, model: str, **fields: Any) -> WorkerModel:
     return WorkerModel(worker_id, model, is_ready=True, **fields)
 
 
-def want(model: str, for_s: float = 0.0) -> WaitingRequest:
-    return WaitingRequest(model, NOW - for_s)
+def want(model: str, for_s: float = 0.0) -> ModelRequest:
+    return ModelRequest(model, NOW - for_s)
 
 
 def test_nothing_changes_while_nobody_waits() -> None:

@@ -19,7 +19,7 @@ from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.warm_prompts import WarmPrompts
 from hearth.shared.errors import StartError
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from tests.helpers.proxy.fake_worker_pool import Bench, run, start, stop
 from tests.helpers.proxy.proxy_app import app_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hearth.shared.errors import StartError
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.model_loader import load_model
 from scripts.fixtures.fixture_cache import fixture_dir
 

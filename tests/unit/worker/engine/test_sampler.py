@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 from hearth.shared.errors import RequestError
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.engine.sampler import check, make_token_choice
 

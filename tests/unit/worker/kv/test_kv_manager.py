@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ConcatenateKVCache, KVCache, RotatingKVCache
 
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv.kv_manager import KVManager

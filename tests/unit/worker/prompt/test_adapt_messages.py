@@ -9,7 +9,7 @@ import pytest
 from mlx_lm.chat_templates import deepseek_v32
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load as load_from_disk
 
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.worker.prompt.adapt_messages import NONE
 from hearth.worker.prompt.prompt_builder import PromptContent
 from hearth.worker.prompt.render_messages import Renderer

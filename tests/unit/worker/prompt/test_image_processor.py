@@ -16,7 +16,7 @@ from mlx_vlm.utils import estimate_num_image_tokens
 from PIL import Image
 
 from hearth.shared.errors import RequestError, StartError
-from hearth.shared.load_settings import PROJECT_DIR
+from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.worker.cache.image_keys import identity_of
 from hearth.worker.prompt.images import image_processor
 from hearth.worker.prompt.images.image_processor import ImageReader, image_marker

@@ -6,7 +6,7 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper, load as load_from_disk
 
 from hearth.shared.errors import PromptTooLong, RequestError
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.engine.model_loader import POCKET_DIR
 from hearth.worker.prompt.prefill_cuts import CutRule

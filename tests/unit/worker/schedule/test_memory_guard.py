@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hearth.shared.errors import StartError
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Failed, Finished, Up
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, room_in

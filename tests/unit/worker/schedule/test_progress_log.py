@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.model_loader import POCKET_DIR, load_model
 from hearth.worker.schedule import progress_log
 from hearth.worker.schedule.progress_log import LOG_EVERY_S, StartSteps

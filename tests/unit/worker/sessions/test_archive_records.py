@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hearth.shared import journal
+from hearth.shared import durable_journal as journal
 from hearth.worker.sessions import session_archive as module
 from hearth.worker.sessions.conversation_lines import Line
 from hearth.worker.sessions.echoed_turn_match import TurnContent

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.request.message_digests import MessageDigester
-from hearth.shared import journal, journal_writer
+from hearth.shared import durable_journal as journal, durable_journal_writer as journal_writer
 from hearth.shared.wire_messages import Prompt, Speaker, Usage
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import conversation_lines, turn_store

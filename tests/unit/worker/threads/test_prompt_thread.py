@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from hearth.shared.errors import RequestError
-from hearth.shared.load_settings import load_settings
+from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import (
     Admitted,
     Count,

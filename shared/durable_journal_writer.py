@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from hearth.shared.journal import Adapter, Journal, remove_stale
+from hearth.shared.durable_journal import Adapter, Journal, remove_stale
 
 QUEUE_BYTES_MAX: Final = 64 * 1024 * 1024
 QUEUE_ITEMS_MAX: Final = 10_000
