@@ -6,7 +6,8 @@ kept is the whole conversation up to it, as JSON: a response outlives those that
 Images are part of it as the client sent them: an http(s) one is its url, and is fetched again.
 They are in memory, and in a journal on disk, where there is a directory for it, so that a restart
 loses none. Prompts and answers stand there (shared/durable_journal.py says how they are kept
-private), API keys never. What has expired goes when the file is next made anew; what was deleted makes it so.
+private), API keys never. What has expired goes when the file is next made anew; what was deleted
+makes it so.
 """
 
 import threading
