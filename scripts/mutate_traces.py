@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Proves that no request is answered from KV that hides what its client changed.
+"""Checks that no request is answered from KV that hides a change which its client has made.
 
     python -m scripts.mutate_traces [TRACE ...] [--families qwen3,harmony] [--sample N]
     python -m scripts.mutate_traces [TRACE ...] --forwards 50

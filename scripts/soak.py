@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Replays captured agent sessions for long against a server of its own, and watches its memory.
+"""Replays captured agent sessions for a long time against its own server, and watches its memory.
 
     python -m scripts.soak [TRACE...] [--minutes N] [--clients 3] [--seed S] [--json FILE]
 

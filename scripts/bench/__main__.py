@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measures Hearth beside others on this machine; nothing here asserts a timing.
+"""Runs Hearth's benchmarks on this machine, beside other servers; asserts no timing.
 
     python -m scripts.bench serve [--pairs 20] [--model DIR] [--sides raw,hearth] [--out FILE]
     python -m scripts.bench vision [--fixtures qwen3_vl] [--pairs 20] [--out FILE]

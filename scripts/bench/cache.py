@@ -1,9 +1,9 @@
-"""`bench.py cache`: what the prefix cache saves, held to the ideal and beside mlx_lm.server.
+"""Measures what the prefix cache saves, against the ideal cache and beside mlx_lm.server.
 
 Each trace is replayed on Hearth and then on mlx_lm.server, both just started, so that each begins
 cold. Both are held to the ideal of the token ids that Hearth tells. mlx_lm.server speaks chat
 completions only: Messages and Responses are converted for it. The micro figures need no server;
-bench_cache_micro.py measures them in a process of its own, with the BLAS that workers have.
+cache_micro.py measures them in a process of its own, with the BLAS that workers have.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""What the cache costs, without servers: lookups, copies, kept bytes, and a cold request's CPU.
+"""Measures the cache's own costs without a server: lookups, copies, kept bytes, CPU time.
 
-`bench_cache` runs it as a process of its own: python -m scripts.bench.cache_micro --json FILE.
+`cache.py` runs it as a process of its own: python -m scripts.bench.cache_micro --json FILE.
 """
 
 import argparse
@@ -258,7 +258,7 @@ def byte_figures() -> Figures:
 
 
 def cold_figures(fixture: str, pairs: int) -> Figures:
-    """Return the CPU of a cold request with a keeper over that without one, in pairs."""
+    """Return the CPU of a cold request with a KV manager over that without one, in pairs."""
     chunk = default_chunk()
     keeping = machine(fixture, chunk=chunk, budget_mb=BUDGET_MB)
     bare = machine(fixture, chunk=chunk, keeps=False)
@@ -304,7 +304,7 @@ def session_figures() -> Figures:
     """Return CPU ms per newly prefilled token early and late in a growing session.
 
     Attention grows with length, so beside it stand the same forwards on one bare cache, which
-    no keeper touches: what a session costs at the least.
+    no KV manager touches: what a session costs at the least.
     """
     chunk = default_chunk()
     warm = machine("qwen3", chunk=chunk, budget_mb=BUDGET_MB)

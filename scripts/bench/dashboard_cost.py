@@ -1,4 +1,4 @@
-"""`bench.py watching`: what it costs that somebody looks.
+"""Measures the CPU time that an open dashboard and a metrics scraper add to each token.
 
 The same answers are decoded in pairs, one with nobody looking and one with a dashboard open and
 /metrics scraped every 5 s (Prometheus asks every 15), in an order that takes turns. Told is

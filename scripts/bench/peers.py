@@ -1,10 +1,10 @@
-"""`bench.py peers`: Hearth beside the other local MLX servers, on the same model and traces.
+"""Compares Hearth with other local MLX servers on the same model and the same traces.
 
 One server at a time, three starts each. A cold one (its cache switched off) tells the answers that
 a cache must not change. A warm one replays the trace, and is ended as its user would. One that is
 started again shows what outlived that, what a cancelled prompt leaves, and the live session. What
-was read comes from a meter in each server (peer_meter), not from what the server says; only a
-server that somebody else started (--peer NAME=URL) is believed.
+was read comes from a meter in each server (attention_counter), not from what the server says; only
+a server that somebody else started (--peer NAME=URL) is believed.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What `bench.py peers` found out about one server on one trace, and what follows from it."""
+"""Holds the measurements of one server on one trace, and derives hit rates from them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

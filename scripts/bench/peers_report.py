@@ -1,4 +1,4 @@
-"""The report of `bench.py peers`: figures in, Markdown and plots out. Nothing here measures."""
+"""Turns the figures of `python -m scripts.bench peers` into a Markdown report and plots."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

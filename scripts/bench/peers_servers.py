@@ -1,4 +1,4 @@
-"""The servers that `bench.py peers` compares: how each is installed, started, and watched.
+"""Installs, starts and watches the servers that `python -m scripts.bench peers` compares.
 
 Each runs with its own defaults, in a home of its own that a restart finds again, beside the meter
 that counts what it really reads. What one does not start with is told, not worked around.

@@ -1,4 +1,4 @@
-"""The course that `bench.py peers` runs each server over: cold, warm, started again."""
+"""Runs one server of the peers benchmark through its steps: cold, warm, and restarted."""
 
 import asyncio
 import contextlib

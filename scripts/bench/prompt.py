@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What building a prompt costs the worker, and the proxy's names: CPU ms, medians.
+"""Measures the CPU time for building a prompt in the worker and for naming its messages.
 
     python -m scripts.bench.prompt [--tokens 30000] [--tools 60] [--rounds 30] [--family qwen3_5]
 

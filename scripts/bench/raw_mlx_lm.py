@@ -1,6 +1,6 @@
-"""Raw mlx-lm behind a pipe: one JSON command a line on stdin, one JSON answer a line on stdout.
+"""Runs raw mlx-lm as a process that reads one JSON command a line and answers with one JSON line.
 
-`bench_sides.Raw` starts it and names the commands; each function `answer_*` here is one of them.
+`servers.Raw` starts it and names the commands; each function `answer_*` here is one of them.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""`bench.py serve`: how fast Hearth answers, beside raw mlx-lm and mlx_lm.server.
+"""Measures how fast Hearth answers, beside raw mlx-lm and mlx_lm.server.
 
 All sides answer the same new questions in the same run, one after the other in an order that
 rotates, so that whatever else the machine does meets all of them. Reported are medians, and the

@@ -1,4 +1,4 @@
-"""What is measured: raw mlx-lm, mlx_lm.server and Hearth, each in processes of its own.
+"""Starts what the benchmarks measure: raw mlx-lm, mlx_lm.server and Hearth, as own processes.
 
 A side answers `ask` (one conversation) and `together` (several at once), both greedily.
 """

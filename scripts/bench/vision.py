@@ -1,4 +1,4 @@
-"""What models that see cost, without servers: a first turn of text, and turns with an image."""
+"""Measures vision models without a server: a first turn of text, and turns with an image."""
 
 import argparse
 import json

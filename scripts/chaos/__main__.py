@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Plays faults against a server of its own, under steady traffic, and holds it to what it promises.
+"""Plays faults against its own server under steady traffic, and checks that it keeps its promises.
 
     python -m scripts.chaos [--minutes N] [--seed S] [--only FAULT,...] [--workers N] [--json FILE]
 

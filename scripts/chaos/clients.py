@@ -1,4 +1,4 @@
-"""The clients of a chaos run: one request on the wire, what became of it, and the tallies."""
+"""Holds the clients of a chaos run, which send requests and count how each of them ended."""
 
 import asyncio
 import contextlib

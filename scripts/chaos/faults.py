@@ -1,4 +1,4 @@
-"""The faults of a chaos run. Each is played to its end: when it returns, it is lifted.
+"""Holds the faults of a chaos run; each function plays one fault and has lifted it when it returns.
 
 Which of them a system lets be played `playable` tells; the others are named in the report.
 """

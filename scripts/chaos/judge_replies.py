@@ -1,4 +1,4 @@
-"""How one HTTP exchange ended, judged from the bytes that its client got. No sockets here.
+"""Judges from the bytes that a client received whether an HTTP exchange ended well-formed.
 
 An end is well-formed where the bytes are exactly one HTTP answer, and its body is a whole answer or
 an error in the caller's dialect. A stream is whole where it has its terminator, once and last.

@@ -1,4 +1,4 @@
-"""A Hearth of a script's own: started and ended by it, its processes and their memory watched."""
+"""Starts and ends a Hearth server for a script, and watches its processes and their memory."""
 
 import asyncio
 import contextlib

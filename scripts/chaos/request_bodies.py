@@ -1,4 +1,4 @@
-"""What the clients of a chaos run send: conversations in every dialect, and what is no request."""
+"""Makes the bodies of a chaos run: conversations in every dialect, and malformed requests."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Holds what the probes share: asking a server, counters, a session's requests, verdicts.
+"""Holds what the probe commands share: server requests, counters, a session's rows, verdicts.
 
 A probe ends with 0 where its verdict is good, 1 where something missed it, 2 where the server (or
 the log) told nothing to judge by.

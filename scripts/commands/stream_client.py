@@ -1,4 +1,4 @@
-"""One streamed request of a replay: sending it, and reading what three dialects tell of it."""
+"""Sends one streamed request of a replay and reads its token counts, in any of three dialects."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Draws what hearth top shows: figures in, rich's renderables out. Asks no server, keeps nothing.
+"""Draws what `hearth top` shows: takes figures, returns rich's renderables, asks no server.
 
 Fits 80 columns. No meaning is in a colour alone. Names come from clients: nothing in them reaches
 the terminal as a control character or as markup.

@@ -1,4 +1,4 @@
-"""A worker that is talked to as agents do: the prompt side and the model, without sockets.
+"""Runs a worker's prompt side and its model without sockets, for tests that play agents.
 
 What the model writes is scripted at token level: each answer is given in parts, its family writes
 them as text, and the sampler gives that text's tokens one by one. Everything else is real.

@@ -1,4 +1,4 @@
-"""Client bodies with one thing changed at a time: each string, number and key that means something.
+"""Makes copies of a client's request body in which one meaningful part is changed.
 
 What a client sends beside them (ids, signatures, cache marks, lengths) is left alone.
 """

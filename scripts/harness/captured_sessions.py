@@ -1,4 +1,4 @@
-"""Captured agent sessions, with the captured answers as what the model under test writes."""
+"""Plays captured agent sessions, with the captured answers as the model's output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Answers under constraints: of fixtures with random weights, and of dice without any model."""
+"""Generates constrained answers with random fixtures, and with random tokens without a model."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Sessions primed with a captured one, held to sessions that know nothing: what do they hide?
+"""Checks that a session which knows earlier turns hides no change that its client has made.
 
 Tensor-free: prompts are built and planned, nothing is computed. What stands in a prompt without
 being sent must be a turn that the model wrote, and must say what the client sent there.

@@ -1,4 +1,4 @@
-"""Image files for tests: made by Pillow where it can, by hand where it would not."""
+"""Makes image files for tests, with Pillow or, where Pillow refuses, byte by byte."""
 
 import io
 import struct

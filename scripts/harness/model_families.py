@@ -1,4 +1,4 @@
-"""The large model families as test data: their chat templates, marks and manner of writing.
+"""Holds the large model families as test data: chat templates, special tokens, output formats.
 
 The templates in tests/data/templates render what the public ones render for text, in words of
 our own. The tokenizers are the fixtures' byte-level BPE with each family's marks as added tokens;

@@ -1,4 +1,4 @@
-"""Pictures for vision models, made by the models' own processors."""
+"""Makes pictures for vision models and prompts with them, by the models' own processors."""
 
 from typing import Any
 

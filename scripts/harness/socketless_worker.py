@@ -1,4 +1,4 @@
-"""A worker without sockets: real model, real scheduler, real keeper, driven step by step."""
+"""Runs a worker without sockets, with a real model, scheduler and KV manager, step by step."""
 
 import queue
 from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class Answer:
 
 
 class Machine:
-    """One model's scheduler and keeper. `keeps=False` is the cold cache that warm is held to."""
+    """One model's scheduler and KV manager. `keeps=False` is the cold cache to compare with."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Stores built from prompts, with stand-ins for arrays: the cache's core without a model."""
+"""Builds extent stores from prompts, with stand-ins for arrays, for cache tests without a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

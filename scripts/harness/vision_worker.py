@@ -1,4 +1,4 @@
-"""Machines and conversations that see: prompts are lists of keys, with images' keys among them."""
+"""Runs a socketless worker for vision models on prompts that contain image keys."""
 
 import random
 from functools import cache

@@ -1,4 +1,4 @@
-"""Conversations as tokens: the text that the chat template makes, and which of it is learned."""
+"""Turns conversations into tokens by the chat template, and marks the tokens to be learned."""
 
 import json
 import random

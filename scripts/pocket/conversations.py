@@ -1,4 +1,4 @@
-"""Whole conversations for pocket: what it is taught, and what it is examined with."""
+"""Makes the conversations that pocket is trained on and examined with."""
 
 import random
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Examines a pocket model: names and values that are invented are in no training conversation."""
+"""Examines a pocket model with names and values that no training conversation contains."""
 
 import json
 import math

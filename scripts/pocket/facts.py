@@ -1,4 +1,4 @@
-"""Facts that a conversation states, corrects and asks for, in many wordings."""
+"""Makes facts that a conversation states, corrects and asks for, in many wordings."""
 
 import random
 from dataclasses import dataclass

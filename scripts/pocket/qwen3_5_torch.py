@@ -1,4 +1,4 @@
-"""The tiny Qwen3.5 text model in PyTorch, for training on a CPU; mlx_lm serves its weights.
+"""Holds the tiny Qwen3.5 text model in PyTorch, to train on a CPU weights that mlx_lm serves.
 
 Gated delta nets with full attention every `full_attention_interval` layers, as in mlx_lm's
 qwen3_5.py. A CPU multiplies matrices in bfloat16 far faster than it does anything else, so what

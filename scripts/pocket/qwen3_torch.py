@@ -1,4 +1,4 @@
-"""The Qwen3 architecture in PyTorch, for training only: what it saves, mlx_lm's qwen3 loads."""
+"""Holds the Qwen3 architecture in PyTorch, to train weights that mlx_lm's qwen3 loads."""
 
 from collections.abc import Mapping
 from typing import Any, Final

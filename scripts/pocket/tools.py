@@ -1,4 +1,4 @@
-"""Tools with invented names, requests that need one of them, and what they give back."""
+"""Makes tools with invented names, requests that need one of them, and the tools' results."""
 
 import json
 import random

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Trains builtin:pocket from nothing: its conversations, its tokenizer, its weights.
+"""Trains builtin:pocket from nothing: makes its conversations, its tokenizer and its weights.
 
     python -m scripts.pocket.train train --work DIR [--kind dense|hybrid] [--minutes 60]
     python -m scripts.pocket.train export --work DIR --out DIR

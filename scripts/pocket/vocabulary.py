@@ -1,4 +1,4 @@
-"""The words that pocket's conversations are made of, and invented ones beside them.
+"""Holds the words of pocket's conversations, and makes invented words beside them.
 
 A word, a name or a value that `is_held_out` stands in no training conversation: the evaluation
 draws from those only where it says so. ASCII, one word each.

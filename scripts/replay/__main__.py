@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Replays captured agent sessions against a server and holds its prefix cache to the ideal.
+"""Replays captured agent sessions against a server and compares its cache with the ideal cache.
 
     python -m scripts.replay TRACE... --base-url http://127.0.0.1:4000 [--key K] [--live]
 

@@ -1,4 +1,4 @@
-"""What a perfect prefix cache would prefill: infinite memory, every prompt ever sent kept whole."""
+"""Computes what a perfect prefix cache would hit, with infinite memory for every prompt sent."""
 
 from collections.abc import Sequence
 

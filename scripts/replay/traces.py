@@ -1,4 +1,4 @@
-"""Captured agent sessions (shared/traces): reading them, and the bodies that a replay sends.
+"""Reads captured agent sessions (shared/traces) and makes the bodies that a replay sends.
 
 A body stays as the client sent it but for model, length, temperature and streaming; `with_live`
 puts in what this server answered, `as_chat` turns any dialect into chat completions.

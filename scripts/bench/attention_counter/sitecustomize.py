@@ -1,9 +1,10 @@
-"""Counts what a server really reads: put on PYTHONPATH by bench.py peers, for every server alike.
+"""Counts the tokens that a server's attention really reads, for `python -m scripts.bench peers`.
 
-What a server says it found may not be what it did. Every attention of every MLX model goes through
-one function, so the queries that it is given, one token at a time left out, are the prefill:
-tokens x attention layers, which the bench divides by what one token costs. A process's count is a
-file of its own, METER_DIR/<pid>, eight bytes, mapped: it is read while the process computes.
+The benchmark puts it on the PYTHONPATH of every server. What a server says it found may not be
+what it did. Every attention of every MLX model goes through one function, so the queries that it
+is given, one token at a time left out, are the prefill: tokens x attention layers, which the bench
+divides by what one token costs. A process's count is a file of its own, METER_DIR/<pid>, eight
+bytes, mapped: it is read while the process computes.
 """
 
 import importlib.abc

@@ -1,6 +1,7 @@
-"""What is dear in the life of an agent session (facts/clients.md, section 5), and what it costs.
+"""Checks what the costly events in an agent's session cost: forks, compaction, loaded tools.
 
-Real forwards on tiny models; the model's words are scripted at token level.
+The events are those of facts/clients.md, section 5. Real forwards on tiny models; the model's
+words are scripted at token level.
 """
 
 from copy import deepcopy

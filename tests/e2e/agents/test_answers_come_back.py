@@ -1,4 +1,4 @@
-"""What the two item dialects tell of an answer is found again when the client sends it back.
+"""Checks that an answer in Messages or Responses is recognised when the client sends it back.
 
 From the body to the sampled token and back: the model's words are scripted, all else is real.
 """

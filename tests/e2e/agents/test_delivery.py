@@ -1,4 +1,4 @@
-"""What a client is given while the model writes: channels, calls with ids, how it ended."""
+"""Checks the events that a client gets: channels, calls with their ids, finish reasons."""
 
 from pathlib import Path
 

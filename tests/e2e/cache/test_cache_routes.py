@@ -1,4 +1,4 @@
-"""What was kept of a prompt, as each dialect's usage and as the cache routes tell it."""
+"""Checks that each dialect's usage and the cache routes report what was kept of a prompt."""
 
 import json
 import socket

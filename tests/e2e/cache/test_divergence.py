@@ -1,4 +1,4 @@
-"""What a request loses is told: the right message, the right cause, on real forwards."""
+"""Checks that a loss of cached tokens is reported with the right message and the right cause."""
 
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""What the model says through a warm, branched, restored and restarted cache is what it was told.
+"""Checks that pocket recalls facts through a warm, branched, restored and restarted cache.
 
 Tokens and logits are compared elsewhere. Here trained weights read facts, and each line of the
 table runs twice: against the server, and against one whose cache is broken so that it must fail.

@@ -1,4 +1,4 @@
-"""What is refused, as the SDKs' own exceptions: class, status, code, the field and the remedy."""
+"""Checks that refusals reach the SDKs as their own exceptions, with code, field and remedy."""
 
 from dataclasses import dataclass
 from typing import Any

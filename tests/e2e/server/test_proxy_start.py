@@ -1,4 +1,4 @@
-"""How the command ends, with scripted workers: refused, interrupted, killed, told to."""
+"""Checks how the command starts and ends with scripted workers: refusals, signals, kills."""
 
 import os
 import signal

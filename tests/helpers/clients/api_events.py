@@ -1,4 +1,4 @@
-"""Answers that are given by hand, and what a dialect's stream makes of them."""
+"""Makes answers from given pieces, and the events that a dialect's stream makes of them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable

@@ -1,4 +1,4 @@
-"""A real Chromium, headless, driven over its DevTools protocol: one process, a page at a time."""
+"""Drives a real headless Chromium over its DevTools protocol, one page at a time."""
 
 import asyncio
 import base64

@@ -1,4 +1,7 @@
-"""How each agent client sends an answer back (facts/clients.md, section 3), as request bodies."""
+"""Makes the request bodies in which each agent client sends an answer back.
+
+Source: facts/clients.md, section 3.
+"""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The real agent clients' npm packages, and how they are installed; run as a program, all of them.
+"""Installs the npm packages of the real agent clients; as a program, it installs all of them.
 
 A client's files lie in HEARTH_CLIENTS (~/.cache/hearth/clients), installed there with npm once.
 Standard library only: `.ci/run` installs them while nothing else is installed yet.

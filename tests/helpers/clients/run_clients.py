@@ -1,4 +1,4 @@
-"""The real agent clients: how they are set up and run headless, as a user would.
+"""Configures the real agent clients and runs them headless, as a user would.
 
 Each run has a HOME of its own, nothing of the environment around it, and all that calls home off.
 """

@@ -1,4 +1,4 @@
-"""What a scrape of /metrics says: its families, and its series by name and labels."""
+"""Parses a scrape of /metrics into its families, and into series by name and labels."""
 
 from collections.abc import Iterable
 

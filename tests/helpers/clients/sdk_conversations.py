@@ -1,4 +1,4 @@
-"""One conversation through an official SDK, alike in all three dialects: ask, and read the answer.
+"""Leads one conversation through an official SDK, in the same way for all three dialects.
 
 What is sent back as history are the SDK's own objects, as its documentation has them.
 """

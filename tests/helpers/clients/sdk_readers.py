@@ -1,4 +1,4 @@
-"""What the official SDKs make of a stream of ours: their real clients, with no network below."""
+"""Reads streams of Hearth's with the official SDKs' real clients, without a network."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

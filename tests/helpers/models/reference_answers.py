@@ -1,4 +1,4 @@
-"""What mlx-lm alone answers: a process that reads [tokens_max, text] lines and writes token ids."""
+"""Runs mlx-lm alone as a process that reads [tokens_max, text] lines and writes token ids."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""How close a mixture of experts came to choosing others: a tie there is no error of the cache."""
+"""Measures how close a mixture-of-experts router came to a tie, which excuses a different token."""
 
 import functools
 from collections.abc import Sequence

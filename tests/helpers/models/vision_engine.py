@@ -1,4 +1,4 @@
-"""Engines of the vision fixtures, driven chunk by chunk, and what they leave."""
+"""Drives engines of the vision fixtures chunk by chunk, and compares what they keep."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -108,7 +108,7 @@ def answer(
 
 
 def restored(engine: Engine, cache: list[Any], position: int) -> list[Any]:
-    """Return a new cache that holds what `cache` does, through what the keeper keeps of it."""
+    """Return a new cache that holds what `cache` does, through what the KV manager keeps of it."""
     layers = LayerMap(engine.probe())
     fresh = engine.new_cache()
     with engine.stream():

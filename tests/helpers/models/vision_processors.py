@@ -1,4 +1,4 @@
-"""Processors of the vision fixtures, as a worker loads them."""
+"""Loads the processors of the vision fixtures as a worker does."""
 
 import json
 from functools import cache

@@ -1,4 +1,4 @@
-"""Turns and lines to put into an archive, and archives to put them into."""
+"""Makes turns and lines for a session archive, and archives that hold them."""
 
 import shutil
 from collections.abc import Iterable, Sequence

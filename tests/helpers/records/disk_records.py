@@ -1,4 +1,4 @@
-"""Pieces of KV for the tests of worker/disk, small and told apart by their seed."""
+"""Makes small KV records for the tests of worker/disk, each different by its seed."""
 
 from typing import Any
 

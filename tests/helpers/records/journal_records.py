@@ -1,4 +1,4 @@
-"""Journals whose records are plain values, and a source that remembers them all."""
+"""Makes journals whose records are plain values, and a source that remembers all of them."""
 
 from collections.abc import Iterable
 from pathlib import Path

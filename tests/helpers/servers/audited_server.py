@@ -1,4 +1,4 @@
-"""Asks a server whose processes note every file, program and connection that they open."""
+"""Asks a server whose processes log every file, program and connection that they open."""
 
 import http.client
 import json

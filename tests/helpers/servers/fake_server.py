@@ -1,4 +1,4 @@
-"""The real proxy before scripted workers, under an audit of what it connects to."""
+"""Runs the real proxy before scripted workers, and logs what it connects to."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Sends requests of every dialect and breaks the connection off."""
+"""Sends requests of every dialect and closes the connection before the answer has ended."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Leads an agent's session on a server and holds its token counts to the ideal cache's."""
+"""Plays an agent's session on a server and compares its token counts with the ideal cache's."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Leads conversations with the pocket model, which has read a fact and is asked for it."""
+"""Leads conversations with the pocket model, which reads a fact and is asked for it later."""
 
 from typing import Any, Final
 

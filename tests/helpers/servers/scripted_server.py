@@ -1,4 +1,4 @@
-"""A server for real clients: all of Hearth, with a worker whose model is scripted."""
+"""Runs all of Hearth for real clients, with a worker whose model's output is scripted."""
 
 import json
 from dataclasses import dataclass

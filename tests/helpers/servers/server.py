@@ -1,4 +1,4 @@
-"""A real Hearth for a test: the command that users start, on a free port, in its own directory."""
+"""Starts a real Hearth with the users' command, on a free port, in a directory of its own."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Measures how far a warm answer's log probabilities are from a cold one's."""
+"""Measures how far the log probabilities of a warm answer differ from a cold one's."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The formats of model outputs as test data: a stand-in for the tokenizer of each."""
+"""Holds example outputs of each model format, and a stand-in for the format's tokenizer."""
 
 import importlib
 import json

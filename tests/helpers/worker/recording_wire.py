@@ -1,4 +1,4 @@
-"""A wire between a client and the server that notes when which bytes went by, and changes none."""
+"""Relays bytes between a client and a server unchanged, and notes when they passed."""
 
 import contextlib
 import socket

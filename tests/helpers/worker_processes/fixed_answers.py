@@ -1,4 +1,4 @@
-"""Answers that no worker gives: what a dialect reads, from a list."""
+"""Makes scripted answers from a list of events, for tests of the dialects."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Runs a real worker whose model says what it is told to.
+"""Runs a real worker whose model writes scripted tokens.
 
 Only the sampled tokens are scripted: sockets, prompts, cache, forwards and all that is made of
 the tokens are the worker's own. The model is asked for secret words that stand in files, and

@@ -1,4 +1,4 @@
-"""What is pinned can be resumed from until it is unpinned, whatever else is asked of the cache."""
+"""Checks that a pinned prompt can be resumed from until it is unpinned, under random requests."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a worker has computed is there for the next one: warm from disk equals cold."""
+"""Checks that a worker warm from another worker's disk gives the same tokens as a cold one."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is remembered of images: any order of reading gives what a fresh reader gives."""
+"""Checks that remembered images equal what a fresh reader makes, in any order of reading."""
 
 from collections import Counter, OrderedDict
 from typing import Any

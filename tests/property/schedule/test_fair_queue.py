@@ -1,4 +1,4 @@
-"""Whose turn it is: a lone request, a flood beside it, and those that keep coming."""
+"""Checks that the fair queue starves nobody: neither a lone request nor one beside a flood."""
 
 from collections import Counter
 from dataclasses import dataclass

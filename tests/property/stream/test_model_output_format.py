@@ -1,4 +1,4 @@
-"""What a family writes is read as what was meant; and no text at all is too odd to be read."""
+"""Checks that each family's output is parsed as it was meant, and that any text can be parsed."""
 
 import time
 from functools import cache

@@ -1,4 +1,4 @@
-"""What a conversation with images becomes here is what mlx-vlm makes of it: tokens, and answers."""
+"""Checks that conversations with images give the same tokens and answers as mlx-vlm."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""What has glibc give memory back, in workers and here."""
+"""Checks the settings by which glibc gives freed memory back, in workers and in this process."""
 
 import subprocess
 import sys

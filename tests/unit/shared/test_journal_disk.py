@@ -1,4 +1,4 @@
-"""What a failing disk, a full queue and a violent end cost of what a journal was told."""
+"""Checks what a journal loses to a failing disk, a full queue and a killed writer."""
 
 import errno
 import os

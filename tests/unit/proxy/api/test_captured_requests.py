@@ -1,4 +1,4 @@
-"""What Claude Code, PI and Codex sent can be carried, and what Codex called is what it offers."""
+"""Checks that requests captured from Claude Code, PI and Codex are parsed and can be sent on."""
 
 from pathlib import Path
 from typing import Any

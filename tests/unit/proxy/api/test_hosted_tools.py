@@ -1,4 +1,4 @@
-"""What other servers made is read for its text, and what is left out is noted once."""
+"""Checks that items of other servers' tools are read as text, and omissions are logged once."""
 
 import logging
 from typing import Any

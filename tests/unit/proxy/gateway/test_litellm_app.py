@@ -1,4 +1,4 @@
-"""What is done around LiteLLM's import, without LiteLLM."""
+"""Checks that the garbage collector rests during LiteLLM's import and runs again after it."""
 
 import gc
 from collections.abc import Iterator

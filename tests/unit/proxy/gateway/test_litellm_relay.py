@@ -1,4 +1,4 @@
-"""What the relay makes of whatever LiteLLM does, with an app in LiteLLM's place."""
+"""Checks how the relay handles replies, errors and bugs of LiteLLM, with a stand-in for its app."""
 
 import asyncio
 import json

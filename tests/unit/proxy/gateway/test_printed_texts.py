@@ -1,4 +1,4 @@
-"""What the proxy prints, lists and hands to LiteLLM."""
+"""Checks the proxy's start-up texts, its refusals to start, and its configuration of LiteLLM."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who may come in, as whom, and what is refused before a worker or LiteLLM sees anything."""
+"""Checks the hosts, origins, keys, models and routes that are refused before a worker is asked."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who is told to come back and when, and who is told who waits: scripted workers, no LiteLLM."""
+"""Checks the answers of a full server: 503 with a time to retry, queue lengths, body budgets."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What arrives before a request is one: slow heads, endless heads, endless and packed bodies."""
+"""Checks the limits on slow, endless and compressed heads and bodies."""
 
 import asyncio
 import contextlib

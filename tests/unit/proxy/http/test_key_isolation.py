@@ -1,4 +1,4 @@
-"""What the server tells of itself, one key at a time; and what its log keeps to itself."""
+"""Checks that one key sees nothing of another's, and that no prompt text gets into the log."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""What a client is told of an image that is refused before any worker has it."""
+"""Checks the error that a client gets for an image that the proxy refuses."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What the cache routes answer, over scripted workers: real processes, real ZeroMQ, no LiteLLM."""
+"""Checks the cache routes over scripted workers: real processes, real ZeroMQ, no LiteLLM."""
 
 import asyncio
 import logging

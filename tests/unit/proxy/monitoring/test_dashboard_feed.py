@@ -1,4 +1,4 @@
-"""What the dashboard remembers of requests, whom it tells, and when it asks the workers."""
+"""Checks the dashboard's feed: its requests and sums, its listeners, its questions to workers."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a request counts as where its answer and its reply end differently, or nobody waits."""
+"""Checks the outcome of a request whose answer and reply end differently, or whose client left."""
 
 import asyncio
 import dataclasses

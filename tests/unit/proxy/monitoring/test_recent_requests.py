@@ -1,4 +1,4 @@
-"""What is told of requests to whoever asks: the last ones, their sums, prompts being read."""
+"""Checks what each key is shown of its recent requests, their sums and running prefills."""
 
 import asyncio
 import time

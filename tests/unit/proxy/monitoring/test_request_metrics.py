@@ -1,4 +1,4 @@
-"""What each request is counted as, and that nothing a client sends becomes a label."""
+"""Checks how each request is counted, and that no client's text becomes a label."""
 
 import asyncio
 from collections import Counter

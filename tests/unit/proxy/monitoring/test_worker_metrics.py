@@ -1,4 +1,4 @@
-"""What /metrics tells of the workers: what they told, and that one which did not is down."""
+"""Checks the workers' figures in /metrics, and that a worker which does not report is down."""
 
 import logging
 import re

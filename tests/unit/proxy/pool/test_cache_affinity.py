@@ -1,4 +1,4 @@
-"""Which worker a request goes to: by what each was sent, unless it is too busy."""
+"""Checks that a request goes to the worker with its longest known prefix, unless it is too busy."""
 
 from dataclasses import dataclass
 

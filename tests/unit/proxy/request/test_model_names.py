@@ -1,4 +1,4 @@
-"""Which model a name asks for, and what MODELS may say."""
+"""Checks which model a requested name selects, and which entries MODELS accepts."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who speaks, from the headers and bodies that clients send, as captured of each."""
+"""Checks the session id and the key that are read from captured headers and bodies of clients."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who speaks and what each message is known by, as workers are told, and what they tell back.
+"""Checks the session and message names that workers get, and the sessions that they report.
 
 Over scripted workers: real processes, real ZeroMQ, no LiteLLM.
 """

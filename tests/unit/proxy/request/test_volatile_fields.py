@@ -1,4 +1,4 @@
-"""Which changes of a client a conversation is recognised across, and which make it another.
+"""Checks which changes by a client keep a message's canonical digest, and which change it.
 
 Excerpts are from the traces that each rule's `evidence` names: ordinary words are pseudo-words
 there, what is volatile is as it was sent.

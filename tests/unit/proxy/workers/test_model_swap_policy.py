@@ -1,4 +1,4 @@
-"""Which worker changes its model, when, and which does not."""
+"""Checks which worker changes its model and when, and which keeps it."""
 
 from typing import Any
 

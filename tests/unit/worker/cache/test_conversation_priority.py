@@ -1,4 +1,4 @@
-"""How likely a conversation goes on, and who works for whom."""
+"""Checks how likely a conversation counts to go on, and which lines work for which others."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What goes when room is needed, what stays, and how much room there is."""
+"""Checks the KV budget, what is evicted for room and in which order, and what stays."""
 
 import math
 from collections.abc import Iterable, Sequence

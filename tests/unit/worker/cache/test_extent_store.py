@@ -1,4 +1,4 @@
-"""What is kept: joints, the extents between them, snapshots, and the bytes that they count for."""
+"""Checks the extent store: shared runs, replacement, removal, and its counts of bytes."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How prefixes are named, and how far a prompt is found in what is kept."""
+"""Checks the hashes of prefixes, and how far a prompt is found in the kept extents."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Where a request goes on from: stored extents or a live slot, and what its prompt is called."""
+"""Checks where a request resumes, at stored extents or a live slot, and its kind of match."""
 
 import pytest
 

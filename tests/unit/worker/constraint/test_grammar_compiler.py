@@ -1,4 +1,4 @@
-"""What whole answers may be, around thinking, and what cannot be asked of them."""
+"""Checks the grammars of whole answers, with thinking and calls, and the schemas it refuses."""
 
 from copy import deepcopy
 from typing import Any

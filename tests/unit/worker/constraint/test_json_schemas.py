@@ -1,4 +1,4 @@
-"""What is read out of JSON schemas."""
+"""Checks what is read from JSON schemas: types, choices, limits, parameters, places of faults."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""When a think block has to end, and what is forced there."""
+"""Checks when a spent budget closes a think block, and which tokens are forced then."""
 
 import pytest
 

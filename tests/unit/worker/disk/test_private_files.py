@@ -1,4 +1,4 @@
-"""Where KV is kept: another user of this machine neither reads it nor puts their own there."""
+"""Checks that another user of the machine can neither read kept KV nor plant any."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""What a MODEL_PATH may be, and what is said of one that cannot be loaded."""
+"""Checks what MODEL_PATH accepts, and the errors for models that cannot be loaded."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How tokens are chosen: seeds, filters, penalties, bias."""
+"""Checks how tokens are sampled: seeds, filters, penalties, bias."""
 
 import mlx.core as mx
 import pytest

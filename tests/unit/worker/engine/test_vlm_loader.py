@@ -1,4 +1,4 @@
-"""Which checkpoints see images, and what is loaded of them."""
+"""Checks which checkpoints take images, and which of their parts are loaded."""
 
 import fnmatch
 import json

@@ -1,4 +1,4 @@
-"""What a worker gets back from its disk when memory is short: nothing on disk is computed twice."""
+"""Checks that KV on disk is read back, not computed twice, when memory is short."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a user gets from the cache, on real models: seed 000's checklist and the issue's promises.
+"""Checks on real models how much the KV manager reuses, and how much memory it takes.
 
 Correctness against a cold run is tests/property/warm/test_warm_equals_cold.py; this is about how
 much is reused, what it takes, and what happens to it.

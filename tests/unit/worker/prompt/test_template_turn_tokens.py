@@ -1,4 +1,4 @@
-"""What is learned from chat templates of the large families, and what they refuse."""
+"""Checks what is learned from the families' chat templates, and which prompts are refused."""
 
 from typing import Any
 

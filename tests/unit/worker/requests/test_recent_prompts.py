@@ -1,4 +1,4 @@
-"""Which prompts CACHE_DEBUG remembers, and for whom."""
+"""Checks which prompts CACHE_DEBUG remembers, and which keys may read them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the log says while a start, or a prefill, takes long."""
+"""Checks the log lines of a long start and of a long prefill."""
 
 import logging
 import re

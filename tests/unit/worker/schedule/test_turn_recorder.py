@@ -1,4 +1,4 @@
-"""What a request's usage tells of whose it is and how it began."""
+"""Checks what a request's usage reports of its session, its kind and its cache match."""
 
 from hearth.shared.wire_messages import Speaker, Usage
 from hearth.worker.schedule.turn_recorder import TurnRecorder

@@ -1,4 +1,4 @@
-"""What is written of turns and lines, and what is made of it when it is read."""
+"""Checks the archive's records of turns and lines: what is written, and what is read back."""
 
 from collections.abc import Iterator
 from dataclasses import replace

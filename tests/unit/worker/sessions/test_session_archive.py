@@ -1,4 +1,4 @@
-"""What a worker remembers of turns, lines and sessions outlives it."""
+"""Checks that turns, lines and sessions outlive the worker that remembers them."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What a worker remembers of an answer, and what it makes of it when a client sends it back."""
+"""Checks what is recorded of an answer, and how it is rendered when a client sends it back."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What of a token is shown when, with stop strings and log probabilities."""
+"""Checks when a token's text is sent, with stop strings and log probabilities."""
 
 from hypothesis import given, strategies as st
 

@@ -1,4 +1,4 @@
-"""What no parser's test thinks of: names that are blank, halves of characters, endless numbers."""
+"""Checks odd outputs across formats: blank names, halves of characters, endless numbers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What models write that is not as it should be, and the sensible result of each."""
+"""Checks that malformed outputs of models are read as something sensible."""
 
 from typing import Any
 
