@@ -158,7 +158,7 @@ class Bench:
     def __init__(self, name: str) -> None:
         self.name = name
         trial = machine(name, tiny=True)
-        trial.ask(self.prompt(0), is_prefill=True, pin_key="")
+        trial.ask(self.prompt(0), is_prefill_only=True, pin_key="")
         budget_mb = 5 * trial.keeper.pins_report()["pinned_bytes"] / MB
         self.warm: Machine = machine(name, tiny=True, slots_max=2, budget_mb=budget_mb)
         self.pinned: dict[int, str] = {}  # number of a prompt -> id of its pin
@@ -173,7 +173,7 @@ class Bench:
         self.warm.ask(follow(self.name, ids, answer.tokens, 20), 2)
 
     def pin(self, number: int) -> None:
-        answer = self.warm.submit(self.prompt(number), is_prefill=True, pin_key="")
+        answer = self.warm.submit(self.prompt(number), is_prefill_only=True, pin_key="")
         self.warm.run()
         if answer.reason == "prefilled":
             if (old := self.pinned.pop(number, None)) is not None:
