@@ -132,12 +132,11 @@ class Forwards:
         fixture = FIXTURES[family_name]
         self.desk = Desk(fixture, self.family, logs, chunk=CHUNK, is_exact=is_exact)
         captured_sessions.play(self.desk, self.session)
-        machine = self.desk.machine
-        machine.scheduler._choose = functools.partial(Machine._choose, machine)
+        self.desk.machine.is_scripted = False
         vocabulary = Vocabulary(self.family.tokenizer)
         self.cold = Machine(
             loaded(fixture, tiny=True),
-            self.desk._marks,
+            self.desk.marks,
             vocabulary,
             keeps=False,
             chunk=CHUNK,

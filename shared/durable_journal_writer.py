@@ -52,6 +52,9 @@ class NullJournalWriter:
 
     def put(self, item: object, nbytes: int, renews: bool = False) -> None: ...
 
+    def flush(self, seconds: float) -> bool:
+        return True
+
     def close(self) -> None: ...
 
     def report(self) -> dict[str, int]:

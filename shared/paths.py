@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 
-def _working_directory() -> Path:
+def working_directory() -> Path:
     """Return where the command was started; home, where that directory is gone."""
     try:
         return Path.cwd()
@@ -16,7 +16,7 @@ HOME_DIR: Final = Path("~/.hearth").expanduser()
 CODE_DIR: Final = Path(__file__).resolve().parent.parent  # a checkout, or site-packages/hearth
 IS_CHECKOUT: Final = (CODE_DIR / "install_and_run.py").is_file()
 # Relative paths in settings count from here, and workers run here.
-PROJECT_DIR: Final = CODE_DIR if IS_CHECKOUT else _working_directory()
+PROJECT_DIR: Final = CODE_DIR if IS_CHECKOUT else working_directory()
 
 
 def env_file() -> Path:

@@ -76,6 +76,18 @@ ONLY_IN: Final = {
     "dotenv": ("shared/settings_from_env.py",),
 }
 HISTORY: Final = re.compile(r"#.*\b(previously|used to|no longer|round[- ]?\d|PR ?#?\d)\b", re.I)
+# Test files that may read private names of ours: each holds a class to how it is made today.
+PRIVATE_READERS_MAX: Final = 29
+UPSTREAM_NAMES: Final = {
+    "_exit": "os: ends a process whose threads may not outlive the interpreter",
+    "_idx": "mlx-lm: where a rotating cache writes next",
+    "_position_ids": "mlx-vlm: what a model remembers of its last prompt",
+    "_rope_deltas": "mlx-vlm: what a model remembers of its last prompt",
+    "_server": "aiohttp: the asyncio server of a TCPSite, which alone knows its port",
+    "_tokenizer": "mlx-lm: the tokenizer that its wrapper holds",
+}
+PRIVATE: Final = re.compile(r"(.*\.)?(_[a-z]\w*)")
+BY_NAME: Final = ("setattr", "delattr", "getattr", "object", "patch")  # calls that take a name
 RIDDLE: Final = re.compile(r"(Do|Does|Is|Are|What|Who|Whose|Whether|How|Which|Where|When|Why)\b")
 
 
@@ -291,6 +303,48 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
                 places[node.name].append(path)
     shared = {name: paths for name, paths in places.items() if len(paths) > 1}
     assert not shared, shared
+
+
+def test_few_tests_read_private_names() -> None:
+    """A public property, method or parameter lets a class change while its tests stay."""
+    readers = {
+        path: sorted(names)
+        for path, _, tree in sources("tests")
+        if (names := set(private_names(tree)) - set(UPSTREAM_NAMES))
+    }
+    assert len(readers) <= PRIVATE_READERS_MAX, readers
+
+
+def private_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the private names that `tree` reads of others, patches or imports."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                continue
+            case ast.Attribute(attr=name):
+                names = [name]
+            case ast.ImportFrom(names=aliases):
+                names = [alias.name for alias in aliases]
+            case ast.Call(func=ast.Attribute(attr=called) | ast.Name(id=called), args=args):
+                given = [arg.value for arg in args if isinstance(arg, ast.Constant)]
+                names = [text for text in given if called in BY_NAME and isinstance(text, str)]
+            case _:
+                continue
+        yield from (found[2] for name in names if (found := PRIVATE.fullmatch(name)))
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("self._a; cls._b; a.b; a.__dict__", []),
+        ("a._b; self.a._c", ["_b", "_c"]),
+        ("from hearth.shared.paths import _a, b", ["_a"]),
+        ("patcher.setattr(a, '_b', 1); getattr(a, '_c')", ["_b", "_c"]),
+        ("patch('hearth.a._b'); patch.object(a, '_c'); find('_d')", ["_b", "_c"]),
+    ],
+)
+def test_private_names_are_found(source: str, names: list[str]) -> None:
+    assert sorted(private_names(ast.parse(source))) == names
 
 
 def test_comments_tell_no_history() -> None:

@@ -207,7 +207,7 @@ class Worker:
             kv_manager,
             vocabulary,
             end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
-            functools.partial(self._choose, loaded.facts.vocab_size),
+            functools.partial(self.token_choice, loaded.facts.vocab_size),
             self._scheduler_config(cut_rule, vision, recorder, memory),
         )
         self._start_prompt_thread(loaded, vocabulary, cut_rule, sessions, vision)
@@ -244,7 +244,8 @@ class Worker:
             memory=memory,
         )
 
-    def _choose(self, vocab_size: int, request: Request) -> TokenChoice:
+    def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
+        """Return how the tokens of `request` are chosen. Inference thread."""
         return make_token_choice(
             request.sampling, self._settings, vocab_size, request.prompt_tokens, request.guide
         )

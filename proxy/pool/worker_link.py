@@ -116,6 +116,11 @@ class WorkerLink:
         return len(self.answers) + len(self._asked)
 
     @property
+    def cancelled_count(self) -> int:
+        """Return how many answers were called back whose end the worker has not told yet."""
+        return len(self._cancelled)
+
+    @property
     def silence_s(self) -> float:
         return time.monotonic() - self.heard_at
 
@@ -127,7 +132,7 @@ class WorkerLink:
                 log.warning("bad frame dropped worker=%d: %s", self.worker_id, error)
                 continue
             self.heard_at = time.monotonic()
-            self._take(message)
+            self.take(message)
 
     def _read_ended(self, reader: asyncio.Task[None]) -> None:
         """A bug of ours ended the reader: nobody may wait on it. The supervisor sees silence."""
@@ -135,7 +140,8 @@ class WorkerLink:
             log.error("link failed worker=%d", self.worker_id, exc_info=error)
             self.close("The proxy lost its line to the worker.")
 
-    def _take(self, message: Message) -> None:
+    def take(self, message: Message) -> None:
+        """Hand what the worker sent to whoever waits for it."""
         was_ready = self.is_ready
         if isinstance(message, Admitted | Progress | Delta | Finished | Failed):
             self._route(message)

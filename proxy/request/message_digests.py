@@ -40,6 +40,10 @@ class MessageDigester:
         self._checks_size = checks_size
         self._known: OrderedDict[bytes, _KnownMessage] = OrderedDict()  # by exact digest
 
+    @property
+    def remembered_count(self) -> int:
+        return len(self._known)
+
     def names(self, messages: list[Any]) -> tuple[list[MessageName], int]:
         """Return a name for each of `messages`, and the characters that the canonical forms lack.
 

@@ -89,8 +89,11 @@ class ScriptedMachine(Machine):
     """A machine whose model says what it is told to."""
 
     scripts: dict[str, list[int]]
+    is_scripted = True  # False: from then on the model says what it would
 
-    def _choose(self, request: Request) -> TokenChoice:
+    def choose(self, request: Request) -> TokenChoice:
+        if not self.is_scripted:
+            return super().choose(request)
         script = iter(self.scripts[request.request_id])
         last = self.scripts[request.request_id][-1]
 
@@ -132,18 +135,16 @@ class Desk:
             {"LOG_ROOT": str(log_root), "PROXY_API_KEY": "k"} | (settings or {}), None
         )
         tokenizer = family.tokenizer
-        self._marks = turn_marks(tokenizer)
+        self.marks = turn_marks(tokenizer)
         end_ids = end_of_turn_ids(tokenizer, {"eos_token_id": list(tokenizer.eos_token_ids)})
-        self.sessions = make_sessions(self.settings, chunk)
+        self.sessions = make_sessions(self.settings, chunk, machine.get("is_exact", False))
         self.ids = self.sessions.new_id = Ids()
-        prompt_builder = make_builder(
-            tokenizer, self._marks, end_ids, CONTEXT_TOKENS, self.settings
-        )
+        prompt_builder = make_builder(tokenizer, self.marks, end_ids, CONTEXT_TOKENS, self.settings)
         vocabulary = Vocabulary(tokenizer)
         recorder = TurnRecorder(self.sessions, reuses=True, render_next=self.foreseen.append)
         self.machine = ScriptedMachine(
             loaded(fixture, tiny=fixture in TINY_NAMES),
-            self._marks,
+            self.marks,
             vocabulary,
             chunk=chunk,
             end_ids=end_ids,

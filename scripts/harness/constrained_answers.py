@@ -159,7 +159,7 @@ class GuidedMachine(Machine):
         self._settings = load_settings({"PROXY_API_KEY": "k"}, None)
         self._asked: dict[int, tuple[Sampling, TokenMask | None]] = {}  # by the request's number
 
-    def _choose(self, request: Request) -> TokenChoice:
+    def choose(self, request: Request) -> TokenChoice:
         sampling, guide = self._asked[int(request.request_id.removeprefix("r"))]
         return make_token_choice(
             sampling, self._settings, checkpoint_files.VOCAB_SIZE, request.prompt_tokens, guide

@@ -95,7 +95,7 @@ class Machine:
         self._root: PrefixHash = rules.pop("root", ROOT)
         end_ids = rules.pop("end_ids", frozenset())
         self.posted: queue.SimpleQueue[RecallDone] = queue.SimpleQueue()
-        names = [name for name in ("ended", "memory") if name in rules]
+        names = [name for name in ("ended", "memory", "watchdog") if name in rules]
         told = {name: rules.pop(name) for name in names}
         self.rule = CutRule(chunk, turn_marks)
         batches = not (rules["is_exact"] or rules.get("running_format"))
@@ -123,7 +123,7 @@ class Machine:
             self.keeper,
             words,
             end_ids,
-            self._choose,
+            self.choose,
             SchedulerConfig(
                 rules["slots_max"],
                 self.rule.natural,
@@ -133,7 +133,7 @@ class Machine:
             ),
         )
 
-    def _choose(self, request: Request) -> TokenChoice:
+    def choose(self, request: Request) -> TokenChoice:
         """Greedy, and remembers the log probabilities of each draw."""
         answer = self.answers[request.request_id]
 

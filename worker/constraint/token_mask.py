@@ -31,7 +31,7 @@ class TokenMask:
     ) -> None:
         self.failure = ""
         self._prompt_tokens = prompt_tokens
-        self._matcher = matcher
+        self.matcher = matcher
         self._thinking = thinking
         self._banned = banned
         self._seen = 0  # tokens of the answer
@@ -44,7 +44,7 @@ class TokenMask:
         if self.failure:
             return logits
         try:
-            if self._matcher is not None or self._thinking is not None:
+            if self.matcher is not None or self._thinking is not None:
                 self._advance(tokens)
             return self._masked(logits)
         except Exception as error:
@@ -61,17 +61,17 @@ class TokenMask:
             if self._thinking is not None:
                 self._thinking.see(token)
             # A grammar that has ended takes no token, and what follows it is the turn's end.
-            if self._matcher is not None and not self._matcher.is_stopped():
-                self._matcher.consume_token(token)
+            if self.matcher is not None and not self.matcher.is_stopped():
+                self.matcher.consume_token(token)
 
     def _masked(self, logits: mx.array) -> mx.array:
         assert logits.ndim == 2, logits.shape
         if self._thinking is not None and self._thinking.forced is not None:
             return self._only(self._thinking.forced, logits)
-        if self._matcher is not None:
-            allowed = mx.array(np.frombuffer(self._matcher.compute_logit_bias(), np.uint8))
-            if self._matcher.is_error():
-                raise ValueError(self._matcher.get_error())
+        if self.matcher is not None:
+            allowed = mx.array(np.frombuffer(self.matcher.compute_logit_bias(), np.uint8))
+            if self.matcher.is_error():
+                raise ValueError(self.matcher.get_error())
             logits = mx.where(_fitted(allowed, logits.shape[-1]), logits, NEVER)
         for banned in (self._banned, self._thinking.banned if self._thinking is not None else None):
             if banned is not None:

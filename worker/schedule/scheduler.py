@@ -137,7 +137,7 @@ class Scheduler:
         self.steps += 1
         yield from self._drop_gone()
         yield from self._end_expired()
-        yield from self._give_slots()
+        yield from self.give_slots()
         yield from self._prefill()
         yield from self._free_memory()
         yield from self._decode()
@@ -194,7 +194,7 @@ class Scheduler:
                 self._prefilling.remove(request)
             yield from self._finish(request, "length")
 
-    def _give_slots(self) -> Iterator[Up]:
+    def give_slots(self) -> Iterator[Up]:
         """Give each free slot to whoever's turn it is.
 
         For memory too the first in turn waits, until those that run give it back: were it

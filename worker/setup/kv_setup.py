@@ -136,12 +136,13 @@ def budget_bytes(settings: Settings) -> int:
     """
     if settings.cache_ram_budget_mb:
         return settings.cache_ram_budget_mb * MB
-    budget = auto_bytes(_working_set_bytes())
+    budget = auto_bytes(working_set_bytes())
     share = int(settings.memory_limit_mb * MB * SHARE_OF_WORKING_SET)
     return min(budget, share) if share else budget
 
 
-def _working_set_bytes() -> int | None:
+def working_set_bytes() -> int | None:
+    """Return how many bytes of memory the GPU should use at most; None where it doesn't say."""
     size: Any = mx.device_info().get("max_recommended_working_set_size")
     return None if size is None else int(size)
 

@@ -85,9 +85,9 @@ class WireThread:
         """Work until `is_stopping`, or until the supervisor's end of our stdin closes."""
         while not is_stopping():
             for peer, message in self._port.turn(self._wait_s()):
-                self._handle(peer, message)
+                self.handle(peer, message)
             if self._port.gone:
-                self._forget_gone_peers()
+                self.forget_gone_peers()
             if time.monotonic() >= self._next_beat:
                 if self._is_supervised and _supervisor_is_gone():
                     return
@@ -105,7 +105,8 @@ class WireThread:
             self._open.pop(request_id, None)
         self._port.post(lease.peer, message)
 
-    def _handle(self, peer: bytes, message: Message) -> None:
+    def handle(self, peer: bytes, message: Message) -> None:
+        """Act on one message of a proxy. Main thread."""
         match message:
             case Hello():
                 self._peers.add(peer)
@@ -171,7 +172,8 @@ class WireThread:
         if lease is not None:
             lease.is_cancelled = True
 
-    def _forget_gone_peers(self) -> None:
+    def forget_gone_peers(self) -> None:
+        """Cancel the requests of proxies that are gone. Main thread."""
         for peer in [self._port.gone.pop() for _ in range(len(self._port.gone))]:
             self._peers.discard(peer)
             for lease in list(self._open.values()):

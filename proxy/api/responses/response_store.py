@@ -156,6 +156,10 @@ class ResponseStore:
             "has_more": len(page) < len(rows),
         }
 
+    def flush(self, seconds: float) -> bool:
+        """Wait at most `seconds` until the journal has it all; say whether it does. Blocks."""
+        return self._journal.flush(seconds)
+
     def close(self) -> None:
         """Write what waits, within CLOSE_WAIT_S_MAX of the journal writer. Once; blocks."""
         self._journal.close()

@@ -196,7 +196,7 @@ def test_each_answer_of_a_batch_is_held_to_its_own(fixture: str) -> None:
     answer, call, free = ask(machine)
     decoder = machine.engine.decoder
     sizes = set()
-    machine.run(until=lambda: bool(sizes.add(sum(map(len, decoder._batches)))))
+    machine.run(until=lambda: bool(sizes.add(sum(map(len, decoder.batch_keys)))))
     assert max(sizes) >= 2, "they decode together"
     assert (answer.reason, free.reason) == ("stop", "length")
     assert faults(json.loads(content_of(answer, model)), wanted) == []
@@ -214,9 +214,9 @@ def test_a_guide_that_breaks_harms_no_neighbour() -> None:
     free = machine.put(Constraints(), sampling=hot(3), tokens_max=40)
     machine.run(until=lambda: len(broken.answer.request.sampled) > 5)
     assert broken.guide is not None
-    assert broken.guide._matcher is not None
+    assert broken.guide.matcher is not None
     mark = model.tokenizer.convert_tokens_to_ids("<tool_call>")
-    assert not broken.guide._matcher.consume_token(mark)
+    assert not broken.guide.matcher.consume_token(mark)
     machine.run()
     assert broken.guide.failure
     assert free.answer.request.sampled == plain.answer.request.sampled

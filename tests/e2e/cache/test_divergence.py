@@ -226,7 +226,6 @@ def test_exact_mode_says_that_it_reads_answers_again(tmp_path: Path) -> None:
     talk.desk = Desk(
         "qwen3", family("qwen3"), tmp_path, settings={"CACHE_EXACT": "true"}, is_exact=True
     )
-    talk.desk.sessions._rules = replace(talk.desk.sessions._rules, is_exact=True)
     long = replace(ANSWER, content="All is well. " * 100)
     talk.ask(long)
     talk.take(long)

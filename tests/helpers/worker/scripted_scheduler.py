@@ -9,6 +9,7 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.decoder import SampledToken, Sequence, UnfinishedBatch
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
@@ -99,7 +100,9 @@ def request(
     )
 
 
-def scheduler(slots: int = 4, **scripts: list[int]) -> tuple[Scheduler, ScriptedEngine]:
+def scheduler(
+    slots: int = 4, watchdog: GenerationWatchdog | None = None, **scripts: list[int]
+) -> tuple[Scheduler, ScriptedEngine]:
     engine = ScriptedEngine(scripts)
     choice = TokenChoice(sampler=lambda x: x, processors=(), top_logprobs=None)
     made = Scheduler(
@@ -108,7 +111,7 @@ def scheduler(slots: int = 4, **scripts: list[int]) -> tuple[Scheduler, Scripted
         Letters(),  # type: ignore[arg-type]
         frozenset({END}),
         lambda request: choice,
-        SchedulerConfig(slots, lambda tokens: []),
+        SchedulerConfig(slots, lambda tokens: [], watchdog=watchdog or GenerationWatchdog()),
     )
     return made, engine
 

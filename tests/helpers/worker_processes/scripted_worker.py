@@ -125,10 +125,10 @@ class ScriptedWorker(real.Worker):
 
     family: Family
 
-    def _choose(self, vocab_size: int, request: Request) -> TokenChoice:
+    def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
         if request.visit is not None and _is_free(request.visit.prompt):
             self._note(request, [])
-            return super()._choose(vocab_size, request)
+            return super().token_choice(vocab_size, request)
         tokens, end = self._script(request)
         drawn: Iterator[int] = iter(tokens)
 
@@ -137,7 +137,7 @@ class ScriptedWorker(real.Worker):
             return mx.array([next(drawn, end)])
 
         self._note(request, tokens)
-        return replace(super()._choose(vocab_size, request), sampler=sample)
+        return replace(super().token_choice(vocab_size, request), sampler=sample)
 
     def _script(self, request: Request) -> tuple[list[int], int]:
         """Return the tokens that the model writes, and the one that ends the turn."""

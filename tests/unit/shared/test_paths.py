@@ -85,7 +85,7 @@ def test_a_working_directory_that_is_gone_is_no_failure(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert paths._working_directory() == Path.home()
+    assert paths.working_directory() == Path.home()
 
 
 def test_an_env_file_of_before_keeps_its_meaning() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from hearth.shared import zmq_transport
 from hearth.shared.errors import StartError
@@ -119,8 +120,12 @@ def test_posting_wakes_the_owner_at_once(port: RouterPort) -> None:
 
 def test_bad_frames_are_dropped_and_counted(port: RouterPort, endpoint: str) -> None:
     async def talk() -> None:
+        with zmq.Context.instance().socket(zmq.DEALER) as stranger:
+            stranger.connect(endpoint)
+            stranger.send(b"\xc1 not msgpack")
+            while not port.bad_frame_count:
+                assert not await asyncio.to_thread(port.turn, 0.05)
         link = DealerLink(endpoint)
-        await link._socket.send(b"\xc1 not msgpack")
         link.send(Cancel("a"))
         received = await asyncio.to_thread(until_received, port)
         assert [message for _, message in received] == [Cancel("a")]

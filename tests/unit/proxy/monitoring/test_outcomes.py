@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import time
 from typing import Any
+from unittest import mock
 
 import orjson
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from hearth.proxy.api import legacy_completions
 from hearth.proxy.api.responses import responses_events
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.pool import answer_stream as answer_module
+from hearth.proxy.pool import answer_stream as answer_module, worker_link
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
@@ -166,11 +167,9 @@ class Line:
 
 def linked(edge: ProxyApp) -> tuple[WorkerLink, Line]:
     """Return a link whose worker is this test, as the edge's pool connects it."""
-    link = edge.pool.connect(0, "ipc:///tmp/hearth-nobody")
-    link._socket.close()
-    line: Any = Line()
-    link._socket = line
-    return link, line
+    line = Line()
+    with mock.patch.object(worker_link, "DealerLink", lambda *_: line):
+        return edge.pool.connect(0, "ipc:///tmp/hearth-nobody"), line
 
 
 def usage_of(prompt: int, cached: int, completion: int) -> Usage:
@@ -191,9 +190,9 @@ def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_
             link.submit(each, f"r-{index}") for index, each in enumerate(request.submissions())
         ]
         for answer in answers:
-            link._take(Admitted(answer.request_id, 100))
+            link.take(Admitted(answer.request_id, 100))
         if ended_first:
-            link._take(Finished("r-0", "stop", None, usage_of(100, 60, 5)))
+            link.take(Finished("r-0", "stop", None, usage_of(100, 60, 5)))
         for answer in answers:
             answer.close()
         edge.metrics.ended(request, answers)
@@ -203,8 +202,8 @@ def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_
         with edge.routes.feed.listening("") as events:
             await read(events)
             for name in left_ids:
-                link._take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
-                link._take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
+                link.take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
+                link.take(Finished(name, "cancelled", None, usage_of(100, 60, 5)))
             told = await read_until(events, "requests")
             await events.aclose()
         assert told["requests"] == []
@@ -225,11 +224,11 @@ def test_what_a_refused_request_would_have_cost_is_nobodys(tmp_path: Any) -> Non
         before = values(edge.metrics)
         answer = link.submit(ASKED, "r")
         answer.close()
-        link._take(Failed("r", 503, "overloaded", "Full."))
-        link._take(Finished("r", "cancelled", None, USAGE))
-        link._take(Finished("never", "stop", None, USAGE))
+        link.take(Failed("r", 503, "overloaded", "Full."))
+        link.take(Finished("r", "cancelled", None, USAGE))
+        link.take(Finished("never", "stop", None, USAGE))
         assert values(edge.metrics) == before
-        assert not link._cancelled
+        assert link.cancelled_count == 0
         edge.pool.close()
 
     run(body)
@@ -243,7 +242,7 @@ def test_with_several_keys_what_a_client_left_behind_is_told_to_its_own_key(tmp_
             ASKED, prompt=dataclasses.replace(ASKED.prompt, speaker=Speaker("theirs"))
         )
         link.submit(request, "r").close()
-        link._take(Finished("r", "cancelled", None, USAGE))
+        link.take(Finished("r", "cancelled", None, USAGE))
         feed = edge.routes.feed
         assert feed.requests.of("theirs").totals()["prompt_tokens"] == USAGE.prompt_tokens
         assert feed.requests.of("mine").totals()["prompt_tokens"] == 0

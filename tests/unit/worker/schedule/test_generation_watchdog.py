@@ -1,6 +1,5 @@
 """The watchdog: what has had its time ends, what was prefilled stays, and its slot is free."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,21 @@ from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
-from tests.helpers.worker.scripted_scheduler import END, finish_of, request, run, scheduler, text_of
-
-
-def watched(made: Any, generation_s: float = 0.0, stall_s: float = 0.0) -> None:
-    made._config = replace(made._config, watchdog=GenerationWatchdog(generation_s, stall_s))
+from tests.helpers.worker.scripted_scheduler import (
+    END,
+    ScriptedDecoder,
+    finish_of,
+    request,
+    run,
+    scheduler,
+    text_of,
+)
 
 
 def started(name: str, generation_s: float = 0.0, stall_s: float = 0.0) -> tuple[Any, Request]:
     """Return a scheduler that decodes a request without an end, and that request."""
-    made, _ = scheduler(slots=1, **{name: [8] * 1_000, "next": [9]})
-    watched(made, generation_s, stall_s)
+    watchdog = GenerationWatchdog(generation_s, stall_s)
+    made, _ = scheduler(1, watchdog, **{name: [8] * 1_000, "next": [9]})
     asked = request(name, tokens_max=100_000)
     made.submit(asked)
     for _ in range(5):
@@ -47,9 +50,11 @@ def test_an_answer_that_takes_too_long_ends_with_length_and_frees_its_slot() -> 
     assert text_of(events, "next") == "i"
 
 
-def test_a_request_that_gets_no_further_ends_though_its_time_is_not_over() -> None:
+def test_a_request_that_gets_no_further_ends_though_its_time_is_not_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made, asked = started("stuck", generation_s=600, stall_s=60)
-    made._engine.decoder.step = lambda: []  # a decoder that forgot it
+    monkeypatch.setattr(ScriptedDecoder, "step", lambda self: [])  # a decoder that forgot it
     assert asked.times is not None
     asked.times.progressed_at -= 59
     assert not [e for e in steps(made) if isinstance(e, Finished)]
@@ -66,8 +71,7 @@ def test_a_token_or_a_chunk_is_progress() -> None:
 
 
 def test_the_clock_of_an_answer_does_not_run_while_its_prompt_is_read() -> None:
-    made, _ = scheduler(x=[8, END])
-    watched(made, generation_s=600, stall_s=600)
+    made, _ = scheduler(watchdog=GenerationWatchdog(600, 600), x=[8, END])
     asked = request("x", prompt=95)
     made.submit(asked)
     events: list[Up] = []
@@ -94,9 +98,7 @@ def test_a_request_that_waits_has_no_clock() -> None:
 
 
 def test_half_an_answer_is_no_turn_and_its_prompt_stays_in_the_cache(tmp_path: Path) -> None:
-    desk = Desk("qwen3", family("qwen3"), tmp_path)
-    scheduler = desk.machine.scheduler
-    scheduler._config = replace(scheduler._config, watchdog=GenerationWatchdog(600, 600))
+    desk = Desk("qwen3", family("qwen3"), tmp_path, watchdog=GenerationWatchdog(600, 600))
     prompt = desk.named(Prompt([{"role": "user", "content": "Tell me a story of the harbor."}]))
     story = AnswerParts("", "It is a long story, and it has no end at all.", ())
     answer = desk.submit(prompt, story)

@@ -40,7 +40,7 @@ def ids(count: int, seed: int = 0) -> list[int]:
 
 
 def slot_bytes(tokens: int) -> int:
-    return machine("qwen3", tiny=True).keeper._layers.slot_bytes(tokens, None)
+    return machine("qwen3", tiny=True).layers.slot_bytes(tokens, None)
 
 
 def test_the_estimate_is_what_a_slot_takes() -> None:
@@ -150,7 +150,7 @@ def test_weights_that_would_not_fit_are_refused_before_they_are_loaded(tmp_path:
 def test_kept_kv_takes_a_fifth_of_the_limit_at_most_unless_told_otherwise(
     environ: dict[str, str], mb: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_setup, "_working_set_bytes", lambda: None)
+    monkeypatch.setattr(kv_setup, "working_set_bytes", lambda: None)
     assert kv_setup.budget_bytes(load_settings(environ, None)) == mb * MB
 
 

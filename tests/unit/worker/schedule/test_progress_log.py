@@ -2,6 +2,7 @@
 
 import logging
 import re
+import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -141,12 +142,14 @@ def test_a_start_ends_with_the_seconds_of_each_step(
 
 
 def test_nothing_is_said_once_a_start_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    before = set(threading.enumerate())
     steps = StartSteps(lambda: 0, every_s=0.01)
+    (thread,) = set(threading.enumerate()) - before
     steps.begin("files")
     until_told(caplog, "step=files")
     steps.end()
-    steps._thread.join(WAIT_S)
-    assert not steps._thread.is_alive()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
 
 
 def test_loading_tells_its_steps_and_what_the_weights_will_take() -> None:

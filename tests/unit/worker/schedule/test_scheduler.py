@@ -233,8 +233,8 @@ def test_the_wait_behind_a_shared_prompt_counts_that_prompt_once() -> None:
     for number in range(4):
         made.submit(request(f"r{number}", prompt=10_001, text="same"))
         apart.submit(request(f"r{number}", prompt=10_001))
-    assert not list(made._give_slots())
-    assert not list(apart._give_slots())
+    assert not list(made.give_slots())
+    assert not list(apart.give_slots())
     assert (made.running, made.waiting) == (1, 3), "who waits for a prompt has no slot"
     assert (apart.running, apart.waiting) == (4, 0)
     assert made.load(arriving=1).wait_s == pytest.approx(50)

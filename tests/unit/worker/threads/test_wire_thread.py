@@ -67,7 +67,7 @@ class Desk:
 
     def hear(self, *messages: Message, peer: bytes = b"p") -> None:
         for message in messages:
-            self.wire._handle(peer, message)
+            self.wire.handle(peer, message)
 
     def said(self) -> list[Message]:
         posted, self.port.posted = self.port.posted, []
@@ -174,7 +174,7 @@ def test_cancel_and_a_peer_that_left_mark_the_ticket() -> None:
     second, _ = desk.jobs.get()
     assert first.is_gone and not second.is_gone
     desk.port.gone.add(b"p")
-    desk.wire._forget_gone_peers()
+    desk.wire.forget_gone_peers()
     assert second.is_gone
 
 
