@@ -14,7 +14,7 @@ from typing import Any, Final
 from hearth.proxy.api import legacy_completions, prefill_endpoint
 from hearth.proxy.api.error_bodies import error_body, error_headers
 from hearth.proxy.api.multi_choice_stream import merged
-from hearth.proxy.api.parse_body import BodyParser
+from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.api.responses import responses_events
 from hearth.proxy.gateway.litellm_relay import Relay
 from hearth.proxy.http.api_keys import ApiKeyCheck

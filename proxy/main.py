@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 import uvicorn
 import uvloop
 
-from hearth.proxy.api.parse_body import BodyParser
+from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.gateway import litellm_app
 from hearth.proxy.http.origin_rules import OriginRules

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import msgpack
 
-from hearth.shared.private_directory import make_private
+from hearth.shared.make_private_directory import make_private
 
 SUFFIX: Final = ".journal"
 TEMP_PREFIX: Final = ".writing-"

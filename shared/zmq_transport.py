@@ -24,7 +24,7 @@ from zmq.auth import load_certificate
 from zmq.auth.thread import ThreadAuthenticator
 
 from hearth.shared.errors import StartError, WireError
-from hearth.shared.private_directory import make_private
+from hearth.shared.make_private_directory import make_private
 from hearth.shared.wire_messages import FRAME_BYTES_MAX, Failed, Message, decode, encode
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.logging_setup import configure
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings
-from hearth.shared.start_failure import leave_reason
+from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
 from hearth.worker.cache_report import cache_report, vision_report
@@ -39,14 +39,14 @@ from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_mark
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
-from hearth.worker.schedule.progress_log import StartSteps
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
+from hearth.worker.schedule.start_and_prefill_log import StartSteps
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
-from hearth.worker.setup.prompt_setup import (
+from hearth.worker.setup.prompt_and_session_setup import (
     make_builder,
     make_sessions,
     prompt_facts,

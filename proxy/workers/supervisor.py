@@ -22,7 +22,7 @@ from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers.hang_detector import HangDetector
 from hearth.shared.errors import EXIT_CANNOT_START
 from hearth.shared.paths import PROJECT_DIR
-from hearth.shared.start_failure import reason_path, take_reason
+from hearth.shared.start_failure_file import reason_path, take_reason
 from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.api import prefill_endpoint
-from hearth.proxy.api.parse_body import BodyParser
+from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.http.http_exchange import BODY_BYTES_MAX
 from hearth.proxy.http.strict_json import parse_object
 from hearth.proxy.pool.worker_link import WorkerLink

@@ -26,9 +26,9 @@ from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import ExtentStore, Layout
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.engine.engine import default_chunk
-from hearth.worker.prompt.prompt_builder import PromptBuilder, PromptContent
+from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
-from hearth.worker.setup.prompt_setup import make_builder
+from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.harness.socketless_worker import Answer, Machine, loaded, machine
 from scripts.replay.ideal_cache import ideal_cached
 

@@ -25,7 +25,7 @@ from hearth.worker.requests.request_builder import RequestBuilder
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, Request
 from hearth.worker.schedule.turn_recorder import TurnRecorder
-from hearth.worker.setup.prompt_setup import make_builder, make_sessions
+from hearth.worker.setup.prompt_and_session_setup import make_builder, make_sessions
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.fixtures.fixture_cache import TINY_NAMES

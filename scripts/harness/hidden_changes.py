@@ -19,7 +19,7 @@ from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.block_hash import pack, prefix_hashes
 from hearth.worker.cache.extent_store import ExtentStore
 from hearth.worker.cache.resume_planner import SlotView, make_plan
-from hearth.worker.prompt.prompt_builder import BuiltPrompt
+from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.session_manager import SessionVisit
 from hearth.worker.stream.model_output_format import AnswerParts

@@ -18,7 +18,7 @@ from hearth.worker.cache.image_keys import ImageRun, keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.image_encoder import ImageEncoder
+from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.kv.kv_manager import KVManager

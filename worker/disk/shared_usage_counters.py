@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.shared.private_directory import make_private
+from hearth.shared.make_private_directory import make_private
 
 FILE_NAME: Final = ".ledger"
 FILE_BYTES: Final = 256  # of the file: always the same ones, so that a full disk still takes them

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
 from hearth.worker.engine.decoder import Decoder
-from hearth.worker.engine.image_encoder import ImageEncoder
+from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.model_loader import LoadedModel, backend
 from hearth.worker.engine.vlm_language_model import counted_depth, depth
 

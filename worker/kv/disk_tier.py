@@ -24,7 +24,7 @@ from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind, FileName
 from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
-from hearth.worker.kv.live_slots import LiveSlot
+from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.serialise_kv import (
     UnreadableRecord,
     arrays_of_rows,

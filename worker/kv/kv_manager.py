@@ -26,7 +26,7 @@ from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
 from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.live_slots import LiveSlot
+from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.return_freed_memory import release_memory
 from hearth.worker.kv.uncached_kv_manager import UncachedKVManager
 

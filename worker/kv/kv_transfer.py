@@ -15,7 +15,7 @@ from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
-from hearth.worker.kv.live_slots import LiveSlot
+from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.quantise_kv import LayerRows, QuantFormat
 
 

@@ -12,7 +12,7 @@ from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.prompt.deferred_tools import with_loaded_tools
 from hearth.worker.prompt.extract_thinking import with_thinking_extracted
 from hearth.worker.prompt.images.image_placeholders import without_images
-from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptBuilder, PromptContent
+from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptBuilder, PromptContent
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.sessions.find_divergence import explain
 from hearth.worker.sessions.session_manager import SessionManager, SessionVisit

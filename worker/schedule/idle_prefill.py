@@ -8,7 +8,7 @@ from typing import Final
 from hearth.worker.cache.image_keys import ids_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.engine import Engine
-from hearth.worker.kv.live_slots import LiveSlot
+from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 

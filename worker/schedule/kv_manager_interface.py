@@ -7,7 +7,7 @@ from hearth.worker.cache.block_hash import PrefixHash, Tokens
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.kv.disk_tier import DiskRecall
-from hearth.worker.kv.live_slots import LiveSlot
+from hearth.worker.kv.live_slot import LiveSlot
 
 
 class KVManagerInterface(Protocol):

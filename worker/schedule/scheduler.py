@@ -20,9 +20,9 @@ from hearth.worker.schedule.answer_deltas import last_deltas, piece_deltas, toke
 from hearth.worker.schedule.fair_queue import give_turn, in_turn
 from hearth.worker.schedule.idle_prefill import IdlePrefill
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
-from hearth.worker.schedule.progress_log import log_prefill
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
+from hearth.worker.schedule.start_and_prefill_log import log_prefill
 from hearth.worker.schedule.usage_report import log_finished, make_usage
 from hearth.worker.schedule.wait_estimate import Load, Pace, Work
 from hearth.worker.stream.detokenise import Vocabulary

@@ -10,7 +10,7 @@ from PIL import Image
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.cache.cache_budget import MB
-from hearth.worker.engine.image_encoder import ImageEncoder
+from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision_self_test import checked_vision
 from hearth.worker.prompt.images.image_placeholders import ImageForm

@@ -18,7 +18,7 @@ from tests.helpers.worker_processes.fake_worker import IMAGE_TOKENS
 # Only the test's own web server stands for the internet.
 OPENED = """
 import functools
-from hearth.proxy.api import parse_body
+from hearth.proxy.api import parse_any_dialect as parse_body
 from hearth.proxy.images import image_fetch
 make = image_fetch.ImageFetcher
 parse_body.ImageFetcher = functools.partial(make, is_allowed=lambda address: address == "127.0.0.1")

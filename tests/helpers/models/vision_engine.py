@@ -14,7 +14,7 @@ from mlx_lm.sample_utils import greedy_sampler
 from hearth.worker.cache.image_keys import ImageRun, PromptImage
 from hearth.worker.engine import decoder
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.image_encoder import ImageEncoder
+from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.engine.vlm_language_model import VLMLanguageModel
 from hearth.worker.kv.layer_adapters import LayerMap

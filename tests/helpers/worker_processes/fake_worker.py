@@ -24,7 +24,7 @@ from hashlib import sha256
 from typing import Any
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.shared.start_failure import leave_reason
+from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
     Admitted,

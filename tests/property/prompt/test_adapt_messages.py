@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.prompt.prompt_builder import PromptBuilder, PromptContent
+from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
-from hearth.worker.setup.prompt_setup import make_builder
+from hearth.worker.setup.prompt_and_session_setup import make_builder
 from hearth.worker.stream.model_output_format import ToolCall
 from scripts.harness.model_families import FAMILIES, family, tools_for
 

@@ -10,11 +10,11 @@ from hearth.worker.stream.lookahead_buffer import Marks, ParserSteps, Unreadable
 from hearth.worker.stream.tool_calls.call_writer import CallContext
 from hearth.worker.stream.tool_calls.json_calls import Trust, json_calls, named_call
 from hearth.worker.stream.tool_calls.lenient_json import LenientJsonParser
+from hearth.worker.stream.tool_calls.python_calls import python_calls
 from hearth.worker.stream.tool_calls.upstream_parsers import (
     UpstreamParser,
     calls_in,
     of_mlx_lm,
-    python_calls,
 )
 from hearth.worker.stream.tool_calls.xml_calls import BARE_FORMS, FORMS, XmlForm, element_call
 

@@ -11,7 +11,7 @@ import pytest
 from mlx.utils import tree_map
 
 from hearth.worker.cache.image_keys import PromptImage, identity_of
-from hearth.worker.engine.image_encoder import ImageEncoder
+from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision_self_test import checked_vision
 from hearth.worker.engine.vlm_language_model import VLMLanguageModel

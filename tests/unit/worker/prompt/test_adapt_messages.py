@@ -11,11 +11,11 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper, load as load_from_disk
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.prompt.adapt_messages import NONE
-from hearth.worker.prompt.prompt_builder import PromptContent
+from hearth.worker.prompt.prompt_with_sampled_turns import PromptContent
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.prompt.tools_as_text import call_text
-from hearth.worker.setup.prompt_setup import make_builder
+from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.harness.model_families import TEMPLATES, bare_tokenizer, family
 from tests.helpers.worker.chat_templates import CHATML, LLAMA, tokenizer_with
 

@@ -14,7 +14,7 @@ from hearth.worker.prompt.images.image_placeholders import (
     pieces_of,
     without_images,
 )
-from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptContent
+from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
 from scripts.harness.model_families import FAMILIES, family
 from tests.helpers.worker.prompt_builders import (
     ASKED,

@@ -10,10 +10,10 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.engine.model_loader import POCKET_DIR
 from hearth.worker.prompt.prefill_cuts import CutRule
-from hearth.worker.prompt.prompt_builder import PromptBuilder, PromptContent
+from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
-from hearth.worker.setup.prompt_setup import make_builder
+from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir
 from scripts.harness.model_families import bare_tokenizer
 from tests.helpers.worker.chat_templates import (

@@ -19,7 +19,7 @@ from hearth.shared.wire_messages import (
     Up,
 )
 from hearth.worker.cache.block_hash import PrefixHash, pack
-from hearth.worker.prompt.prompt_builder import BuiltPrompt
+from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.request_state import (

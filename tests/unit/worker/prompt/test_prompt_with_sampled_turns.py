@@ -10,7 +10,7 @@ import pytest
 
 from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.worker.cache.block_hash import Tokens, pack
-from hearth.worker.prompt.prompt_builder import BuiltPrompt, PromptContent
+from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
