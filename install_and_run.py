@@ -449,7 +449,7 @@ def start(version: str, options: argparse.Namespace) -> None:
 
 def start_tests(arguments: "list[str]") -> None:
     """Become the suite, or pytest with `arguments`, with what makes MLX fast on a CPU."""
-    from hearth.shared.openblas_environment import openblas_environment
+    from hearth.shared.openblas_preload import openblas_environment
 
     environ = clean_environment()
     environ.update(openblas_environment(environ))

@@ -33,7 +33,7 @@ from hearth.proxy.workers.warm_prompts import WarmPrompts
 from hearth.shared import logging_setup as logs
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
-from hearth.shared.openblas_environment import openblas_environment
+from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.version import VERSION

@@ -16,6 +16,8 @@ settings.register_profile("hearth", deadline=None, suppress_health_check=[Health
 # `same` tries the same examples each time, so that CI judges a change by the change and not by
 # chance; at a desk each run tries new ones.
 settings.register_profile("same", settings.get_profile("hearth"), derandomize=True)
+# `few` is for the loop after each change: a quarter of the examples, new ones each time.
+settings.register_profile("few", settings.get_profile("hearth"), max_examples=25)
 settings.load_profile(os.environ.get("HEARTH_HYPOTHESIS_PROFILE", "hearth"))
 
 IMPURE = {"e2e", "model", "process"}

@@ -39,10 +39,10 @@ from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_mark
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
+from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
-from hearth.worker.schedule.start_and_prefill_log import StartSteps
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager

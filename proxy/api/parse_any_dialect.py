@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from hearth.proxy.api import chat_completions, legacy_completions
-from hearth.proxy.api.body import field_readers as fields, hosted_tools
+from hearth.proxy.api.body import field_readers as fields, unknown_blocks_to_text as unknown_blocks
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
 from hearth.proxy.api.responses.response_store import ResponseStore
@@ -48,7 +48,7 @@ class BodyParser:
             body = self._stored.expanded(key, body)
         request = _PARSERS[dialect](body)
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=self._uses_kv_cache)
-        hosted_tools.note(request.left_out)
+        unknown_blocks.note(request.left_out)
         speaker = session_of(headers, body, key)
         prompt = dataclasses.replace(request.prompt, speaker=speaker)
         more = tuple(dataclasses.replace(each, speaker=speaker) for each in request.more_prompts)

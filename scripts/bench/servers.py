@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import aiohttp
 import psutil
 
-from hearth.shared.openblas_environment import openblas_environment
+from hearth.shared.openblas_preload import openblas_environment
 
 PROJECT_DIR = Path(__file__).resolve().parents[2]
 START_WAIT_S_MAX = 180.0

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import psutil
 
-from hearth.shared.openblas_environment import openblas_environment
+from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
 from scripts.chaos.judge_replies import Reply, reply_of
 

@@ -18,9 +18,9 @@ from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, generation_prompt, turn_marks
+from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.prompt_facts import PromptFacts
-from hearth.worker.requests.recent_prompts import RecentPrompts
 from hearth.worker.requests.request_builder import RequestBuilder
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, Request

@@ -23,12 +23,12 @@ from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
+from hearth.worker.kv.cache_bypass_kv_manager import UncachedKVManager
 from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
 from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.return_freed_memory import release_memory
-from hearth.worker.kv.uncached_kv_manager import UncachedKVManager
 
 
 class KVManager:

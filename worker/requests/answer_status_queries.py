@@ -4,7 +4,7 @@ from typing import Any
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Status
-from hearth.worker.requests.recent_prompts import RecentPrompts
+from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.sessions.session_manager import SessionManager
 
 

@@ -10,8 +10,8 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine.sampler import check
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
+from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.prompt_facts import PromptFacts
-from hearth.worker.requests.recent_prompts import RecentPrompts
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder, is_raw
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.sessions.session_manager import SessionVisit

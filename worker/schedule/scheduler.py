@@ -15,14 +15,14 @@ from hearth.worker.engine import decoder
 from hearth.worker.engine.decoder import SampledToken
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.sampler import TokenChoice
-from hearth.worker.schedule.admission import Admission, rows_of
+from hearth.worker.schedule.admission_and_disk_recall import Admission, rows_of
 from hearth.worker.schedule.answer_deltas import last_deltas, piece_deltas, token_logprob
 from hearth.worker.schedule.fair_queue import give_turn, in_turn
 from hearth.worker.schedule.idle_prefill import IdlePrefill
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
+from hearth.worker.schedule.model_load_and_prefill_log import log_prefill
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
-from hearth.worker.schedule.start_and_prefill_log import log_prefill
 from hearth.worker.schedule.usage_report import log_finished, make_usage
 from hearth.worker.schedule.wait_estimate import Load, Pace, Work
 from hearth.worker.stream.detokenise import Vocabulary

@@ -8,7 +8,11 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api.body import field_readers as fields, hosted_tools, tool_definitions as tools
+from hearth.proxy.api.body import (
+    field_readers as fields,
+    tool_definitions as tools,
+    unknown_blocks_to_text as unknown_blocks,
+)
 from hearth.shared.errors import RequestError
 
 ContentPart = str | dict[str, Any]
@@ -179,10 +183,10 @@ def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[lis
             texts.append(_text(row, kind, where))
         elif kind in _THOUGHTS:
             held = (row.get(name) for name in ("thinking", "reasoning", "text", "summary"))
-            thoughts += [text for each in held for text in hosted_tools.texts_of(each)]
+            thoughts += [text for each in held for text in unknown_blocks.texts_of(each)]
         else:
             left_out.append(kind)
-            texts += hosted_tools.texts_of(row)
+            texts += unknown_blocks.texts_of(row)
     return texts, thoughts
 
 

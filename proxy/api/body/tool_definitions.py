@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api.body import field_readers as fields, hosted_tools
+from hearth.proxy.api.body import field_readers as fields, unknown_blocks_to_text as unknown_blocks
 from hearth.proxy.http.strict_json import parse_argument
 from hearth.shared.errors import RequestError
 
@@ -129,7 +129,7 @@ def left_out(chosen: str) -> ToolChoice:
 
     A client that sends a search of the web as a request of its own can't take one back.
     """
-    hosted_tools.note((f"tool_choice {chosen}",))
+    unknown_blocks.note((f"tool_choice {chosen}",))
     return ToolChoice("none")
 
 

@@ -2,7 +2,11 @@
 
 from typing import Any, Final
 
-from hearth.proxy.api.body import field_readers as fields, hosted_tools, tool_definitions as tools
+from hearth.proxy.api.body import (
+    field_readers as fields,
+    tool_definitions as tools,
+    unknown_blocks_to_text as unknown_blocks,
+)
 from hearth.proxy.api.body.message_content import (
     ContentPart,
     image,
@@ -209,7 +213,7 @@ class MessagesReader:
             fields.refuse(f"{param}.type", kind, "the type of a content block")
         tools.refuse_media(param, kind)
         self.left_out.append(kind)
-        return list(hosted_tools.texts_of(block))
+        return list(unknown_blocks.texts_of(block))
 
     def _document(self, block: dict[str, Any], param: str) -> list[ContentPart]:
         source = fields.record(block.get("source"), f"{param}.source")

@@ -2,7 +2,11 @@
 
 from typing import Any, Final
 
-from hearth.proxy.api.body import field_readers as fields, hosted_tools, tool_definitions as tools
+from hearth.proxy.api.body import (
+    field_readers as fields,
+    tool_definitions as tools,
+    unknown_blocks_to_text as unknown_blocks,
+)
 from hearth.proxy.api.body.message_content import (
     MessageContent,
     content_text,
@@ -85,7 +89,7 @@ class InputItemReader:
     def _foreign(self, item: dict[str, Any], kind: str) -> None:
         """Keep the text of an item that another server made."""
         self.left_out.append(kind)
-        if texts := hosted_tools.texts_of(item):
+        if texts := unknown_blocks.texts_of(item):
             text = join_text(texts)
             if kind == "agent_message":  # one that another agent sent to this one
                 self._asked("user", text)

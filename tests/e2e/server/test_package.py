@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.shared.openblas_environment import openblas_environment
+from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.version import VERSION
 from tests.helpers.servers.server import Server, free_port

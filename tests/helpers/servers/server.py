@@ -16,7 +16,7 @@ from typing import Any
 
 import openai
 
-from hearth.shared.openblas_environment import openblas_environment
+from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
 from hearth.shared.zmq_transport import HEARTBEAT_S
 

@@ -36,7 +36,7 @@ def test_every_setting_that_a_remedy_names_is_in_the_guide() -> None:
 def test_the_lines_of_the_log_that_it_quotes_are_written() -> None:
     written = "".join(
         (PROJECT_DIR / "worker" / name).read_text()
-        for name in ("schedule/start_and_prefill_log.py", "setup/kv_setup.py")
+        for name in ("schedule/model_load_and_prefill_log.py", "setup/kv_setup.py")
     )
     for text in ("prefill request=", "loading step=", "no KV is reused"):
         assert text in written and any(text in each for each in QUOTED), text

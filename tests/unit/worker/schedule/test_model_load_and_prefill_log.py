@@ -11,9 +11,9 @@ import pytest
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.model_loader import POCKET_DIR, load_model
-from hearth.worker.schedule import start_and_prefill_log as progress_log
+from hearth.worker.schedule import model_load_and_prefill_log as progress_log
+from hearth.worker.schedule.model_load_and_prefill_log import LOG_EVERY_S, StartSteps
 from hearth.worker.schedule.request_state import Request
-from hearth.worker.schedule.start_and_prefill_log import LOG_EVERY_S, StartSteps
 from tests.helpers.worker.scripted_scheduler import CHUNK, request, run, scheduler
 
 WAIT_S = 60.0
@@ -39,7 +39,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 @pytest.fixture(autouse=True)
 def log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="hearth.worker.schedule.start_and_prefill_log")
+    caplog.set_level(logging.INFO, logger="hearth.worker.schedule.model_load_and_prefill_log")
 
 
 def prefilling(made: Any, watch: Watch, name: str, prompt: int = PROMPT) -> Request:
