@@ -5,7 +5,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,13 +48,12 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def environ(site: Path, tmp_path: Path) -> dict[str, str]:
+def environ(site: Path) -> Iterator[dict[str, str]]:
     """The environment of a user who has the install alone; PYTHONPATH wins over a checkout."""
-    home = tmp_path / "home"
-    home.mkdir()
     kept = {name: os.environ[name] for name in ("PATH", "TMPDIR") if name in os.environ}
-    found = {**kept, "HOME": str(home), "PYTHONPATH": str(site)}
-    return {**found, **openblas_environment(found)}
+    with tempfile.TemporaryDirectory(prefix="hearth-") as home:  # a socket's path has a limit
+        found = {**kept, "HOME": home, "PYTHONPATH": str(site)}
+        yield {**found, **openblas_environment(found)}
 
 
 @pytest.fixture
