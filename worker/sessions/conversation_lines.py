@@ -181,7 +181,8 @@ class ConversationLines:
     Invariants (see `check`):
       held      each line is in exactly the session that `session_of` returns
       counted   `token_count` is the sum over the lines
-      bounded   SESSIONS_MAX sessions, LINES_MAX lines, and TOKENS_MAX tokens if more than one line
+      bounded   LINES_MAX lines, and TOKENS_MAX tokens if more than one line; SESSIONS_MAX sessions
+                whenever one is opened (a request that ends brings its own back until then)
     """
 
     def __init__(self, lines_max: int, idle_s: float) -> None:
@@ -216,7 +217,7 @@ class ConversationLines:
             assert session.lines[line.number] is line, line.number
         tokens = [line.tokens for line in held if line.tokens is not None]
         assert self._tokens == sum(map(len, tokens)), self._tokens
-        assert len(self._lines) <= LINES_MAX and len(self._sessions) <= SESSIONS_MAX
+        assert len(self._lines) <= LINES_MAX, len(self._lines)
         assert self._tokens <= TOKENS_MAX or len(self._lines) <= 1, self._tokens
 
     def session(self, speaker: Speaker, now: float) -> Session:
@@ -224,6 +225,7 @@ class ConversationLines:
         self._forget_idle(now)
         session = self._used(Session(speaker), now)
         self._trim_sessions()
+        assert len(self._sessions) <= SESSIONS_MAX, len(self._sessions)
         return session
 
     def restore(
