@@ -86,7 +86,7 @@ class PromptBuilder:
         self.tokeniser = tokeniser
         self._history = history
         self._context_tokens = context_tokens
-        self._preserves_thinking = preserves_thinking
+        self.preserves_thinking = preserves_thinking
 
     @property
     def tool_form(self) -> ToolForm:
@@ -231,7 +231,7 @@ class PromptBuilder:
         shown = _words_of(content.messages[message])
         if shown and not any(word in text for word in shown):
             return False
-        return self._preserves_thinking or turn.thinking.strip() in text
+        return self.preserves_thinking or turn.thinking.strip() in text
 
     def _header_runs(self, pieces: list[TextPiece]) -> list[list[tuple[int, int]]]:
         """Return runs of assistant headers: (its piece, the piece of the next header)."""

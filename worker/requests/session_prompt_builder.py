@@ -92,7 +92,7 @@ class SessionPromptBuilder:
             covered = common_length(keys, tokens)
             return covered, covered == len(keys)
 
-        visit.divergence = explain(visit, boundary, self.text)
+        visit.divergence = explain(visit, boundary, self.text, self._builder.preserves_thinking)
 
     def last_header(self, ids: list[int]) -> int:
         """Return where the header of the last message begins."""

@@ -1,10 +1,13 @@
 """Names the cause for which a prompt left its conversation line, with a remedy for each cause."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from hearth.shared.wire_messages import MessageName
+from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.sessions.conversation_lines import EarlierLine, PromptShape
 
 SLACK = 16  # tokens; less than this lost is no loss worth a report
@@ -15,7 +18,9 @@ NAMES_MAX = 8  # of options that changed, in one report
 HEAD = -1  # the "message" that tools and template options are part of
 
 # Causes of a message that stands where it stood: where it shows images, one may be the real cause.
-IN_PLACE = frozenset(("message edited", "tool result", "template", "unexplained"))
+IN_PLACE = frozenset(
+    ("message edited", "tool result", "template", "thinking dropped", "unexplained")
+)
 REMEDIES = {
     "tool added": "List tools in a stable order from the start, or mark late ones defer_loading.",
     "tool removed": "Keep the tool list of a session as it was.",
@@ -34,8 +39,10 @@ REMEDIES = {
     "client send old images as it sent them first.",
     "image removed": "The client took an old image out: have it keep them, or keep more of them.",
     "history rewritten": "The client compacted its history; what both have in common is reused.",
-    "template": "The model's template renders old messages anew; PRESERVE_THINKING=true keeps "
-    "their thinking.",
+    "template": "The model's template renders old messages by what stands behind them; no setting "
+    "changes that.",
+    "thinking dropped": "The model's template leaves old thinking out; PRESERVE_THINKING=true "
+    "keeps it.",
     "turn not recorded": "The answer was cut by a stop string, or is too old to be remembered.",
     "eviction": "Raise CACHE_RAM_BUDGET_MB, or run fewer conversations at once.",
     "restart": "The server was restarted and this was not on its disk: raise MAX_KV_SIZE_GB or "
@@ -57,7 +64,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """One loss: `token` is the first that differs, `lost` how many kept tokens had no use.
+    """One loss: `token` is the first that differs, `lost` how many held tokens are read again.
 
     Immutable.
     """
@@ -68,6 +75,17 @@ class Divergence:
     role: str
     was: str = ""  # decoded, around `token`: for the requester only
     now: str = ""
+    again: Tokens = field(default_factory=lambda: pack([]), compare=False, repr=False)  # which
+
+    def within(self, cached: int, fed: int) -> "Divergence | None":
+        """Return the loss of a request that prefilled tokens `cached` to `fed`, if it has one.
+
+        The cache may hold more of a prompt than its own line does: a branch that was there before.
+        """
+        assert 0 <= cached <= fed, (cached, fed)
+        first, last = np.searchsorted(self.again, (cached, fed))
+        lost = int(last - first)
+        return replace(self, lost=lost) if lost > SLACK else None
 
     def as_row(self, shows_text: bool) -> dict[str, Any]:
         """Return the loss as logs and reports have it; texts only where `shows_text`."""
@@ -84,12 +102,20 @@ class Divergence:
         return row | {"was": self.was, "now": self.now} if shows_text else row
 
 
-def cause_of(before: EarlierLine, now: PromptShape, at: int, message_at: int, turn: str) -> Cause:
+def cause_of(
+    before: EarlierLine,
+    now: PromptShape,
+    at: int,
+    message_at: int,
+    turn: str,
+    preserves_thinking: bool = True,
+) -> Cause:
     """Return why the tokens of `now` leave those of `before` at token `at`.
 
     `message_at` is the message that token `at` belongs to. `turn` says how the assistant turn
     there was rendered: "kept" as sampled, "changed" by the client, "rendered" from the echo, or
-    "dropped": known, but with thinking that the template leaves out.
+    "dropped": known, but with thinking that the template leaves out where the server does not
+    preserve it.
     """
     assert 0 <= at <= len(before.tokens), (at, len(before.tokens))
     was = before.shape
@@ -101,6 +127,8 @@ def cause_of(before: EarlierLine, now: PromptShape, at: int, message_at: int, tu
         return head
     if first is not None and first <= message_at:
         return _message_cause(was, now, first, turn)
+    if turn == "dropped" and not preserves_thinking:
+        return Cause("thinking dropped", message_at)
     return _turn_cause(before, now, at, message_at, turn)
 
 

@@ -1,8 +1,12 @@
 """Finds the message at which a prompt leaves its own conversation line, and why."""
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from hearth.worker.cache.block_hash import Tokens
+import numpy as np
+from numpy.typing import NDArray
+
+from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import image_borders
 from hearth.worker.sessions.conversation_lines import EarlierLine, PromptShape
 from hearth.worker.sessions.divergence_cause import (
@@ -17,31 +21,41 @@ from hearth.worker.sessions.divergence_cause import (
 )
 from hearth.worker.sessions.session_manager import RENDERED, SessionVisit
 
+RUN: Final = 16  # tokens that must stand together to be taken for the same text; a power of two
+ECHO_MIN: Final = 0.5  # of an answer stand in what echoes it
+HASH_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly spread (Knuth)
+
 # (tokens of the prompt that its first messages make, whether these make no others); None where
 # the template refuses so few.
 Boundary = Callable[[int], tuple[int, bool] | None]
 
 
 def explain(
-    visit: SessionVisit, boundary: Boundary, decode: Callable[[Sequence[int]], str]
+    visit: SessionVisit,
+    boundary: Boundary,
+    decode: Callable[[Sequence[int]], str],
+    preserves_thinking: bool = True,
 ) -> Divergence | None:
-    """Return what the prompt lost against its line by other tokens, if it lost anything.
+    """Return what of its line the prompt has behind other tokens, and so reads again, if anything.
 
-    An answer that is asked for again, of the same messages, loses nothing.
+    What the line had and the prompt has not is no loss: a fork, a conversation taken up from an
+    earlier point and an answer that the client left out go on from what they share with the line.
     """
     before, now, at = visit.place.before, visit.place.shape, visit.shared
     if before is None:
         return None
     assert at <= min(len(visit.tokens), len(before.tokens)), (at, len(visit.tokens))
-    lost = _held(visit, before) - at
-    is_again = now.chain == before.shape.chain and at >= before.prompt_tokens - SLACK
-    if lost <= SLACK or is_again:
+    again = tokens_read_again(before.tokens[at:], visit.tokens[at:]) + at
+    if len(again) <= SLACK:
         return None
     message = answer_to(before, now) if at >= before.prompt_tokens else None
     if message is None:
         message = message_of(at, now, before.shape, boundary)
+    again = again[: np.searchsorted(again, _end_of_shared(visit, before, message, boundary))]
+    if len(again) <= SLACK:
+        return None
     state = visit.states.get(message, RENDERED)
-    cause = cause_of(before, now, at, message, state)
+    cause = cause_of(before, now, at, message, state, preserves_thinking)
     if cause.name in IN_PLACE:
         cause = image_cause(before.tokens, visit.tokens, at, message) or cause
     role = now.roles[cause.message] if 0 <= cause.message < len(now.roles) else "head"
@@ -52,25 +66,78 @@ def explain(
     )
     # The text of another conversation is not shown, though it looks alike.
     shown = (was, new) if before.is_own else ("", "")
-    return Divergence(cause, at, lost, role, *shown)
+    return Divergence(cause, at, len(again), role, *shown, again=again)
 
 
-def _held(visit: SessionVisit, before: EarlierLine) -> int:
-    """Return how many tokens the line had where this request left it.
+def tokens_read_again(was: Tokens, now: Tokens) -> Tokens:
+    """Return where in `now` runs of `RUN` tokens or more stand that `was` has too, in order.
 
-    A fork, or a conversation taken up from an earlier point, goes on from a state that the line
-    once had: behind the answer that it had then, nothing is the line's or the model's.
+    Runs are compared by 64-bit polynomial hashes: a false match shows one loss too large.
     """
-    now, links = visit.place.shape, set(visit.place.links)
-    if visit.place.line is None:
-        for chain, (messages, tokens) in reversed(before.past):
-            if chain in links:
-                behind = messages + 1
-                later = {name.exact for name in before.shape.names[behind:]}
-                is_left = later.isdisjoint(name.exact for name in now.names[behind:])
-                is_left = is_left and "assistant" not in now.roles[behind:]
-                return tokens if is_left else len(before.tokens)
-    return len(before.tokens)
+    width = RUN
+    if min(len(was), len(now)) < width:
+        return pack([])
+    starts = np.flatnonzero(np.isin(_run_hashes(now), _run_hashes(was)))
+    edges = np.zeros(len(now) + 1, np.int32)
+    np.add.at(edges, starts, 1)
+    np.add.at(edges, starts + width, -1)
+    return pack(np.flatnonzero(np.cumsum(edges[:-1])).tolist())
+
+
+def _run_hashes(tokens: Tokens) -> NDArray[np.uint64]:
+    """Return the hash of each run of `RUN` tokens: each doubling joins two neighbouring runs."""
+    with np.errstate(over="ignore"):
+        hashes = (tokens.astype(np.uint64) + np.uint64(1)) * HASH_FACTOR
+        hashes ^= hashes >> np.uint64(29)
+        factor, width = HASH_FACTOR, 1
+        while width < RUN:
+            hashes = hashes[:-width] * factor + hashes[width:]
+            factor, width = factor * factor, 2 * width
+    return hashes
+
+
+def _end_of_shared(visit: SessionVisit, before: EarlierLine, first: int, boundary: Boundary) -> int:
+    """Return where the last thing ends that the line has too, from message `first` on.
+
+    What is new behind it may look like something of the line, as each reminder looks like the last
+    one; it would be read in any case.
+    """
+    now, at = visit.place.shape, visit.shared
+    last = _last_shared(before.shape, now, first)
+    end = at
+    if last is not None:
+        found = boundary(last + 1)
+        # Where what follows changes how a message is rendered, its end is not known.
+        end = found[0] if found is not None and found[1] else len(visit.tokens)
+    answer = before.tokens[before.prompt_tokens :]
+    echo = tokens_read_again(answer, visit.tokens[at:]) + at
+    is_echo = len(echo) > 0 and len(echo) >= ECHO_MIN * len(answer)
+    return max(end, int(echo[-1]) + 1) if is_echo else end
+
+
+def _last_shared(was: PromptShape, now: PromptShape, first: int) -> int | None:
+    """Return the last message from `first` on that the line has from there on too, if any.
+
+    The echo of the line's answer is one, whatever the client made of it, and so is `first` itself
+    where it was edited in place: the conversation goes on behind it.
+    """
+    start = max(0, first)
+    known = {digest for name in was.names[start:] for digest in (name.exact, name.canonical)}
+    known.discard(b"")
+    echo = _echo(was, now)
+    for at in range(len(now.names) - 1, start - 1, -1):
+        if at == echo or not known.isdisjoint((now.names[at].exact, now.names[at].canonical)):
+            return at
+    is_in_place = start < len(was.roles) and was.roles[start] == now.roles[start]
+    return start if is_in_place and start < len(now.roles) - 1 else None
+
+
+def _echo(was: PromptShape, now: PromptShape) -> int | None:
+    """Return the message that answers what the line's answer did, if there is one."""
+    asked = len(was.names)
+    if not 0 < asked < len(now.names) or now.roles[asked] != "assistant":
+        return None
+    return asked if was.names[-1].canonical == now.names[asked - 1].canonical else None
 
 
 def image_cause(was: Tokens, now: Tokens, at: int, message: int) -> Cause | None:

@@ -213,7 +213,7 @@ class SessionManager:
         assert visit.said is None and visit.turn is None, "a visit ends once"
         now = time.monotonic()
         with self._lock:
-            divergence = visit.divergence or self._evicted(visit, ending)
+            divergence = self._loss(visit, ending)
             row = self._row(visit, ending)
             for state in (KEPT, CHANGED, RENDERED, DROPPED):
                 self.counts[f"turns_{state}"] += visit.count(state)
@@ -278,12 +278,21 @@ class SessionManager:
         speaker, loaded = session.speaker, dict(session.loaded)
         self.archive.add(ArchiveEntry(time.time(), speaker, loaded, state, visit.turn))
 
-    def _evicted(self, visit: SessionVisit, ending: RequestEnding) -> Divergence | None:
-        """Return what of the line's own tokens was not kept."""
+    def _loss(self, visit: SessionVisit, ending: RequestEnding) -> Divergence | None:
+        """Return what the request read again: by other tokens, or else by what was not kept."""
+        usage = ending.usage
+        fed = usage.cached_tokens + usage.prefilled_tokens
+        found = visit.divergence.within(usage.cached_tokens, fed) if visit.divergence else None
+        divergence = found or self._evicted(visit, ending, fed)
+        assert divergence is None or divergence.lost <= usage.prefilled_tokens, divergence
+        return divergence
+
+    def _evicted(self, visit: SessionVisit, ending: RequestEnding, fed: int) -> Divergence | None:
+        """Return what of the line's own tokens was not kept, of the `fed` first ones."""
         before = visit.place.before
         if before is None or ending.is_cancelled:
             return None
-        expected = min(visit.shared, ending.limit)
+        expected = min(visit.shared, ending.limit, fed)
         lost = expected - ending.usage.cached_tokens
         if lost <= self._slack + SLACK:
             return None

@@ -72,8 +72,7 @@ def test_a_turn_that_the_user_changed_is_shown_as_changed(tmp_path: Path) -> Non
     assert "Done: nothing changed." in shown
     assert "Done: two files changed." not in shown
     assert list(reply.states.values()) == ["kept", "changed"]
-    assert reply.divergence is not None
-    assert (reply.divergence["cause"], reply.divergence["message"]) == ("assistant turn", 4)
+    assert reply.divergence is None, "of so short an answer nothing is read again"
 
 
 def test_another_key_or_line_never_gets_a_turn_by_its_words(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ SYSTEM = (
 REMINDER = "<system-reminder>\nThe current date is 2026-11-21.\n</system-reminder>\n"
 CALL = AnswerParts("Why not.", "I look.", (ToolCall("Bash", {"command": "ls"}),))
 ANSWER = AnswerParts("It works.", "All is well.")
+LONG_ANSWER = AnswerParts("It works.", "All is well. " * 20 + "The build is as it was before. " * 4)
 
 
 class Conversation:
@@ -80,6 +81,7 @@ class Planted:
     cause: str
     message: int
     rule: str | None = None
+    answer: AnswerParts = ANSWER
 
 
 def replaced(at: int, old: str, new: str) -> Callable[[Body], Any]:
@@ -118,7 +120,9 @@ PLANTED = {
     "a truncated tool result": Planted(
         replaced(3, "made. " * 20, "[... 120 more characters truncated"), "tool result", 3
     ),
-    "a changed answer": Planted(replaced(4, "All is well.", "All is bad."), "assistant turn", 4),
+    "a changed answer": Planted(
+        replaced(4, "All is well.", "All is bad."), "assistant turn", 4, answer=LONG_ANSWER
+    ),
     "changed arguments": Planted(arguments_changed, "assistant turn", 2),
     "an inserted message": Planted(
         lambda body: body["messages"].insert(2, {"role": "user", "content": "By the way. " * 9}),
@@ -126,13 +130,6 @@ PLANTED = {
         2,
     ),
     "a removed message": Planted(lambda body: body["messages"].pop(1), "message removed", 1),
-    "a compacted history": Planted(
-        lambda body: body["messages"].__setitem__(
-            slice(1, 6), [{"role": "user", "content": "Summary: all was fixed. " * 9}]
-        ),
-        "history rewritten",
-        1,
-    ),
     "a tool that comes": Planted(
         lambda body: body["tools"].insert(1, new_tool()), "tool added", -1, "Another"
     ),
@@ -148,16 +145,17 @@ def test_a_planted_cause_is_named_with_its_message(name: str, tmp_path: Path) ->
     talk = Conversation(tmp_path)
     first = talk.ask(CALL)
     talk.take(CALL)
-    second = talk.ask(ANSWER)
+    second = talk.ask(planted.answer)
     assert first.divergence is second.divergence is None
-    talk.take(ANSWER, "And now? ")
+    talk.take(planted.answer, "And now? ")
     planted.does(talk.body)
-    lost = talk.ask(ANSWER).divergence
+    reply = talk.ask(ANSWER)
+    lost = reply.divergence
     assert lost is not None
     assert (lost["cause"], lost["message"]) == (planted.cause, planted.message), lost
     assert lost["rule"] == planted.rule, lost
     assert lost["remedy"] == REMEDIES[planted.cause]
-    assert lost["lost"] > 16
+    assert 16 < lost["lost"] <= reply.prefilled
     assert lost["was"] != lost["now"] or lost["cause"] == "history rewritten"
     counts = talk.desk.sessions.counts
     assert counts["canonical_drift"] == (planted.cause == "volatile field")
@@ -200,7 +198,8 @@ def test_thinking_that_the_template_drops_is_told(tmp_path: Path) -> None:
         talk.take(parts)
     lost = talk.ask(ANSWER).divergence
     assert lost is not None
-    assert (lost["cause"], lost["message"], lost["role"]) == ("template", 2, "assistant"), lost
+    found = (lost["cause"], lost["message"], lost["role"])
+    assert found == ("thinking dropped", 2, "assistant"), lost
     assert "PRESERVE_THINKING" in lost["remedy"]
 
 
@@ -236,8 +235,8 @@ def test_exact_mode_says_that_it_reads_answers_again(tmp_path: Path) -> None:
 def test_a_message_taken_out_before_a_kept_answer_is_named(tmp_path: Path) -> None:
     talk = Conversation(tmp_path)
     talk.body["messages"].append({"role": "user", "content": "And this. " * 20})
-    talk.ask(ANSWER)
-    talk.take(ANSWER)
+    talk.ask(LONG_ANSWER)
+    talk.take(LONG_ANSWER)
     talk.body["messages"].pop(2)
     lost = talk.ask(ANSWER).divergence
     assert lost is not None and (lost["cause"], lost["message"]) == ("message removed", 2), lost
@@ -258,8 +257,76 @@ def test_names_that_a_client_makes_up_are_told_cut_short(tmp_path: Path) -> None
 def test_another_conversations_words_are_not_told(tmp_path: Path) -> None:
     """One session id for all that a client does: what is held against may be another's."""
     talk = Conversation(tmp_path)
-    talk.body["messages"][1]["content"] = "My secret is 4711. " * 20
-    talk.ask(ANSWER)
-    talk.body["messages"][1]["content"] = "Something else entirely. " * 20
-    lost = talk.ask(ANSWER).divergence
+    system, shared = talk.body["messages"]
+    for words in ("My secret is 4711. ", "Something else entirely. "):
+        own = [{"role": "user", "content": f"{words} {number} " * 20} for number in range(4)]
+        talk.body["messages"] = [system, *own, shared]
+        lost = talk.ask(ANSWER).divergence
     assert lost is not None and lost["was"] == lost["now"] == ""
+
+
+def test_a_compacted_history_that_keeps_its_last_messages_is_told(tmp_path: Path) -> None:
+    talk = Conversation(tmp_path)
+    for parts in (CALL, LONG_ANSWER, CALL, LONG_ANSWER):
+        talk.ask(parts)
+        talk.take(parts)
+    talk.body["messages"][1:6] = [{"role": "user", "content": "Summary: all was fixed. " * 9}]
+    reply = talk.ask(ANSWER)
+    assert reply.divergence is not None
+    found = (reply.divergence["cause"], reply.divergence["message"])
+    assert found == ("history rewritten", 1), reply.divergence
+    assert 16 < reply.divergence["lost"] <= reply.prefilled
+
+
+def test_another_conversation_that_begins_alike_loses_nothing(tmp_path: Path) -> None:
+    talk = Conversation(tmp_path)
+    talk.ask(LONG_ANSWER)
+    talk.body["messages"][1]["content"] = "Something else entirely. " * 20
+    assert talk.ask(LONG_ANSWER).divergence is None
+    assert talk.desk.sessions.counts["lost_tokens"] == 0
+
+
+def test_a_compacted_history_that_keeps_nothing_loses_nothing(tmp_path: Path) -> None:
+    talk = Conversation(tmp_path)
+    for parts in (CALL, LONG_ANSWER):
+        talk.ask(parts)
+        talk.take(parts)
+    talk.body["messages"][1:] = [{"role": "user", "content": "Summary: all was fixed. " * 9}]
+    assert talk.ask(ANSWER).divergence is None
+
+
+def test_an_answer_that_the_client_leaves_out_is_no_loss(tmp_path: Path) -> None:
+    talk = Conversation(tmp_path)
+    talk.ask(LONG_ANSWER)
+    talk.body["messages"].append({"role": "user", "content": "Which do you like best? " * 9})
+    reply = talk.ask(ANSWER)
+    assert reply.divergence is None and reply.cached > 0
+
+
+@pytest.mark.parametrize("kept", range(1, 8, 2))
+def test_an_imported_history_cut_back_loses_nothing(kept: int, tmp_path: Path) -> None:
+    """The history is sent at once, then again only up to one of its earlier user messages."""
+    talk = Conversation(tmp_path)
+    for number in range(4):
+        answer = {"role": "assistant", "content": f"Part {number} of it is done. " * 12}
+        question = {"role": "user", "content": REMINDER + f"And part {number + 1}? " * 12}
+        talk.body["messages"] += [answer, question]
+    talk.ask(ANSWER)
+    del talk.body["messages"][kept + 1 :]
+    reply = talk.ask(ANSWER)
+    assert reply.divergence is None and reply.prefilled <= 256, reply.divergence
+    talk.body["messages"][kept]["content"] = REMINDER + "Or rather this. " * 12
+    assert talk.ask(ANSWER).divergence is None
+
+
+def test_a_loss_is_what_is_read_again_and_no_more(tmp_path: Path) -> None:
+    """A long answer that the client drops is not read again; what stands behind it is."""
+    talk = Conversation(tmp_path)
+    for parts in (replace(LONG_ANSWER, content="Very much of it. " * 200), LONG_ANSWER):
+        talk.ask(parts)
+        talk.take(parts)
+    talk.body["messages"].pop(2)
+    reply = talk.ask(ANSWER)
+    assert reply.divergence is not None
+    assert (reply.divergence["cause"], reply.divergence["message"]) == ("message removed", 2)
+    assert 100 < reply.divergence["lost"] <= reply.prefilled < 800

@@ -70,7 +70,9 @@ class Desk:
             "call_ids": tuple(self.sessions.new_id() for _ in said.calls),
             "signature": self.sessions.new_id(),
         }
-        usage = Usage(len(visit.tokens), more.pop("cached", len(visit.tokens)), 0, len(sampled))
+        prompt = len(visit.tokens)
+        cached = more.pop("cached", prompt)
+        usage = Usage(prompt, cached, prompt - cached, len(sampled))
         row: dict[str, Any] = {"limit": len(visit.tokens), "is_whole": True, **given, **more}
         return self.sessions.ended(visit, RequestEnding("r1", text, said, sampled, usage, **row))
 

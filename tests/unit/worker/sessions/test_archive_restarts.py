@@ -153,11 +153,12 @@ def test_an_edit_is_explained_after_a_restart_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     living, restarted = shops(tmp_path, monkeypatch, "qwen3", "pi")
+    long = replace(SCRIPT[2], content="All that was there is as it was before. " * 9)
     found = []
     for shop in (living, restarted):
-        for parts in SCRIPT:
+        for parts in [*SCRIPT[:2], long]:
             shop.ask(parts)
-        shop.client.turns[-1]["content"] = "Done: nothing changed."
+        shop.client.turns[-1]["content"] = "Done: nothing changed." + long.content
         shop.client.user("Go on.")
         request = shop.ask(SCRIPT[2])
         assert request.visit is not None and request.visit.divergence is not None

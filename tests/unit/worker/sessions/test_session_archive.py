@@ -66,7 +66,9 @@ class Desk:
     def end(
         self, visit: SessionVisit, said: TurnContent, sampled: Sequence[int] = (1, 2), **more: Any
     ) -> Any:
-        usage = Usage(len(visit.tokens), more.pop("cached", len(visit.tokens)), 0, len(sampled))
+        prompt = len(visit.tokens)
+        cached = more.pop("cached", prompt)
+        usage = Usage(prompt, cached, prompt - cached, len(sampled))
         row: dict[str, Any] = {"limit": len(visit.tokens), "is_whole": True, **more}
         return self.sessions.ended(
             visit, RequestEnding("r", f"{said}", said, sampled, usage, **row)
