@@ -1,29 +1,33 @@
-"""Seed 000, section 16: what its checklists name and no other test shows, line by line.
+"""Checks what the specification's checklist names and no other test shows, line by line.
 
 Shown elsewhere, or not ours:
   Streaming
     output matches JSONEncoder's byte for byte: that is Swift's. Ours: a stream adds up,
-      unit/test_chat_answer.py::test_openais_client_adds_a_stream_up_to_the_whole_answer
+      tests/unit/proxy/api/test_chat_events.py::
+      test_openais_client_adds_a_stream_up_to_the_whole_answer
   Tool Use
-    Gemma tool_code blocks: test_delivery.py::
+    Gemma tool_code blocks: tests/e2e/agents/test_delivery.py::
       test_an_answer_comes_in_its_channels_and_its_calls_by_the_ids_that_are_recorded[gemma3]
-    Qwen <tool_call> tags, and finish_reason "tool_calls": test_sdk_answers.py::
+    Qwen <tool_call> tags, and finish_reason "tool_calls": tests/e2e/sdks/test_sdk_answers.py::
       test_one_tool_is_called
     Framework ToolCall events: mlx-swift-lm's. mlx-lm has parsers instead, held to their formats in
-      unit/test_splitter.py::test_an_output_says_what_it_is_known_to_say
+      tests/unit/worker/stream/test_answer_splitter.py::
+      test_an_output_says_what_it_is_known_to_say
   Thinking Mode
-    enable_thinking: false reaches the template: test_sdk_answers.py::
+    enable_thinking: false reaches the template: tests/e2e/sdks/test_sdk_answers.py::
       test_thinking_that_is_off_is_told_to_the_template
-    on, think blocks appear: test_sdk_answers.py::test_thinking_is_told_apart_and_counted
+    on, think blocks appear: tests/e2e/sdks/test_sdk_answers.py::
+      test_thinking_is_told_apart_and_counted
   Compatibility
-    GET /v1/models with context windows: test_sdk_chat.py::
+    GET /v1/models with context windows: tests/e2e/sdks/test_sdk_chat.py::
       test_models_are_listed_and_looked_up_in_both_sdks
-    streamed and whole completions: test_sdk_answers.py::test_a_text_is_answered
-    the model field swaps models: not ours, a server has one model; another name is a 404,
-      test_sdks.py::test_an_unknown_model_is_a_404_that_names_what_there_is
-    UI chat unaffected: not ours, there is no UI
+    streamed and whole completions: tests/e2e/sdks/test_sdk_answers.py::test_a_text_is_answered
+    the model field swaps models: tests/e2e/server/test_models.py::
+      test_models_change_places_and_answer_as_if_each_were_alone; a name that no model has is a 404:
+      tests/e2e/sdks/test_sdks.py::test_an_unknown_model_is_a_404_that_names_what_there_is
+    UI chat unaffected: not ours, there is no chat in the dashboard
   Disconnect Handling
-    no Metal assertion failures: on whatever device it runs, test_faults.py::
+    no Metal assertion failures: on whatever device it runs, tests/e2e/faults/test_faults.py::
       test_clients_that_leave_at_any_moment_leave_nothing_behind
 """
 
@@ -57,6 +61,10 @@ PATHS = {
 }
 ANSWER = AnswerParts("They ask.", "Warm.", (OSLO, UTC))
 STOP_S_MAX = 0.2  # from a client's leaving to the last token drawn for it
+PROMPT_FIELDS = (
+    *("prompt_tokens", "input_tokens"),
+    *("cache_creation_input_tokens", "cache_read_input_tokens"),
+)
 TRIES = 8  # of which one at least is undisturbed by other tests
 
 
@@ -136,6 +144,42 @@ def test_final_chunk_has_finish_reason_and_usage_stats(scripted: ScriptedServer)
     asked = scripted.asked()[-1]
     assert told["prompt_tokens"] == len(asked.ids)
     assert told["completion_tokens"] == len(asked.sampled) + 1, "and the one that ends the turn"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "options", "places"),
+    [
+        ("chat", {}, []),
+        ("chat", {"stream_options": {"include_usage": True}}, ["-1"]),
+        ("completions", {}, []),
+        ("completions", {"stream_options": {"include_usage": True}}, ["-1"]),
+        ("responses", {}, ["response.completed"]),
+        ("messages", {}, ["message_start", "message_delta"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_stream_has_its_usage_where_the_page_of_the_api_says(
+    scripted: ScriptedServer, dialect: str, options: dict[str, Any], places: list[str]
+) -> None:
+    body = body_of(dialect, dictation(AnswerParts("", "Warm.")), **options)
+    found = events_with_usage(lines_of(scripted, dialect, body))
+    assert [place for place, _ in found] == places
+    for _, usage in found[-1:]:
+        prompt = sum(usage.get(name, 0) for name in PROMPT_FIELDS)
+        assert prompt == len(scripted.asked()[-1].ids)
+        assert usage["kv_cache"]["prefilled"] + usage["kv_cache"]["prefix_length"] == prompt
+
+
+def events_with_usage(lines: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Return each event that has a usage: its type, or its place from the end, and the usage."""
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+    rows = [json.loads(text) for text in data]
+    held = [row.get("response") or row.get("message") or row for row in rows]
+    return [
+        (row.get("type") or str(number - len(rows)), one["usage"])
+        for number, (row, one) in enumerate(zip(rows, held, strict=True))
+        if one.get("usage")
+    ]
 
 
 @pytest.mark.parametrize("dialect", ["chat", "completions"])
