@@ -39,9 +39,8 @@ from scripts.harness.captured_sessions import Exchange
 from scripts.harness.hidden_changes import EXEMPT, FIXTURES, Proof, Verdict
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import Answer, Machine, loaded
-from scripts.replay.traces import Captured, load_trace
+from scripts.replay.traces import TRACES_DIR, Captured, load_trace
 
-TRACES_DIR: Final = Path(__file__).resolve().parents[2] / "shared" / "traces"
 FAMILIES: Final = tuple(FIXTURES)
 PROGRESS_S: Final = 20.0
 FORWARD_CHARS: Final = 160  # of a text, and

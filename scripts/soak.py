@@ -29,9 +29,8 @@ from hearth.commands.server_client import table
 from scripts.chaos.own_server import MB, OwnServer, ServerError, rss_bytes
 from scripts.harness.body_mutations import shortened
 from scripts.replay.__main__ import Row, Target, replay
-from scripts.replay.traces import Captured, load_trace
+from scripts.replay.traces import TRACES_DIR, Captured, load_trace
 
-TRACES_DIR: Final = Path(__file__).resolve().parent.parent.parent / "shared" / "traces"
 CHARS: Final = (100, 400)  # of a text of a session
 REQUESTS: Final = (4, 16)  # of a session
 ANSWER_TOKENS: Final = 16

@@ -16,7 +16,7 @@ TOPS: Final = (*PACKAGE, "scripts", "tests")
 
 # ---------------------------------------------------------------- limits
 
-# STYLE's signs, not goals: what is one concept may be longer, and says why.
+# Signs, not goals: what is one concept may be longer, and says why.
 FILE_LINES_MAX: Final = 500
 FUNCTION_LINES_MAX: Final = 70
 PARAMETERS_MAX: Final = 7

@@ -153,8 +153,8 @@ FIELDS: Final = (
         ("<total_tokens>",),
         re.compile(r"^\s*<total_tokens>\s*\d[\d,]*\s*tokens left\s*</total_tokens>\s*$"),
         "",
-        "Claude Code with a model it knows (facts/clients.md, 3): appended at each turn, from the "
-        "usage that this server reported",
+        "Claude Code with a model it knows: appended at each turn, from the usage that this server "
+        "reported",
     ),
     Field(
         "run_statistics",

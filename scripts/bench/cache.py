@@ -34,12 +34,9 @@ from scripts.bench.servers import (
 )
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.replay.__main__ import Row, Target, held_to, replay, report, row_line, summary
-from scripts.replay.traces import Captured, load_trace
+from scripts.replay.traces import TRACES_DIR, Captured, load_trace
 
 ABOUT = "prefilled tokens beside the ideal and mlx_lm.server; what lookups, copies and cuts cost"
-_CAPTURED = PROJECT_DIR.parent / "shared" / "traces"
-# A checkout by itself has excerpts of three sessions.
-TRACES_DIR = _CAPTURED if _CAPTURED.is_dir() else PROJECT_DIR / "tests" / "data" / "traces"
 FIXTURES = "qwen3,qwen3_5,gpt_oss"
 OTHERS = ("rapid-mlx", "vllm-mlx")
 KEY = "bench"

@@ -11,7 +11,7 @@ from scripts.bench.peers_servers import HEARTH, PEERS
 HEAD: Final = """# Hearth beside other local MLX servers
 
 Written by `python -m scripts.bench peers`; `NOTES.md` beside it is written by hand. One server at
-a time, on the same model, machine and captured requests (`shared/traces`), each with its own
+a time, on the same model, machine and captured requests of agents, each with its own
 defaults. Random-weight fixtures on the CPU backend: tokens mean what they mean anywhere, seconds
 and memory only compare servers here.
 

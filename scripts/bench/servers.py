@@ -93,7 +93,7 @@ def _process_cpu_s(process: psutil.Process) -> float:
 
 
 class Raw:
-    """mlx-lm without any server, behind the pipe of bench_raw.py."""
+    """mlx-lm without any server, behind the pipe of raw_mlx_lm.py."""
 
     def __init__(self, child: asyncio.subprocess.Process, log: Path) -> None:
         self._child = child
@@ -127,7 +127,7 @@ class Raw:
         stdin.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
         line = await asyncio.wait_for(stdout.readline(), ANSWER_WAIT_S_MAX)
         if not line:
-            raise SideError(f"bench_raw.py ended during {op}:\n{_tail(self._log)}")
+            raise SideError(f"raw_mlx_lm.py ended during {op}:\n{_tail(self._log)}")
         row: dict[str, Any] = json.loads(line)
         return row
 

@@ -1,6 +1,6 @@
 """Holds the large model families as test data: chat templates, special tokens, output formats.
 
-The templates in tests/data/templates render what the public ones render for text, in words of
+The templates in scripts/harness/templates render what the public ones render for text, in words of
 our own. The tokenizers are the fixtures' byte-level BPE with each family's marks as added tokens;
 their ids fit the fixture models' embeddings, and mlx-lm itself finds out what their marks mean.
 """

@@ -1,4 +1,4 @@
-"""Reads captured agent sessions (shared/traces) and makes the bodies that a replay sends.
+"""Reads captured agent sessions and makes the bodies that a replay sends.
 
 A body stays as the client sent it but for model, length, temperature and streaming; `with_live`
 puts in what this server answered, `as_chat` turns any dialect into chat completions.
@@ -10,12 +10,18 @@ import lzma
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
+from hearth.shared.settings_from_env import PROJECT_DIR
 
 Body = dict[str, Any]
+
+EXCERPTS_DIR: Final = PROJECT_DIR / "tests" / "data" / "traces"
+# Whole sessions are too large for the repository: they may lie beside the checkout.
+WHOLE_DIR: Final = PROJECT_DIR.parent / "shared" / "traces"
+TRACES_DIR: Final = WHOLE_DIR if WHOLE_DIR.is_dir() else EXCERPTS_DIR
 
 DIALECTS = {  # the end of a path -> how it is spoken
     "/chat/completions": "chat",

@@ -36,7 +36,10 @@ ALL_GENERATED = 1 << 30  # presence and frequency penalties look at everything g
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """A request's functions that choose its tokens. None of them ever raises (facts/mlx.md 6)."""
+    """A request's functions that choose its tokens.
+
+    None of them ever raises: amid a batch that would spoil the other rows.
+    """
 
     sampler: Sampler
     processors: tuple[LogitsProcessor, ...]

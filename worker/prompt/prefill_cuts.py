@@ -1,7 +1,7 @@
 """Decides where a prefill is cut: a pure function of the tokens, so that every run cuts alike.
 
-How a prompt is cut into forwards changes the last bits of its KV (facts/mlx.md 2), so cold, warm,
-cached and uncached requests all ask here. The cache keeps and resumes KV at these cuts only.
+How a prompt is cut into forwards changes the last bits of its KV (.context/LESSONS.md), so cold,
+warm, cached and uncached requests all ask here. The cache keeps and resumes KV at these cuts only.
 """
 
 from collections.abc import Sequence

@@ -88,9 +88,9 @@ def make_disk_thread(root: PrefixHash, settings: Settings) -> DiskThread | None:
 def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
     """Return whether only canonical KV is reused.
 
-    By default where reusing what decoding wrote visibly changes logits (facts/mlx.md 2): MLA with
-    quantised weights, whose formula for one token is another, and Mamba2 below fp32, whose scan
-    depends on where a forward begins.
+    By default where reusing what decoding wrote visibly changes logits (.context/LESSONS.md): MLA
+    with quantised weights, whose formula for one token is another, and Mamba2 below fp32, whose
+    scan depends on where a forward begins.
     """
     if settings.cache_exact != "auto":
         return settings.cache_exact == "true"

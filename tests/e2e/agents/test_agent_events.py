@@ -1,7 +1,7 @@
 """Checks what the costly events in an agent's session cost: forks, compaction, loaded tools.
 
-The events are those of facts/clients.md, section 5. Real forwards on tiny models; the model's
-words are scripted at token level.
+The events are those at which captured clients (docs/clients.md) lost most. Real forwards on tiny
+models; the model's words are scripted at token level.
 """
 
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""`bench.py peers` runs Hearth and mlx_lm.server over its whole course, and reports both."""
+"""The peers of scripts.bench: Hearth and mlx_lm.server run its whole course, both reported."""
 
 import json
 import lzma

@@ -1,4 +1,4 @@
-"""Images through the whole server, with the official SDKs: the seed's checklist, line by line.
+"""Sends images through the whole server with the official SDKs, by the specification's checklist.
 
 Weights are random, so that an image is understood is shown by answers that depend on it and that
 mlx-vlm's own (tests/property/warm/test_vision_warm.py) equals; here it is what clients see.

@@ -1,6 +1,7 @@
 """The examination of builtin:pocket's weights, with names that no training conversation had.
 
-The limits are the issue's, for fewer questions: an interval of 95 % must not lie below them.
+Fewer questions are asked than the limits were set for: an interval of 95 % must not lie below
+them.
 `python -m scripts.pocket.train evaluate worker/engine/pocket` asks 200 of each.
 """
 

@@ -1,6 +1,6 @@
 """Makes the request bodies in which each agent client sends an answer back.
 
-Source: facts/clients.md, section 3.
+The forms are those that the clients of docs/clients.md were seen to send.
 """
 
 import json

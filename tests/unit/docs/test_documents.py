@@ -1,6 +1,8 @@
 """The documents are short where they promise it, and all that they name is there."""
 
+import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,10 +16,25 @@ SECURITY = ROOT / "SECURITY.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 CONTEXT = sorted((ROOT / ".context").glob("*.md"))
 PAGES = [*GUIDES, SECURITY, CONTRIBUTING, ROOT / "CHANGELOG.md"]
+RULES = sorted((ROOT / ".claude" / "rules").glob("*.md"))
+AGENT_PAGES = [ROOT / "CLAUDE.md", *RULES]
 README_LINES_MAX = 150
 LINE_CHARS_MAX = 120
 FOLDERS = "proxy|worker|shared|scripts|tests|docs|bench"
-PATH = re.compile(rf"(?<![\w/.~$-])((?:{FOLDERS})/[\w./*-]*[\w/*])")
+PATH = re.compile(rf"(?<![\w/.~$-])((?:{FOLDERS}|\.context|\.claude)/[\w./*-]*[\w/*])")
+FILE = re.compile(r"(?<![\w/:.-])[\w./-]*\w\.(?:md|py)\b")
+TEST = re.compile(r"\b(tests/[\w/]+\.py)::\s*(test_\w+)")
+# Files of other projects that a comment names.
+FILES_ELSEWHERE = {"encoder.py", "qwen3_5.py"}
+# Papers that the project has beside the repository: a reader of it cannot open them.
+UNREADABLE = re.compile(
+    r"\b(?:facts|seeds|prototypes)/|\bshared/(?:traces|tools|DESIGN|STYLE)"
+    r"|\bDESIGN\b|\bSTYLE(?:\.md|'s)|\b(?:[Ss]eed|[Ii]ssue) \d|\bthe (?:seed|issue)'s\b"
+)
+WORDS_ELSEWHERE = (
+    *("dual-pipeline cache keys", "block-hash cache", "session turn store", "session index"),
+    *("healing store", "model lock", "watchdog"),
+)
 
 
 @cache
@@ -36,14 +53,14 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_text().splitlines()) <= README_LINES_MAX
 
 
-@pytest.mark.parametrize("page", [*GUIDES, CONTRIBUTING, SECURITY], ids=by_name)
+@pytest.mark.parametrize("page", [*GUIDES, CONTRIBUTING, SECURITY, *AGENT_PAGES], ids=by_name)
 def test_no_line_of_prose_is_long(page: Path) -> None:
     lines = prose(page).splitlines()
     long = [line for line in lines if len(line) > LINE_CHARS_MAX and not line.startswith("|")]
     assert long == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=by_name)
+@pytest.mark.parametrize("page", [*PAGES, *CONTEXT], ids=by_name)
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if target.startswith("http"):
@@ -68,7 +85,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [*GUIDES, SECURITY, CONTRIBUTING, *CONTEXT, ROOT / "bench" / "NOTES.md"],
+    [*GUIDES, SECURITY, CONTRIBUTING, *CONTEXT, *AGENT_PAGES, ROOT / "bench" / "NOTES.md"],
     ids=by_name,
 )
 def test_every_file_that_is_named_is_there(page: Path) -> None:
@@ -78,9 +95,91 @@ def test_every_file_that_is_named_is_there(page: Path) -> None:
             if not any(ROOT.glob(path.rstrip("/"))):
                 missing.append(path)
         is_tail = re.fullmatch(r"[\w/.-]+\.py", span) and not PATH.match(span)
-        if is_tail and not any(f"/{each}".endswith(f"/{span}") for each in tree()):
+        if is_tail and not is_in_tree(span):
             missing.append(span)
     assert missing == []
+
+
+def is_in_tree(name: str) -> bool:
+    return name in tails()
+
+
+@cache
+def tails() -> frozenset[str]:
+    """Return the paths of `tree`, and what is left of each without its first folders."""
+    parts = [path.split("/") for path in tree()]
+    return frozenset("/".join(path[at:]) for path in parts for at in range(len(path)))
+
+
+def comments(path: Path) -> Iterator[str]:
+    """Yield the comments and the docstrings of a module."""
+    text = path.read_text()
+    yield from re.findall(r"(?m)(?:^ *|  )#(.*)$", text)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node, clean=False) or ""
+
+
+@pytest.mark.parametrize("top", [*FOLDERS.split("|"), "install_and_run.py"])
+def test_every_file_that_a_comment_names_is_there(top: str) -> None:
+    missing = []
+    for path in (each for each in tree() if each.startswith(top) and each.endswith(".py")):
+        for comment in comments(ROOT / path):
+            paths = PATH.findall(comment)
+            missing += [(path, each) for each in paths if not any(ROOT.glob(each.rstrip("/")))]
+            names = set(FILE.findall(comment)) - set(paths) - FILES_ELSEWHERE
+            missing += [
+                (path, each)
+                for each in names
+                if not (ROOT / each).exists() and not is_in_tree(each)
+            ]
+    assert missing == []
+
+
+def readable_texts() -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each file of code or prose, this one left out."""
+    loose = [*AGENT_PAGES, *PAGES, *CONTEXT, ROOT / ".env.example", ROOT / "pyproject.toml"]
+    paths = [each for each in tree() if each.endswith((".py", ".md", ".html", ".js", ".css"))]
+    for path in {*(by_name(page) for page in loose), *paths}:
+        if ROOT / path != Path(__file__):
+            yield path, (ROOT / path).read_text()
+
+
+def test_no_text_sends_its_reader_to_what_is_not_in_the_repository() -> None:
+    texts = dict(readable_texts())
+    assert len(texts) > 300
+    found = [(path, UNREADABLE.findall(text)) for path, text in texts.items()]
+    assert [row for row in found if row[1]] == []
+
+
+def test_every_test_that_is_named_with_its_file_is_there() -> None:
+    named = {pair for _, text in readable_texts() for pair in TEST.findall(text)}
+    missing = [
+        (path, name)
+        for path, name in named
+        if not (ROOT / path).exists() or f"def {name}" not in (ROOT / path).read_text()
+    ]
+    assert missing == []
+    assert len(named) > 15
+
+
+@pytest.mark.parametrize("page", RULES, ids=by_name)
+def test_a_rule_for_agents_is_for_files_that_are_there(page: Path) -> None:
+    """The form is Claude Code's: a list of quoted patterns under `paths`, and nothing else."""
+    front = re.match(r"---\npaths:\n((?:  - \"[^\"\n]+\"\n)+)---\n# ", page.read_text())
+    assert front, page.read_text()[:200]
+    patterns = re.findall(r'"(.+)"', front[1])
+    assert [each for each in patterns if not any(ROOT.glob(each))] == []
+
+
+@pytest.mark.parametrize("term", WORDS_ELSEWHERE)
+def test_a_word_of_the_specification_is_told_with_its_module(term: str) -> None:
+    shown = [
+        (ROOT / "docs" / name).read_text().lower() for name in ("architecture.md", "glossary.md")
+    ]
+    rows = [row for row in shown[0].splitlines() if row.startswith("|") and term in row]
+    assert any(PATH.findall(row) for row in rows), term
+    assert f"**{term}**" in shown[1], term
 
 
 def test_the_tree_has_every_folder_of_the_code() -> None:

@@ -102,7 +102,7 @@ def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
 
 
 def test_it_is_small_and_says_what_it_is(loaded: tuple[Any, Any, dict[str, Any]]) -> None:
-    """The limits are the issue's: 5.8 M parameters, 12 MB in the repository."""
+    """It has at most 5.8 M parameters and 12 MB in the repository."""
     model, tokenizer, config = loaded
     assert get_total_parameters(model) <= 5_800_000
     assert sum(file.stat().st_size for file in POCKET_DIR.iterdir()) <= 12_000_000

@@ -5,15 +5,13 @@ from pathlib import Path
 import pytest
 
 from hearth.proxy.api import chat_completions
-from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.wire_messages import Constraints, Submit, decode, encode
-from scripts.replay.traces import load_trace
+from scripts.replay.traces import EXCERPTS_DIR, WHOLE_DIR, load_trace
 
-FOLDERS = (PROJECT_DIR / "tests/data/traces", PROJECT_DIR.parent / "shared/traces")
 CLIENTS = ("cline", "openclaw", "opencode", "pi-session-1", "qwen-code")
 PATHS = [
     path
-    for folder in FOLDERS
+    for folder in (EXCERPTS_DIR, WHOLE_DIR)
     for client in CLIENTS
     for path in sorted(folder.glob(f"{client}*.xz"))
 ]

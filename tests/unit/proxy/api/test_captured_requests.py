@@ -7,16 +7,13 @@ import pytest
 
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
-from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.shared.wire_messages import Submit, decode, encode
-from scripts.replay.traces import Captured, load_trace
+from scripts.replay.traces import EXCERPTS_DIR, WHOLE_DIR, Captured, load_trace
 
-SHARED = PROJECT_DIR.parent / "shared/traces"  # whole sessions, where the project keeps them
-FOLDERS = (PROJECT_DIR / "tests/data/traces", SHARED)
 PARSERS = {"messages": messages_request.parse, "responses": responses_request.parse}
 PATHS = [
     path
-    for folder in FOLDERS
+    for folder in (EXCERPTS_DIR, WHOLE_DIR)
     for client in ("claude-code", "pi-session-3", "codex")
     for path in sorted(folder.glob(f"{client}*.xz"))
 ]
@@ -47,10 +44,10 @@ def check_calls(rows: list[dict[str, Any]]) -> None:
         assert row["role"] != "tool" or row["tool_call_id"] in known
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the excerpt has none of Codex' namespaces")
+@pytest.mark.skipif(not WHOLE_DIR.is_dir(), reason="the excerpt has none of Codex' namespaces")
 def test_codex_offers_its_sub_agents_and_calls_them_by_the_same_name() -> None:
     offered, called = set(), set()
-    for row in rows_of(SHARED / "codex-session-1.jsonl.xz"):
+    for row in rows_of(WHOLE_DIR / "codex-session-1.jsonl.xz"):
         request = responses_request.parse(row.body)
         offered |= {tool["function"]["name"] for tool in request.prompt.tools}
         for message in request.prompt.messages:

@@ -1,6 +1,6 @@
 """An echo of an assistant turn says what was said, or it does not: excerpts of real sessions.
 
-Excerpts are of shared/traces and of shared/facts/clients.md, section 3; the captures' words are
+Excerpts are of sessions that were captured from clients (docs/clients.md); their words are
 pseudo-words, all else is as the clients sent it.
 """
 
