@@ -29,7 +29,7 @@ FILES_ELSEWHERE = {"encoder.py", "qwen3_5.py"}
 # Papers that the project has beside the repository: a reader of it cannot open them.
 UNREADABLE = re.compile(
     r"\b(?:facts|seeds|prototypes)/|\bshared/(?:traces|tools|DESIGN|STYLE)"
-    r"|\bDESIGN\b|\bSTYLE(?:\.md|'s)|\b(?:[Ss]eed|[Ii]ssue) \d|\bthe (?:seed|issue)'s\b"
+    r"|\bDESIGN\b|\bSTYLE(?:\.md|'s)|\b[Ss]eed 00\d|\b[Ii]ssue \d\d?\b|\bthe (?:seed|issue)'s\b"
 )
 WORDS_ELSEWHERE = (
     *("dual-pipeline cache keys", "block-hash cache", "session turn store", "session index"),
