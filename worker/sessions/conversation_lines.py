@@ -268,26 +268,27 @@ class ConversationLines:
         return LinePosition(session, shape, None, relative, links, _before(relative, shape, is_own))
 
     def _relative(self, session: Session, shape: PromptShape) -> tuple[Line | None, bool]:
-        """Return the line that most of whose messages are in this request too, and whether so.
+        """Return the line that shares most messages with this request, and whether most of them.
 
         Of a named session also the latest with the same system prompt and tools: one that its
         client compacted has nothing else in common.
         """
         best: Line | None = None
-        best_share = OVERLAP_MIN
+        best_shared = 0
         said = shape.said
         for line in reversed(session.lines.values()):
             if line.shape is None or not line.shape.names:
                 continue
             known = line.shape.said
-            share = len(known & said) / max(1, min(len(known), len(said)))
+            shared = len(known & said)
+            share = shared / max(1, min(len(known), len(said)))
             has_head = bool(shape.names) and line.shape.names[0].exact == shape.names[0].exact
-            is_alike = (session.is_named or has_head) and len(known & said) > 1
-            if is_alike and share > best_share:
-                best, best_share = line, share
+            is_alike = (session.is_named or has_head) and shared > 1 and share > OVERLAP_MIN
+            if is_alike and shared > best_shared:
+                best, best_shared = line, shared
             elif best is None and session.is_named and has_head and line.shape.tools == shape.tools:
                 best = line
-        return best, best_share > OVERLAP_MIN
+        return best, best_shared > 0
 
     def advance(self, place: LinePosition, now: float) -> Line:
         """Return the line that this request's end is written to: its own, else a new one.
