@@ -14,6 +14,7 @@ from mlx_lm.models.cache import ConcatenateKVCache, KVCache, RotatingKVCache
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.engine import Engine
+from hearth.worker.kv import kv_manager
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.null_kv_manager import NullKVManager
@@ -50,6 +51,32 @@ def test_a_conversation_that_goes_on_prefills_what_is_new(name: str, messages: i
         ids = longer
         assert warm.ask(ids, 1).prefilled <= new + 16
     assert warm.keeper.counts["match_prefix"] >= 4
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+def test_the_thirtieth_turn_reads_no_more_than_the_first_ones(name: str) -> None:
+    warm = machine(name)
+    ids, prefilled = prompt(name, 150, 100), []
+    for _ in range(30):
+        answer = warm.ask(ids, 12)
+        prefilled.append(answer.prefilled)
+        ids = follow(name, ids, answer.tokens, 30)
+    assert max(prefilled[1:]) - min(prefilled[1:]) <= 16, prefilled
+
+
+def test_a_plan_that_ends_amid_an_image_is_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No plan does; here each position but the beginning is taken for the inside of an image."""
+    warm = machine("qwen3")
+    ids = prompt("qwen3", 150, 100)
+    first = warm.ask(ids, 4)
+    assert warm.keeper.counts["vlm_retreat"] == 0
+    monkeypatch.setattr(kv_manager, "is_inside", lambda tokens, at: at > 0)
+    again = warm.ask(ids, 4)
+    assert (again.cached, again.prefilled) == (0, len(ids))
+    assert again.tokens == first.tokens
+    assert warm.keeper.counts["vlm_retreat"] >= 1
 
 
 @pytest.mark.parametrize("name", KINDS)

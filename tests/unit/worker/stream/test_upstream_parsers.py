@@ -27,7 +27,7 @@ def test_without_mlx_vlm_such_calls_stay_text_and_the_log_says_so(
     assert not parts.calls and "tool_name" in parts.content
 
 
-def test_without_mlx_vlm_the_formats_of_mlx_lm_are_read(
+def test_without_mlx_vlm_the_formats_of_mlx_lm_raise_no_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlx_vlm", None)
