@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "cache": Command("inspect_cache", "shows what a server's workers keep"),
     "probe": Command("probe_cache", "checks a server's prefix cache with short conversations"),
     "probe-agent": Command("probe_agent", "plays an agent and checks what each request prefills"),
+    "eval": Command("eval_answers", "checks on questions that the cache changes no answer"),
     "diff-turns": Command("diff_turns", "shows a session's requests beside the ones before them"),
     "keys": Command("make_keys", "makes the keys that workers on other machines need"),
 }

@@ -43,6 +43,14 @@ class ProbeError(Exception):
     """There is nothing to judge by: no server, no session, no log."""
 
 
+class Refused(ProbeError):
+    """The server answered with another status than 200."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
 @dataclass(slots=True)
 class Answer:
     """What one request cost, and what was said."""
@@ -80,12 +88,15 @@ class Server:
         await self._session.close()
 
     async def get(self, path: str) -> Row:
-        return await self._json("GET", path, None)
+        return await self._json("GET", path, None, {})
+
+    async def post(self, path: str, body: Row, headers: Mapping[str, str]) -> Row:
+        return await self._json("POST", path, body, headers)
 
     async def count(self, body: Row) -> int:
         """Return the prompt tokens of a Messages body, generation prompt included."""
         body = {**body, "model": await self.model_name()}
-        told = await self._json("POST", f"{MESSAGES}/count_tokens", body)
+        told = await self.post(f"{MESSAGES}/count_tokens", body, {})
         tokens: int = told["input_tokens"]
         return tokens
 
@@ -125,8 +136,10 @@ class Server:
             raise ProbeError(f"{path} broke off: {reading.error or 'no end, or no usage'}")
         return Answer(tokens, "".join(reading.text), "".join(reading.reasoning), calls.rows())
 
-    async def _json(self, method: str, path: str, body: Row | None) -> Row:
-        async with self._request(method, path, body, {}) as response:
+    async def _json(
+        self, method: str, path: str, body: Row | None, headers: Mapping[str, str]
+    ) -> Row:
+        async with self._request(method, path, body, headers) as response:
             told: Row = await response.json()
             return told
 
@@ -140,7 +153,8 @@ class Server:
             async with self._session.request(method, path, json=body, headers=headers) as response:
                 if response.status != 200:
                     said = (await response.text())[:ERROR_CHARS_MAX]
-                    raise ProbeError(f"{method} {path} is answered with {response.status}: {said}")
+                    told = f"{method} {path} is answered with {response.status}: {said}"
+                    raise Refused(response.status, told)
                 yield response
         except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
             raise ProbeError(

@@ -21,7 +21,7 @@ LANGUAGES: Final = {"sh", "python", "json", "toml", "dotenv", "mermaid", "text"}
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NOT_RUN: Final = re.compile(r"<!-- not run: (.+) -->\n\Z")
 # The commands that ask a running server.
-_ASKING: Final = "top|why|probe|probe-agent|cache|diff-turns"
+_ASKING: Final = "top|why|probe|probe-agent|cache|diff-turns|eval"
 
 
 @dataclass(frozen=True, slots=True)

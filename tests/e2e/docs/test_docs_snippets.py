@@ -32,6 +32,7 @@ SHOWS = {
     "/metrics": ("hearth_prompt_tokens_total",),
     "hearth top --once": ("my-session",),
     "hearth cache": ("verdict: good",),
+    "hearth eval": ("verdict: good: none of 10 answers changed",),
     "hearth keys": ("worker.key_secret", "proxy.key_secret"),
     "hearth diff-turns": ("verdict: good",),
     "/v1/cache/prefill": ('"prefilled_tokens"', '"pinned":true'),

@@ -1,0 +1,273 @@
+"""`hearth eval` against a server in miniature: its verdicts, and what it sends."""
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from hearth.commands import eval_answers
+from hearth.commands.server_client import run
+
+pytestmark = pytest.mark.process
+
+Row = dict[str, Any]
+PROMPT_TOKENS = 100
+
+
+@dataclass
+class Miniature:
+    """Answers "B" to everything; from the second time on its prompt is cached."""
+
+    warm_answer: str = "B"
+    warm_logprob: float = -0.5
+    warm_prompt_tokens: int = PROMPT_TOKENS
+    exact: bool = False
+    keeps: bool = True
+    forgets: str = ""  # the question of which nothing is kept
+    obeys: bool = True  # use_kv_cache: false
+    tells: bool = True  # usage.kv_cache
+    refusals: dict[str, int] = field(default_factory=dict)  # question -> status
+    asked: list[Row] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list)
+    times: Counter[str] = field(default_factory=Counter)
+    running: int = 0
+    running_max: int = 0
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.chat)
+        for path in ("/v1/models", "/v1/cache", "/health"):
+            app.router.add_get(path, self.told)
+        return app
+
+    async def told(self, request: web.Request) -> web.Response:
+        rows: dict[str, Row] = {
+            "/v1/models": {"data": [{"id": "tiny", "meta": {"backend": "cpu", "n_vocab": 3}}]},
+            "/v1/cache": {"workers": [{"error": "x"}, {"exact": self.exact, "reuses": True}]},
+            "/health": {"version": "1.2.3"},
+        }
+        return web.json_response(rows[request.path])
+
+    async def chat(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.asked.append(body)
+        self.sessions.append(request.headers["x-session-id"])
+        self.running += 1
+        self.running_max = max(self.running, self.running_max)
+        await asyncio.sleep(0.01)
+        self.running -= 1
+        text = body["messages"][-1]["content"]
+        if text in self.refusals:
+            return web.Response(status=self.refusals[text], text="not so")
+        return web.json_response(self.answer(text, body["use_kv_cache"] or not self.obeys))
+
+    def answer(self, text: str, reads_cache: bool) -> Row:
+        self.times[text] += reads_cache
+        is_kept = self.keeps and text != self.forgets
+        is_hit = reads_cache and is_kept and self.times[text] > self.obeys
+        usage: Row = {"prompt_tokens": self.warm_prompt_tokens if is_hit else PROMPT_TOKENS}
+        if self.tells:
+            source = "ram" if is_hit else "none"
+            usage["kv_cache"] = {"prefix_length": 96 if is_hit else 0, "source": source}
+        score = {"token": "B", "logprob": self.warm_logprob if is_hit else -0.5}
+        message = {"content": self.warm_answer if is_hit else "B"}
+        choice = {"message": message, "logprobs": {"content": [score]}}
+        return {"usage": usage, "choices": [choice]}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Three questions, of which the last has no right answer."""
+    path = tmp_path / "questions.jsonl"
+    rows = [{"id": "q1", "input": "one", "ideal": "B"}, {"id": "q2", "input": "two", "ideal": "C"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"input": "three"}]))
+    return path
+
+
+def status_of(miniature: Miniature, *arguments: str) -> int:
+    async def play() -> int:
+        async with TestServer(miniature.app()) as server:
+            options = ["--base-url", str(server.make_url("")), *arguments]
+            return await eval_answers.eval_answers(eval_answers.options_of(options))
+
+    return run(play())
+
+
+def test_equal_answers_are_good(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(Miniature(), str(file)) == 0
+    out = capsys.readouterr().out
+    assert "verdict: good: none of 3 answers changed\n" in out
+    assert "cold and warm: 0 of 3 answers changed\nlog probabilities are the same\n" in out
+    rows = [line.split("  ") for line in out.splitlines() if "1 of 2 (50.0%)" in line]
+    found = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert [row[:-1] for row in found] == [
+        ["cold", "3", "1 of 2 (50.0%)", "0", "0.0%", "none 3", "0"],
+        ["first", "3", "1 of 2 (50.0%)", "0", "0.0%", "none 3", "0"],
+        ["warm", "3", "1 of 2 (50.0%)", "3", "96.0%", "ram 3", "0"],
+    ]
+
+
+@pytest.mark.parametrize(("exact", "said"), [(True, "this is a bug"), (False, "CACHE_EXACT=true")])
+def test_changed_answers_are_named_with_what_that_means(
+    exact: bool, said: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(Miniature(warm_answer="Bee", exact=exact), str(file), "--count", "2") == 1
+    out = capsys.readouterr().out
+    assert "verdict: CHANGED: 2 of 2 answers: q1, q2. This server" in out and said in out
+    assert "cold and first: 0 of 2" in out and "cold and warm: 2 of 2 answers changed" in out
+    assert ["q1", "1", "B", "Bee"] in [line.split() for line in out.splitlines()]
+
+
+def test_what_was_not_kept_counts_as_not_checked(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(Miniature(forgets="two"), str(file)) == 0
+    out = capsys.readouterr().out
+    assert "verdict: good: none of 2 answers changed; 1 not checked: nothing was kept" in out
+
+
+def test_log_probabilities_that_differ_are_told_and_are_no_change(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(Miniature(warm_logprob=-0.625), str(file)) == 0
+    assert "differ by 0.125 at most (q1, token 1 'B')" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("miniature", "said"),
+    [
+        (Miniature(keeps=False), "of 3 prompts that were asked before none was kept"),
+        (Miniature(obeys=False), "q1 was to be asked cold, and 96 of its tokens were cached"),
+        (Miniature(tells=False), "no usage.kv_cache: this is no Hearth"),
+        (Miniature(refusals={"two": 400}), "1 of 3 refused: q2"),
+        (Miniature(refusals={"two": 401}), "is answered with 401: not so"),
+        (
+            Miniature(warm_answer="other", warm_prompt_tokens=104),
+            "3 not compared, since their prompts were other tokens",
+        ),
+    ],
+)
+def test_without_a_cold_and_a_warm_answer_to_each_there_is_no_verdict(
+    miniature: Miniature, said: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(miniature, str(file)) == 2
+    shown = capsys.readouterr()
+    assert said in shown.out + shown.err and "verdict: none: " in shown.out + shown.err
+
+
+def test_a_refused_question_is_an_error_and_the_others_are_asked(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    miniature = Miniature(refusals={"two": 500})
+    assert status_of(miniature, str(file)) == 2
+    out = capsys.readouterr().out
+    assert "q2, cold: POST /v1/chat/completions is answered with 500: not so" in out
+    assert miniature.times == {"one": 2, "three": 2}
+
+
+def test_each_question_is_asked_greedily_apart_from_the_cache_and_then_twice_with_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "batch.jsonl"
+    messages = [{"role": "user", "content": "one"}]
+    given = {"messages": messages, "temperature": 1, "n": 4, "stream": True, "model": "gpt"}
+    rows = [{"body": given | {"max_completion_tokens": 7, "reasoning_effort": "low"}}]
+    rows.append({"body": {"messages": messages, "repetition_penalty": 1.1}})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    miniature = Miniature()
+    assert status_of(miniature, str(path)) == 0
+    assert [body.pop("use_kv_cache") for body in miniature.asked] == [False] * 2 + [True] * 4
+    same = {"messages": messages, "model": "tiny", "temperature": 0, "seed": 0, "logprobs": True}
+    first = same | {"max_tokens": 7, "reasoning_effort": "low", "repetition_penalty": 1.0}
+    second = same | {"max_tokens": 32, "enable_thinking": False, "repetition_penalty": 1.1}
+    assert miniature.asked == [first, second] * 3
+    assert len(set(miniature.sessions)) == 1, "one line of the lists that a user reads"
+
+
+def test_thinking_and_the_answers_length_are_the_users_to_set(file: Path) -> None:
+    miniature = Miniature()
+    assert status_of(miniature, str(file), "--thinking", "--max-tokens", "900") == 0
+    assert {body["max_tokens"] for body in miniature.asked} == {900}
+    assert not any("enable_thinking" in body for body in miniature.asked)
+
+
+@pytest.mark.parametrize(("options", "at_once"), [([], 1), (["--concurrency", "2"], 2)])
+def test_as_many_questions_are_asked_at_once_as_was_said(
+    options: list[str], at_once: int, file: Path
+) -> None:
+    miniature = Miniature()
+    assert status_of(miniature, str(file), *options) == 0
+    assert miniature.running_max == at_once
+
+
+def test_a_saved_run_is_compared_with(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved = file.with_name("saved.json")
+    assert status_of(Miniature(), str(file), "--count", "2", "--save", str(saved)) == 0
+    assert "two" not in saved.read_text(), "no text of a question"
+    assert status_of(Miniature(), str(file), "--compare", str(saved)) == 0
+    assert "good: none of 3 answers changed, nor since the saved run" in capsys.readouterr().out
+    other = Miniature(exact=True)
+    other.times.update({"one": 1, "two": 1, "three": 1})
+    other.warm_answer = "C"
+    assert status_of(other, str(file), "--compare", str(saved)) == 1
+    out = capsys.readouterr().out
+    assert "exact: was False, is True" in out
+    assert "saved cold and cold: 0 of 2" in out and "saved first and first: 2 of 2" in out
+    assert ["cold", "1", "of", "2", "(50.0%)"] in [line.split() for line in out.splitlines()]
+
+
+def test_what_differs_between_runs_alone_is_put_down_to_their_settings(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = file.with_name("saved.json")
+    assert status_of(Miniature(), str(file), "--save", str(saved)) == 0
+    rows = json.loads(saved.read_text())
+    for replies in rows["passes"].values():
+        replies["q1"]["content"] = "A"
+    saved.write_text(json.dumps(rows))
+    assert status_of(Miniature(), str(file), "--compare", str(saved)) == 1
+    assert "answers: q1. The cache changed none of them" in capsys.readouterr().out
+
+
+def test_a_run_of_other_requests_is_not_compared_with(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = file.with_name("saved.json")
+    assert status_of(Miniature(), str(file), "--save", str(saved)) == 0
+    compared = status_of(Miniature(), str(file), "--compare", str(saved), "--max-tokens", "9")
+    assert (compared, "none of the 3 questions was asked so" in capsys.readouterr().err) == (
+        2,
+        True,
+    )
+
+
+def test_json_has_what_the_tables_have(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(Miniature(warm_answer="C"), str(file), "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["status"], told["changed"]) == (1, ["q1", "q2", "line 3"])
+    facts = {"model": "tiny", "version": "1.2.3", "backend": "cpu", "reuses": True, "exact": False}
+    assert told["server"] == facts
+    warm = told["passes"][-1]
+    assert (warm["right"], warm["graded"], warm["cached_share"]) == (1, 2, 0.96)
+    change = {"question": "q1", "at": 0, "before": "B", "after": "C"}
+    assert told["compared"][1]["changes"][0] == change
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--count", "0"], ["--concurrency", "x"], ["--grade", "fuzzy"]]
+)
+def test_wrong_options_end_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        eval_answers.options_of(arguments)
+    assert end.value.code == 2
+
+
+def test_without_a_server_there_is_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert eval_answers.main(["--base-url", "http://127.0.0.1:9"]) == 2
+    assert "does not answer" in capsys.readouterr().err

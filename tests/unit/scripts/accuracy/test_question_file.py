@@ -1,0 +1,115 @@
+"""Question files: every shape gives the same question, and a wrong line says what helps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.commands.accuracy.question_file import SHIPPED, Question, question_of, read_questions
+from hearth.commands.server_client import ProbeError
+from scripts.pocket import make_questions
+
+ASKED = [{"role": "user", "content": "2 + 2?"}]
+RIGHT = {"role": "assistant", "content": "4"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": "q", "input": ASKED, "ideal": "4"},
+        {"id": "q", "input": ASKED, "ideal": ["4"]},
+        {"id": "q", "input": "2 + 2?", "answer": "4"},
+        {"custom_id": "q", "body": {"messages": ASKED}, "ideal": "4"},
+        {
+            **{"custom_id": "q", "method": "POST", "url": "/v1/chat/completions"},
+            **{"body": {"messages": ASKED}, "answer": ["4"]},
+        },
+        {"id": "q", "messages": [*ASKED, RIGHT]},
+        {"id": "q", "messages": ASKED, "ideal": "4"},
+    ],
+)
+def test_every_shape_gives_the_same_question(row: dict[str, Any]) -> None:
+    assert question_of(row, "line 1") == Question("q", {"messages": ASKED}, ("4",))
+
+
+def test_a_batch_request_keeps_its_own_fields() -> None:
+    body = {"model": "gpt", "messages": ASKED, "max_tokens": 5, "tools": []}
+    assert question_of({"custom_id": "q", "body": body}, "line 1").body == body
+
+
+def test_a_question_without_an_answer_or_an_id_is_asked_all_the_same() -> None:
+    assert question_of({"input": ASKED}, "line 7") == Question("line 7", {"messages": ASKED}, ())
+    assert question_of({"input": ASKED, "id": 12}, "line 7").id == "12"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "'{' is no JSON"),
+        ("[1]", "'[1]' is no object; write one JSON object a line"),
+        ('{"prompt": "x"}', "its fields are prompt; a question has one of"),
+        ("{}", "its fields are none; a question has one of"),
+        ('{"input": "x", "body": {}}', "its fields are input, body; a question has one of"),
+        ('{"input": []}', "its \"input\" is '[]'; write a list of messages"),
+        ('{"messages": "x"}', "its \"messages\" is 'x'; write a list of messages"),
+        ('{"input": [{"content": "x"}]}', "write a list of messages"),
+        ('{"body": {"input": "x"}}', 'write an object with "messages"'),
+        (
+            '{"url": "/v1/embeddings", "body": {}}',
+            "its \"url\" is '/v1/embeddings'; only /v1/chat/completions is asked",
+        ),
+        ('{"input": "x", "ideal": 1}', "its \"ideal\" is '1'; write the text of the right answer"),
+        ('{"input": "x", "answer": [""]}', 'its "answer" is'),
+        ('{"messages": [{"role": "user", "content": "x"}]}', 'add "ideal", or end "messages"'),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', 'add "ideal", or end'),
+        ('{"input": "x", "id": {}}', "its id is '{}'; write a text"),
+    ],
+)
+def test_a_wrong_line_is_told_with_its_number_its_value_and_a_remedy(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(f'{{"input": "x"}}\n\n{line}\n')
+    with pytest.raises(ProbeError) as caught:
+        read_questions(path, 100)
+    assert str(caught.value).startswith(f"{path}, line 3: ") and said in str(caught.value)
+
+
+def test_only_as_many_lines_are_read_as_questions_are_asked(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"input": "x"}\n\n{"input": "y"}\nno question\n')
+    assert [each.id for each in read_questions(path, 2)] == ["line 1", "line 3"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "has no question"),
+        (b'{"input": "\xff"}', "is not UTF-8"),
+        (b'{"id": "q", "input": "x"}\n{"id": "q", "input": "y"}', "line 2: its id 'q' is another"),
+    ],
+)
+def test_a_file_that_is_none_is_told(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ProbeError, match=said):
+        read_questions(path, 100)
+    with pytest.raises(ProbeError, match="cannot be read: Is a directory"):
+        read_questions(tmp_path, 100)
+
+
+def test_the_questions_that_come_with_hearth_are_what_the_script_makes() -> None:
+    remedy = "run .venv/bin/python -m scripts.pocket.make_questions"
+    assert make_questions.text() == make_questions.PAGE.read_text(), remedy
+    assert make_questions.PAGE.samefile(SHIPPED)
+
+
+def test_the_questions_that_come_with_hearth_share_trunks_and_grow_histories() -> None:
+    questions = read_questions(SHIPPED, 1000)
+    assert len(questions) == 100 and all(len(each.ideals) == 1 for each in questions)
+    bodies = [json.dumps(each.body["messages"])[:-1] for each in questions]
+    trunks = {tuple(map(str, each.body["messages"][:13])) for each in questions}
+    assert len(trunks) == 4, "system, notes, an answer, five examples"
+    assert len(set(bodies)) > 95
+    assert max(len(each.body["messages"]) for each in questions) > 30, "turns of a history"
