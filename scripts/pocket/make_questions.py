@@ -26,6 +26,7 @@ ALONE: Final = 13  # of them, right behind the trunk
 CORRECTED: Final = 4  # one fact of so many in a history
 SHOTS: Final = 5  # examples in a trunk
 SENTENCES: Final = 6  # between the facts
+VALUE_CHARS_MIN: Final = 3  # shorter ones stand in answers by chance
 
 Message = dict[str, str]
 
@@ -81,11 +82,13 @@ def histories(
 
 
 def different(rng: random.Random, count: int) -> list[Fact]:
-    """Return facts of which no two are about one thing or say one value."""
+    """Return facts of which no two are about one thing, and no value is part of another's."""
     found: dict[str, Fact] = {}
     while len(found) < count:
         one = fact(rng, held_out=True)
-        if one.value in one.statement and one.value not in {each.value for each in found.values()}:
+        others = [each.value for each in found.values()]
+        is_own = not any(one.value in each or each in one.value for each in others)
+        if is_own and one.value in one.statement and len(one.value) >= VALUE_CHARS_MIN:
             found.setdefault(one.key, one)
     return list(found.values())
 

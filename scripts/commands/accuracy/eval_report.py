@@ -145,8 +145,9 @@ _EXACT: Final = (
     "this is a bug, or the KV is of other weights. Please report it."
 )
 _FAST: Final = (
-    "This server may reuse KV that decoding wrote or that was quantised, which may change last "
-    "bits. Start it with CACHE_EXACT=true and ask again: what changes then is a bug."
+    "This server may reuse KV that decoding wrote or that was quantised, which is not to the bit "
+    "what a cold run makes. Start it with CACHE_EXACT=true and ask again: what changes then is a "
+    "bug."
 )
 
 
