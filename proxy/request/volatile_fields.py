@@ -65,7 +65,8 @@ class Field:
 class Block:
     """Whole lines that come and go: from one that begins with `begin` to one that ends with `end`.
 
-    With `fence_lines` the first is a heading, which JSON in a fence follows within so many lines.
+    With `fence_lines` the first is a heading, which JSON in a fence follows within so many lines;
+    with `marks` too, one of them is in that JSON.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Block:
     end: str
     evidence: str
     fence_lines: int = 0
+    marks: tuple[str, ...] = ()
 
 
 _SYSTEM: Final = frozenset(("system",))
@@ -83,11 +85,16 @@ _ALL: Final = frozenset(("system", "user", "tool"))  # what the model said is no
 _DAY: Final = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}"
 _MONTH: Final = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}"
 _ZONE: Final = r"(?:UTC|GMT[+-]?\d{0,2}|[ECMP][SD]T|CES?T|BST|IST|JST|KST|\([A-Z][\w/+-]{1,30}\))"
+# A dash leads on to a time that ends there: "2026-11-21 - 10:30 we meet" is what somebody wrote.
+_DASH: Final = (
+    r"[-–](?= {1,2}\d{1,2}:\d\d(?::\d\d)?(?: ?[AaPp][Mm]\b)?"
+    rf"(?: {_ZONE})? {{0,4}}(?:[.,;/)<\]]|$))"
+)
 # A date, a time or both: it begins like one and goes on while digits, names and zones do.
 _WHEN: Final = (
     rf"(?=(?:{_DAY},? )?(?:{_MONTH} \d|\d{{1,4}}[-/:.]\d|\d{{1,2}} {_MONTH}))"
-    rf"(?:(?:{_DAY}|{_MONTH}|{_ZONE}|\d[\d:./T+-]*+(?:st|nd|rd|th|Z)?|[AaPp][Mm]\b|at\b|—|/)"
-    r"[ ,]*)++"
+    rf"(?:(?:{_DAY}|{_MONTH}|{_ZONE}|\d[\d:./T+-]*+(?:st|nd|rd|th|Z)?|[AaPp][Mm]\b|at\b|—|/"
+    rf"|{_DASH})[ ,]*)++"
 )
 _FENCE: Final = "```json"
 # A NUL starts each sentinel, so that no client's text is mistaken for one.
@@ -116,6 +123,18 @@ FIELDS: Final = (
         re.compile(r"^\[message_id: [^\]]{1,128}\]$"),
         "",
         "OpenClaw on a messenger: the line `[message_id: om_x100b53d7]` before what was said",
+    ),
+    Field(
+        "message_id",
+        ASKING_ROLES,
+        ('"message_id"',),
+        re.compile(
+            r'^([ \t]{0,16}\{?[ \t]{0,4}"message_id" ?: ?)"[\w.:@+=/~-]{1,128}"'
+            r"(?=[ \t]{0,4}(?:[,}\r]|$))"
+        ),
+        "\\1\0m",
+        "OpenClaw on Telegram and Discord, where no heading is before its JSON: the line "
+        '`"message_id": "4542",`, or an object on one line that begins with it',
     ),
     Field(
         "message_time",
@@ -192,10 +211,20 @@ BLOCKS: Final = (
             fence_lines=6,
         )
         for roles, heading in (
-            (_SYSTEM, "## Inbound Context (trusted metadata)"),
+            (ASKING_ROLES, "## Inbound Context (trusted metadata)"),
             (_USER, "Conversation info (untrusted metadata):"),
             (_USER, "Sender (untrusted metadata):"),
         )
+    ),
+    Block(
+        "inbound_context",
+        ASKING_ROLES,
+        "## Inbound Context",
+        "```",
+        "OpenClaw, where a gateway or a plugin shortens the heading: the same JSON, and its keys "
+        "tell it from a chapter of that name",
+        fence_lines=6,
+        marks=("openclaw.inbound_meta.", '"chat_type":', '"message_id":'),
     ),
     *(
         Block(
@@ -292,5 +321,9 @@ def _end_of(block: Block, lines: list[str], start: int) -> int | None:
         if line.startswith(block.begin):
             return None
         if line.endswith(block.end):
-            return index
+            return index if _has_mark(block, lines[body:index]) else None
     return None
+
+
+def _has_mark(block: Block, body: list[str]) -> bool:
+    return not block.marks or any(mark in line for line in body for mark in block.marks)
