@@ -42,7 +42,7 @@ PROBE = (
 VENV_PROBE = "import sys; print('%d.%d' % sys.version_info[:2], sys.prefix)"
 SETTINGS_PROBE = """
 import json, os, sys
-from hearth.shared.settings_from_env import load_settings
+from hearth.shared.settings_from_env import load_settings, setting_warnings
 from hearth.shared.paths import env_file
 from hearth.shared.errors import StartError
 try:
@@ -50,7 +50,8 @@ try:
 except StartError as error:
     print(error, file=sys.stderr), sys.exit(78)
 print(json.dumps({"host": found.proxy_host, "port": found.proxy_port, "model": found.model_path,
-                  "workers": found.workers, "instance_dir": str(found.instance_dir)}))
+                  "workers": found.workers, "instance_dir": str(found.instance_dir),
+                  "warnings": setting_warnings(os.environ, env_file())}))
 """
 CONFIGURED = r"^version(?:_info)?\s*=\s*(\d+\.\d+)"
 # pip writes the second form where a path is too long for the first, or has a space
@@ -440,7 +441,10 @@ def start(version: str, options: argparse.Namespace) -> None:
     about_port = take_port(found["host"], found["port"], directory, is_check=options.check)
     if options.check:
         say(f"Python    {version} in {VENV}, {platform.system()} on {platform.machine()}")
-        say(f"Settings  model {found['model']}, workers {found['workers']}\nPort      {about_port}")
+        say(f"Settings  model {found['model']}, workers {found['workers']}")
+        for text in found["warnings"]:
+            say(f"Warning   {text}")
+        say(f"Port      {about_port}")
         return
     if "freed" in about_port:
         say(about_port)

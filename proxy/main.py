@@ -35,7 +35,7 @@ from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
 from hearth.shared.version import VERSION
 from hearth.shared.zmq_transport import private_directory
 
@@ -240,6 +240,8 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     try:
         settings = load_settings(environ, env_file())
         logs.configure(settings.log_level.upper(), "proxy", settings.log_prompts)
+        for text in setting_warnings(environ, env_file()):
+            log.warning("%s", text)
         raise_open_file_limit()
         hearth = Hearth(settings, environ, worker_command)
     except StartError as error:

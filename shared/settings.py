@@ -14,6 +14,11 @@ from typing import Any, Final, get_type_hints
 from hearth.shared.paths import PROJECT_DIR, default_log_root
 
 POCKET: Final = "builtin:pocket"
+# Kept KV where CACHE_RAM_BUDGET_MB is 0: a share of what the GPU should use, within bounds.
+CACHE_RAM_PERCENT: Final = 20
+CACHE_RAM_MB_MIN: Final = 256
+CACHE_RAM_MB_MAX: Final = 8192
+CACHE_RAM_MB_UNKNOWN: Final = 512  # where the device does not say what it should use
 DECODABLE_PIXELS_MAX: Final = 89_478_485  # beyond it Pillow takes an image for an attack
 
 
@@ -342,7 +347,9 @@ class Settings:
         "CACHE_RAM_BUDGET_MB",
         "0",
         integer(0, 4_194_304),
-        "Kept KV beside the live caches, in MB; 0 = a fifth of MEMORY_LIMIT_MB",
+        f"Kept KV beside live caches, in MB; 0 = {CACHE_RAM_PERCENT} % of the working set "
+        f"({CACHE_RAM_MB_MIN} to {CACHE_RAM_MB_MAX}; {CACHE_RAM_MB_UNKNOWN} if unknown), or of "
+        "MEMORY_LIMIT_MB if less",
     )
     cache_exact: str = _setting(
         "CACHE_EXACT",

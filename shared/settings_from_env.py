@@ -8,10 +8,10 @@ its default; a test keeps it equal to the table in `hearth.shared.settings`.
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from dotenv import dotenv_values
 
+from hearth.shared.dropped_settings import REFUSED, warnings_of
 from hearth.shared.errors import StartError
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.settings import POCKET, Settings, public_name
@@ -19,19 +19,12 @@ from hearth.shared.settings import POCKET, Settings, public_name
 __all__ = [
     "POCKET",
     "PROJECT_DIR",
-    "REFUSED",
     "Settings",
     "example_lines",
     "load_settings",
     "public_name",
+    "setting_warnings",
 ]
-
-REFUSED: Final = {
-    "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (
-        "it replaces what a tool wrote by a digest, so that the model is blinded; "
-        "remove the line, the cache does not need it"
-    ),
-}
 
 
 def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings:
@@ -40,8 +33,8 @@ def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings
     Raises:
         StartError: a value is not allowed, or values do not go together.
     """
-    from_file = dotenv_values(env_file) if env_file is not None and env_file.exists() else {}
-    given = {name: text or "" for name, text in from_file.items()} | dict(environ)
+    from_file = _in_file(env_file)
+    given = {**from_file, **environ}
     for name, reason in REFUSED.items():
         if given.get(name, "").lower() not in ("", "false", "0", "no", "off"):
             raise StartError(f"{name} is refused: {reason}.")
@@ -61,6 +54,18 @@ def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings
             "empty. Set PROXY_API_KEY, or PROXY_HOST=127.0.0.1."
         )
     return settings
+
+
+def setting_warnings(environ: Mapping[str, str], env_file: Path | None) -> list[str]:
+    """Return a warning for each variable that is set and not read; without their values."""
+    return list(warnings_of(environ, _in_file(env_file)))
+
+
+def _in_file(env_file: Path | None) -> dict[str, str]:
+    """Return what the file sets, "" where it only names a variable; {} where there is no file."""
+    if env_file is None or not env_file.exists():
+        return {}
+    return {name: text or "" for name, text in dotenv_values(env_file).items()}
 
 
 def _check_together(settings: Settings) -> None:

@@ -23,7 +23,7 @@ from types import FrameType
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.logging_setup import configure
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
 from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
@@ -384,6 +384,9 @@ def main() -> int:
         settings = load_settings(os.environ, env_file())
         name = f"worker-{options.worker_id}"
         configure(settings.log_level.upper(), name, settings.log_prompts)
+        if options.endpoint.startswith("tcp://"):  # else the proxy, with the same file, says it
+            for text in setting_warnings(os.environ, env_file()):
+                log.warning("%s", text)
         worker = Worker(settings, options.worker_id, options.endpoint)
     except StartError as error:
         _refuse(options.endpoint, error)

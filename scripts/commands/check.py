@@ -9,6 +9,7 @@ cannot start as configured.
 
 import argparse
 import importlib.util
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from hearth.commands.serve import add_settings, port_of, settings_of
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.paths import CODE_DIR, env_file
+from hearth.shared.settings_from_env import setting_warnings
 from hearth.shared.version import VERSION
 
 NEEDED: Final = ("mlx", "mlx_lm", "litellm", "fastapi", "uvicorn", "zmq", "llguidance")
@@ -50,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         file = env_file()
         source = f"{file} and the environment" if file.is_file() else "the environment"
         print(f"Settings  model {settings.model_path}, workers {settings.workers}, from {source}")
+        for text in setting_warnings(os.environ, file):
+            print(f"Warning   {text}")
         status = 1
         print(f"Port      {port_of(settings, is_check=True)}")
     except StartError as error:

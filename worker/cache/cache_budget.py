@@ -3,20 +3,27 @@
 from dataclasses import dataclass
 from typing import Final
 
+from hearth.shared.settings import (
+    CACHE_RAM_MB_MAX,
+    CACHE_RAM_MB_MIN,
+    CACHE_RAM_MB_UNKNOWN,
+    CACHE_RAM_PERCENT,
+)
+
 MB: Final = 1024 * 1024
-SHARE_OF_WORKING_SET: Final = 0.2
-AUTO_BYTES_MIN: Final = 256 * MB
-AUTO_BYTES_MAX: Final = 8192 * MB
-UNKNOWN_DEVICE_BYTES: Final = 512 * MB
 BUFFERS_MAX: Final = 400_000  # Metal allows 499,000 in a process; weights and steps need the rest
 
 
 def auto_bytes(working_set_bytes: int | None) -> int:
     """Return the default budget for a device's recommended working set (None = not told)."""
     if working_set_bytes is None:
-        return UNKNOWN_DEVICE_BYTES
-    share = int(working_set_bytes * SHARE_OF_WORKING_SET)
-    return min(max(share, AUTO_BYTES_MIN), AUTO_BYTES_MAX)
+        return CACHE_RAM_MB_UNKNOWN * MB
+    return min(max(share_of(working_set_bytes), CACHE_RAM_MB_MIN * MB), CACHE_RAM_MB_MAX * MB)
+
+
+def share_of(nbytes: int) -> int:
+    """Return what kept KV takes of so much memory, unless it is told otherwise."""
+    return nbytes * CACHE_RAM_PERCENT // 100
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.zmq_transport import private_directory
 from hearth.worker.cache.block_hash import PrefixHash, root_hash
-from hearth.worker.cache.cache_budget import MB, SHARE_OF_WORKING_SET, Budget, auto_bytes
+from hearth.worker.cache.cache_budget import MB, Budget, auto_bytes, share_of
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.engine import Engine
@@ -137,7 +137,7 @@ def budget_bytes(settings: Settings) -> int:
     if settings.cache_ram_budget_mb:
         return settings.cache_ram_budget_mb * MB
     budget = auto_bytes(working_set_bytes())
-    share = int(settings.memory_limit_mb * MB * SHARE_OF_WORKING_SET)
+    share = share_of(settings.memory_limit_mb * MB)
     return min(budget, share) if share else budget
 
 

@@ -137,6 +137,18 @@ def test_check_says_what_it_found(started: Path, capsys: pytest.CaptureFixture[s
         assert expected in shown
 
 
+def test_check_tells_of_a_setting_that_is_not_read(
+    started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLX_PORT", "8080")
+    monkeypatch.setattr(check, "env_file", lambda: started / ".env")
+    (started / ".env").write_text("LIVE_SLOT_MAX=2\n")
+    assert check.main(["--model", "builtin:pocket", "--workers", "1", "--port", "4321"]) == 0
+    shown = [row for row in capsys.readouterr().out.splitlines() if row.startswith("Warning")]
+    assert len(shown) == 2
+    assert "MLX_PORT is set" in shown[0] and "LIVE_SLOTS_MAX meant?" in shown[1]
+
+
 def test_check_names_packages_that_are_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

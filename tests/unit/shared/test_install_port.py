@@ -368,6 +368,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             "model": "builtin:pocket",
             "workers": 1,
             "instance_dir": str(tmp_path / "run"),
+            "warnings": ["MLX_PORT is set and has no effect: so it is."],
         },
     )
     monkeypatch.setenv("PYTHONPATH", "/ros")
@@ -426,6 +427,7 @@ def test_a_check_says_what_it_found_and_starts_nothing(
     assert install_and_run.main(["--check", "--port", str(free_port)]) == 0
     said = capsys.readouterr().err
     assert "builtin:pocket" in said and f"{free_port} is free" in said
+    assert said.count("MLX_PORT") == 1
 
 
 def test_a_port_that_is_not_to_be_had_ends_the_command_with_1(

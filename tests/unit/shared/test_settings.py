@@ -1,13 +1,26 @@
-"""Settings: defaults, refusals that say what is allowed, and .env.example."""
+"""Settings: defaults, refusals that say what is allowed, .env.example, names that are not read."""
 
+import re
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from hearth.shared.dropped_settings import DROPPED, NAMES, REFUSED
 from hearth.shared.errors import StartError
-from hearth.shared.settings import DECODABLE_PIXELS_MAX
-from hearth.shared.settings_from_env import PROJECT_DIR, example_lines, load_settings
+from hearth.shared.settings import (
+    CACHE_RAM_MB_MAX,
+    CACHE_RAM_MB_MIN,
+    CACHE_RAM_MB_UNKNOWN,
+    CACHE_RAM_PERCENT,
+    DECODABLE_PIXELS_MAX,
+)
+from hearth.shared.settings_from_env import (
+    PROJECT_DIR,
+    example_lines,
+    load_settings,
+    setting_warnings,
+)
 
 
 def test_the_example_file_lists_every_setting_with_its_default() -> None:
@@ -84,3 +97,65 @@ def test_the_public_name_is_the_hub_id_the_directory_or_the_builtin(tmp_path: Pa
     assert load_settings({"MODEL_PATH": "owner/name"}, None).model_name == "owner/name"
     assert load_settings({}, None).model_name == "pocket"
     assert load_settings({"PROXY_MODEL_ID": "mine"}, None).model_name == "mine"
+
+
+def test_every_text_about_the_caches_default_size_has_the_figures_that_are_used() -> None:
+    """What `worker/cache/cache_budget.py` makes of them is tested beside it."""
+    figures = [CACHE_RAM_PERCENT, CACHE_RAM_MB_MIN, CACHE_RAM_MB_MAX, CACHE_RAM_MB_UNKNOWN]
+    about = example_lines()[example_lines().index("CACHE_RAM_BUDGET_MB=0") - 1]
+    for figure in figures:
+        assert str(figure) in about
+    (budget,) = [
+        part
+        for part in (PROJECT_DIR / "docs" / "cache.md").read_text().split("\n\n")
+        if part.startswith("**Budget.**")
+    ]
+    for figure in figures:
+        assert f"{figure:,}" in budget
+    assert "fifth of `MEMORY_LIMIT_MB" not in (PROJECT_DIR / "README.md").read_text()
+
+
+# ---------------------------------------------------------------- names that are not read
+
+
+@pytest.mark.parametrize("name", [*DROPPED, *REFUSED])
+def test_a_dropped_setting_gets_one_warning_wherever_it_is_set(name: str, tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text(f"{name}=sk-secret\n")
+    for environ, env_file in (({name: "sk-secret"}, None), ({}, file), ({name: ""}, file)):
+        (warning,) = setting_warnings(environ, env_file)
+        assert warning.startswith(f"{name} is set and has no effect") and warning.endswith(".")
+        assert "sk-secret" not in warning and (DROPPED | REFUSED)[name] in warning
+    assert name not in NAMES
+
+
+def test_the_remedy_for_memory_names_the_setting_that_bounds_it_now() -> None:
+    assert "CACHE_RAM_BUDGET_MB" in DROPPED["PROMPT_CACHE_MAX_ENTRIES_GLOBAL"]
+
+
+@pytest.mark.parametrize(("name", "reason"), DROPPED.items())
+def test_every_setting_that_a_warning_points_at_is_there(name: str, reason: str) -> None:
+    assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", reason)) <= set(NAMES), name
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("PROXY_PROT", "PROXY_PORT"),
+        ("CACHE_RAM_BUDGET", "CACHE_RAM_BUDGET_MB"),
+        ("default_temperature", "DEFAULT_TEMPERATURE"),
+    ],
+)
+def test_a_misspelt_setting_in_the_file_is_told_with_the_one_that_is_meant(
+    name: str, meant: str, tmp_path: Path
+) -> None:
+    file = tmp_path / ".env"
+    file.write_text(f"{name}=sk-secret\nHF_TOKEN=sk-secret\nPROXY_PORT=4001\n{name}=2\n")
+    warnings = setting_warnings({name: "1", "PROXY_HOTS": "x"}, file)
+    assert warnings == [f"{name} in the settings file is not read. Is {meant} meant?"]
+
+
+def test_what_is_read_or_anothers_is_not_warned_of() -> None:
+    environ = {"HF_TOKEN": "x", "PATH": "/bin", "PROXY_HOTS": "x", "MODEL_PATH": "m"}
+    assert setting_warnings(environ, PROJECT_DIR / ".env.example") == []
+    assert setting_warnings({}, None) == setting_warnings({}, Path("/no/such/.env")) == []

@@ -1,0 +1,57 @@
+"""Names the settings that other servers and earlier specifications had and Hearth does not read.
+
+Each is told in one warning at the start, so that nobody relies on a line that does nothing.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from hearth.shared.settings import Settings
+
+NAMES: Final = tuple(row.metadata["name"] for row in dataclasses.fields(Settings))
+LIKENESS_MIN: Final = 0.8  # of a misspelt name and the one that was meant
+
+# What stands in its place, or why nothing does. docs/settings.md has this table.
+DROPPED: Final = {
+    "MODEL_FAMILY": "the checkpoint and its template say what the model is; nothing is to be set",
+    "MLX_HOST": "workers speak over a private socket; PROXY_HOST says where the server listens",
+    "MLX_PORT": "workers speak over a private socket; PROXY_PORT says where the server listens",
+    "PROXY_STARTUP_WAIT_SECONDS": "nothing waits for a fixed time; the server says when it is "
+    "ready",
+    "PROMPT_CACHE_MAX_ENTRIES_GLOBAL": "kept KV is bounded by its size; set CACHE_RAM_BUDGET_MB, "
+    "for the memory of a long prompt KV_BITS or CACHE_STORE_BITS",
+    "PROMPT_CACHE_BLOCK_SIZE": "a block is what one forward reads; PREFILL_CHUNK sets its tokens",
+    "CACHE_USE_BLOCK_INDEX": "kept KV is always found by an index",
+    "CACHE_SESSION_PARTITIONING": "KV is found by its tokens, whatever the session; "
+    "PROXY_API_KEYS keeps users apart",
+    "VLM_CACHE_DEBUG": "the divergence report names the image that changed; CACHE_DEBUG serves "
+    "the token ids of prompts",
+}
+REFUSED: Final = {
+    "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": (
+        "it replaces what a tool wrote by a digest, so that the model is blinded; "
+        "remove the line, the cache does not need it"
+    ),
+}
+
+
+def warnings_of(environment: Iterable[str], file: Iterable[str]) -> Iterator[str]:
+    """Yield a warning for each name that is set and not read; values are not told.
+
+    In the file, which is ours, that is a misspelt setting too; the environment has other
+    programs' names.
+    """
+    in_file = dict.fromkeys(file)
+    given = {**in_file, **dict.fromkeys(environment)}
+    for name, reason in DROPPED.items():
+        if name in given:
+            yield f"{name} is set and has no effect: {reason}."
+    for name, reason in REFUSED.items():
+        if name in given:
+            yield f"{name} is set and has no effect; true is refused: {reason}."
+    for name in in_file:
+        if name not in NAMES and name not in DROPPED and name not in REFUSED:
+            for meant in difflib.get_close_matches(name.upper(), NAMES, 1, LIKENESS_MIN):
+                yield f"{name} in the settings file is not read. Is {meant} meant?"
