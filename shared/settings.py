@@ -361,7 +361,7 @@ class Settings:
         "PROMPT_CACHE_TTL_SECONDS",
         "1800",
         integer(0, 31_536_000),
-        "KV unused for so long is the first to go when room is needed; 0 = never",
+        "KV unused for so long leaves the memory of an idle server, not its disk; 0 = never",
     )
     prompt_cache_session_max_idle_seconds: int = _setting(
         "PROMPT_CACHE_SESSION_MAX_IDLE_SECONDS",

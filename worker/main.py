@@ -32,6 +32,7 @@ from hearth.worker.engine.engine import Engine, default_chunk
 from hearth.worker.engine.mlx_memory import held_bytes, hold_memory, memory_limit, room_in
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.engine.sampler import TokenChoice, make_token_choice
+from hearth.worker.kv.idle_expiry import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule
@@ -212,8 +213,8 @@ class Worker:
         )
         self._start_prompt_thread(loaded, vocabulary, cut_rule, sessions, vision)
         self._start_image_thread(vision)
-        sweep = sweep_of(kv_manager, memory)
-        loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep)
+        sweep, expire = sweep_of(kv_manager, memory), expire_of(kv_manager)
+        loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire)
         return ServingParts(loaded, vision, kv_manager, sessions, scheduler, loop)
 
     def _make_sessions(self, loaded: LoadedModel, chunk: int) -> SessionManager:
@@ -344,6 +345,11 @@ def sweep_of(kv_manager: KVManager | NullKVManager, memory: MemoryGuard) -> Call
         return kv_manager.sweep()
 
     return sweep
+
+
+def expire_of(kv_manager: KVManager | NullKVManager) -> Callable[[], bool]:
+    """Return a function that does a step of giving back what is unused, and says if more is due."""
+    return IdleExpiry(kv_manager).step if isinstance(kv_manager, KVManager) else lambda: False
 
 
 def _start_thread(name: str, run: Callable[[], None]) -> None:

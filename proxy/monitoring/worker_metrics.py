@@ -22,7 +22,7 @@ _STATES: Final = tuple(
     dict.fromkeys((*get_args(supervisor.WorkerState), *get_args(remote_workers.RemoteState)))
 )
 _READ: Final = ("decoded", "again", "known", "refused")  # what came of an image's file
-_EVICTED: Final = ("copy", "window", "snapshot", "extent")
+_EVICTED: Final = ("copy", "window", "snapshot", "extent", "expired")
 
 # (name, where, what it is), of /health's rows
 _OF_HEALTH: Final[tuple[tuple[str, FigurePath, str], ...]] = (
@@ -180,7 +180,7 @@ def _tight(cache: Mapping[str, WorkerRow]) -> Metric:
 
 
 def _evictions(cache: Mapping[str, WorkerRow]) -> Iterator[Metric]:
-    """Yield what made way in memory; it is on disk, where there is one."""
+    """Yield what made way in memory, or went for its age; it is on disk, where there is one."""
     labels = ("worker", "what")
     count = CounterMetricFamily("hearth_evictions_total", "What made way in memory.", labels=labels)
     nbytes = CounterMetricFamily(

@@ -36,8 +36,8 @@ class LinePriority:
     def likelihood(self, now: float, ttl_s: float) -> float:
         """Return how likely it is needed again, relative to a line just opened (1.0).
 
-        Zero once it has not been used for `ttl_s` (0 = never): it is then the first to go, but
-        stays while there is room.
+        Zero once it has not been used for `ttl_s` (0 = never): it is then the first to go, and
+        stays no longer than until there is nothing to compute (`worker/kv/idle_expiry.py`).
         """
         age_s = 0.0 if self.is_running else max(0.0, now - self.used_at)
         if ttl_s and age_s > ttl_s:

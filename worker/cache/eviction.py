@@ -37,6 +37,11 @@ class Evictor:
     def evictions(self) -> int:
         return self.evicted.total()
 
+    def count_expired(self, count: int, nbytes: int) -> None:
+        """Count extents that went for their age, not for room, and what that gave back."""
+        self.evicted["expired"] += count
+        self.evicted_bytes["expired"] += nbytes
+
     def make_room(self, nbytes: int, buffers: int, worth: float, now: float) -> bool:
         """Free what `nbytes` in `buffers` need; say whether they fit now.
 

@@ -87,6 +87,12 @@ class DiskThread:
         """Whether the file store has ever refused what was taken here."""
         return self.counts["writes_lost"] > 0
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing that was taken waits to be written."""
+        with self._changed:
+            return not self._queue_bytes
+
     def flush(self, seconds: float) -> bool:
         """Wait at most `seconds` until all that is queued is put; say whether it is."""
         deadline = time.monotonic() + seconds

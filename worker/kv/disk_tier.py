@@ -91,7 +91,15 @@ class DiskTier:
         """
         for extent in slot.held_extents:
             if not extent.is_stored and extent in self._store:
-                extent.is_stored = self._write(extent, slot)
+                self.write(extent, slot)
+
+    def write(self, extent: Extent, slot: LiveSlot | None) -> bool:
+        """Hand over what the disk lacks of an extent, whose rows are its own or `slot`'s.
+
+        Say whether all of it was taken.
+        """
+        extent.is_stored = self._write(extent, slot)
+        return extent.is_stored
 
     def write_rest(self, slots: Iterable[LiveSlot]) -> None:
         """Hand over what was refused: by the queue, or, later, by the disk."""
@@ -102,7 +110,7 @@ class DiskTier:
             self.write_slot(slot)
         for extent in list(self._store.extents):
             if not extent.is_stored and (extent.body is not None or not self._has_rows):
-                extent.is_stored = self._write(extent, None)
+                self.write(extent, None)
 
     @property
     def _has_rows(self) -> bool:

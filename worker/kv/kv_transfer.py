@@ -26,7 +26,7 @@ class KeepRules:
     slots_max: int
     chunk: int  # tokens of one prefill forward
     is_exact: bool  # canonical KV only: warm equals cold to the bit
-    ttl_s: float = 0.0  # an entry unused for longer is the first to go; 0 = never
+    ttl_s: float = 0.0  # KV unused for longer goes in idle time, and before others; 0 = never
     session_idle_s: float = 0.0  # a slot unused for longer is given up; 0 = never
     store_format: QuantFormat | None = None  # of rows that no slot holds any more
     store_from: int = 256  # tokens: shorter prefixes are kept as they are

@@ -44,7 +44,8 @@ REMEDIES = {
     "thinking dropped": "The model's template leaves old thinking out; PRESERVE_THINKING=true "
     "keeps it.",
     "turn not recorded": "The answer was cut by a stop string, or is too old to be remembered.",
-    "eviction": "Raise CACHE_RAM_BUDGET_MB, or run fewer conversations at once.",
+    "eviction": "Raise CACHE_RAM_BUDGET_MB, or run fewer conversations at once. After a pause: "
+    "keep KV on disk (MAX_KV_SIZE_GB), or raise PROMPT_CACHE_TTL_SECONDS.",
     "restart": "The server was restarted and this was not on its disk: raise MAX_KV_SIZE_GB or "
     "SHUTDOWN_FLUSH_SECONDS.",
     "exact mode": "CACHE_EXACT=false reuses generated tokens too, at the price of the last bits.",

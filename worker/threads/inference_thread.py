@@ -33,11 +33,13 @@ class InferenceThread:
         scheduler: Scheduler,
         send: Callable[[Up], None],
         sweep: Callable[[], bool],
+        expire: Callable[[], bool],
     ) -> None:
         self._inbox = inbox
         self._scheduler = scheduler
         self._send = send
         self._sweep = sweep
+        self._expire = expire
         self._idle_wait_s = IDLE_BEFORE_PREFILL_S
         self._turns = 0  # of the loop
         self.active_bytes = 0  # MLX memory in use after the last step; others may read it
@@ -49,7 +51,7 @@ class InferenceThread:
             for message in self._scheduler.step():
                 self._send(message)
             self._idle_wait_s = IDLE_BEFORE_PREFILL_S
-        elif self._scheduler.prefill_idle():
+        elif self._scheduler.prefill_idle() or self._expire():
             self._idle_wait_s = 0.0
         else:
             self._idle_wait_s = IDLE_WAIT_S

@@ -36,11 +36,13 @@ def assert_nothing_is_left(server: Server, family: list[psutil.Process]) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything_within_5_s_twice_in_a_row(number: signal.Signals) -> None:
-    with Server(WORKERS="2") as server:
+    with Server(WORKERS="2", MLX_PORT="8080") as server:
         for attempt in range(2):
             if attempt:
                 server.start()
                 server.wait_until_ready()
+            told = server.log.read_text().count("MLX_PORT is set and has no effect")
+            assert told == attempt + 1, "once a start, whatever the workers"
             family = children(server)
             assert len(family) >= 2
             with server.openai() as client:

@@ -25,6 +25,7 @@ class ScriptedScheduler:
         self.taken: list[str] = []
         self.stepped_with: list[int] = []
         self.idle_chunks = 0
+        self.expiry_steps = 0
         self.is_blocked = False
 
     def submit(self, request: str) -> Progress:
@@ -35,6 +36,11 @@ class ScriptedScheduler:
     def prefill_idle(self) -> bool:
         self.idle_chunks -= 1
         return self.idle_chunks >= 0
+
+    def expire(self) -> bool:
+        assert self.is_idle and self.idle_chunks < 0, "only once there is nothing to compute"
+        self.expiry_steps -= 1
+        return self.expiry_steps >= 0
 
     def step(self) -> Iterator[Up]:
         self.stepped_with.append(len(self.taken))
@@ -52,7 +58,7 @@ def turn(scheduler: ScriptedScheduler, *requests: str) -> list[Up]:
 
 def looping(scheduler: ScriptedScheduler, sent: list[Up]) -> tuple[InferenceThread, Any]:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    loop = InferenceThread(inbox, scheduler, sent.append, lambda: False)  # type: ignore[arg-type]
+    loop = InferenceThread(inbox, scheduler, sent.append, lambda: False, scheduler.expire)  # type: ignore[arg-type]
     return loop, inbox
 
 
@@ -83,6 +89,23 @@ def test_idle_prefill_goes_on_without_waiting_until_there_is_none(
     for _ in range(3):
         loop.run_once()
     assert scheduler.idle_chunks == 0
+    assert time.monotonic() - began < LONG_S
+
+
+def test_expiry_goes_on_after_idle_prefill_without_waiting_and_a_request_comes_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = ScriptedScheduler(is_idle=True)
+    scheduler.idle_chunks, scheduler.expiry_steps = 1, 5
+    loop, inbox = looping(scheduler, [])
+    wait_long(monkeypatch)
+    began = time.monotonic()
+    for _ in range(4):
+        loop.run_once()
+    assert (scheduler.idle_chunks, scheduler.expiry_steps) == (-3, 2)
+    inbox.put("a")
+    loop.run_once()
+    assert scheduler.stepped_with == [1] and scheduler.expiry_steps == 2
     assert time.monotonic() - began < LONG_S
 
 

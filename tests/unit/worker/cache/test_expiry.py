@@ -1,0 +1,75 @@
+"""Kept KV expires branch by branch, and neither what is in use nor what is pinned."""
+
+import math
+
+from hearth.worker.cache.conversation_priority import SPONSOR_SILENT_S, LinePriority
+from hearth.worker.cache.expiry import find_expired
+from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
+from hearth.worker.cache.pinned_prompts import Pin
+from scripts.harness.store_builders import every, keep, new_line, new_store, text
+
+TTL_S = 100.0
+
+
+def kept(store: ExtentStore, seed: int, used_at: float, length: int = 24) -> list[Extent]:
+    """Keep a prompt, whose first 8 tokens all prompts share, for a line used at `used_at`."""
+    line = new_line(seed, used_at)
+    return keep(store, text(0, 8) + text(seed, length - 8), every(8, length + 1), line)
+
+
+def expired(store: ExtentStore, now: float) -> tuple[Extent, ...]:
+    return find_expired(store, (), now, TTL_S).extents
+
+
+def test_a_branch_expires_and_the_trunk_stays_as_long_as_another_branch() -> None:
+    store = new_store()
+    trunk, *old = kept(store, 1, used_at=0.0)
+    _, *young = kept(store, 2, used_at=50.0)
+    assert expired(store, 99.0) == ()
+    found = find_expired(store, (), 100.0, TTL_S)
+    assert found.extents == tuple(reversed(old)) and found.next_at == 150.0
+    assert set(expired(store, 150.0)) == {trunk, *old, *young}
+    assert find_expired(store, (), 150.0, TTL_S).next_at == math.inf
+
+
+def test_the_children_come_before_their_parents() -> None:
+    store = new_store()
+    rows = kept(store, 1, 0.0, length=64)
+    assert expired(store, 200.0) == tuple(reversed(rows))
+
+
+def test_what_a_request_uses_or_stands_on_stays() -> None:
+    store = new_store()
+    rows = kept(store, 1, 0.0)
+    rows[0].line.is_running = True
+    assert expired(store, 1e9) == ()
+    rows[0].line.is_running = False
+    rows[1].end.pins += 1
+    assert expired(store, 1e9) == (rows[2],)
+
+
+def test_what_is_pinned_stays_with_its_whole_path() -> None:
+    store = new_store()
+    pinned, other = kept(store, 1, 0.0), kept(store, 2, 0.0)
+    Pin.of("", path_to(pinned[1].end)).mark(1)
+    assert set(expired(store, 1e9)) == {pinned[2], *other[1:]}
+
+
+def test_a_slot_keeps_what_it_stands_on_young() -> None:
+    store = new_store()
+    rows = kept(store, 1, 0.0)
+    found = find_expired(store, [(rows[1].end, 70.0), (store.root, 500.0)], 100.0, TTL_S)
+    assert found.extents == (rows[2],) and found.next_at == 170.0
+
+
+def test_a_line_that_waits_for_its_sub_agents_is_as_young_as_they_are() -> None:
+    store = new_store()
+    waiting = kept(store, 1, 0.0)
+    agent = LinePriority(2, 0.0, 90.0, sponsor=waiting[0].line)
+    keep(store, text(9, 16), every(8, 17), agent)
+    assert expired(store, 100.0) == ()
+    assert len(expired(store, 190.0)) == len(store)
+    agent.is_running = True
+    assert expired(store, SPONSOR_SILENT_S) == ()
+    waits_no_more = find_expired(store, (), SPONSOR_SILENT_S + TTL_S, TTL_S)
+    assert set(waits_no_more.extents) == set(waiting) and waits_no_more.next_at == math.inf

@@ -1,0 +1,270 @@
+"""After the TTL an idle worker's memory goes back to the system, and the disk keeps the KV."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from hearth.worker.disk.disk_thread import DiskThread
+from hearth.worker.disk.file_format import Record
+from hearth.worker.disk.file_store import FileStore
+from hearth.worker.kv.idle_expiry import IdleExpiry
+from scripts.harness.socketless_worker import Machine, machine
+from scripts.harness.store_builders import ROOT
+from tests.helpers.worker.disk_workers import Workers
+from tests.helpers.worker.kv_prompts import KINDS, follow, kept_bytes, prompt
+
+TTL_S = 1000.0
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(tmp_path)
+    yield made
+    made.kill()
+
+
+class Idle:
+    """The idle time of a worker, whose clock is ahead by `ahead_s`."""
+
+    def __init__(self, warm: Machine) -> None:
+        self.ahead_s = 0.0
+        self.steps = 0
+        self._warm = warm
+        self._expiry = IdleExpiry(warm.keeper, lambda: time.monotonic() + self.ahead_s)
+
+    def step(self) -> bool:
+        self.steps += 1
+        return self._expiry.step()
+
+    def pass_by(self, seconds: float) -> None:
+        """Have so much time go by, and the worker do what it does meanwhile."""
+        self._warm.work_ahead()
+        self.ahead_s += seconds
+        disk = self._warm.keeper.disk
+        while self.step() or (disk is not None and not disk.thread.is_drained):
+            time.sleep(0.001)
+
+
+def expired_of(warm: Machine) -> tuple[int, int]:
+    report = warm.keeper.evictions_report()
+    return report["count"].get("expired", 0), report["bytes"].get("expired", 0)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_memory_goes_back_after_the_ttl_and_the_disk_serves_the_next_turn(
+    workers: Workers, name: str
+) -> None:
+    warm, ids = workers.start(name, ttl_s=TTL_S), prompt(name, 300, 100)
+    machine(name, keeps=False).ask(ids)  # loads what is loaded once
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    idle, answer = Idle(warm), warm.ask(ids)
+    idle.pass_by(TTL_S - 100)
+    assert expired_of(warm) == (0, 0) and kept_bytes(warm) + len(warm.keeper.slots)
+    held = mx.get_active_memory() - before
+    idle.pass_by(200)
+    count, nbytes = expired_of(warm)
+    assert count > 0 and nbytes > 0.5 * held > 0
+    assert kept_bytes(warm) == len(warm.keeper.slots) == len(warm.keeper.store) == 0
+    assert mx.get_active_memory() - before < 100_000 and mx.get_cache_memory() == 0
+    longer = follow(name, ids, answer.tokens, 30)
+    again = warm.ask(longer)
+    assert again.usage is not None and again.usage.source == "ssd"
+    assert again.prefilled <= len(longer) - len(ids) - len(answer.tokens) + 16
+    cold = machine(name, keeps=False).ask(longer)
+    assert again.tokens == cold.tokens
+    warm.check()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_without_a_disk_it_is_gone_and_counted(name: str) -> None:
+    warm, ids = machine(name, ttl_s=TTL_S), prompt(name, 300, 100)
+    idle = Idle(warm)
+    warm.ask(ids)
+    idle.pass_by(TTL_S + 1)
+    assert len(warm.keeper.store) == len(warm.keeper.slots) == 0
+    assert expired_of(warm)[0] > 0 and warm.keeper.evictions == expired_of(warm)[0]
+    assert warm.ask(ids).cached == 0
+    warm.check()
+
+
+def test_a_ttl_of_0_is_never() -> None:
+    warm = machine("qwen3")
+    warm.ask(prompt("qwen3", 300, 100))
+    Idle(warm).pass_by(1e9)
+    assert len(warm.keeper.slots) >= 1 and expired_of(warm) == (0, 0)
+
+
+def test_nothing_goes_while_a_request_runs() -> None:
+    warm = machine("qwen3", ttl_s=TTL_S)
+    idle = Idle(warm)
+    warm.ask(prompt("qwen3", 300, 100))
+    running = warm.submit(prompt("qwen3", 200, 100, seed=3), 8)
+    warm.run(until=lambda: bool(running.request.completion_tokens))
+    extents = len(warm.keeper.store)
+    idle.ahead_s = 10 * TTL_S
+    assert not idle.step() and len(warm.keeper.store) == extents > 0
+    warm.run()
+    idle.pass_by(0.0)
+    assert len(warm.keeper.store) == 0
+    warm.check()
+
+
+def test_what_was_used_since_stays_with_its_slot() -> None:
+    warm = machine("qwen3", ttl_s=TTL_S)
+    old, young = prompt("qwen3", 300, 100), prompt("qwen3", 300, 80, seed=5)
+    for ids in (old, young):
+        warm.ask(ids)
+        warm.work_ahead()
+    for line in warm.keeper.lines:
+        line.used_at -= TTL_S / 2
+        line.sponsor = None  # the first does not wait for the second
+    for slot in warm.keeper.slots:
+        slot.used_at -= TTL_S / 2
+    warm.ask(young)
+    Idle(warm).pass_by(TTL_S / 2 + 1)
+    assert warm.ask(young).prefilled <= 16
+    assert warm.ask(old).cached == 0
+    warm.check()
+
+
+def test_what_is_pinned_stays() -> None:
+    warm = machine("qwen3", ttl_s=TTL_S)
+    ids, other = prompt("qwen3", 300, 100), prompt("qwen3", 300, 80, seed=5)
+    warm.ask(ids, is_prefill_only=True, pin_key="")
+    warm.ask(other)
+    pinned = warm.keeper.pins.nbytes
+    assert pinned > 0
+    idle = Idle(warm)
+    idle.pass_by(TTL_S + 1)
+    assert kept_bytes(warm) == pinned and not warm.keeper.slots
+    again = warm.ask(ids)
+    assert again.usage is not None and again.usage.source == "ram" and again.prefilled <= 16
+    (row,) = warm.keeper.pins_report()["pins"]
+    assert warm.keeper.unpin(row["id"], "")
+    idle.pass_by(3 * TTL_S)
+    assert kept_bytes(warm) == 0
+    warm.check()
+
+
+# ---------------------------------------------------------------- written before it goes
+
+
+class Gated(FileStore):
+    """A disk that loses what it is given unless `works`, and is at it until `gate` is set."""
+
+    works = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def put(self, record: Record) -> bool:
+        assert self.gate.wait(60)
+        return self.works and super().put(record)
+
+
+def unwritten(tmp_path: Path) -> tuple[Machine, DiskThread, Gated]:
+    """Return a worker whose KV is not on its disk, for want of room in the queue."""
+    disk = Gated(tmp_path, ROOT, 1 << 30, 0)
+    disk_thread = DiskThread(disk, queue_bytes_max=1)
+    warm = machine("qwen3", disk_thread=disk_thread, ttl_s=TTL_S)
+    warm.ask(prompt("qwen3", 600, 100))
+    warm.work_ahead()
+    assert not any(extent.is_stored for extent in warm.keeper.store.extents)
+    return warm, disk_thread, disk
+
+
+def test_what_the_queue_had_no_room_for_is_written_part_by_part_before_anything_goes(
+    tmp_path: Path,
+) -> None:
+    warm, disk_thread, _ = unwritten(tmp_path)
+    extents = len(warm.keeper.store)
+    disk_thread.queue_bytes_max = warm.layers.row_cost(None)[0] * 100  # a chunk and a half
+    idle = Idle(warm)
+    idle.ahead_s = TTL_S + 1
+    while len(warm.keeper.store):
+        assert len(warm.keeper.store) == extents, "all goes at once, once all is written"
+        idle.step()
+        time.sleep(0.001)
+    assert idle.steps > 3 and disk_thread.is_drained
+    assert warm.keeper.disk_report()["files"] >= extents
+    again = warm.ask(prompt("qwen3", 600, 100))
+    assert again.usage is not None and again.usage.source == "ssd" and again.prefilled <= 16
+    disk_thread.close()
+
+
+def test_nothing_goes_before_the_disk_is_done_with_what_it_took(tmp_path: Path) -> None:
+    warm, disk_thread, disk = unwritten(tmp_path)
+    disk_thread.queue_bytes_max = 1 << 28
+    disk.gate.clear()
+    idle, extents = Idle(warm), len(warm.keeper.store)
+    idle.ahead_s = TTL_S + 1
+    while idle.step():
+        pass
+    assert not any(idle.step() for _ in range(20)), "it waits without a step of work"
+    assert all(extent.is_stored for extent in warm.keeper.store.extents)
+    assert len(warm.keeper.store) == extents
+    disk.gate.set()
+    idle.pass_by(0.0)
+    assert len(warm.keeper.store) == 0
+    disk_thread.close()
+
+
+def test_a_request_that_comes_meanwhile_finds_everything_in_memory(tmp_path: Path) -> None:
+    warm, disk_thread, _ = unwritten(tmp_path)
+    disk_thread.queue_bytes_max = warm.layers.row_cost(None)[0] * 100
+    idle = Idle(warm)
+    idle.ahead_s = TTL_S + 1
+    idle.step()
+    assert (
+        0 < sum(extent.is_stored for extent in warm.keeper.store.extents) < len(warm.keeper.store)
+    )
+    again = warm.ask(prompt("qwen3", 600, 100))
+    assert again.usage is not None and again.usage.source == "slot" and again.prefilled <= 16
+    warm.check()
+    disk_thread.close()
+
+
+@pytest.mark.parametrize("queue_bytes_max", [1, 1 << 28])
+def test_what_the_disk_does_not_take_is_offered_once_and_goes(
+    tmp_path: Path, queue_bytes_max: int
+) -> None:
+    """1 byte: no run fits into the queue; else: the disk has no room."""
+    warm, disk_thread, disk = unwritten(tmp_path)
+    disk.works = False
+    disk_thread.queue_bytes_max = queue_bytes_max
+    extents = len(warm.keeper.store)
+    Idle(warm).pass_by(TTL_S + 1)
+    assert len(warm.keeper.store) == 0 and expired_of(warm)[0] == extents
+    assert disk_thread.counts["writes_lost"] <= extents
+    assert warm.ask(prompt("qwen3", 600, 100)).cached == 0
+    disk_thread.close()
+
+
+def test_a_look_finds_nothing_for_as_long_as_nothing_can_expire(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = []
+    warm = machine("qwen3", ttl_s=TTL_S)
+    idle = Idle(warm)
+    find = idle._expiry._find
+    monkeypatch.setattr(idle._expiry, "_find", lambda now: looks.append(now) or find(now))
+    for _ in range(100):
+        idle.pass_by(TTL_S / 10)
+    assert len(looks) <= 11, "once a TTL where nothing is kept"
+    looks.clear()
+    warm.ask(prompt("qwen3", 300, 100))
+    for slot in warm.keeper.slots:
+        slot.used_at += idle.ahead_s
+    for line in warm.keeper.lines:
+        line.used_at += idle.ahead_s
+    for _ in range(30):
+        idle.pass_by(TTL_S / 10)
+    assert expired_of(warm)[0] > 0 and len(looks) <= 6
