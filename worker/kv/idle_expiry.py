@@ -6,13 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import mlx.core as mx
+
 from hearth.worker.cache.expiry import Expired, find_expired
 from hearth.worker.cache.extent_store import Extent
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.return_freed_memory import release_memory
 
-STEP_S: Final = 0.01  # a request that arrives waits for one step
+# A request that arrives waits for one step:
+STEP_S: Final = 0.01  # of handing over to the disk, or the copy of one run
+STEP_BYTES: Final = 1 << 26  # that go back to the system, or one run, or one live cache
 
 log = logging.getLogger(__name__)
 
@@ -33,23 +37,28 @@ class IdleExpiry:
         self._ttl_s = kv_manager.rules.ttl_s
         self._look_at = 0.0 if self._ttl_s else math.inf
         self._offered: set[Extent] = set()  # to the disk, of what is to be dropped next
+        self._waits_for_disk = False  # until it has written all that it took
+        self._freed_bytes = 0  # since the last look that found nothing
 
     def step(self) -> bool:
         """Do some milliseconds of work; say whether more is to be done at once."""
         now = self._clock()
         if now < self._look_at or any(slot.is_busy for slot in self._kv_manager.slots):
             return False
+        if self._waits_for_disk and not self._is_drained:
+            return False  # the loop comes back soon
+        self._waits_for_disk = False
         expired, slots = self._find(now)
         if not expired.extents and not slots:
             self._look_at = self._next_look(expired, now)
-            self._offered.clear()
+            self._end()
             return False
         pending = [extent for extent in expired.extents if self._is_wanted_on_disk(extent)]
         if pending:
             return self._offer(pending)
-        disk = self._kv_manager.disk
-        if disk is not None and not disk.thread.is_drained:
-            return False  # the loop comes back soon
+        if not self._is_drained:
+            self._waits_for_disk = True
+            return False
         self._drop(expired.extents, slots)
         return True
 
@@ -67,6 +76,11 @@ class IdleExpiry:
 
     # ------------------------------------------------------------ to disk
 
+    @property
+    def _is_drained(self) -> bool:
+        disk = self._kv_manager.disk
+        return disk is None or disk.thread.is_drained
+
     def _is_wanted_on_disk(self, extent: Extent) -> bool:
         disk = self._kv_manager.disk
         if disk is None or extent in self._offered:
@@ -80,10 +94,11 @@ class IdleExpiry:
         holders = {slot.number: slot for slot in self._kv_manager.slots}
         end = time.perf_counter() + STEP_S
         for extent in pending:
-            was_drained = disk.thread.is_drained
+            was_drained = self._is_drained
             slot = holders[min(extent.holders)] if extent.holders else None
             if not disk.write(extent, slot) and not was_drained:
-                return False  # its queue is full
+                self._waits_for_disk = True  # its queue is full
+                return False
             self._offered.add(extent)  # refused by an empty queue it is too large to be written
             if time.perf_counter() > end:
                 break
@@ -92,25 +107,47 @@ class IdleExpiry:
     # ------------------------------------------------------------ out of memory
 
     def _drop(self, extents: Sequence[Extent], slots: Sequence[LiveSlot]) -> None:
-        """Forget what expired, count it, and have the system get the memory."""
-        kv_manager, began = self._kv_manager, time.perf_counter()
-        held = _held_bytes(kv_manager)
+        """Give back a part: some leaves with bytes of their own, else a slot with what it holds.
+
+        A slot goes whole, and last, so that no request finds half of one.
+        """
+        store, held = self._kv_manager.store, _held_bytes(self._kv_manager)
+        numbers = {slot.number for slot in slots}
+        count, nbytes = 0, 0
+        for extent in extents:  # children first: each is a leaf once those behind it went
+            if extent.holders & numbers or extent.end.leaving:
+                continue
+            nbytes += extent.nbytes
+            store.remove(extent)
+            count += 1
+            if nbytes >= STEP_BYTES:
+                break
+        if not count:
+            count = self._drop_slot(slots[0], extents)
+        freed = held - _held_bytes(self._kv_manager)
+        assert freed >= 0, freed
+        self._kv_manager.transfer.evictor.count_expired(count, freed)
+        self._freed_bytes += freed
+        mx.clear_cache()
+
+    def _drop_slot(self, slot: LiveSlot, extents: Sequence[Extent]) -> int:
+        """Empty a slot; return how many expired extents went with it."""
+        store = self._kv_manager.store
+        before = len(store)
         for extent in extents:
-            kv_manager.store.remove(extent)
-        for slot in slots:
-            kv_manager.give_up(slot)
-        freed = held - _held_bytes(kv_manager)
-        kv_manager.transfer.evictor.count_expired(len(extents), freed)
+            if extent.holders == {slot.number}:
+                store.remove(extent)
+        self._kv_manager.give_up(slot)  # which keeps what younger ones share with it
+        return before - len(store)
+
+    def _end(self) -> None:
+        """Say what went, where anything did, and have the system get all of it."""
         self._offered.clear()
-        release_memory()
-        log.info(
-            "unused for %.0f s: %d runs of KV and %d live caches made way, %.1f MB in %.0f ms",
-            self._ttl_s,
-            len(extents),
-            len(slots),
-            freed / 1e6,
-            (time.perf_counter() - began) * 1e3,
-        )
+        if self._freed_bytes:
+            release_memory()
+            mb, ttl_s = self._freed_bytes / 1e6, self._ttl_s
+            log.info("%.1f MB of KV unused for %.0f s have left memory", mb, ttl_s)
+            self._freed_bytes = 0
 
 
 def _held_bytes(kv_manager: KVManager) -> int:
