@@ -23,6 +23,7 @@ PARAMETERS_MAX: Final = 7
 FILES_MAX: Final = 16  # of a folder, __init__.py not counted
 LONG_FILES: Final = {
     "shared/settings.py": "one table: every setting with its bounds, unit and reason",
+    "scripts/fixtures/vision_family_configs.py": "one table: what each family's checkpoint says",
 }
 FULL_FOLDERS: Final = {
     "shared": "no concept of its own: what both processes and the installer need"

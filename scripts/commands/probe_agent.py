@@ -1,6 +1,7 @@
 """Plays an agent: a tool loop on the model's own answers, with two sub-agents in its middle.
 
     hearth probe-agent --base-url http://127.0.0.1:4000 [--key K] [--turns 6] [--echo stripped]
+    hearth probe-agent --image screenshot.png
 
 Each answer is sent back as a client would (--echo): verbatim; stripped of its thinking; or trimmed
 at both ends with the tool arguments written anew. Where the model calls a tool, a canned result
@@ -19,6 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from hearth.commands.probe_images import (
+    ProbeImage,
+    add_image_options,
+    hit_misses,
+    hit_table,
+    probe_images,
+)
 from hearth.commands.server_client import (
     CHAT,
     SLACK_TOKENS,
@@ -34,6 +42,7 @@ from hearth.commands.server_client import (
 
 SUB_AGENTS: Final = ("agentone", "agenttwo")
 SUB_TURNS: Final = 3
+MAIN: Final = "main"  # the orchestrator's line
 DIRECTORY: Final = "/home/dev/textkit"
 TOOLS: Final = {  # name -> (what it does, its parameters)
     "bash": ("Runs a command in a shell.", "command timeout_s"),
@@ -142,6 +151,7 @@ class Agent:
     options: argparse.Namespace
     session: str
     name: str  # empty = the orchestrator
+    images: Sequence[ProbeImage] = ()  # that its first task shows
     messages: list[Row] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
     known: int = 0  # tokens of the last prompt and its answer
@@ -150,7 +160,9 @@ class Agent:
         who = f"a sub-agent ({self.name}) that reports in one line" if self.name else "an agent"
         system = f"You are {who}. Session {self.session}.\nWorking directory: {DIRECTORY}\n"
         self.messages.append({"role": "system", "content": system + "Use the tools you have."})
-        self.messages.append({"role": "user", "content": TASKS[0]})
+        shown = [image.chat_part for image in self.images]
+        content = [*shown, {"type": "text", "text": TASKS[0]}] if shown else TASKS[0]
+        self.messages.append({"role": "user", "content": content})
 
     async def play(self, turns: int) -> None:
         """Ask `turns` times, each time with the answer before and what follows from it."""
@@ -172,7 +184,7 @@ class Agent:
         tokens = answer.tokens
         self.costs.append(
             Cost(
-                who=self.name or "main",
+                who=self.name or MAIN,
                 turn=len(self.costs) + 1,
                 prompt=tokens.prompt,
                 new=max(0, tokens.prompt - self.known),
@@ -195,10 +207,12 @@ class Agent:
 # ---------------------------------------------------------------- command line
 
 
-async def play(server: Server, options: argparse.Namespace) -> list[Cost]:
+async def play(
+    server: Server, options: argparse.Namespace, images: Sequence[ProbeImage]
+) -> list[Cost]:
     """Return the costs of the orchestrator's first half, of its sub-agents, of its second half."""
     session = f"probe-{secrets.token_hex(4)}"
-    main = Agent(server, options, session, "")
+    main = Agent(server, options, session, "", images)
     await main.play(options.turns // 2)
     first = len(main.costs)
     agents = [Agent(server, options, session, name) for name in SUB_AGENTS]
@@ -217,7 +231,8 @@ def cost_row(cost: Cost) -> tuple[Any, ...]:
 
 async def agent_probe(options: argparse.Namespace) -> int:
     async with server_of(options) as server:
-        costs = await play(server, options)
+        images = await probe_images(options, server)
+        costs = await play(server, options, images)
     head = ("line", "turn", "calls", "prompt", "new", "cached", "prefilled", "excess")
     print(table(head, [cost_row(each) for each in costs]))
     misses = [
@@ -225,6 +240,11 @@ async def agent_probe(options: argparse.Namespace) -> int:
         for each in costs
         if each.excess > options.slack
     ]
+    if images:
+        second = next(each for each in costs if (each.who, each.turn) == (MAIN, 2))
+        figures = (second.prompt, second.cached)
+        print("", hit_table(*figures, second.prefilled, options.image_hit), sep="\n")
+        misses += hit_misses(*figures, options.image_hit)
     worst = max(each.excess for each in costs)
     return verdict(misses, f"{len(costs)} requests, at most {worst:,} tokens beyond what was new")
 
@@ -235,7 +255,11 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--echo", choices=("verbatim", "stripped", "trimmed"), default="verbatim")
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--slack", type=int, default=SLACK_TOKENS, help="tokens beyond what is new")
-    return parser.parse_args(arguments)
+    add_image_options(parser)
+    options = parser.parse_args(arguments)
+    if options.image and options.turns < 2:
+        parser.error(f"--turns is {options.turns}, and --image is judged by turn 2: use 2 or more")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

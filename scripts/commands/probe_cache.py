@@ -1,11 +1,12 @@
-"""Checks a server's prefix cache with four short conversations of its own.
+"""Checks a server's prefix cache with four short conversations of its own, or five with an image.
 
-    hearth probe --base-url http://127.0.0.1:4000 [--key K] [--tokens 2000]
+    hearth probe --base-url http://127.0.0.1:4000 [--key K] [--tokens 2000] [--image shot.png]
 
 normal     three turns are appended: the third finds nearly all of its prompt
 drift      one volatile field changes at each turn: it stays the same line, nothing is rejected
 semantic   an earlier tool result changes: what stands from the change on is prefilled again
 insertion  a message is inserted in mid-history: all before it is reused
+image      with --image: a turn of words behind an image finds nearly all of its prompt
 
 Exit status 0: all as expected; 1: something is not; 2: the server does not answer.
 """
@@ -18,6 +19,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from hearth.commands.probe_images import (
+    ProbeImage,
+    add_image_options,
+    hit_misses,
+    hit_table,
+    probe_images,
+)
 from hearth.commands.server_client import (
     MESSAGES,
     Answer,
@@ -35,10 +43,11 @@ from hearth.commands.server_client import (
 # `count` counts in.
 CUT_SLACK_TOKENS: Final = 64 + 16
 ANSWER_TOKENS_MAX: Final = 16
-REJECTED, DRIFT, TRIM_MISS = (
+REJECTED, DRIFT, TRIM_MISS, RETREAT = (
     "exact_key_rejected_by_model_lcp",
     "canonical_drift",
     "hybrid_trim_miss",
+    "vlm_retreat",
 )
 TOOLS: Final = [
     {
@@ -64,6 +73,10 @@ class Talk:
     def say(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})
 
+    def show(self, images: Sequence[ProbeImage], text: str) -> None:
+        blocks = [*(image.messages_block for image in images), {"type": "text", "text": text}]
+        self.messages.append({"role": "user", "content": blocks})
+
     def answer(self, text: str) -> None:
         self.messages.append({"role": "assistant", "content": text or "Done."})
 
@@ -75,6 +88,7 @@ class Report:
     name: str
     rows: list[list[Any]] = field(default_factory=list)
     misses: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)  # told below the table
 
     def expect(self, is_met: bool, otherwise: str) -> None:
         if not is_met:
@@ -89,6 +103,8 @@ class Probe:
     hit_min: float
     session: str
     sentences: int = 0  # that make a system prompt as long as was asked for
+    images: Sequence[ProbeImage] = ()
+    image_hit_min: float = 0.0
 
     def talk(self, name: str) -> Talk:
         """Return a conversation that shares no beginning with any other."""
@@ -245,26 +261,52 @@ def unused(cached: int, floor: int) -> str:
     return f"{cached:,} tokens cached of at least {floor:,} that stand before the change"
 
 
+# ---------------------------------------------------------------- images
+
+
+async def image(probe: Probe) -> Report:
+    """A question about the images, and one of words behind it."""
+    report, talk = Report("image"), probe.talk("image")
+    talk.show(probe.images, "What is this?")
+    await probe.ask(report, "turn 1, the image is new", talk)
+    talk.say("And what stands out most?")
+    tokens = (await probe.ask(report, "turn 2, words behind it", talk)).tokens
+    figures = (tokens.prompt, tokens.cached)
+    report.remarks.append(hit_table(*figures, tokens.prefilled, probe.image_hit_min))
+    report.misses += hit_misses(*figures, probe.image_hit_min)
+    return report
+
+
 # ---------------------------------------------------------------- command line
 
+IMAGE: Final = "image"  # the scenario that takes --image
 SCENARIOS: Final[Mapping[str, Callable[[Probe], Awaitable[Report]]]] = {
     "normal": normal,
     "drift": drift,
     "semantic": semantic,
     "insertion": insertion,
+    IMAGE: image,
 }
 # A hybrid or window model that resumes before what is the same, since its state was not kept there.
-TRIMS_MAX: Final = {"normal": 0, "drift": len(DRIFTS) - 1, "semantic": 1, "insertion": 1}
+TRIMS_MAX: Final = {
+    "normal": 0,
+    "drift": len(DRIFTS) - 1,
+    "semantic": 1,
+    "insertion": 1,
+    IMAGE: 0,
+}
 
 
 def counter_rows(rise: Mapping[str, int], names: Sequence[str]) -> list[tuple[str, int, str, bool]]:
     """Return for each counter by how much it rose, what is expected, and whether that is met."""
     drifts = len(DRIFTS) - 1 if "drift" in names else 0
     trims = sum(TRIMS_MAX[name] for name in names)
+    retreat = (RETREAT, rise[RETREAT], "0", rise[RETREAT] == 0)
     return [
         (REJECTED, rise[REJECTED], "0", rise[REJECTED] == 0),
         (DRIFT, rise[DRIFT], f"{drifts}", rise[DRIFT] == drifts),
         (TRIM_MISS, rise[TRIM_MISS], f"at most {trims}", rise[TRIM_MISS] <= trims),
+        *([retreat] if IMAGE in names else []),
     ]
 
 
@@ -274,15 +316,19 @@ def _system(nonce: str, sentences: int) -> str:
 
 
 async def probe_session(options: argparse.Namespace) -> int:
-    names = options.only or list(SCENARIOS)
+    names = options.only or [name for name in SCENARIOS if name != IMAGE or options.image]
     async with server_of(options) as server:
         probe = Probe(server, options.hit, f"probe-{secrets.token_hex(4)}")
+        probe.images = await probe_images(options, server)
+        probe.image_hit_min = options.image_hit
         await probe.fit(options.tokens)
         before = await server.counters()
         reports = [await SCENARIOS[name](probe) for name in names]
         counts = counter_rows(since(before, await server.counters()), names)
     head = ("scenario", "request", "prompt", "cached", "prefilled", "hit")
     print(table(head, [row for report in reports for row in report.rows]), end="\n\n")
+    for remark in (remark for report in reports for remark in report.remarks):
+        print(remark, end="\n\n")
     print(table(("counter", "rose by", "expected"), [row[:3] for row in counts]))
     misses = [miss for report in reports for miss in report.misses]
     misses += [
@@ -296,7 +342,11 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=2000, help="of each system prompt, about")
     parser.add_argument("--hit", type=float, default=0.97, help="what an appended turn must reach")
     parser.add_argument("--only", action="append", choices=SCENARIOS, help="may be repeated")
-    return parser.parse_args(arguments)
+    add_image_options(parser)
+    options = parser.parse_args(arguments)
+    if IMAGE in (options.only or ()) and not options.image:
+        parser.error("--only image needs an --image PATH to show")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -118,6 +118,13 @@ class Server:
             self.model = (await self.get("/v1/models"))["data"][0]["id"]
         return self.model
 
+    async def takes_images(self) -> bool:
+        """Whether the model reads images; true where the server does not tell."""
+        name = await self.model_name()
+        rows = [row for row in (await self.get("/v1/models"))["data"] if row.get("id") == name]
+        told = [row["architecture"]["input_modalities"] for row in rows if "architecture" in row]
+        return not told or "image" in told[0]
+
     async def ask(self, path: str, body: Row, headers: Mapping[str, str]) -> Answer:
         """Stream one request, greedy, to its end."""
         dialect = "messages" if path == MESSAGES else "chat"

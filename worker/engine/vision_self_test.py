@@ -26,6 +26,11 @@ log = logging.getLogger(__name__)
 ERROR_MAX: Final = 1e-4
 TEXT_ERRORS_MAX: Final = 10
 TEXTS: Final = 3
+_UNLIKE: Final = "it answers otherwise than mlx-vlm where the text before them is forwarded alone"
+_ONE_FORWARD: Final = (
+    "mlx-vlm reads a prompt with an image in one forward alone, as tokens in it attend to later "
+    "ones, so that no part of it could be kept for the next turn"
+)
 BEFORE, BEHIND = "Here is a picture:", "What does it show? Tell me in a few words."
 
 
@@ -38,16 +43,24 @@ def checked_vision(
     """
     assert loaded.vision is not None, "a model without a vision tower is given no images"
     prompt = _TestPrompt(loaded, picture)
+    splits = reads = False
     try:
         with mx.stream(generation_stream):
-            splits = prompt.is_read_alike(in_two=True)
-            reads = splits or prompt.is_read_alike(in_two=False)
-        reason = "it answers otherwise than mlx-vlm where the text before them is forwarded alone"
+            reason = prompt.needs_one_forward()
+            if not reason:
+                splits = prompt.is_read_alike(in_two=True)
+                reads = splits or prompt.is_read_alike(in_two=False)
+                reason = _UNLIKE
     except Exception as error:  # whatever an architecture raises on what it was not made for
         reads, reason = False, " ".join(str(error).split()) or type(error).__name__
     mx.clear_cache()
     if not reads:
-        log.warning("images are refused: %s cannot be given any: %s", loaded.facts.name, reason)
+        log.warning(
+            "images are refused: %s cannot be given any: %s. It is served for text; "
+            "docs/clients.md lists the families whose images are read",
+            loaded.facts.name,
+            reason.rstrip("."),
+        )
         return None
     return ImageEncoder(loaded.vision.model, loaded.model, bytes_max, splits)
 
@@ -66,6 +79,16 @@ class _TestPrompt:
         self._picture = picture
         self._ids = [*before, *picture.ids, *self._behind]
         self._run = ImageRun(len(before), len(before) + len(picture.ids), picture)
+
+    def needs_one_forward(self) -> str:
+        """Return why mlx-vlm would not cut a prompt with this picture; "" where it would."""
+        inputs = {name: self._spread(array) for name, array in self._picture.inputs().items()}
+        for model in (self._model, self._language.model):
+            policy = getattr(model, "chunked_prefill_policy", None)
+            if policy is not None:
+                cuts = policy(input_ids=mx.array([self._ids]), prefill_kwargs=inputs)
+                return "" if cuts else _ONE_FORWARD
+        return ""
 
     def is_read_alike(self, in_two: bool) -> bool:
         """Whether the logits behind the image are those of mlx-vlm; `in_two` cuts the image."""

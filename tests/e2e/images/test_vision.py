@@ -6,7 +6,11 @@ mlx-vlm's own (tests/property/warm/test_vision_warm.py) equals; here it is what 
 
 import base64
 import io
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -15,6 +19,7 @@ import openai
 import pytest
 from PIL import Image
 
+from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.image_files import painted
 from tests.helpers.clients.scraped_metrics import families_of
@@ -23,6 +28,8 @@ from tests.helpers.servers.server import Server
 MODEL = "local"
 SYSTEM = "You look at pictures and say what they show. " * 30
 SIZE = (224, 160)
+SCREENSHOT = (1_280, 800)  # 256 tokens to the fixture's processor, its most
+PROBE_S_MAX = 180.0
 
 
 @pytest.fixture(scope="module")
@@ -304,6 +311,27 @@ def test_messages_and_responses_show_images_too(gpt: openai.OpenAI, server: Serv
     assert later.usage is not None
     assert later.usage.input_tokens_details.cached_tokens >= 0.94 * first.usage.input_tokens
     assert calls(server) == before + 1, "one image, read once"
+
+
+@pytest.mark.parametrize("probe", ["probe_cache --only image", "probe_agent --turns 4"])
+def test_a_probe_finds_the_turn_behind_an_image_healthy(
+    probe: str, server: Server, tmp_path: Path
+) -> None:
+    path = tmp_path / "shot.png"
+    painted(1, SCREENSHOT).save(path)
+    module, *arguments = probe.split()
+    command = [sys.executable, "-m", f"hearth.commands.{module}", "--base-url", server.url]
+    done = subprocess.run(
+        [*command, *arguments, "--image", str(path)],
+        cwd=PROJECT_DIR,
+        capture_output=True,
+        text=True,
+        timeout=PROBE_S_MAX,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "verdict: good" in done.stdout
+    (hit,) = re.findall(r"^turn 2 .* (0\.\d{4}) +>= 0\.94$", done.stdout, re.MULTILINE)
+    assert float(hit) >= 0.94
 
 
 def test_no_plan_ever_cut_an_image(server: Server) -> None:

@@ -18,6 +18,7 @@ from PIL import Image
 from hearth.shared.errors import RequestError, StartError
 from hearth.worker.cache.image_keys import PromptImage, identity_of
 from hearth.worker.prompt.images.image_decode import decoded
+from hearth.worker.prompt.images.unpadded_processor import UnpaddedProcessor
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,10 @@ ARRAYS_BYTES_MAX: Final = 256 * 1024 * 1024
 FACTS_MAX: Final = 1_024  # images that are known without being decoded; some 5 KB each
 
 _PROBE_SIZE: Final = (224, 224)  # of an image that every processor takes
-_OF_THE_TEXT: Final = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_OF_THE_TEXT: Final = ("input_ids", "attention_mask", "labels")
+# One value for each token of the text, which tells those of images apart.
+_OF_EACH_TOKEN: Final = frozenset(("token_type_ids", "mm_token_type_ids", "images_seq_mask"))
+_NUMBERS: Final = "biuf"  # kinds of NumPy's: what an encoder is given; some processors add texts
 _WORD: Final = "alpha"  # that no template writes by itself
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -91,11 +95,27 @@ class ImageReader:
         self._table = threading.Lock()  # guards the two tables below; held for a look-up
         self._facts: OrderedDict[str, _Facts] = OrderedDict()
         self._arrays: OrderedDict[str, _Expansion] = OrderedDict()
+        image = Image.new("RGB", _PROBE_SIZE)
+        probe = self._probed(image)
+        self._refuse_numbered(image, probe.ids.tolist())
+        self.before, self.after = probe.before, probe.after
+
+    def _probed(self, image: Image.Image) -> _Expansion:
+        """Return what comes of an image, without padding where that is what the processor refuses.
+
+        Raises:
+            StartError: the processor cannot read it.
+        """
         try:
-            probe = self._expanded(Image.new("RGB", _PROBE_SIZE))
+            try:
+                return self._expanded(image)
+            except Exception as error:
+                if "'padding'" not in str(error):
+                    raise
+                self._processor = UnpaddedProcessor(self._processor)
+                return self._expanded(image)
         except Exception as error:  # a processor is a program of the model's own
             raise StartError(f"The model's processor cannot read images: {error}") from error
-        self.before, self.after = probe.before, probe.after
 
     def read(self, digest: str, data: bytes, owner: str = "") -> PromptImage:
         """Return the image of the file `data`, which `digest` names.
@@ -148,10 +168,24 @@ class ImageReader:
 
     def _expanded(self, image: Image.Image) -> _Expansion:
         """Run the model's processor on one image. Raises whatever that raises."""
+        ids, arrays = self._processed([image])
+        first, last = self._without_ends(ids)
+        added = [at for at in range(first, last) if ids[at] in self._added]
+        if not added:
+            raise ValueError(f"it writes no token for an image where {self._marker!r} stands")
+        start, end = added[0], added[-1] + 1
+        assert first <= start < end <= last, (first, start, end, last)
+        for name in _OF_EACH_TOKEN & arrays.keys():
+            arrays[name] = _array(arrays[name].reshape(1, -1)[:, start:end])
+        run = np.array(ids[start:end], dtype=np.int32)
+        return _Expansion(self._text(ids[first:start]), run, self._text(ids[end:last]), arrays)
+
+    def _processed(self, images: list[Image.Image]) -> tuple[list[int], dict[str, NDArray[Any]]]:
+        """Return the tokens of the images' markers, one behind the other, and what else comes."""
         given = self._prepare(
             self._processor,
-            images=[image],
-            prompts=self._marker,
+            images=images,
+            prompts=self._marker * len(images),
             image_token_index=self._image_token_id,
         )
         arrays = {
@@ -159,20 +193,30 @@ class ImageReader:
             for name, value in given.items()
             if value is not None and name not in _OF_THE_TEXT
         }
-        ids = self._without_ends(np.array(given["input_ids"]).reshape(-1).tolist())
-        added = [at for at, token in enumerate(ids) if token in self._added]
-        if not added:
-            raise ValueError(f"it writes no token for an image where {self._marker!r} stands")
-        start, end = added[0], added[-1] + 1
-        assert start < end, (start, end)
-        run = np.array(ids[start:end], dtype=np.int32)
-        return _Expansion(self._text(ids[:start]), run, self._text(ids[end:]), arrays)
+        arrays = {name: each for name, each in arrays.items() if each.dtype.kind in _NUMBERS}
+        return np.array(given["input_ids"]).reshape(-1).tolist(), arrays
 
-    def _without_ends(self, ids: list[int]) -> list[int]:
-        """Return the ids without those that a tokenizer puts around every text."""
+    def _refuse_numbered(self, probe: Image.Image, run: Sequence[int]) -> None:
+        """Raise where a second image is written otherwise than a first one.
+
+        An image is read without knowing how many stand before it.
+        """
+        try:
+            ids, _ = self._processed([probe, probe])
+        except Exception as error:  # one that takes a single image is given no more at a time
+            log.debug("a second image is refused by the processor: %s", error)
+            return
+        if _occurrences(ids, run) < 2:
+            raise StartError(
+                "The model's processor writes two images otherwise than each by itself (it numbers "
+                "or gathers them), and here each is read by itself"
+            )
+
+    def _without_ends(self, ids: list[int]) -> tuple[int, int]:
+        """Return where the text stands amid what a tokenizer puts around every text."""
         start = int(bool(ids) and ids[0] == self._tokenizer.bos_token_id)
         end = len(ids) - int(len(ids) > start and ids[-1] == self._tokenizer.eos_token_id)
-        return ids[start:end]
+        return start, end
 
     def _text(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False) if ids else ""
@@ -227,10 +271,23 @@ class ImageReader:
 
 
 def _facts_of(expansion: _Expansion) -> _Facts:
-    """Return an image's identity, of pixels and tokens, so that no other setting is missed."""
+    """Return an image's identity, of pixels and tokens, so that no other setting is missed.
+
+    What tells its tokens apart follows from the tokens.
+    """
     grid = expansion.arrays.get("image_grid_thw")
     rows = () if grid is None else tuple(tuple(row) for row in grid.reshape(-1, 3).tolist())
-    return _Facts(identity_of({**expansion.arrays, "ids": expansion.ids}), expansion.ids, rows)
+    seen = {name: each for name, each in expansion.arrays.items() if name not in _OF_EACH_TOKEN}
+    return _Facts(identity_of({**seen, "ids": expansion.ids}), expansion.ids, rows)
+
+
+def _occurrences(ids: Sequence[int], run: Sequence[int]) -> int:
+    """Return how often `run` stands in `ids`, without overlaps."""
+    count = at = 0
+    while at + len(run) <= len(ids):
+        is_here = list(ids[at : at + len(run)]) == list(run)
+        count, at = count + is_here, at + (len(run) if is_here else 1)
+    return count
 
 
 def _array(value: Any) -> NDArray[Any]:

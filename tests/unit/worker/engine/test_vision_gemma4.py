@@ -89,7 +89,7 @@ def test_images_are_refused_where_their_tokens_see_what_follows(
     """mlx-vlm lets them only where a prompt begins with them in one forward."""
     with caplog.at_level(logging.WARNING, "hearth.worker"):
         assert checked_vision(gemma4(0, "vision"), shown(), 1) is None
-    assert "images are refused" in caplog.text
+    assert "images are refused" in caplog.text and "in one forward alone" in caplog.text
 
 
 def test_layer_inputs_that_are_left_out_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -356,7 +356,7 @@ class _WithEnds:
         self.tokenizer = self
 
     def __call__(self, text: str, images: list[Image.Image], **_: Any) -> dict[str, Any]:
-        ids = [[1, 40, 7, 7, 7, 41, 2]]
+        ids = [[1, *[40, 7, 7, 7, 41] * len(images), 2]]
         return {
             "input_ids": np.array(ids),
             "attention_mask": np.ones_like(ids),
@@ -375,6 +375,66 @@ def test_tokens_that_a_tokenizer_puts_around_every_text_are_no_images() -> None:
     assert picture.ids == (7, 7, 7)
     assert picture.inputs()["image_sizes"].tolist() == [[4, 4]]
     assert picture.inputs()["pixel_values"].shape == (1, 3, 4, 4)
+
+
+class _Telling(_WithEnds):
+    """One that tells of each token, and adds texts, as DeepSeek's and Gemma 4's do."""
+
+    def __call__(self, text: str, images: list[Image.Image], **more: Any) -> dict[str, Any]:
+        made = super().__call__(text, images, **more)
+        types = (made["input_ids"] == 7).astype(np.int32)
+        return {**made, "mm_token_type_ids": types, "labels": types, "sft_format": ["chat"]}
+
+
+def test_what_is_told_of_each_token_is_kept_for_those_of_the_image() -> None:
+    data = saved(noise(4, 4), "PNG")
+    picture = ImageReader(_Telling(), {}, "<img>", PIXELS_MAX).read("a", data)
+    inputs = picture.inputs()
+    assert inputs["mm_token_type_ids"].tolist() == [[1, 1, 1]]
+    assert set(inputs) == {"pixel_values", "image_sizes", "mm_token_type_ids"}, "no texts"
+    plain = ImageReader(_WithEnds(), {}, "<img>", PIXELS_MAX).read("a", data)
+    assert picture.identity == plain.identity, "it follows from the tokens"
+
+
+class _Numbering(_WithEnds):
+    """One that writes the number of each image before it."""
+
+    def __call__(self, text: str, images: list[Image.Image], **more: Any) -> dict[str, Any]:
+        made = super().__call__(text, images, **more)
+        runs = [token for number in range(len(images)) for token in (7, 50 + number, 7)]
+        return {**made, "input_ids": np.array([[1, *runs, 2]])}
+
+
+def test_a_processor_that_numbers_its_images_is_told_at_the_start() -> None:
+    with pytest.raises(StartError, match="two images otherwise than each by itself"):
+        ImageReader(_Numbering(), {}, "<img>", PIXELS_MAX)
+
+
+class _Single(_WithEnds):
+    """One that takes a single image, which is all that it is ever given."""
+
+    def __call__(self, text: str, images: list[Image.Image], **more: Any) -> dict[str, Any]:
+        assert len(images) == 1, "one at a time"
+        return super().__call__(text, images, **more)
+
+
+def test_a_processor_that_takes_a_single_image_is_given_no_more() -> None:
+    reader = ImageReader(_Single(), {}, "<img>", PIXELS_MAX)
+    assert reader.read("a", saved(noise(4, 4), "PNG")).ids == (7, 7, 7)
+
+
+class _WithoutPadding(_WithEnds):
+    """One that hands on what it is given to one that takes no padding, as Llava's does."""
+
+    def __call__(self, text: str, images: list[Image.Image], **more: Any) -> dict[str, Any]:
+        if "padding" in more:
+            raise TypeError("got an unexpected keyword argument 'padding'")
+        return super().__call__(text, images)
+
+
+def test_a_processor_that_takes_no_padding_is_given_none() -> None:
+    reader = ImageReader(_WithoutPadding(), {}, "<img>", PIXELS_MAX)
+    assert reader.read("a", saved(noise(4, 4), "PNG")).ids == (7, 7, 7)
 
 
 # ------------------------------------------------------------ large ones

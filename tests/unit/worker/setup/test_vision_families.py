@@ -1,0 +1,198 @@
+"""Reads images with a tiny checkpoint of each family, warm against cold and against mlx-vlm."""
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import mlx_vlm
+import numpy as np
+import pytest
+
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.engine.model_loader import LoadedModel, load_model
+from hearth.worker.prompt.images.unpadded_processor import UnpaddedProcessor
+from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptContent
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
+from hearth.worker.setup.prompt_and_session_setup import make_builder
+from hearth.worker.setup.vision_setup import VisionParts, make_vision
+from hearth.worker.stream.detokenise import Vocabulary
+from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.fixtures.vision_families import make_family
+from scripts.fixtures.vision_family_configs import FAMILIES
+from scripts.harness.image_files import painted, saved
+from scripts.harness.socketless_worker import Answer, Machine
+
+SETTINGS = {"DEFAULT_THINKING": "false"}
+SIZE = (112, 112)
+TOKENS_MAX = 6
+REFUSED = {
+    "llava_next": "rows of shapes",
+    "paligemma": "writes two images otherwise than each by itself",
+    "gemma4_both_ways": "in one forward alone",
+    "mllama": "writes two images otherwise than each by itself",
+    "idefics2": "writes two images otherwise than each by itself",
+    "molmo": "the chat template does not say how it shows one",
+    "minicpmv4_6": "writes two images otherwise than each by itself",
+    "florence2": "its language model is given decoder_inputs_embeds",
+}
+# Kin of another family that is read here, with the same processor: where somebody asks for more.
+KIN = {"mistral3", "smolvlm", "glm4v_moe", "internvl_chat", "qwen3_vl_moe"}
+ASKED = FAMILIES.keys() - (set() if os.environ.get("HEARTH_EXAMPLES") else KIN)
+READ = [name for name in FAMILIES if name in ASKED and name not in REFUSED]
+
+
+@dataclass
+class Family:
+    """A family's checkpoint, loaded as a worker loads it."""
+
+    name: str
+    directory: Path
+    model: LoadedModel
+    vision: VisionParts
+
+    def built(self, *parts: str | int) -> BuiltPrompt:
+        """Return the prompt of a question of words, and of images by their numbers."""
+        builder = make_builder(
+            self.model.tokenizer,
+            turn_marks(self.model.tokenizer),
+            end_of_turn_ids(self.model.tokenizer, self.model.generation_config),
+            100_000,
+            load_settings(SETTINGS, None),
+            self.vision.form,
+        )
+        numbers = [part for part in parts if isinstance(part, int)]
+        pictures = {str(n): self.vision.reader.read(str(n), file_of(n)) for n in numbers}
+        return builder.build(PromptContent(asked(*parts), [], pictures=pictures))
+
+    def machine(self, **how: Any) -> Machine:
+        marks = turn_marks(self.model.tokenizer)
+        return Machine(self.model, marks, Vocabulary(self.model.tokenizer), is_exact=True, **how)
+
+    @cached_property
+    def following(self) -> list[int]:
+        """The tokens of a turn's end, a question of words and the next answer's header."""
+        text = "<|im_end|>\n<|im_start|>user\nThanks. And now?<|im_end|>\n<|im_start|>assistant\n"
+        ids: list[int] = self.model.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+
+def file_of(number: int) -> bytes:
+    return saved(painted(number, SIZE), "PNG")
+
+
+def asked(*parts: str | int) -> list[dict[str, Any]]:
+    content = [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image", "image": str(part)}
+        for part in parts
+    ]
+    return [{"role": "system", "content": "You look."}, {"role": "user", "content": content}]
+
+
+def answered(machine: Machine, ids: list[int], images: Any) -> Answer:
+    answer = machine.submit(ids, TOKENS_MAX, images)
+    machine.run()
+    return machine.settled(answer)
+
+
+def made(name: str, tmp: Path) -> tuple[Path, LoadedModel]:
+    make_family(name, tmp / name, fixture_dir("qwen3_vl") / "tokenizer.json")
+    return tmp / name, load_model(load_settings({"MODEL_PATH": str(tmp / name)}, None))
+
+
+@pytest.fixture(scope="module", params=READ)
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Family]:
+    directory, model = made(request.param, tmp_path_factory.mktemp("families"))
+    vision = make_vision(model, load_settings(SETTINGS, None))
+    assert vision is not None
+    yield Family(request.param, directory, model, vision)
+
+
+def test_a_prompt_with_images_and_its_answer_are_mlx_vlms(family: Family, tmp_path: Path) -> None:
+    parts = ("Look: ", 0, "\nand at this: ", 1, "\nCompare them.")
+    built = family.built(*parts)
+    paths = [tmp_path / f"{number}.png" for number in (0, 1)]
+    for number, path in enumerate(paths):
+        path.write_bytes(file_of(number))
+    assert family.model.vision is not None
+    model, processor = family.model.vision.model, family.model.vision.processor
+    if family.name == "llava":
+        processor = UnpaddedProcessor(processor)
+    text = family.model.tokenizer.apply_chat_template(
+        asked(*parts), add_generation_prompt=True, tokenize=False, enable_thinking=False
+    ).removeprefix(FAMILIES[family.name].start)
+    images = [str(path) for path in paths]
+    theirs = mlx_vlm.prepare_inputs(processor, images=images, prompts=text)
+    assert built.ids == np.array(theirs["input_ids"]).flatten().tolist()
+    said = mlx_vlm.stream_generate(
+        model, processor, text, image=images, max_tokens=TOKENS_MAX, temperature=0.0
+    )
+    expected = [response.token for response in said][:TOKENS_MAX]
+    answer = answered(family.machine(), built.ids, built.images)
+    assert answer.tokens == expected
+    other = family.built("Look: ", 2, "\nand at this: ", 1, "\nCompare them.")
+    differs = answered(family.machine(keeps=False), other.ids, other.images).logits[0]
+    assert np.abs(answer.logits[0] - differs).max() > 1e-3, "the image is seen"
+
+
+def test_turns_with_an_image_read_and_encode_only_what_is_new(family: Family) -> None:
+    warm, cold = family.machine(), family.machine(keeps=False)
+
+    def asked_of_both(ids: list[int], images: Any) -> Answer:
+        answer, expected = (answered(each, ids, images) for each in (warm, cold))
+        assert answer.tokens == expected.tokens
+        assert all(map(np.array_equal, answer.logits, expected.logits)), "to the bit"
+        return answer
+
+    encoder = warm.engine.vision
+    assert encoder is not None
+    first = family.built("Look at this picture, please: ", 0, "\nWhat does it show?")
+    (run,) = first.images
+    answer = asked_of_both(first.ids, first.images)
+    assert (answer.cached, encoder.encoder_calls) == (0, 1)
+    again = asked_of_both(first.ids, first.images)
+    assert again.cached >= run.end and encoder.encoder_calls == 1, "nothing of it is read twice"
+    following = [*first.ids, *answer.tokens, *family.following]
+    turn = asked_of_both(following, first.images)
+    assert turn.cached >= run.end and encoder.encoder_calls == 1
+    swapped = family.built("Look at this picture, please: ", 1, "\nWhat does it show?")
+    other = asked_of_both(swapped.ids, swapped.images)
+    assert 0 < other.cached <= run.start and encoder.encoder_calls == 2
+    assert not warm.keeper.counts["vlm_retreat"]
+
+
+def test_what_a_user_writes_is_no_image(family: Family) -> None:
+    marker = FAMILIES[family.name].marker
+    shown = family.vision.reader.read("0", file_of(0))
+    kinds = {token for token in shown.ids if token in family.model.tokenizer.added_tokens_decoder}
+    written = "".join(family.model.tokenizer.decode([token]) for token in kinds)
+    built = family.built(f"This is text: {marker} {written} and this is an image: ", 0)
+    (run,) = built.images
+    assert tuple(built.ids[run.start : run.end]) == shown.ids
+    assert not kinds & {*built.ids[: run.start], *built.ids[run.end :]}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_whose_images_are_refused_says_why_and_is_served_for_text(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, model = made(name, tmp_path)
+    with caplog.at_level(logging.WARNING, "hearth.worker"):
+        assert make_vision(model, load_settings(SETTINGS, None)) is None
+    (told,) = [text for text in caplog.messages if text.startswith("images are refused: ")]
+    assert REFUSED[name] in told
+
+
+def test_llavas_processor_still_takes_no_padding(tmp_path: Path) -> None:
+    """Once this fails, upstream is mended and unpadded_processor.py can go."""
+    _, model = made("llava", tmp_path)
+    assert model.vision is not None
+    with pytest.raises(ValueError, match="unexpected keyword argument 'padding'"):
+        mlx_vlm.prepare_inputs(model.vision.processor, images=[painted(0, SIZE)], prompts="<image>")
