@@ -7,6 +7,7 @@ orchestrator's record. Nothing here decides what KV is valid.
 
 import hashlib
 import itertools
+import math
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from hearth.worker.cache.block_hash import Tokens
 SESSIONS_MAX = 4_096
 LINES_MAX = 512  # remembered of all sessions together
 TOKENS_MAX = 32_000_000  # of all lines' prompts together: 128 MB
-PAST_MAX = 256  # requests of one line that a fork is recognised by
+PAST_MAX = 256  # requests of one line by which an archive recognises its later versions
 REQUESTS_MAX = 64  # rows that are remembered of one line
 OVERLAP_MIN = 0.5  # a line whose messages this share of are here again is what this one was made of
 SIDE_MESSAGES_MAX = 4  # of a title, a topic check, a quota probe
@@ -140,9 +141,9 @@ class EarlierLine:
     shape: PromptShape
     tokens: Tokens
     prompt_tokens: int
-    past: tuple[tuple[bytes, tuple[int, int]], ...]
     is_own: bool  # it is this conversation, not one that only begins alike
     is_restored: bool = False  # what was computed of it was computed before a restart
+    used_at: float = math.inf  # monotonic seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,9 +393,10 @@ def _before(line: Line | None, shape: PromptShape, is_own: bool) -> EarlierLine 
         return None
     ours, theirs = shape.names[: _first_user(shape) + 1], line.shape.names
     is_own = is_own or (bool(ours) and ours == theirs[: len(ours)])
-    past = tuple(line.past.items())
     return EarlierLine(
-        line.shape, line.tokens, line.prompt_tokens, past, is_own, is_restored=line.is_restored
+        *(line.shape, line.tokens, line.prompt_tokens, is_own),
+        is_restored=line.is_restored,
+        used_at=line.used_at,
     )
 
 

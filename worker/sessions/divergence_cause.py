@@ -44,8 +44,9 @@ REMEDIES = {
     "thinking dropped": "The model's template leaves old thinking out; PRESERVE_THINKING=true "
     "keeps it.",
     "turn not recorded": "The answer was cut by a stop string, or is too old to be remembered.",
-    "eviction": "Raise CACHE_RAM_BUDGET_MB, or run fewer conversations at once. After a pause: "
-    "keep KV on disk (MAX_KV_SIZE_GB), or raise PROMPT_CACHE_TTL_SECONDS.",
+    "eviction": "Raise CACHE_RAM_BUDGET_MB, or run fewer conversations at once.",
+    "expired": "It was unused for PROMPT_CACHE_TTL_SECONDS: raise it, or MAX_KV_SIZE_GB, so that "
+    "the disk keeps it.",
     "restart": "The server was restarted and this was not on its disk: raise MAX_KV_SIZE_GB or "
     "SHUTDOWN_FLUSH_SECONDS.",
     "exact mode": "CACHE_EXACT=false reuses generated tokens too, at the price of the last bits.",
@@ -211,7 +212,7 @@ def _turn_cause(
 def not_kept(cause: str, at: int, lost: int, message: int) -> Divergence:
     """Return the loss of tokens that the line had, from token `at` on.
 
-    `cause` is "eviction", "restart", or "exact mode": they were generated, and this server reuses
-    only what it has prefilled.
+    `cause` is "eviction", "expired", "restart", or "exact mode": they were generated, and this
+    server reuses only what it has prefilled.
     """
     return Divergence(Cause(cause, message - 1), at, lost, "")

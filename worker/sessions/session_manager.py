@@ -64,6 +64,7 @@ class SessionRules:
 
     lines_max: int = 0  # of one session, 0 = no cap
     idle_s: float = 0.0  # until a session is forgotten, 0 = never
+    ttl_s: float = 0.0  # until unused KV leaves memory, 0 = never
     shows_text: bool = False  # snippets of prompts in logs and reports
     is_exact: bool = False  # only what was prefilled is reused
     worker_id: int = 0
@@ -298,7 +299,9 @@ class SessionManager:
             return None
         at = ending.usage.cached_tokens
         is_answers = at + self._slack + SLACK >= before.prompt_tokens
-        cause = "restart" if before.is_restored else "eviction"
+        idle_s = time.monotonic() - ending.usage.finish_ms / 1000 - before.used_at
+        is_expired = 0 < self._rules.ttl_s <= idle_s
+        cause = "restart" if before.is_restored else "expired" if is_expired else "eviction"
         if self._rules.is_exact and is_answers:
             cause = "exact mode"
         return not_kept(cause, at, lost, len(visit.prompt.messages))

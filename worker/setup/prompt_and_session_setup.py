@@ -72,6 +72,7 @@ def make_sessions(
     rules = SessionRules(
         lines_max=settings.prompt_cache_max_entries_per_session,
         idle_s=settings.prompt_cache_session_max_idle_seconds,
+        ttl_s=settings.prompt_cache_ttl_seconds,
         shows_text=settings.log_prompts,
         is_exact=is_exact,
         worker_id=worker_id,

@@ -318,6 +318,18 @@ def test_tokens_of_the_own_line_that_were_not_kept_are_told_and_counted() -> Non
     assert desk.log.rows[-1][1]["divergence"]["lost"] == 95
 
 
+@pytest.mark.parametrize(("unused_s", "cause"), [(9.0, "eviction"), (11.0, "expired")])
+def test_what_went_for_its_age_is_told_as_such(unused_s: float, cause: str) -> None:
+    desk = Desk(ttl_s=10.0)
+    history = QUESTION * 20
+    desk.ask(history, WORDS)
+    (line,) = desk.sessions.lines.lines
+    line.used_at -= unused_s
+    visit = desk.arrive([*history, echo(WORDS), QUESTION[1]])
+    told = desk.end(visit, WORDS, cached=0)
+    assert told is not None and told["cause"] == cause
+
+
 def test_what_a_prefills_cuts_cost_is_no_loss() -> None:
     desk = Desk()
     history = QUESTION * 20
