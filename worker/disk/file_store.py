@@ -43,8 +43,8 @@ class FileStore:
                      whole under it is a dead writer's. Reads take no lock: a file that goes
                      meanwhile is a miss.
     No method raises for what the disk does or holds: it is counted, with one warning a kind.
-    Owner: the I/O thread. `leaving`, `at`, `holds`, `hide`, `bytes_used` and `report` are for any
-    thread.
+    Owner: the I/O thread. `leaving`, `at`, `holds`, `hide`, `nbytes`, `bytes_used` and `report` are
+    for any thread.
     """
 
     def __init__(
@@ -88,6 +88,10 @@ class FileStore:
     def holds(self, name: FileName) -> bool:
         """Whether this record, or one as good, is here: putting it would change nothing."""
         return bool(self._as_good_as(name))
+
+    def nbytes(self, name: FileName) -> int:
+        """Return what a record's file counts, 0 where there is none."""
+        return self._index.nbytes(name)
 
     def hide(self, name: FileName) -> None:
         """Find a record no more; the I/O thread removes its file."""

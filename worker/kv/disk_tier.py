@@ -315,7 +315,10 @@ class DiskTier:
         row_bytes, buffers = self._layers.row_cost(None)
         rows = [name for name in files if name.kind is FileKind.ROWS]
         budget = self._store.budget
-        nbytes = sum(name.token_count for name in rows) * row_bytes
+        # A file of packed rows is smaller; a small file counts more than it holds.
+        nbytes = sum(
+            min(name.token_count * row_bytes, self._file_store.nbytes(name)) for name in rows
+        )
         return nbytes <= budget.bytes_max and len(rows) * buffers <= budget.buffers_max
 
     # ------------------------------------------------------------ from disk

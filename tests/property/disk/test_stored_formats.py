@@ -57,8 +57,8 @@ def rules_under(name: str, settings: tuple[tuple[str, str], ...]) -> dict[str, A
     return {"root": manager.store.root.name, "is_exact": rules.is_exact, **stored}
 
 
-def start(workers: Workers, name: str, settings: dict[str, str]) -> Machine:
-    return workers.start(name, **rules_under(name, tuple(sorted(settings.items()))))
+def start(workers: Workers, name: str, settings: dict[str, str], **more: Any) -> Machine:
+    return workers.start(name, **rules_under(name, tuple(sorted(settings.items()))), **more)
 
 
 def asked_in(name: str, step: str) -> list[int]:
@@ -258,6 +258,17 @@ def test_packed_rows_that_call_themselves_canonical_are_not_served(workers: Work
     assert answer.cached == packed_from(answer)
     assert all(map(np.array_equal, answer.logits, cold.logits))
     assert warm.keeper.disk.counts["recalls_unreadable"] == 1
+
+
+@pytest.mark.parametrize(("settings", "comes_back"), [(FOUR, True), (OFF, False)])
+def test_packed_rows_come_back_where_raw_ones_would_have_no_room(
+    workers: Workers, settings: dict[str, str], comes_back: bool
+) -> None:
+    ids = prompt("qwen3", TEXT, TEXT)
+    start(workers, "qwen3", settings | {"CACHE_STORE_QUANT_MIN_TOKENS": "0"}).ask(ids)
+    workers.flush()
+    answer = start(workers, "qwen3", OFF, budget_mb=1).ask(ids)  # raw rows of it are 2 MB
+    assert (answer.cached == answer.request.query.limit) is comes_back
 
 
 def packed_ends(answer: Answer) -> list[bytes]:
