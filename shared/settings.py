@@ -88,6 +88,20 @@ def bits(text: str) -> int:
     return 0 if text.lower() == "off" else int(text)
 
 
+def stored_bits(text: str) -> float:
+    """Bits of stored KV; 0 = off. Which of them a scheme has is checked where both are known."""
+    allowed = "off, 4 or 8; from 2 to 8 in steps of 0.5 with KV_QUANT_SCHEME=turboquant"
+    if text.lower() == "off":
+        return 0
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(allowed) from None
+    if not 2 <= value <= 8 or not (2 * value).is_integer():
+        raise ValueError(allowed)
+    return value
+
+
 def group_size(text: str) -> int:
     if text not in ("32", "64", "128"):
         raise ValueError("32, 64 or 128")
@@ -393,11 +407,23 @@ class Settings:
         boolean,
         "Keep the thinking of earlier turns, also where the model's template would drop it",
     )
-    cache_store_bits: int = _setting(
+    cache_store_bits: float = _setting(
         "CACHE_STORE_BITS",
         "off",
-        bits,
-        "Bits of kept KV that no live cache holds: off, 4 or 8",
+        stored_bits,
+        "Bits of KV that is stored from now on, in memory and on disk: off, 4 or 8",
+    )
+    kv_quant_scheme: str = _setting(
+        "KV_QUANT_SCHEME",
+        "uniform",
+        one_of("uniform", "turboquant"),
+        "How stored KV is packed: uniform, or turboquant (of mlx-vlm; 2 to 8 bits in steps of 0.5)",
+    )
+    cache_store_quant_min_tokens: int = _setting(
+        "CACHE_STORE_QUANT_MIN_TOKENS",
+        "256",
+        integer(0, 16_777_216),
+        "Prefixes of fewer tokens are stored as they are",
     )
     cache_debug: bool = _setting(
         "CACHE_DEBUG",

@@ -8,6 +8,7 @@ its default; a test keeps it equal to the table in `hearth.shared.settings`.
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from dotenv import dotenv_values
 
@@ -25,6 +26,8 @@ __all__ = [
     "public_name",
     "setting_warnings",
 ]
+
+UNIFORM_BITS: Final = (0, 4, 8)  # 0 = off
 
 
 def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings:
@@ -74,13 +77,30 @@ def _check_together(settings: Settings) -> None:
         raise StartError("WORKERS is 0 and WORKER_ENDPOINTS is empty. Set one of them.")
     if settings.cache_exact == "true" and settings.cache_store_bits:
         raise StartError(
-            f"CACHE_EXACT is true and CACHE_STORE_BITS is {settings.cache_store_bits}: KV that was "
-            "stored quantised is not exact. Set CACHE_STORE_BITS=off, or CACHE_EXACT=false."
+            f"CACHE_EXACT is true and CACHE_STORE_BITS is {settings.cache_store_bits:g}: KV that "
+            "was stored quantised is not exact. Set CACHE_STORE_BITS=off, or CACHE_EXACT=false."
         )
+    _check_scheme(settings)
     if settings.cache_debug and not settings.api_keys:
         raise StartError(
             "CACHE_DEBUG is true and PROXY_API_KEY is empty: prompts would be readable without a "
             "key. Set PROXY_API_KEY, or CACHE_DEBUG=false."
+        )
+
+
+def _check_scheme(settings: Settings) -> None:
+    """Raise StartError where KV_QUANT_SCHEME does not pack what CACHE_STORE_BITS says."""
+    bits, scheme = settings.cache_store_bits, settings.kv_quant_scheme
+    if scheme == "uniform" and bits not in UNIFORM_BITS:
+        raise StartError(
+            f"CACHE_STORE_BITS is {bits:g} and KV_QUANT_SCHEME is uniform, which packs in 4 or 8 "
+            "bits. Set CACHE_STORE_BITS=4, or KV_QUANT_SCHEME=turboquant."
+        )
+    if scheme == "turboquant" and not bits:
+        raise StartError(
+            "KV_QUANT_SCHEME is turboquant and CACHE_STORE_BITS is off, so that nothing would be "
+            "packed by it: live caches (KV_BITS) are packed uniformly. Set CACHE_STORE_BITS=4, or "
+            "KV_QUANT_SCHEME=uniform."
         )
 
 

@@ -73,7 +73,10 @@ ONLY_IN: Final = {
         *("worker/constraint/token_mask.py", "worker/stream/logprobs.py"),
         "worker/threads/inference_thread.py",
     ),
-    "mlx_vlm": ("worker/engine/vlm_loader.py", "worker/prompt/images/image_processor.py"),
+    "mlx_vlm": (
+        *("worker/engine/vlm_loader.py", "worker/prompt/images/image_processor.py"),
+        "worker/kv/turboquant.py",
+    ),
     "dotenv": ("shared/settings_from_env.py",),
 }
 HISTORY: Final = re.compile(r"#.*\b(previously|used to|no longer|round[- ]?\d|PR ?#?\d)\b", re.I)

@@ -4,6 +4,7 @@
     python -m scripts.bench serve [--pairs 20] [--model DIR] [--sides raw,hearth] [--out FILE]
     python -m scripts.bench vision [--fixtures qwen3_vl] [--pairs 20] [--out FILE]
     python -m scripts.bench watching [--pairs 20] [--tokens 4000] [--beside CHECKOUT] [--out FILE]
+    python -m scripts.bench stored [--models pocket,random128] [--prompts 40] [--out FILE]
     python -m scripts.bench cache [--fixtures qwen3] [--traces NAME,...] [--only replay|micro]
     python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
@@ -12,12 +13,13 @@ Each subcommand is a module of this directory with ABOUT, add_arguments(parser) 
 
 import argparse
 
-from scripts.bench import cache, dashboard_cost, peers, serve, vision
+from scripts.bench import cache, dashboard_cost, peers, serve, stored_kv, vision
 
 COMMANDS = {
     "serve": serve,
     "cache": cache,
     "vision": vision,
+    "stored": stored_kv,
     "watching": dashboard_cost,
     "peers": peers,
 }

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from hearth.worker.disk.file_format import Record
@@ -41,6 +42,7 @@ class DiskThread:
         self._writes: deque[Record] = deque()
         self._queue_bytes = 0  # of `_writes`, and of the one that is being written
         self._is_open = True
+        self._discards: deque[FileName] = deque()  # files to remove, before anything else is done
         self._clears = False  # the file store is to be emptied before anything else
         self._changed = threading.Condition()
         self.thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
@@ -72,6 +74,13 @@ class DiskThread:
             assert len(self._reads) <= READS_MAX, len(self._reads)
             self._changed.notify_all()
             return True
+
+    def discard(self, name: FileName) -> None:
+        """Have a file removed that is whole and cannot be used; it is not found any more."""
+        self.file_store.hide(name)
+        with self._changed:
+            self._discards.append(name)
+            self._changed.notify_all()
 
     def clear(self) -> None:
         """Have the file store emptied; writes that wait are dropped, and reads miss."""
@@ -129,16 +138,20 @@ class DiskThread:
     def _step(self) -> bool:
         """Do one job, or have a look at the directory where there is none; False at the end."""
         with self._changed:
-            if not (self._reads or self._writes or self._clears) and self._is_open:
+            is_due = self._reads or self._writes or self._clears or self._discards
+            if not is_due and self._is_open:
                 self._changed.wait(REFRESH_S)
             is_open = self._is_open
             if not is_open and self._writes:
                 self.counts["writes_dropped"] += len(self._writes)
                 self._writes.clear()
             clears, self._clears = self._clears, False
+            discards, self._discards = self._discards, deque()
             reading = self._reads.popleft() if self._reads and not clears else None
             is_writing = bool(self._writes) and not clears and reading is None
             record = self._writes.popleft() if is_writing else None
+        for name in discards:
+            self._guarded(partial(self.file_store.remove, name))
         if clears:
             self._guarded(self.file_store.clear)
         elif reading is not None:

@@ -39,6 +39,11 @@ class FileIndex:
         with self._lock:
             return _sorted(self._by_end.get(end, ()))
 
+    def nbytes(self, name: FileName) -> int:
+        """Return what a record's file counts, 0 where it is not in."""
+        with self._lock:
+            return self._files.get(name, 0)
+
     def alternatives(self, name: FileName) -> list[FileName]:
         """Return the records of the same kind at the same end: one of them is enough."""
         return [other for other in self.at(name.end) if other.kind is name.kind]

@@ -43,7 +43,8 @@ class FileStore:
                      whole under it is a dead writer's. Reads take no lock: a file that goes
                      meanwhile is a miss.
     No method raises for what the disk does or holds: it is counted, with one warning a kind.
-    Owner: the I/O thread. `leaving`, `at`, `holds`, `bytes_used` and `report` are for any thread.
+    Owner: the I/O thread. `leaving`, `at`, `holds`, `hide`, `nbytes`, `bytes_used` and `report` are
+    for any thread.
     """
 
     def __init__(
@@ -87,6 +88,14 @@ class FileStore:
     def holds(self, name: FileName) -> bool:
         """Whether this record, or one as good, is here: putting it would change nothing."""
         return bool(self._as_good_as(name))
+
+    def nbytes(self, name: FileName) -> int:
+        """Return what a record's file counts, 0 where there is none."""
+        return self._index.nbytes(name)
+
+    def hide(self, name: FileName) -> None:
+        """Find a record no more; the I/O thread removes its file."""
+        self._index.discard(name)
 
     @property
     def bytes_used(self) -> int:
@@ -198,6 +207,16 @@ class FileStore:
     def sweep(self) -> None:
         """Bring the directory, all roots, under its cap; remove what dead writers left."""
         self._under_lock(lambda counters: self._sweep(counters, self._bytes_max))
+
+    def remove(self, name: FileName) -> None:
+        """Remove a file that cannot be used. What the directory holds is counted anew."""
+
+        def remove(counters: UsageCounters) -> bool:
+            self._remove(name)
+            return self._sweep(counters, self._bytes_max)
+
+        self.counts["unusable_removed"] += 1
+        self._under_lock(remove)
 
     def clear(self) -> None:
         """Remove all files of this root; those of other roots stay."""

@@ -5,6 +5,7 @@ worker loses a chunk at most, and nothing is written twice. What a prompt needs 
 before the prompt gets a slot, and goes into the store: planning sees RAM only.
 """
 
+import logging
 import math
 import time
 from collections import Counter
@@ -23,8 +24,10 @@ from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind, FileName
+from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
 from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.kv.quantise_kv import PackedFormat
 from hearth.worker.kv.serialise_kv import (
     UnreadableRecord,
     arrays_of_rows,
@@ -34,6 +37,8 @@ from hearth.worker.kv.serialise_kv import (
 )
 
 RowsOrStates = TypeVar("RowsOrStates", KVRows, LayerStates)
+
+log = logging.getLogger(__name__)
 
 RECALL_S_MAX: Final = 20.0  # from a disk that takes longer nothing is worth waiting for
 
@@ -73,6 +78,7 @@ class DiskTier:
         store: ExtentStore,
         layers: LayerMap,
         evictor: Evictor,
+        rules: KeepRules,
         disk_thread: DiskThread,
     ) -> None:
         self.thread = disk_thread
@@ -80,6 +86,7 @@ class DiskTier:
         self._store = store
         self._layers = layers
         self._evictor = evictor
+        self._rules = rules
         self._file_store = disk_thread.file_store
 
     # ------------------------------------------------------------ to disk
@@ -117,16 +124,27 @@ class DiskTier:
         return self._layers.layout.has_rows
 
     def _write(self, extent: Extent, slot: LiveSlot | None) -> bool:
-        is_canonical = extent.is_canonical and self._hangs_from_its_own(extent)
+        form = self._packing(extent, slot)
+        is_canonical = extent.is_canonical and form is None and self._hangs_from_its_own(extent)
         is_taken = True
         for kind in FileKind:
             name = _file_name(extent, kind, is_canonical)
             if self._file_store.holds(name):
                 continue
-            arrays = self._arrays(extent, slot, kind)
+            arrays = self._arrays(extent, slot, kind, form)
             if arrays is not None:
                 is_taken &= self.thread.write(self._record(extent, kind, is_canonical, arrays))
         return is_taken
+
+    def _packing(self, extent: Extent, slot: LiveSlot | None) -> PackedFormat | None:
+        """Return how an extent's rows are to be packed; None is as they are.
+
+        What is packed is fast, all its files alike: a snapshot beside it that counted as canonical
+        could be taken for that of other cuts, once a canonical run is written in its place.
+        """
+        if extent.body is not None or slot is None or not self._has_rows:
+            return None
+        return self._rules.packing(slot, extent.end.position)
 
     def _hangs_from_its_own(self, extent: Extent) -> bool:
         """Whether the run on disk that arrives where this one starts was cut as this one's was.
@@ -143,11 +161,15 @@ class DiskTier:
         return all(name.start == before.start.name for name in there if name.is_canonical)
 
     def _arrays(
-        self, extent: Extent, slot: LiveSlot | None, kind: FileKind
+        self,
+        extent: Extent,
+        slot: LiveSlot | None,
+        kind: FileKind,
+        form: PackedFormat | None,
     ) -> tuple[Array, ...] | None:
         """Return an extent's arrays of one kind; None where it has none of that kind."""
         if kind is FileKind.ROWS:
-            return arrays_of_rows(self._rows(extent, slot).layers)
+            return arrays_of_rows(self._rows(extent, slot, form).layers)
         ends_here = slot is not None and slot.position == extent.end.position
         there = slot if ends_here else None
         if kind is FileKind.WINDOW:
@@ -176,7 +198,7 @@ class DiskTier:
             return None
         return self._layers.take_state(slot.cache)
 
-    def _rows(self, extent: Extent, slot: LiveSlot | None) -> KVRows:
+    def _rows(self, extent: Extent, slot: LiveSlot | None, form: PackedFormat | None) -> KVRows:
         if not self._has_rows:
             return KVRows(())
         if extent.body is not None:
@@ -184,7 +206,7 @@ class DiskTier:
         assert slot is not None, "rows that the store does not hold are a slot's"
         start, end = extent.start.position, extent.end.position
         assert end <= slot.position, (end, slot.position)
-        return self._layers.copy_rows(slot.cache, start, end, None)
+        return self._layers.copy_rows(slot.cache, start, end, form)
 
     def _record(
         self, extent: Extent, kind: FileKind, is_canonical: bool, arrays: tuple[Array, ...]
@@ -241,7 +263,10 @@ class DiskTier:
                 if end not in names:
                     root = self._store.root_of(query.root).name
                     (names[end],) = prefix_hashes(root, query.tokens, [end])
-                if names[end] != name.end or (is_exact and not name.is_canonical):
+                if names[end] != name.end:
+                    continue
+                if is_exact and not name.is_canonical:
+                    self.counts["recalls_not_exact"] += 1
                     continue
                 is_canonical = reached.is_canonical and name.is_canonical
                 there = _ReachedPrefix(end, is_canonical, reached.joint, (*reached.path, name))
@@ -298,7 +323,10 @@ class DiskTier:
         row_bytes, buffers = self._layers.row_cost(None)
         rows = [name for name in files if name.kind is FileKind.ROWS]
         budget = self._store.budget
-        nbytes = sum(name.token_count for name in rows) * row_bytes
+        # A file of packed rows is smaller; a small file counts more than it holds.
+        nbytes = sum(
+            min(name.token_count * row_bytes, self._file_store.nbytes(name)) for name in rows
+        )
         return nbytes <= budget.bytes_max and len(rows) * buffers <= budget.buffers_max
 
     # ------------------------------------------------------------ from disk
@@ -321,8 +349,10 @@ class DiskTier:
                 break
             try:
                 is_taken = self._take_in(record, query, line, tips)
-            except UnreadableRecord:
+            except UnreadableRecord as reason:
                 self.counts["recalls_unreadable"] += 1
+                self.thread.discard(record.name)
+                self._warn(reason)
                 break
             if not is_taken:
                 break
@@ -367,7 +397,8 @@ class DiskTier:
             self.counts["recalls_other_tokens"] += 1
             return False
         tips[1:] = [start]
-        body = self._with_room(rows_from(record.arrays), tips)
+        rows = self._rows_of(record)
+        body = self._with_room(rows, tips)
         if body is None:
             return False
         there, extent = self._store.commit(
@@ -379,7 +410,31 @@ class DiskTier:
             extent.is_stored = True
             if self._layers.layout.has_rows:
                 self._store.set_body(extent, body)
+        if rows.formats - {None, self._rules.running_format}:
+            self.counts["recalled_packed_tokens"] += len(record.tokens)
         return True
+
+    def _rows_of(self, record: Record) -> KVRows:
+        """Return a record's rows, in the format that it names, whatever the settings are now.
+
+        Raises:
+            UnreadableRecord: they are not this model's, or packed and called canonical.
+        """
+        rows = rows_from(record.arrays)
+        if not self._layers.are_rows(rows, len(record.tokens)):
+            raise UnreadableRecord("rows of other shapes than the model's")
+        packed = rows.formats - {None, self._rules.running_format}
+        if packed and record.is_canonical:
+            raise UnreadableRecord(f"rows in {packed} that call themselves canonical")
+        return rows
+
+    def _warn(self, reason: UnreadableRecord) -> None:
+        if self.counts["recalls_unreadable"] == 1:
+            log.warning(
+                "a KV file is removed, it cannot be read here: %s. Said once; later ones are "
+                "counted (recalls_unreadable in /v1/cache).",
+                reason,
+            )
 
     def _with_room(self, part: RowsOrStates, tips: Sequence[Joint]) -> RowsOrStates | None:
         """Return what was read where room can be made for it, and nothing of `tips`' paths goes.

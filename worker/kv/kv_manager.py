@@ -62,7 +62,7 @@ class KVManager:
         self.lines = LinePriorities()
         self.disk = None
         if disk_thread is not None:
-            self.disk = DiskTier(self.store, layers, self.transfer.evictor, disk_thread)
+            self.disk = DiskTier(self.store, layers, self.transfer.evictor, rules, disk_thread)
 
     # ------------------------------------------------------------ a request's life
 

@@ -16,7 +16,7 @@ from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArray
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
 from hearth.worker.kv.live_slot import LiveSlot
-from hearth.worker.kv.quantise_kv import LayerRows, QuantFormat
+from hearth.worker.kv.quantise_kv import LayerRows, PackedFormat, QuantFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,16 @@ class KeepRules:
     is_exact: bool  # canonical KV only: warm equals cold to the bit
     ttl_s: float = 0.0  # KV unused for longer goes in idle time, and before others; 0 = never
     session_idle_s: float = 0.0  # a slot unused for longer is given up; 0 = never
-    store_format: QuantFormat | None = None  # of rows that no slot holds any more
+    store_format: PackedFormat | None = None  # of rows in the store and on disk
     store_from: int = 256  # tokens: shorter prefixes are kept as they are
+    store_ignored: str = ""  # why rows are stored as they are, though bits are set
     running_format: QuantFormat | None = None  # of a live slot's rows ...
     running_from: int = 0  # ... once it has so many tokens
+
+    def packing(self, slot: LiveSlot, end: int) -> PackedFormat | None:
+        """Return how rows of the slot up to `end` are stored; None is as they are."""
+        is_kept_raw = slot.format is not None or end < self.store_from
+        return None if is_kept_raw else self.store_format
 
 
 class KVTransfer:
@@ -140,19 +146,17 @@ class KVTransfer:
     def _copy_out(self, extent: Extent, slot: LiveSlot, likelihood: float, now: float) -> None:
         if not self._layers.layout.has_rows:
             return
-        form = self.rules.store_format
-        if slot.format is not None or extent.end.position < self.rules.store_from:
-            form = None
+        form = self.rules.packing(slot, extent.end.position)
         row_bytes, buffers = self._layers.row_cost(slot.format or form)
         nbytes = len(extent.tokens) * row_bytes
         if not self._make_room(nbytes, buffers, likelihood / row_bytes, now):
             self.counts["cut_outs_refused"] += 1
             return
-        if form is not None:
-            self.store.make_fast(extent)
         start, end = extent.start.position, extent.end.position
         assert end <= slot.position, (end, slot.position)
         body = self._layers.copy_rows(slot.cache, start, end, form)
+        if body.formats - {None, slot.format}:
+            self.store.make_fast(extent)
         self.store.set_body(extent, body)
         self.counts["cut_out_bytes"] += body.nbytes
 
@@ -256,7 +260,7 @@ class KVTransfer:
         if self._layers.layout.has_rows:
             self._layers.put_rows(slot.cache, self._row_runs(plan), plan.position, rows)
             for extent in plan.path:
-                if extent.end.position <= plan.position and self._format_of(extent) == slot.format:
+                if extent.end.position <= plan.position and self._is_in(extent, slot.format):
                     extent.holders.add(slot.number)
                     slot.held_extents.append(extent)
         self._put_windows_and_states(slot, plan, self._window_runs(plan))
@@ -306,10 +310,12 @@ class KVTransfer:
     def _slot_rows(self, number: int, start: int, end: int) -> tuple[LayerRows, ...]:
         return self._layers.rows(self._slots[number].cache, start, end)
 
-    def _format_of(self, extent: Extent) -> QuantFormat | None:
-        if extent.body is not None:
-            return _as_rows(extent.body).layers[0].format
-        return self._slots[min(extent.holders)].format
+    def _is_in(self, extent: Extent, form: QuantFormat | None) -> bool:
+        """Whether an extent's rows are in `form`, so that a slot of it holds them unchanged."""
+        if extent.body is None:
+            return self._slots[min(extent.holders)].format == form
+        formats = _as_rows(extent.body).formats
+        return form in formats and formats <= {None, form}
 
     def _window_runs(self, plan: ResumePlan) -> list[tuple[LayerRows, ...]]:
         """Return the window layers' rows before the plan's position, in order."""

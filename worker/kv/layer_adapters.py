@@ -14,7 +14,14 @@ from typing import Any
 import mlx.core as mx
 
 from hearth.worker.cache.extent_store import Layout
-from hearth.worker.kv.quantise_kv import LayerRows, QuantFormat, put_rows, rows_of
+from hearth.worker.kv.quantise_kv import (
+    LayerRows,
+    MisfitRows,
+    PackedFormat,
+    QuantFormat,
+    put_rows,
+    rows_of,
+)
 
 STEP = 256  # rows by which buffers are rounded up, as mlx-lm's
 UNBOUNDED = 1 << 40  # tokens that fit where no layer keeps rows
@@ -47,6 +54,11 @@ class KVRows:
     @property
     def buffers(self) -> int:
         return sum(len(rows.arrays) for rows in self.layers)
+
+    @property
+    def formats(self) -> set[PackedFormat | None]:
+        """How its layers are packed; a layer that does not fit into a format is raw beside it."""
+        return {rows.format for rows in self.layers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,7 @@ class LayerMap:
             raise UnknownCache(f"windows of several sizes ({self._window_sizes})")
         self._window_row_bytes = sum(_row_bytes(leaf) for leaf in windows)
         self._one_row = tuple(rows_of(leaf).part(0, 1) for leaf in rows)
+        self._row_costs: dict[PackedFormat | None, tuple[int, int]] = {}
         self.row_bytes = self.row_cost(None)[0]
         self.state_bytes = LayerStates(tuple(tuple(leaf.cache) for leaf in states)).nbytes
         self.state_buffers = sum(len(leaf.cache) for leaf in states)
@@ -94,10 +107,37 @@ class LayerMap:
             has_rows=bool(rows),
         )
 
-    def row_cost(self, form: QuantFormat | None) -> tuple[int, int]:
+    def row_cost(self, form: PackedFormat | None) -> tuple[int, int]:
         """Return the bytes of one token's rows in `form`, and in how many arrays they are."""
-        kept = KVRows(tuple(rows.converted(form) for rows in self._one_row))
-        return kept.nbytes, kept.buffers
+        if form not in self._row_costs:
+            kept = KVRows(tuple(rows.converted(form) for rows in self._one_row))
+            self._row_costs[form] = kept.nbytes, kept.buffers
+        return self._row_costs[form]
+
+    def packs(self, form: PackedFormat) -> bool:
+        """Return whether the rows of any layer can be packed so."""
+        return any(form.fits(rows.arrays) for rows in self._one_row)
+
+    @property
+    def row_widths(self) -> list[int]:
+        """The widths of the rows that layers keep of every token, each once."""
+        return sorted({array.shape[-1] for rows in self._one_row for array in rows.arrays})
+
+    @property
+    def row_dtypes(self) -> list[mx.Dtype]:
+        """The types of those rows, each once."""
+        return list(dict.fromkeys(a.dtype for rows in self._one_row for a in rows.arrays))
+
+    def are_rows(self, kept: KVRows, tokens: int) -> bool:
+        """Return whether these are this model's rows of so many tokens, packed or not."""
+        if len(kept.layers) != len(self._shapes):
+            return False
+        try:
+            found = [shape for rows in kept.layers for shape in rows.shapes]
+        except MisfitRows:
+            return False
+        expected = [shape for layer in self._shapes for shape, _ in layer]
+        return found == [(*shape[:2], tokens, shape[3]) for shape in expected]
 
     @property
     def window_buffers(self) -> int:
@@ -126,7 +166,9 @@ class LayerMap:
         """Return views of the rows [start, end). Not to be kept: they pin the live buffer."""
         return tuple(rows_of(leaf).part(start, end) for leaf in _of_kind(cache, _ROWS))
 
-    def copy_rows(self, cache: list[Any], start: int, end: int, form: QuantFormat | None) -> KVRows:
+    def copy_rows(
+        self, cache: list[Any], start: int, end: int, form: PackedFormat | None
+    ) -> KVRows:
         """Return rows [start, end) as arrays of their own; raw rows are packed as `form` says."""
         assert 0 <= start < end, (start, end)
         views = self.rows(cache, start, end)

@@ -1,62 +1,143 @@
-"""Packs rows of KV in fewer bits and unpacks them, by MLX's own affine quantisation."""
+"""Packs rows of KV in fewer bits and unpacks them: what a packing is, and MLX's own affine one."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Protocol
 
 import mlx.core as mx
+
+RowShapes = tuple[tuple[int, ...], tuple[int, ...]]  # of keys and values, (batch, heads, tokens, n)
+
+WORD_BITS: Final = 32  # packed elements lie in words of so many
+AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)  # what `mx.quantize` packs
+AFFINE_GROUP_SIZES: Final = (32, 64, 128)
+
+
+class MisfitRows(Exception):
+    """Arrays are not what their format says."""
+
+
+class PackedFormat(Protocol):
+    """How the rows of a layer are packed. Equal formats read each other's arrays."""
+
+    @property
+    def bits(self) -> float:
+        """Bits of an element, without what a group or a row of them shares."""
+
+    @property
+    def scheme(self) -> str:
+        """The word for it in KV_QUANT_SCHEME."""
+
+    @property
+    def array_count(self) -> int:
+        """How many arrays a layer has, half of them of the keys."""
+
+    def fits(self, arrays: tuple[mx.array, ...]) -> bool:
+        """Whether rows of these widths can be packed so."""
+
+    def pack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...] | None:
+        """Return keys and values packed; None where their values do not allow it."""
+
+    def unpack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
+        """Return keys and values as they were, but for what packing lost."""
+
+    def label(self, arrays: tuple[mx.array, ...]) -> str:
+        """Return what a file calls this format."""
+
+    def shapes(self, arrays: tuple[mx.array, ...]) -> RowShapes:
+        """Return the shapes of keys and values once they are unpacked; nothing is computed.
+
+        Raises:
+            MisfitRows: the arrays are not in this format.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class QuantFormat:
-    """The bits and the group size in which rows are packed."""
+    """The bits and the group size in which MLX packs rows: six arrays a layer."""
 
     bits: int  # 4 or 8
     group_size: int  # elements of a row that share scale and bias
 
+    @property
+    def scheme(self) -> str:
+        return "uniform"
+
+    @property
+    def array_count(self) -> int:
+        return 6
+
     def fits(self, arrays: tuple[mx.array, ...]) -> bool:
-        """Whether rows of these widths can be packed so."""
         return all(a.shape[-1] > 0 and a.shape[-1] % self.group_size == 0 for a in arrays)
+
+    def pack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...] | None:
+        """Return words, scales and biases of the keys, then of the values. Lazy."""
+        size, bits = self.group_size, self.bits
+        packed = [mx.quantize(array, group_size=size, bits=bits) for array in arrays]
+        return tuple(part for parts in packed for part in parts)
+
+    def unpack(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
+        size, bits = self.group_size, self.bits
+        return tuple(
+            mx.dequantize(words, scales, biases, group_size=size, bits=bits)
+            for words, scales, biases in (arrays[:3], arrays[3:])
+        )
+
+    def label(self, arrays: tuple[mx.array, ...]) -> str:
+        return f"{self.bits}x{self.group_size}"
+
+    def shapes(self, arrays: tuple[mx.array, ...]) -> RowShapes:
+        if self.bits not in AFFINE_BITS or self.group_size not in AFFINE_GROUP_SIZES:
+            raise MisfitRows(f"{self.bits} bits in groups of {self.group_size} are not known")
+        keys, values = (self._shape(*half) for half in (arrays[:3], arrays[3:]))
+        return keys, values
+
+    def _shape(self, words: mx.array, scales: mx.array, biases: mx.array) -> tuple[int, ...]:
+        if len({words.shape[:-1], scales.shape[:-1], biases.shape[:-1]}) != 1 or words.ndim != 4:
+            raise MisfitRows(f"arrays of {words.shape}, {scales.shape} and {biases.shape}")
+        width = scales.shape[-1] * self.group_size
+        if words.dtype != mx.uint32 or words.shape[-1] * WORD_BITS != width * self.bits:
+            raise MisfitRows(f"{words.shape[-1]} words for {width} elements of {self.bits} bits")
+        if scales.shape != biases.shape or scales.dtype != biases.dtype:
+            raise MisfitRows(f"scales of {scales.shape} and biases of {biases.shape}")
+        return (*words.shape[:-1], width)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """Rows of one layer, token axis 2: (keys, values), or six arrays where `format` is set."""
+    """Rows of one layer, token axis 2: (keys, values), or the arrays of `format`, if it is set."""
 
     arrays: tuple[mx.array, ...]
-    format: QuantFormat | None = None
+    format: PackedFormat | None = None
 
     def __post_init__(self) -> None:
-        count = 2 if self.format is None else 6
+        count = 2 if self.format is None else self.format.array_count
         assert len(self.arrays) == count, (len(self.arrays), self.format)
+
+    @property
+    def shapes(self) -> RowShapes:
+        """The shapes of keys and values, unpacked.
+
+        Raises:
+            MisfitRows: the arrays are not in their format.
+        """
+        if self.format is not None:
+            return self.format.shapes(self.arrays)
+        keys, values = self.arrays
+        return keys.shape, values.shape
 
     def part(self, start: int, end: int) -> "LayerRows":
         """Return the rows [start, end) as views."""
         return LayerRows(tuple(a[..., start:end, :] for a in self.arrays), self.format)
 
-    def converted(self, wanted: QuantFormat | None) -> "LayerRows":
-        """Return the rows in another format. Lazy."""
+    def converted(self, wanted: PackedFormat | None) -> "LayerRows":
+        """Return the rows in another format, raw where they do not fit into it."""
         if wanted == self.format:
             return self
-        raw = self._raw()
+        raw = self if self.format is None else LayerRows(self.format.unpack(self.arrays))
         if wanted is None or not wanted.fits(raw.arrays):
             return raw
-        packed = [
-            part
-            for array in raw.arrays
-            for part in mx.quantize(array, group_size=wanted.group_size, bits=wanted.bits)
-        ]
-        return LayerRows(tuple(packed), wanted)
-
-    def _raw(self) -> "LayerRows":
-        if self.format is None:
-            return self
-        group_size, bits = self.format.group_size, self.format.bits
-        halves = (self.arrays[:3], self.arrays[3:])
-        raw = [
-            mx.dequantize(packed, scales, biases, group_size=group_size, bits=bits)
-            for packed, scales, biases in halves
-        ]
-        return LayerRows(tuple(raw))
+        packed = wanted.pack(raw.arrays)
+        return raw if packed is None else LayerRows(packed, wanted)
 
 
 def rows_of(layer: Any) -> LayerRows:

@@ -2,8 +2,10 @@
 
 Owner: the inference thread.
 
-A record's arrays are named `<layer>.<part>`, those of packed rows `<layer>.<part>.<bits>x<group>`;
-a state's entry that a layer has not made yet is `<layer>.<part>.none`, an array of nothing.
+A record's arrays are named `<layer>.<part>`, those of packed rows `<layer>.<part>.<format>`, so
+that they are read in their own format whatever the settings are: `<bits>x<group>` is MLX's own,
+`turboquant<bits>-<dtype>-<fingerprint>` is TurboQuant's. A state's entry that a layer has not made
+yet is `<layer>.<part>.none`, an array of nothing.
 """
 
 import re
@@ -16,7 +18,8 @@ from numpy.typing import NDArray
 
 from hearth.worker.disk.file_format import DTYPES, Array
 from hearth.worker.kv.layer_adapters import KVRows, LayerStates
-from hearth.worker.kv.quantise_kv import LayerRows, QuantFormat
+from hearth.worker.kv.quantise_kv import LayerRows, MisfitRows, PackedFormat, QuantFormat
+from hearth.worker.kv.turboquant import TurboFormat
 
 _KINDS: Final[dict[mx.Dtype, str]] = {
     mx.bool_: "BOOL",
@@ -33,7 +36,10 @@ _KINDS: Final[dict[mx.Dtype, str]] = {
     mx.int64: "I64",
 }
 _NOTHING: Final = np.zeros(0, np.uint8)
-_NAME: Final = re.compile(r"(\d{1,4})\.(\d{1,3})(?:\.(none|(\d{1,2})x(\d{1,4})))?")
+_NAME: Final = re.compile(r"([0-9]{1,4})\.([0-9]{1,3})(?:\.([a-z0-9.-]{1,60}))?")
+_ABSENT: Final = "none"
+_UNIFORM: Final = re.compile(r"([0-9]{1,2})x([0-9]{1,4})")
+_TURBO: Final = re.compile(r"turboquant([0-9](?:\.5)?)-(float32|float16|bfloat16)-[0-9a-f]{8}")
 
 
 class UnreadableRecord(Exception):
@@ -44,7 +50,7 @@ def arrays_of_rows(layers: Iterable[LayerRows]) -> tuple[Array, ...]:
     """Return rows as a record's arrays; they share the memory of the evaluated MLX arrays."""
     found = []
     for number, rows in enumerate(layers):
-        form = f".{rows.format.bits}x{rows.format.group_size}" if rows.format is not None else ""
+        form = f".{rows.format.label(rows.arrays)}" if rows.format is not None else ""
         for part, array in enumerate(rows.arrays):
             found.append(_array(f"{number}.{part}{form}", array))
     return tuple(found)
@@ -53,7 +59,7 @@ def arrays_of_rows(layers: Iterable[LayerRows]) -> tuple[Array, ...]:
 def arrays_of_state(state: LayerStates) -> tuple[Array, ...]:
     """Return a snapshot as a record's arrays, likewise."""
     return tuple(
-        Array(f"{number}.{part}.none", "U8", _NOTHING)
+        Array(f"{number}.{part}.{_ABSENT}", "U8", _NOTHING)
         if array is None
         else _array(f"{number}.{part}", array)
         for number, layer in enumerate(state.layers)
@@ -65,21 +71,9 @@ def rows_from(arrays: Iterable[Array]) -> KVRows:
     """Return the rows of a record, evaluated.
 
     Raises:
-        UnreadableRecord: they are not rows, two arrays a layer or six where they are packed.
+        UnreadableRecord: they are not rows, or not in the format that they are named after.
     """
-    layers = []
-    for parts in _layers(arrays):
-        forms = {form for form, _ in parts}
-        whole = tuple(array for _, array in parts if array is not None)
-        if len(forms) != 1 or len(whole) != len(parts):
-            raise UnreadableRecord(
-                f"a layer's arrays are of several forms: {sorted(map(str, forms))}"
-            )
-        (form,) = forms
-        if len(whole) != (2 if form is None else 6):
-            raise UnreadableRecord(f"a layer has {len(whole)} arrays")
-        layers.append(LayerRows(whole, form))
-    kept = KVRows(tuple(layers))
+    kept = KVRows(tuple(_rows(parts) for parts in _layers(arrays)))
     mx.eval([array for rows in kept.layers for array in rows.arrays])
     return kept
 
@@ -92,7 +86,7 @@ def state_from(arrays: Iterable[Array]) -> LayerStates:
     """
     layers = []
     for parts in _layers(arrays):
-        if any(form is not None for form, _ in parts):
+        if any(label not in ("", _ABSENT) for label, _ in parts):
             raise UnreadableRecord("a state is never packed")
         layers.append(tuple(array for _, array in parts))
     mx.eval([array for layer in layers for array in layer if array is not None])
@@ -109,9 +103,37 @@ def _array(name: str, array: mx.array) -> Array:
     return Array(name, kind, values.view(DTYPES[kind]))
 
 
-def _layers(arrays: Iterable[Array]) -> list[list[tuple[QuantFormat | None, mx.array | None]]]:
-    """Return each layer's parts in order, with the format that its name tells."""
-    layers: list[list[tuple[QuantFormat | None, mx.array | None]]] = []
+def _rows(parts: list[tuple[str, mx.array | None]]) -> LayerRows:
+    """Return a layer's rows, once they are known to be what their labels say."""
+    labels = {label for label, _ in parts}
+    arrays = tuple(array for _, array in parts if array is not None)
+    if len(labels) != 1 or len(arrays) != len(parts):
+        raise UnreadableRecord(f"a layer's arrays are of several formats: {sorted(labels)}")
+    (label,) = labels
+    form = _format(label) if label else None
+    if len(arrays) != (2 if form is None else form.array_count):
+        raise UnreadableRecord(f"a layer has {len(arrays)} arrays")
+    try:
+        if isinstance(form, TurboFormat):
+            form.check_label(label, arrays)
+        elif form is not None:
+            form.shapes(arrays)
+    except MisfitRows as misfit:
+        raise UnreadableRecord(f"a layer's arrays are no {label}: {misfit}") from misfit
+    return LayerRows(arrays, form)
+
+
+def _format(label: str) -> PackedFormat:
+    if match := _UNIFORM.fullmatch(label):
+        return QuantFormat(int(match[1]), int(match[2]))
+    if match := _TURBO.fullmatch(label):
+        return TurboFormat(float(match[1]), getattr(mx, match[2]))
+    raise UnreadableRecord(f"an array's format is {label!r}")
+
+
+def _layers(arrays: Iterable[Array]) -> list[list[tuple[str, mx.array | None]]]:
+    """Return each layer's parts in order, with the label behind their numbers."""
+    layers: list[list[tuple[str, mx.array | None]]] = []
     for array in arrays:
         match = _NAME.fullmatch(array.name)
         if match is None:
@@ -121,8 +143,8 @@ def _layers(arrays: Iterable[Array]) -> list[list[tuple[QuantFormat | None, mx.a
             layers.append([])
         if number != len(layers) - 1 or part != len(layers[-1]):
             raise UnreadableRecord(f"array {array.name!r} is out of order")
-        form = QuantFormat(int(match[4]), int(match[5])) if match[4] else None
-        layers[-1].append((form, None if match[3] == "none" else _restored(array)))
+        label = match[3] or ""
+        layers[-1].append((label, None if label == _ABSENT else _restored(array)))
     return layers
 
 

@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from hearth.shared.errors import StartError
+from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.zmq_transport import private_directory
 from hearth.worker.cache.block_hash import PrefixHash, root_hash
@@ -22,12 +23,15 @@ from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.null_kv_manager import NullKVManager
-from hearth.worker.kv.quantise_kv import QuantFormat
+from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
+from hearth.worker.kv.turboquant import WIDTH_MAX, WIDTH_STEP, TurboFormat
 
 log = logging.getLogger(__name__)
 
 GB = 1024 * MB
 SCHEMA = "1"  # of what is kept, and of the cut rule that it was made by
+# What stands in a root's parts for the settings of storing, which files tell for themselves.
+ROOT_GROUP_SIZE, ROOT_STORE_BITS = 64, "0"
 
 
 def make_kv_manager(
@@ -36,8 +40,8 @@ def make_kv_manager(
     """Return a KVManager; a NullKVManager, with one warning, where the caches are unknown.
 
     Raises:
-        StartError: KV_BITS is set and upstream cannot quantise this model's caches, or
-            KV_CACHE_DIR is another user's.
+        StartError: KV_BITS or KV_QUANT_SCHEME asks for what upstream cannot do with this model's
+            caches, or KV_CACHE_DIR is another user's.
     """
     running = _running_format(engine, settings)
     try:
@@ -45,17 +49,19 @@ def make_kv_manager(
     except UnknownCache as unknown:
         log.warning("no KV is reused: the model keeps %s, which cannot be restored", unknown)
         return NullKVManager(engine.new_cache)
-    exact, store_bits = is_exact(loaded, settings), settings.cache_store_bits
-    if exact and store_bits:
-        log.warning("CACHE_STORE_BITS is ignored: this model reuses exact KV only (CACHE_EXACT)")
-        store_bits = 0
+    exact = is_exact(loaded, settings)
+    store_format, store_ignored = _store_format(layers, settings, exact)
+    if store_ignored:
+        log.warning("CACHE_STORE_BITS is ignored: %s", store_ignored)
     rules = KeepRules(
         slots_max=settings.live_slots_max,
         chunk=chunk,
         is_exact=exact,
         ttl_s=settings.prompt_cache_ttl_seconds,
         session_idle_s=settings.prompt_cache_session_max_idle_seconds,
-        store_format=QuantFormat(store_bits, settings.kv_group_size) if store_bits else None,
+        store_format=store_format,
+        store_from=settings.cache_store_quant_min_tokens,
+        store_ignored=store_ignored,
         running_format=running,
         running_from=settings.quantized_kv_start,
     )
@@ -102,12 +108,16 @@ def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
 
 
 def cache_root(loaded: LoadedModel, settings: Settings, chunk: int) -> PrefixHash:
-    """Return the hash of the empty prefix: of all that decides what KV some tokens give."""
+    """Return the hash of the empty prefix: of all that decides what KV some tokens give.
+
+    How KV is packed for storing is not part of it: each file names its own format.
+    """
     facts = loaded.facts
+    group_size = settings.kv_group_size if settings.kv_bits else ROOT_GROUP_SIZE
     parts = [
         *(SCHEMA, facts.path, *_weights(loaded), facts.cache_layout, facts.backend),
-        *(str(chunk), str(settings.kv_bits), str(settings.kv_group_size)),
-        *(str(settings.quantized_kv_start), str(settings.cache_store_bits)),
+        *(str(chunk), str(settings.kv_bits), str(group_size)),
+        *(str(settings.quantized_kv_start), ROOT_STORE_BITS),
         *(version("mlx"), version("mlx-lm")),
         *([version("mlx-vlm")] if loaded.vision is not None else []),
     ]
@@ -145,6 +155,47 @@ def working_set_bytes() -> int | None:
     """Return how many bytes of memory the GPU should use at most; None where it doesn't say."""
     size: Any = mx.device_info().get("max_recommended_working_set_size")
     return None if size is None else int(size)
+
+
+def _store_format(
+    layers: LayerMap, settings: Settings, exact: bool
+) -> tuple[PackedFormat | None, str]:
+    """Return how stored KV is packed, and why it is not though CACHE_STORE_BITS is set.
+
+    Raises:
+        StartError: TurboQuant is asked for, and it is not installed or packs no layer.
+    """
+    bits = settings.cache_store_bits
+    if not bits:
+        return None, ""
+    if exact:
+        return None, "this model reuses exact KV only (CACHE_EXACT)"
+    widths = ", ".join(map(str, layers.row_widths)) or "none"
+    if settings.kv_quant_scheme == "turboquant":
+        return _turbo_format(layers, bits, widths), ""
+    form = QuantFormat(int(bits), settings.kv_group_size)
+    if layers.packs(form):
+        return form, ""
+    reason = f"rows of {widths} elements are no multiples of KV_GROUP_SIZE={form.group_size}"
+    return None, reason
+
+
+def _turbo_format(layers: LayerMap, bits: float, widths: str) -> TurboFormat:
+    asked = f"KV_QUANT_SCHEME is turboquant and CACHE_STORE_BITS is {bits:g}"
+    if not has_vision():
+        raise StartError(
+            f"{asked}, and mlx-vlm, which packs so, is not installed: {VISION_REMEDY}. Or set "
+            "KV_QUANT_SCHEME=uniform and CACHE_STORE_BITS=4."
+        )
+    for dtype in layers.row_dtypes:
+        form = TurboFormat(bits, dtype)
+        if layers.packs(form):
+            return form
+    raise StartError(
+        f"{asked}, and no layer of this model can be packed so: their rows have {widths} elements, "
+        f"and TurboQuant takes multiples of {WIDTH_STEP} up to {WIDTH_MAX}. Set "
+        "KV_QUANT_SCHEME=uniform, or CACHE_STORE_BITS=off."
+    )
 
 
 def _running_format(engine: Engine, settings: Settings) -> QuantFormat | None:

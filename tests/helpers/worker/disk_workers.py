@@ -18,7 +18,7 @@ class Workers:
     """One worker after another on one directory."""
 
     def __init__(self, directory: Path, kind: type[FileStore] = FileStore) -> None:
-        self._directory = directory
+        self.directory = directory
         self._kind = kind
         self._disk_thread: DiskThread | None = None
 
@@ -35,7 +35,7 @@ class Workers:
         **rules: Any,
     ) -> Machine:
         self.kill()
-        self._disk_thread = DiskThread(self._kind(self._directory, root, GB, 0))
+        self._disk_thread = DiskThread(self._kind(self.directory, root, GB, 0))
         return make(name, disk_thread=self._disk_thread, root=root, **rules)
 
     def flush(self) -> None:

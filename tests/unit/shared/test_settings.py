@@ -22,6 +22,8 @@ from hearth.shared.settings_from_env import (
     setting_warnings,
 )
 
+STORED_BITS = "off, 4 or 8; from 2 to 8 in steps of 0.5 with KV_QUANT_SCHEME=turboquant"
+
 
 def test_the_example_file_lists_every_setting_with_its_default() -> None:
     assert (PROJECT_DIR / ".env.example").read_text().splitlines() == example_lines()
@@ -48,6 +50,11 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("DEFAULT_THINKING", "maybe", "true or false"),
         ("LOG_LEVEL", "loud", "one of debug, info, warning, error"),
         ("PROXY_HOST", "my.host", "an IP address or localhost"),
+        ("CACHE_STORE_BITS", "3.25", STORED_BITS),
+        ("CACHE_STORE_BITS", "nan", STORED_BITS),
+        ("CACHE_STORE_BITS", "1.5", STORED_BITS),
+        ("KV_QUANT_SCHEME", "polar", "one of uniform, turboquant"),
+        ("CACHE_STORE_QUANT_MIN_TOKENS", "-1", "a whole number from 0 to 16,777,216"),
         ("MODEL_PATH", "", "not empty"),
         ("MAX_IMAGE_PIXELS", "0", "a whole number from 1 to 89,478,485"),
         ("MAX_IMAGE_PIXELS", "89478486", "a whole number from 1 to 89,478,485"),
@@ -159,3 +166,24 @@ def test_what_is_read_or_anothers_is_not_warned_of() -> None:
     environ = {"HF_TOKEN": "x", "PATH": "/bin", "PROXY_HOTS": "x", "MODEL_PATH": "m"}
     assert setting_warnings(environ, PROJECT_DIR / ".env.example") == []
     assert setting_warnings({}, None) == setting_warnings({}, Path("/no/such/.env")) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"CACHE_STORE_BITS": "3.5"}, "CACHE_STORE_BITS is 3.5 and KV_QUANT_SCHEME is uniform"),
+        ({"CACHE_STORE_BITS": "6"}, "packs in 4 or 8 bits. Set CACHE_STORE_BITS=4"),
+        ({"KV_QUANT_SCHEME": "turboquant"}, "CACHE_STORE_BITS is off, so that nothing"),
+        ({"KV_QUANT_SCHEME": "turboquant", "KV_BITS": "4"}, "are packed uniformly. Set CACHE"),
+        ({"CACHE_STORE_BITS": "8", "CACHE_EXACT": "true"}, "CACHE_STORE_BITS is 8: KV that was"),
+    ],
+)
+def test_bits_that_nothing_would_pack_are_refused(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(StartError, match=message):
+        load_settings(environ, None)
+
+
+@pytest.mark.parametrize("bits", ["2", "2.5", "3", "3.5", "4", "7.5", "8"])
+def test_turboquant_takes_half_bits(bits: str) -> None:
+    settings = load_settings({"CACHE_STORE_BITS": bits, "KV_QUANT_SCHEME": "turboquant"}, None)
+    assert settings.cache_store_bits == float(bits)

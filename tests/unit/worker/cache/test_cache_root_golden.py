@@ -71,11 +71,10 @@ def test_the_root_under_the_default_settings_is_what_it_was(model: LoadedModel) 
     [
         ({"KV_BITS": "8"}, "1491fb809aea2774288eb1e6492fa92b"),
         ({"KV_BITS": "4"}, "e88899133303ed950d501b1170e14ca8"),
-        ({"KV_GROUP_SIZE": "32"}, "911344e4f84763cbde1bd47d43b70c59"),
         ({"QUANTIZED_KV_START": "0"}, "f53abf19850d658bc523069f24dd3b01"),
-        ({"CACHE_STORE_BITS": "4"}, "30a71461acb253a4f808bf829e3659a7"),
+        ({"KV_BITS": "8", "KV_GROUP_SIZE": "32"}, "2af92365eebc6181309085d15473777f"),
     ],
-    ids=lambda value: "-".join(*value.items()) if isinstance(value, dict) else "",
+    ids=lambda value: " ".join(map("-".join, value.items())) if isinstance(value, dict) else "",
 )
 def test_each_setting_that_decides_what_is_kept_gives_its_own_root(
     model: LoadedModel, environ: dict[str, str], expected: str
@@ -91,8 +90,13 @@ def test_each_setting_that_decides_what_is_kept_gives_its_own_root(
         {"PROXY_MODEL_ID": "other"},
         {"KV_CACHE_DIR": "/elsewhere"},
         {"PREFILL_CHUNK": "64"},
+        {"KV_GROUP_SIZE": "32"},
+        {"CACHE_STORE_BITS": "4"},
+        {"CACHE_STORE_BITS": "8", "KV_GROUP_SIZE": "32"},
+        {"CACHE_STORE_BITS": "3.5", "KV_QUANT_SCHEME": "turboquant"},
+        {"CACHE_STORE_QUANT_MIN_TOKENS": "0"},
     ],
-    ids=lambda environ: next(iter(environ)),
+    ids=lambda environ: "-".join(environ),
 )
 def test_no_other_setting_changes_the_root(model: LoadedModel, environ: dict[str, str]) -> None:
     assert root(model, environ) == ROOT
@@ -166,7 +170,7 @@ def test_the_weights_are_told_by_the_config_and_by_the_stamp_of_each_file(
 def test_the_default_settings_that_enter_the_root_are_what_they_were() -> None:
     settings: Settings = load_settings({}, None)
     entering = (settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
-    assert (*entering, settings.cache_store_bits) == (0, 64, 5_000, 0)
+    assert entering == (0, kv_setup.ROOT_GROUP_SIZE, 5_000)
     assert kv_setup.SCHEMA == "1"
 
 

@@ -222,3 +222,20 @@ def test_clearing_drops_what_waits_and_makes_what_was_asked_for_a_miss(
     assert disk_thread.report()["files"] == 0 and disk_thread.report()["queue_bytes"] == 0
     assert disk_thread.write(line[2]) and disk_thread.flush(WAIT_S)
     assert disk_thread.report()["files"] == 1
+
+
+def test_a_file_that_cannot_be_used_is_not_found_at_once_and_can_be_written_anew(
+    disk_thread: DiskThread, file_store: Gate
+) -> None:
+    file_store.gate.set()
+    (one,) = chain(1)
+    assert disk_thread.write(one) and disk_thread.flush(WAIT_S)
+    assert file_store.holds(one.name)
+    disk_thread.discard(one.name)
+    assert not file_store.holds(one.name) and not file_store.leaving(one.start)
+    assert disk_thread.write(one) and disk_thread.flush(WAIT_S)
+    assert file_store.done == ["put", "put"]
+    assert disk_thread.report()["counts"]["unusable_removed"] == 1
+    answered, answers = asked(disk_thread, [one.name])
+    assert answered.wait(WAIT_S) and answers[0][0] is not None
+    assert disk_thread.report()["files"] == 1

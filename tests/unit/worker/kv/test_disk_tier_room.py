@@ -16,6 +16,7 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind
 from hearth.worker.kv.disk_tier import DiskTier
+from hearth.worker.kv.kv_transfer import KeepRules
 from scripts.harness.store_builders import DENSE
 
 RUN = 4  # tokens
@@ -28,9 +29,12 @@ RUN_BYTES = 2 * PART.nbytes
 
 def tier(bytes_max: int, layout: Layout = DENSE) -> tuple[DiskTier, ExtentStore]:
     store = ExtentStore(ROOT, layout, Budget(bytes_max))
-    layers: Any = SimpleNamespace(layout=layout, row_bytes=RUN_BYTES // RUN)
+    layers: Any = SimpleNamespace(
+        layout=layout, row_bytes=RUN_BYTES // RUN, are_rows=lambda kept, tokens: True
+    )
     disk_thread: Any = SimpleNamespace(file_store=None)
-    return DiskTier(store, layers, Evictor(store, 256, 0.0), disk_thread), store
+    rules = KeepRules(slots_max=1, chunk=256, is_exact=False)
+    return DiskTier(store, layers, Evictor(store, 256, 0.0), rules, disk_thread), store
 
 
 def record(number: int, kind: FileKind = FileKind.ROWS) -> Record:
