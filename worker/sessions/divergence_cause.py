@@ -198,9 +198,9 @@ def _turn_cause(
 ) -> Cause:
     """Return why tokens differ although every message is what it was, or is the answer itself."""
     is_assistant = message_at < len(now.roles) and now.roles[message_at] == "assistant"
-    if is_assistant and turn == "changed":
+    if is_assistant and turn == "changed" and message_at >= len(before.shape.names):
         return Cause("assistant turn", message_at)
-    if is_assistant and turn == "dropped":
+    if is_assistant and turn in ("changed", "dropped"):
         return Cause("template", message_at)
     if is_assistant and turn == "rendered":
         return Cause("turn not recorded" if at >= before.prompt_tokens else "template", message_at)
@@ -212,7 +212,7 @@ def _turn_cause(
 def not_kept(cause: str, at: int, lost: int, message: int) -> Divergence:
     """Return the loss of tokens that the line had, from token `at` on.
 
-    `cause` is "eviction", "expired", "restart", or "exact mode": they were generated, and this
-    server reuses only what it has prefilled.
+    `cause` is "eviction", "expired", "restart", "turn not recorded", or "exact mode": they were
+    generated, and this server reuses only what it has prefilled.
     """
     return Divergence(Cause(cause, message - 1), at, lost, "")

@@ -304,6 +304,8 @@ class SessionManager:
         cause = "restart" if before.is_restored else "expired" if is_expired else "eviction"
         if self._rules.is_exact and is_answers:
             cause = "exact mode"
+        elif is_answers and visit.states.get(len(before.shape.names), KEPT) != KEPT:
+            cause = "turn not recorded"  # its end was no place to go on from
         return not_kept(cause, at, lost, len(visit.prompt.messages))
 
     def _count(self, divergence: Divergence) -> None:
