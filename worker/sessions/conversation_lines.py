@@ -23,7 +23,7 @@ TOKENS_MAX = 32_000_000  # of all lines' prompts together: 128 MB
 PAST_MAX = 256  # requests of one line by which an archive recognises its later versions
 REQUESTS_MAX = 64  # rows that are remembered of one line
 OVERLAP_MIN = 0.5  # a line whose messages this share of are here again is what this one was made of
-NOT_ALIKE = (0, False, 0)  # messages in common, whether the tools are, first messages in common
+NOT_NEAR = (0, False, 0)
 SIDE_MESSAGES_MAX = 4  # of a title, a topic check, a quota probe
 
 NAME_CHARS_MAX = 80  # of a tool or an option, in memory and reports
@@ -264,7 +264,9 @@ class ConversationLines:
         for count in range(len(links) - 1, least - 1, -1):
             if links[count] != links[count - 1] and links[count] in ends:
                 line = ends[links[count]]
-                before = _before(_furthest(session, shape, line), shape, True)
+                # What was edited may stand in another line, of which this one is a shorter state.
+                nearest = max([line, *session.lines.values()], key=lambda it: _nearness(it, shape))
+                before = _before(nearest, shape, nearest is line or session.is_named)
                 return LinePosition(session, shape, line, None, links, before)
         relative, is_alike = self._relative(session, shape)
         is_own = is_alike and session.is_named
@@ -277,7 +279,7 @@ class ConversationLines:
         client compacted has nothing else in common.
         """
         best: Line | None = None
-        nearest = NOT_ALIKE
+        nearest = NOT_NEAR
         said = shape.said
         for line in reversed(session.lines.values()):
             if line.shape is None or not line.shape.names:
@@ -287,12 +289,11 @@ class ConversationLines:
             share = shared / max(1, min(len(known), len(said)))
             has_head = bool(shape.names) and line.shape.names[0].exact == shape.names[0].exact
             is_alike = (session.is_named or has_head) and shared > 1 and share > OVERLAP_MIN
-            near = (shared, line.shape.tools == shape.tools, line.shape.shared_names(shape))
-            if is_alike and near > nearest:
-                best, nearest = line, near
+            if is_alike and _nearness(line, shape) > nearest:
+                best, nearest = line, _nearness(line, shape)
             elif best is None and session.is_named and has_head and line.shape.tools == shape.tools:
                 best = line
-        return best, nearest > NOT_ALIKE
+        return best, nearest > NOT_NEAR
 
     def advance(self, place: LinePosition, now: float) -> Line:
         """Return the line that this request's end is written to: its own, else a new one.
@@ -403,19 +404,13 @@ def _before(line: Line | None, shape: PromptShape, is_own: bool) -> EarlierLine 
     )
 
 
-def _furthest(session: Session, shape: PromptShape, line: Line) -> Line:
-    """Return the line that shares most first messages with a request that extends `line`.
-
-    Of a conversation that was cut back once, and is now edited further on, the cut is what the
-    request extends, and the rest is what it loses against.
-    """
-    least = line.shape.shared_names(shape) if line.shape else 0
-    best = line
-    for other in session.lines.values():
-        shared = other.shape.shared_names(shape) if other.shape else 0
-        if shared > least:
-            best, least = other, shared
-    return best
+def _nearness(line: Line, shape: PromptShape) -> tuple[int, bool, int]:
+    """Return how near a line is: messages that both have, the same tools, the same beginning."""
+    theirs = line.shape
+    if theirs is None:
+        return NOT_NEAR
+    shared = len(theirs.said & shape.said)
+    return shared, theirs.tools == shape.tools, theirs.shared_names(shape)
 
 
 def _first_user(shape: PromptShape) -> int:
