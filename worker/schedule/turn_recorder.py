@@ -46,6 +46,8 @@ class TurnRecorder:
             limit=request.query.limit if self._reuses else 0,
             is_whole=stop is None and not is_broken_off and not request.output.is_cut,
             is_cancelled=is_broken_off,
+            is_retreat=request.plan is not None and request.plan.is_retreat,
+            is_trimmed=request.plan is not None and request.plan.hybrid_trimmed,
         )
         divergence = self._sessions.ended(visit, ending)
         if self._reuses and not ending.is_cancelled:

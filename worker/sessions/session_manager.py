@@ -50,6 +50,9 @@ TREE_LINES_MAX = 24  # of a session that is reported in brief, the most recently
 TREE_ROWS_MAX = 400  # of all of them together
 TREE_LINE_ROWS_MAX = 40  # of each, the last
 
+REJECTED = "exact_key_rejected_by_model_lcp"  # the counter of losses that nothing explains
+UNEXPLAINED = "unexplained"  # their cause
+
 ID_CHARS = 22  # of letters and digits: 131 bits
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -126,6 +129,8 @@ class RequestEnding:
     is_cancelled: bool = False
     call_ids: tuple[str, ...] = ()  # of its calls, as the client was given them
     signature: str = ""  # of its thinking, likewise
+    is_retreat: bool = False  # counted as vlm_retreat
+    is_trimmed: bool = False  # counted as hybrid_trim_miss
 
 
 class SessionManager:
@@ -150,7 +155,7 @@ class SessionManager:
         self.thinking = ThinkingStore()
         self.lines = ConversationLines(rules.lines_max, rules.idle_s)
         self.new_id: Callable[[], str] = _new_id
-        self.counts: Counter[str] = Counter(canonical_drift=0, exact_key_rejected_by_model_lcp=0)
+        self.counts: Counter[str] = Counter(canonical_drift=0, **{REJECTED: 0})
         self.archive = SessionArchive(directory, self.all_entries)
         self._restore(self.archive.load())
 
@@ -224,6 +229,7 @@ class SessionManager:
             if divergence is not None:
                 self._count(divergence)
                 row["divergence"] = divergence.as_row(self._rules.shows_text)
+                row[REJECTED] = int(divergence.cause.name == UNEXPLAINED)
                 log.info("lost request=%s %s", ending.request_id, row["divergence"])
             if not ending.is_cancelled:
                 visit.said = ending.said
@@ -311,8 +317,7 @@ class SessionManager:
     def _count(self, divergence: Divergence) -> None:
         self.counts["lost_tokens"] += divergence.lost
         self.counts["canonical_drift"] += divergence.cause.is_drift
-        is_unexplained = divergence.cause.name == "unexplained"
-        self.counts["exact_key_rejected_by_model_lcp"] += is_unexplained
+        self.counts[REJECTED] += divergence.cause.name == UNEXPLAINED
 
     def _row(self, visit: SessionVisit, ending: RequestEnding) -> dict[str, Any]:
         """Return the request's line of the trace log. No text of the prompt."""
@@ -341,6 +346,10 @@ class SessionManager:
             "queue_ms": usage.queue_ms,
             "ttft_ms": usage.ttft_ms,
             "finish_ms": usage.finish_ms,
+            "image_ms": usage.image_ms,
+            "vlm_retreat": int(ending.is_retreat),
+            "hybrid_trim_miss": int(ending.is_trimmed),
+            REJECTED: 0,
             "divergence": None,
             "line": place.line.number if place.line is not None else None,
         }
