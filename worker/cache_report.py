@@ -154,7 +154,9 @@ def _lines(
     own: dict[LinePriority, list[Extent]] = {}
     for extent in extents:
         own.setdefault(extent.line, []).append(extent)
-    row_bytes = {slot.number: kv_manager.row_bytes(slot) for slot in kv_manager.slots}
+    slots = kv_manager.slots
+    costs = {form: kv_manager.row_bytes(form) for form in {slot.format for slot in slots}}
+    row_bytes = {slot.number: costs[slot.format] for slot in slots}
     images: dict[Joint, int] = {}
     rows = []
     for line, held in sorted(own.items(), key=_use_order):

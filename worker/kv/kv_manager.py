@@ -28,6 +28,7 @@ from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
 from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.kv.return_freed_memory import release_memory
 
 
@@ -411,9 +412,9 @@ class KVManager:
     def slot_bytes(self, slot: LiveSlot) -> int:
         return self._layers.nbytes(slot.cache)
 
-    def row_bytes(self, slot: LiveSlot) -> int:
-        """Return what the rows of one token take in a slot."""
-        return self._layers.row_cost(slot.format)[0]
+    def row_bytes(self, form: QuantFormat | None) -> int:
+        """Return what the rows of one token take in `form`."""
+        return self._layers.row_cost(form)[0]
 
     # ------------------------------------------------------------ slots and lines
 

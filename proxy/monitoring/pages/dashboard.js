@@ -226,7 +226,7 @@ const sayStatus = whenChanged(([text, isBad, again]) => {
 function showRest(sessionCount) {
   const rest = sessionCount - sessions.count;
   byId("trees-note").hidden = rest <= 0 || !sessions.count;
-  byId("trees-note").textContent = `and ${count(rest)} sessions used before these (GET /v1/sessions lists them)`;
+  byId("trees-note").textContent = `and ${counted(rest, "session", "sessions")} used before these (GET /v1/sessions lists them)`;
 }
 
 function showState({ workers, entries, held, answers = [], prefills = [], queue = [], sessions: sessionCount = 0 }) {
