@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hearth.shared.wire_messages import Prompt, Speaker
+from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import session_manager as module
 from hearth.worker.sessions.divergence_cause import not_kept
 from hearth.worker.sessions.echoed_turn_match import TurnContent
@@ -437,7 +438,8 @@ def test_the_trace_tells_of_each_request_what_the_three_counters_sum() -> None:
     desk.ask(QUESTION, WORDS)
     assert [desk.log.rows[-1][1][name] for name in names] == [0, 0, 0]
     visit = desk.arrive(QUESTION)
-    visit.divergence = not_kept(UNEXPLAINED, 5, 100, len(QUESTION))
-    desk.end(visit, WORDS, is_retreat=True, is_trimmed=True)
+    again = pack([*range(2, len(visit.tokens))])
+    visit.divergence = replace(not_kept(UNEXPLAINED, 2, len(again), 2), again=again)
+    desk.end(visit, WORDS, is_retreat=True, is_trimmed=True, cached=2)
     assert [desk.log.rows[-1][1][name] for name in names] == [1, 1, 1]
     assert desk.sessions.counters()[REJECTED] == 1
