@@ -50,8 +50,7 @@ TREE_LINES_MAX = 24  # of a session that is reported in brief, the most recently
 TREE_ROWS_MAX = 400  # of all of them together
 TREE_LINE_ROWS_MAX = 40  # of each, the last
 
-REJECTED = "exact_key_rejected_by_model_lcp"  # the counter of losses that nothing explains
-UNEXPLAINED = "unexplained"  # their cause
+REJECTED, UNEXPLAINED = "exact_key_rejected_by_model_lcp", "unexplained"  # counter, its cause
 
 ID_CHARS = 22  # of letters and digits: 131 bits
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
@@ -229,7 +228,7 @@ class SessionManager:
             if divergence is not None:
                 self._count(divergence)
                 row["divergence"] = divergence.as_row(self._rules.shows_text)
-                row[REJECTED] = int(divergence.cause.name == UNEXPLAINED)
+                row[REJECTED] += divergence.cause.name == UNEXPLAINED
                 log.info("lost request=%s %s", ending.request_id, row["divergence"])
             if not ending.is_cancelled:
                 visit.said = ending.said
