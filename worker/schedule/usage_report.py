@@ -57,9 +57,18 @@ def answer_row(request: Request, now: float) -> dict[str, Any]:
     }
 
 
+def raised_counters(request: Request) -> frozenset[str]:
+    """Return the names of the cache's counters of correctness that the request raised."""
+    plan = request.plan
+    if plan is None:
+        return frozenset()
+    told = {"vlm_retreat": plan.is_retreat, "hybrid_trim_miss": plan.hybrid_trimmed}
+    return frozenset(name for name, is_raised in told.items() if is_raised)
+
+
 def log_finished(request: Request, reason: str, usage: Usage) -> None:
     """Write the one line that the log has of every finished request."""
-    plan, divergence = request.plan, usage.divergence or {}
+    raised, divergence = raised_counters(request), usage.divergence or {}
     log.info(
         "finished request=%s reason=%s match=%s source=%s prompt=%d cached=%d prefilled=%d "
         "completion=%d ttft_ms=%d ms=%d vlm_retreat=%d hybrid_trim_miss=%d "
@@ -74,7 +83,7 @@ def log_finished(request: Request, reason: str, usage: Usage) -> None:
         usage.completion_tokens,
         usage.ttft_ms,
         usage.finish_ms,
-        plan is not None and plan.is_retreat,
-        plan is not None and plan.hybrid_trimmed,
+        "vlm_retreat" in raised,
+        "hybrid_trim_miss" in raised,
         divergence.get("cause") == UNEXPLAINED,
     )

@@ -128,8 +128,7 @@ class RequestEnding:
     is_cancelled: bool = False
     call_ids: tuple[str, ...] = ()  # of its calls, as the client was given them
     signature: str = ""  # of its thinking, likewise
-    is_retreat: bool = False  # counted as vlm_retreat
-    is_trimmed: bool = False  # counted as hybrid_trim_miss
+    raised: frozenset[str] = frozenset()  # the cache's counters of correctness that it raised
 
 
 class SessionManager:
@@ -345,9 +344,7 @@ class SessionManager:
             "queue_ms": usage.queue_ms,
             "ttft_ms": usage.ttft_ms,
             "finish_ms": usage.finish_ms,
-            "image_ms": usage.image_ms,
-            "vlm_retreat": int(ending.is_retreat),
-            "hybrid_trim_miss": int(ending.is_trimmed),
+            **{name: int(name in ending.raised) for name in ("vlm_retreat", "hybrid_trim_miss")},
             REJECTED: 0,
             "divergence": None,
             "line": place.line.number if place.line is not None else None,

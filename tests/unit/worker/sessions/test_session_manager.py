@@ -440,6 +440,6 @@ def test_the_trace_tells_of_each_request_what_the_three_counters_sum() -> None:
     visit = desk.arrive(QUESTION)
     again = pack([*range(2, len(visit.tokens))])
     visit.divergence = replace(not_kept(UNEXPLAINED, 2, len(again), 2), again=again)
-    desk.end(visit, WORDS, is_retreat=True, is_trimmed=True, cached=2)
+    desk.end(visit, WORDS, raised=frozenset(names[:2]), cached=2)
     assert [desk.log.rows[-1][1][name] for name in names] == [1, 1, 1]
     assert desk.sessions.counters()[REJECTED] == 1
