@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.cache.block_hash import key_root
 from hearth.worker.cache.conversation_priority import LinePriority
@@ -14,7 +13,7 @@ from hearth.worker.cache.extent_store import Extent, Joint
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.null_kv_manager import NullKVManager
-from hearth.worker.kv.quantise_kv import QuantFormat
+from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
 from hearth.worker.sessions.session_manager import REJECTED, SessionManager
 from hearth.worker.setup.vision_setup import VisionParts
 
@@ -89,29 +88,27 @@ def _evicted(kv_manager: KVManager, root: Joint | None) -> dict[str, Any]:
     }
 
 
-def quantisation_report(
-    kv_manager: KVManager | NullKVManager, settings: Settings
-) -> dict[str, Any] | None:
+def quantisation_report(kv_manager: KVManager | NullKVManager) -> dict[str, Any] | None:
     """Return in how many bits KV is held in live slots and kept; None where none is kept.
 
-    `live` and `stored` are None where KV is as it was computed. `ignored_by_exact` names the
-    settings that exact mode leaves out, though they are set.
+    `live` and `stored` are None where KV is as it was computed. `ignored` says of a setting that
+    is set and has no effect why so: exact mode, or the model's rows.
     """
     if isinstance(kv_manager, NullKVManager):
         return None
     rules = kv_manager.rules
-    is_ignored = rules.is_exact and settings.cache_store_bits and rules.store_format is None
     return {
         "live": _format(rules.running_format, rules.running_from),
         "stored": _format(rules.store_format, rules.store_from),
-        "ignored_by_exact": ["CACHE_STORE_BITS"] if is_ignored else [],
+        "ignored": {"CACHE_STORE_BITS": rules.store_ignored} if rules.store_ignored else {},
     }
 
 
-def _format(form: QuantFormat | None, from_tokens: int) -> dict[str, Any] | None:
+def _format(form: PackedFormat | None, from_tokens: int) -> dict[str, Any] | None:
     if form is None:
         return None
-    packed = {"bits": form.bits, "group_size": form.group_size, "scheme": "uniform"}
+    group_size = form.group_size if isinstance(form, QuantFormat) else None
+    packed = {"bits": form.bits, "group_size": group_size, "scheme": form.scheme}
     return packed | {"from_tokens": from_tokens}
 
 

@@ -292,7 +292,7 @@ class Worker:
             parts.loaded.facts,
             scheduler.batch_bytes,
         )
-        report["quantisation"] = quantisation_report(kv_manager, self._settings)
+        report["quantisation"] = quantisation_report(kv_manager)
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)
         report |= scheduler.report(message.key) | {"wire_waiting_frames": self._port.waiting_frames}

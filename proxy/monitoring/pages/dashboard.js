@@ -104,7 +104,9 @@ function milliseconds(value) {
 // What runs and who waits: the part of the page for those who wait now.
 const showNow = whenChanged(({ workers, prefills, queue, answers }) => {
   const sum = (name) => workers.reduce((total, worker) => total + (worker[name] ?? 0), 0);
-  const [running, waiting] = [sum("running"), sum("waiting")];
+  // Heartbeats are up to a second old: what is told to run now runs.
+  const running = Math.max(sum("running"), answers.length + prefills.length);
+  const waiting = sum("waiting");
   byId("now").textContent = running + waiting
     ? `${count(running)} running, ${count(waiting)} waiting for a slot.`
     : "Nothing runs, nobody waits.";
@@ -180,12 +182,12 @@ function evictedText(evicted) {
 
 function formatText(form) {
   if (!form) return "as it was computed";
-  return `${form.bits} bits (${form.scheme}, groups of ${form.group_size}) from ${count(form.from_tokens)} tokens on`;
+  const groups = form.group_size ? `, groups of ${form.group_size}` : "";
+  return `${form.bits} bits (${form.scheme}${groups}) from ${count(form.from_tokens)} tokens on`;
 }
 
 function ignoredText(quantisation) {
-  const names = quantisation?.ignored_by_exact ?? [];
-  return names.length ? `; exact mode ignores ${names.join(", ")}` : "";
+  return Object.entries(quantisation?.ignored ?? {}).map(([name, why]) => `; ${name} is ignored: ${why}`).join("");
 }
 
 function evictionItem(row) {

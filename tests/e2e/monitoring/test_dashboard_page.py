@@ -47,7 +47,7 @@ WORKER: Row = {
         },
         "quantisation": {
             "live": {"bits": 8, "group_size": 64, "scheme": "uniform", "from_tokens": 5_000},
-            **{"stored": None, "ignored_by_exact": ["CACHE_STORE_BITS"]},
+            **{"stored": None, "ignored": {"CACHE_STORE_BITS": "it reuses exact KV only"}},
         },
     },
 }
@@ -253,7 +253,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 
 def test_who_waits_sees_whose_prompt_is_read_how_far_and_who_is_before_them(seen: Seen) -> None:
     summed, *answers, prefill, first, more = [*seen.now[:6], seen.now[-1]]
-    assert summed == "1 running, 1 waiting for a slot. 3 answers are written, 38 tokens/s."
+    assert summed == "4 running, 1 waiting for a slot. 3 answers are written, 38 tokens/s."
     asked = " · request answer{}01234 on worker 0, asked 42.3 s ago"
     assert answers == [
         "Writes its answer: 1,024 tokens, 7.5 tokens/s" + asked.format(0),
@@ -296,7 +296,10 @@ def test_names_are_text_and_leave_the_other_columns_their_place(seen: Seen) -> N
 def test_a_worker_tells_its_bits_what_exact_mode_ignores_and_what_made_way(seen: Seen) -> None:
     assert seen.terms["Exact mode"] == "on"
     assert seen.terms["Live KV"] == "8 bits (uniform, groups of 64) from 5,000 tokens on"
-    assert seen.terms["Kept KV"] == "as it was computed; exact mode ignores CACHE_STORE_BITS"
+    assert (
+        seen.terms["Kept KV"]
+        == "as it was computed; CACHE_STORE_BITS is ignored: it reuses exact KV only"
+    )
     assert seen.terms["Made way"] == "3 parts, 3.0 KB"
     (row,) = seen.evicted
     words = "entry 7 of worker 0 gave up 3.0 KB: 1 piece, 2 snapshots, 512 tokens"

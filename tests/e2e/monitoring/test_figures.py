@@ -347,7 +347,7 @@ def test_what_made_way_is_told_with_its_entry_and_adds_up(seen: Seen) -> None:
 def test_the_bits_of_kv_are_told(seen: Seen) -> None:
     rest = seen.rest
     stored = {"bits": 8, "group_size": 32, "scheme": "uniform", "from_tokens": 256}
-    assert rest.cache["quantisation"] == {"live": None, "stored": stored, "ignored_by_exact": []}
+    assert rest.cache["quantisation"] == {"live": None, "stored": stored, "ignored": {}}
     assert total(rest.metrics, "hearth_kv_bits", kv="stored") == 8
     assert total(rest.metrics, "hearth_kv_bits", kv="live") == 0
     assert rest.terms["Live KV"] == "as it was computed"

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.cache_report import CORRECTNESS, cache_report, quantisation_report
 from hearth.worker.kv.null_kv_manager import NullKVManager
@@ -137,30 +136,23 @@ def test_the_encoders_time_is_its_requests() -> None:
     assert told == [round(made.engine.encoder_s * 1000), 0, 0] and told[0] > 0
 
 
-def test_the_bits_of_kv_are_the_settings_in_use_and_exact_mode_says_what_it_ignores() -> None:
-    settings = load_settings({"CACHE_STORE_BITS": "4", "QUANTIZED_KV_START": "70"}, None)
+def test_the_bits_of_kv_are_those_in_use_and_what_is_ignored_says_why() -> None:
     live, stored = QuantFormat(8, 32), QuantFormat(4, 64)
     made = machine(
         "qwen3", running_format=live, running_from=70, store_format=stored, store_from=256
     )
     packed = {"scheme": "uniform"}
-    assert quantisation_report(made.keeper, settings) == {
+    assert quantisation_report(made.keeper) == {
         "live": {"bits": 8, "group_size": 32, "from_tokens": 70} | packed,
         "stored": {"bits": 4, "group_size": 64, "from_tokens": 256} | packed,
-        "ignored_by_exact": [],
+        "ignored": {},
     }
     made.ask(PROMPT, 2)
     assert [slot["bits"] for slot in report_of(made)["slots"]] == [8]
-    exact = machine("qwen3", is_exact=True)  # as it is set up: nothing is stored in fewer bits
-    assert quantisation_report(exact.keeper, settings) == {
-        "live": None,
-        "stored": None,
-        "ignored_by_exact": ["CACHE_STORE_BITS"],
-    }
-    unset = load_settings({}, None)
-    told = quantisation_report(exact.keeper, unset)
-    assert told is not None and told["ignored_by_exact"] == []
-    assert quantisation_report(NullKVManager(list), settings) is None
+    exact = machine("qwen3", is_exact=True, store_ignored="exact KV only")
+    told = {"live": None, "stored": None, "ignored": {"CACHE_STORE_BITS": "exact KV only"}}
+    assert quantisation_report(exact.keeper) == told
+    assert quantisation_report(NullKVManager(list)) is None
 
 
 def finished(caplog: pytest.LogCaptureFixture) -> dict[str, int]:

@@ -48,7 +48,7 @@ CACHE: dict[str, Any] = {
     "depths": {"0-1023": 1, "65536-": 2},
     "answers_running": 2,
     "answers_tokens_per_s": 41.5,
-    "quantisation": {"live": None, "stored": {"bits": 4}, "ignored_by_exact": []},
+    "quantisation": {"live": None, "stored": {"bits": 4}, "ignored": {}},
 }
 
 
