@@ -49,9 +49,7 @@ log = logging.getLogger(__name__)
 TREE_LINES_MAX = 24  # of a session that is reported in brief, the most recently used
 TREE_ROWS_MAX = 400  # of all of them together
 TREE_LINE_ROWS_MAX = 40  # of each, the last
-
 REJECTED, UNEXPLAINED = "exact_key_rejected_by_model_lcp", "unexplained"  # counter, its cause
-
 ID_CHARS = 22  # of letters and digits: 131 bits
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
