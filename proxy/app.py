@@ -43,6 +43,7 @@ from hearth.proxy.request.parsed_request import (
     Dialect,
     ParsedRequest,
 )
+from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import Settings
 
@@ -126,6 +127,8 @@ class ProxyApp:
     async def _refuse(self, exchange: HttpExchange, error: RequestError) -> None:
         if not exchange.is_counted:
             self.metrics.refused(_counted_as(exchange.path), error)
+            if exchange.is_trusted:  # the sums are of keys that were checked
+                self.routes.requests.refused(error, key_digest(exchange.headers))
         if exchange.has_started or isinstance(error, ClientGone):
             return
         log.info(

@@ -16,7 +16,7 @@ import msgpack
 
 from hearth.shared.errors import WireError
 
-PROTOCOL_VERSION: Final = 7
+PROTOCOL_VERSION: Final = 8
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -127,6 +127,7 @@ class Usage:
     queue_ms: int = 0  # of ttft_ms, until it had a slot; all of it where it never had one
     match: str = "none"  # how the prompt relates to what is kept: exact | prefix | lcp ...
     session_kind: str = "none"  # main | agent | side; none = it is in no session
+    image_ms: int = 0  # of the time since its receipt, in the image encoder for it
 
 
 # ---------------------------------------------------------------- proxy to worker

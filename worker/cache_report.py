@@ -3,44 +3,43 @@
 import bisect
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
+from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.cache.block_hash import key_root
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, Joint
 from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
+from hearth.worker.sessions.session_manager import REJECTED, SessionManager
 from hearth.worker.setup.vision_setup import VisionParts
 
 LINES_MAX = 200  # the most recently used
 DEPTHS = (1_024, 4_096, 16_384, 65_536)  # tokens at which another range of depths begins
+CORRECTNESS: Final = ("vlm_retreat", "hybrid_trim_miss", REJECTED)
 
 
 def cache_report(
-    kv_manager: KVManager | NullKVManager, idle_tokens: int, key: str = ""
+    kv_manager: KVManager | NullKVManager,
+    idle_tokens: int,
+    key: str = "",
+    facts: ModelFacts | None = None,
+    batch_bytes: int = 0,
 ) -> dict[str, Any]:
     """Return budget, use, lines, live slots and pins. Inference thread.
 
-    Sums are over all; the rest is of the API key with this digest, "" = everyone's.
+    Sums are over all; the rest is of the API key with this digest, "" = everyone's. `batch_bytes`
+    are those of live caches that are in a batch, not in their slots.
     """
     report: dict[str, Any] = {"counts": dict(kv_manager.counts), "idle_tokens": idle_tokens}
     if isinstance(kv_manager, NullKVManager):
         return {"reuses": False, **report}
     store, budget = kv_manager.store, kv_manager.store.budget
     root = store.root_of(key_root(store.root.name, key)) if key else None
-    slots = [
-        {
-            "slot": slot.number,
-            "tokens": slot.position,
-            "bytes": kv_manager.slot_bytes(slot),
-            "busy": slot.is_busy,
-            "line": slot.line.number if slot.line is not None else None,
-        }
-        for slot in kv_manager.slots
-        if root in (None, slot.root)
-    ]
-    lines = _lines(list(store.extents if root is None else _under(root)))
+    lines = _lines(kv_manager, store.extents if root is None else _under(root), facts)
     return {
         "reuses": True,
         "exact": kv_manager.rules.is_exact,
@@ -48,19 +47,69 @@ def cache_report(
         "bytes": budget.bytes_used,
         "budget_buffers": budget.buffers_max,
         "buffers": budget.buffers_used,
-        "slots": slots,
-        "slots_bytes": sum(map(kv_manager.slot_bytes, kv_manager.slots)),
+        "slots": [_slot(kv_manager, s) for s in kv_manager.slots if root in (None, s.root)],
+        "slots_bytes": sum(map(kv_manager.slot_bytes, kv_manager.slots)) + batch_bytes,
+        "batch_bytes": batch_bytes,
         "slots_max": kv_manager.rules.slots_max,
         "extents": len(store),
         "snapshots": sum(joint.snapshot is not None for joint in store.joints),
         "evictions": kv_manager.evictions,
-        "evicted": kv_manager.evictions_report(),
+        "evicted": _evicted(kv_manager, root),
         "disk": kv_manager.disk_report(),
         "depths": _depths(lines),
         "entries": lines[:LINES_MAX],
         **kv_manager.pins_report(key),
         **report,
     }
+
+
+def _slot(kv_manager: KVManager, slot: LiveSlot) -> dict[str, Any]:
+    return {
+        "slot": slot.number,
+        "tokens": slot.position,
+        "bytes": kv_manager.slot_bytes(slot),
+        "bits": slot.format.bits if slot.format is not None else None,
+        "busy": slot.is_busy,
+        "batched": not slot.cache,  # its rows are in a batch, with its bytes
+        "line": slot.line.number if slot.line is not None else None,
+    }
+
+
+def _evicted(kv_manager: KVManager, root: Joint | None) -> dict[str, Any]:
+    """Return what was evicted: of each kind how many, and how many bytes they gave back.
+
+    With it come the last entries that made way, the newest first: those under `root`, None = all.
+    """
+    evictor = kv_manager.transfer.evictor
+    return {
+        "count": dict(evictor.evicted),
+        "bytes": dict(evictor.evicted_bytes),
+        "last": [entry.as_row() for entry in evictor.last if root in (None, entry.root)],
+    }
+
+
+def quantisation_report(kv_manager: KVManager | NullKVManager) -> dict[str, Any] | None:
+    """Return in how many bits KV is held in live slots and kept; None where none is kept.
+
+    `live` and `stored` are None where KV is as it was computed. `ignored` says of a setting that
+    is set and has no effect why so: exact mode, or the model's rows.
+    """
+    if isinstance(kv_manager, NullKVManager):
+        return None
+    rules = kv_manager.rules
+    return {
+        "live": _format(rules.running_format, rules.running_from),
+        "stored": _format(rules.store_format, rules.store_from),
+        "ignored": {"CACHE_STORE_BITS": rules.store_ignored} if rules.store_ignored else {},
+    }
+
+
+def _format(form: PackedFormat | None, from_tokens: int) -> dict[str, Any] | None:
+    if form is None:
+        return None
+    group_size = form.group_size if isinstance(form, QuantFormat) else None
+    packed = {"bits": form.bits, "group_size": group_size, "scheme": form.scheme}
+    return packed | {"from_tokens": from_tokens}
 
 
 def vision_report(vision: VisionParts | None) -> dict[str, Any] | None:
@@ -78,6 +127,14 @@ def vision_report(vision: VisionParts | None) -> dict[str, Any] | None:
     }
 
 
+def correctness_counts(
+    kv_manager: KVManager | NullKVManager, sessions: SessionManager
+) -> dict[str, int]:
+    """Return the counters that stay 0, or low on a hybrid, where the cache does what it should."""
+    counted = {**kv_manager.counts, **sessions.counters()}
+    return {name: counted.get(name, 0) for name in CORRECTNESS}
+
+
 def _under(root: Joint) -> Iterator[Extent]:
     """Yield the extents whose prompts begin at `root`."""
     waiting = [root]
@@ -87,33 +144,70 @@ def _under(root: Joint) -> Iterator[Extent]:
             waiting.append(extent.end)
 
 
-def _lines(extents: list[Extent]) -> list[dict[str, Any]]:
+def _lines(
+    kv_manager: KVManager, extents: Iterable[Extent], facts: ModelFacts | None
+) -> list[dict[str, Any]]:
     """Return a row for each line, the most recently used first: what would be lost with it."""
-    now = time.monotonic()
-    rows: dict[LinePriority, dict[str, Any]] = {}
+    own: dict[LinePriority, list[Extent]] = {}
     for extent in extents:
-        line = extent.line
-        row = rows.setdefault(
-            line,
-            {
-                "line": line.number,
-                "tokens": 0,
-                "own_tokens": 0,
-                "bytes": 0,
-                "hits": 0,
-                "turns": line.turns,
-                "age_s": round(now - line.opened_at, 1),
-                "idle_s": 0.0 if line.is_running else round(now - line.used_at, 1),
-                "session": None if line.sponsor is None else f"under line {line.sponsor.number}",
-            },
+        own.setdefault(extent.line, []).append(extent)
+    slots = kv_manager.slots
+    costs = {form: kv_manager.row_bytes(form) for form in {slot.format for slot in slots}}
+    row_bytes = {slot.number: costs[slot.format] for slot in slots}
+    images: dict[Joint, int] = {}
+    rows = []
+    for line, held in sorted(own.items(), key=_use_order):
+        last = max(held, key=lambda extent: extent.end.position).end
+        kept = sum(map(_kept_bytes, held))
+        live = sum(row_bytes[min(e.holders)] * len(e.tokens) for e in held if e.holders)
+        rows.append(
+            _line_row(line)
+            | {
+                "model": facts.name if facts is not None else None,
+                "tokens": last.position,
+                "own_tokens": sum(len(extent.tokens) for extent in held),
+                "context_share": last.position / facts.context_tokens if facts else None,
+                "bytes": kept + live,
+                "slot_bytes": live,  # of `bytes`: rows that are in a live slot
+                "images": _images_to(last, images),
+                "hits": sum(extent.end.resumed for extent in held),
+            }
         )
-        row["tokens"] = max(row["tokens"], extent.end.position)
-        row["own_tokens"] += len(extent.tokens)
-        row["bytes"] += extent.nbytes
-        snapshot = extent.end.snapshot
-        row["bytes"] += snapshot.nbytes if snapshot is not None else 0
-        row["hits"] += extent.end.resumed
-    return sorted(rows.values(), key=lambda row: float(row["idle_s"]))
+    return rows
+
+
+def _use_order(row: tuple[LinePriority, list[Extent]]) -> tuple[bool, float]:
+    line = row[0]
+    return not line.is_running, -line.used_at
+
+
+def _line_row(line: LinePriority) -> dict[str, Any]:
+    now = time.monotonic()
+    return {
+        "line": line.number,
+        "turns": line.turns,
+        "age_s": round(now - line.opened_at, 1),
+        "idle_s": 0.0 if line.is_running else round(now - line.used_at, 1),
+        "session": None if line.sponsor is None else f"under line {line.sponsor.number}",
+    }
+
+
+def _kept_bytes(extent: Extent) -> int:
+    """Return what the budget has of an extent and of the snapshot at its end."""
+    snapshot = extent.end.snapshot
+    return extent.nbytes + (snapshot.nbytes if snapshot is not None else 0)
+
+
+def _images_to(joint: Joint, known: dict[Joint, int]) -> int:
+    """Return how many images a prompt shows up to `joint`; `known` remembers it of those passed."""
+    path = []
+    while joint not in known and joint.arrival is not None:
+        path.append(joint.arrival)
+        joint = joint.arrival.start
+    count = known.get(joint, 0)
+    for extent in reversed(path):
+        count = known[extent.end] = count + extent.images
+    return count
 
 
 def _depths(lines: list[dict[str, Any]]) -> dict[str, int]:

@@ -27,7 +27,12 @@ from hearth.shared.settings_from_env import Settings, load_settings, setting_war
 from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
-from hearth.worker.cache_report import cache_report, vision_report
+from hearth.worker.cache_report import (
+    cache_report,
+    correctness_counts,
+    quantisation_report,
+    vision_report,
+)
 from hearth.worker.engine.engine import Engine, default_chunk
 from hearth.worker.engine.mlx_memory import held_bytes, hold_memory, memory_limit, room_in
 from hearth.worker.engine.model_loader import LoadedModel, load_model
@@ -164,7 +169,14 @@ class Worker:
             self._wire.run_in_inference = functools.partial(self._answer_in_inference, parts)
             self._parts = parts
             facts = loaded.facts
-            log.info("ready model=%s layout=%s %s", facts.name, facts.cache_layout, steps.end())
+            counts = correctness_counts(parts.kv_manager, parts.sessions)
+            log.info(
+                "ready model=%s layout=%s %s %s",
+                facts.name,
+                facts.cache_layout,
+                steps.end(),
+                " ".join(f"{name}={count}" for name, count in counts.items()),
+            )
             while not self._stop.is_set():
                 parts.loop.run_once()
             parts.kv_manager.hand_over()
@@ -273,10 +285,17 @@ class Worker:
             parts.sessions.forget_lines()
             if parts.vision is not None:
                 parts.vision.forget()
-        report = cache_report(kv_manager, scheduler.idle_tokens, message.key)
+        report = cache_report(
+            kv_manager,
+            scheduler.idle_tokens,
+            message.key,
+            parts.loaded.facts,
+            scheduler.batch_bytes,
+        )
+        report["quantisation"] = quantisation_report(kv_manager)
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)
-        report |= scheduler.report() | {"wire_waiting_frames": self._port.waiting_frames}
+        report |= scheduler.report(message.key) | {"wire_waiting_frames": self._port.waiting_frames}
         return Told(message.request_id, report)
 
     # ------------------------------------------------------------ the other threads

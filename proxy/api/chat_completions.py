@@ -272,7 +272,9 @@ def kv_cache_fields(usage: Usage) -> dict[str, Any]:
         "prefix_length": usage.cached_tokens,
         "prefilled": usage.prefilled_tokens,
         "source": usage.source,
+        "match": usage.match,
         "ttft_ms": usage.ttft_ms,
+        **({"image_ms": usage.image_ms} if usage.image_tokens else {}),
         "divergence": usage.divergence,
     }
 

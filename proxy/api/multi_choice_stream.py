@@ -77,4 +77,5 @@ def merged(usages: Sequence[Usage], per_prompt: int) -> Usage:
         prefilled_tokens=sum(row.prefilled_tokens for row in firsts),
         completion_tokens=sum(row.completion_tokens for row in usages),
         reasoning_tokens=sum(row.reasoning_tokens for row in usages),
+        image_ms=sum(row.image_ms for row in usages),
     )

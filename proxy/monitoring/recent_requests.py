@@ -5,13 +5,22 @@ A request is noted once, at its end. No word of its text is kept.
 
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hearth.proxy.api.multi_choice_stream import merged
-from hearth.proxy.monitoring.request_metrics import prefill_speed
+from hearth.proxy.monitoring.request_metrics import (
+    CANCELLED,
+    MATCHES,
+    among,
+    decode_speed,
+    match_share,
+    outcome_of,
+    outcome_untaken,
+    prefill_speed,
+)
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
@@ -39,6 +48,10 @@ class RequestTotals:
     cached_tokens: int = 0
     prefilled_tokens: int = 0
     completion_tokens: int = 0
+    disconnects: int = 0  # clients that left before their answer was complete
+    matches: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(MATCHES, 0)))
+    prompts: int = 0  # that had a slot
+    shares: float = 0.0  # of their tokens that were kept, summed
 
     def add(self, row: RequestRow) -> None:
         self.requests += 1
@@ -55,6 +68,15 @@ class RequestTotals:
             self.prompt_tokens += usage.prompt_tokens
             self.cached_tokens += usage.cached_tokens
             self.prefilled_tokens += usage.prefilled_tokens
+            self.matches[among(MATCHES, usage.match)] += 1
+            if (share := match_share(usage)) is not None:
+                self.prompts += 1
+                self.shares += share
+
+    def left(self) -> None:
+        """Count a client that left."""
+        self.version += 1
+        self.disconnects += 1
 
     def since(self, number: int) -> list[RequestRow]:
         """Return the rows after that one, of those that are remembered."""
@@ -63,11 +85,11 @@ class RequestTotals:
     def totals(self) -> dict[str, Any]:
         """Return the sums since the start, and what the cached tokens would have cost.
 
-        `speed` is in tokens a second, the median of the remembered requests that read something;
-        None as long as there is none.
+        `speed` (of reading prompts) and `decode_speed` are in tokens a second, the medians of the
+        remembered requests that tell one; None as long as there is none. `match_share` and
+        `match_tokens` are how much of a prompt was kept, on average over the prompts.
         """
-        speeds = [row["speed"] for row in self.rows if row["speed"] is not None]
-        speed = statistics.median(speeds) if speeds else None
+        speed, prompts = self._median("speed"), self.prompts
         return {
             "requests": self.requests,
             "prompt_tokens": self.prompt_tokens,
@@ -77,7 +99,16 @@ class RequestTotals:
             "hit_rate": self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None,
             "speed": speed,
             "saved_s": self.cached_tokens / speed if speed else None,
+            "decode_speed": self._median("decode_speed"),
+            "matches": dict(self.matches),
+            "match_share": self.shares / prompts if prompts else None,
+            "match_tokens": self.cached_tokens / prompts if prompts else None,
+            "disconnects": self.disconnects,
         }
+
+    def _median(self, name: str) -> float | None:
+        values = [row[name] for row in self.rows if row[name] is not None]
+        return statistics.median(values) if values else None
 
 
 class RecentRequests:
@@ -118,10 +149,18 @@ class RecentRequests:
         row = _request_row(request, answers, broken)
         row["wall_ms"] = round((time.monotonic() - started) * 1000)
         totals.add(row)
+        if outcome_of(answers, broken) == CANCELLED:
+            totals.left()
         for index, answer in enumerate(answers):
             if answer.usage is not None:
                 totals.spend(answer.usage, is_read=index % request.choices == 0)
         self.on_change()
+
+    def refused(self, error: RequestError, key: str) -> None:
+        """Count the client of `key` where it left before a worker had taken its request."""
+        if outcome_untaken(error) == CANCELLED:
+            self.of(self.whose(key)).left()
+            self.on_change()
 
     def spent(self, usage: Usage, key: str, *, is_read: bool) -> None:
         """Add what a request has cost to the sums of `key`: it was noted when its client left."""
@@ -151,7 +190,8 @@ def _request_row(
         "prompt": answer.prompt_tokens,
         "cached": answer.cached_tokens,
         "prefilled": max(0, answer.done_tokens - answer.cached_tokens),
-        **{"completion": 0, "source": "none", "speed": None, "images": 0, "divergence": None},
+        **{"completion": 0, "source": "none", "match": "none", "images": 0, "divergence": None},
+        **{"speed": None, "decode_speed": None, "image_ms": None},
         **{"queue_ms": None, "ttft_ms": None, "finish_ms": None},
     }
     usages = [each.usage for each in answers if each.usage is not None]
@@ -167,8 +207,11 @@ def _request_row(
         "queue_ms": usage.queue_ms,
         "ttft_ms": usage.ttft_ms,
         "finish_ms": usage.finish_ms,
+        "match": among(MATCHES, usage.match),
         "speed": prefill_speed(usages[0]),
+        "decode_speed": decode_speed(usages[0]),
         "images": usage.image_tokens,
+        "image_ms": usage.image_ms if usage.image_tokens else None,
         "divergence": divergence_fields(usage.divergence),
     }
 

@@ -31,12 +31,12 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4.encode()  # the text that every t
 PREFILL: Final = "prefill"  # among the dialects: a prompt that is read and not answered
 _DIALECTS: Final = (*get_args(Dialect), PREFILL)
 _FINISHES: Final = ("stop", "length", "tool_calls", "prefilled")
-_CANCELLED, _REFUSED, _FAILED = "cancelled", "refused_4xx", "failed"
-_OUTCOMES: Final = (*_FINISHES, _CANCELLED, _REFUSED, "refused_5xx", _FAILED)
-_WORST: Final = (_FAILED, _CANCELLED, _REFUSED)  # of several choices' ends
+CANCELLED, _REFUSED, _FAILED = "cancelled", "refused_4xx", "failed"
+_OUTCOMES: Final = (*_FINISHES, CANCELLED, _REFUSED, "refused_5xx", _FAILED)
+_WORST: Final = (_FAILED, CANCELLED, _REFUSED)  # of several choices' ends
 _KINDS: Final = ("main", "agent", "side", "none")
 _SOURCES: Final = ("slot", "ram", "ssd", "none")
-_MATCHES: Final = ("exact", "prefix", "supersequence", "lcp", "miss", "none")
+MATCHES: Final = ("exact", "prefix", "supersequence", "lcp", "miss", "none")
 PREFILL_TOKENS_MIN: Final = 64  # the speed of fewer tells of the first step, not of the prefill
 DECODE_TOKENS_MIN: Final = 16
 
@@ -44,6 +44,30 @@ _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100
 _PREFILL_SPEEDS: Final = (10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000)
 _DECODE_SPEEDS: Final = (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000)
 _SHARES: Final = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 1)
+
+# Histograms by the model alone: (name, what it is, where its buckets end).
+_OF_MODEL: Final[dict[str, tuple[str, str, Sequence[float]]]] = {
+    "queued": (
+        "hearth_queue_wait_seconds",
+        "From a request's arrival at its worker until it had a slot.",
+        _SECONDS,
+    ),
+    "prefill": (
+        "hearth_prefill_tokens_per_second",
+        f"Speed at which a prompt was read, where {PREFILL_TOKENS_MIN} tokens or more were.",
+        _PREFILL_SPEEDS,
+    ),
+    "decode": (
+        "hearth_decode_tokens_per_second",
+        f"Decode speed after the first token, where {DECODE_TOKENS_MIN} or more followed.",
+        _DECODE_SPEEDS,
+    ),
+    "encoder": (
+        "hearth_image_encoder_seconds",
+        "Time that the image encoder worked for a request, where it did.",
+        _SECONDS,
+    ),
+}
 
 
 class RequestMetrics:
@@ -87,27 +111,10 @@ class RequestMetrics:
             ("model", "source"),
             _SECONDS,
         )
-        self._queued = _histogram(
-            registry,
-            "hearth_queue_wait_seconds",
-            "From a request's arrival at its worker until it had a slot.",
-            ("model",),
-            _SECONDS,
-        )
-        self._prefill = _histogram(
-            registry,
-            "hearth_prefill_tokens_per_second",
-            f"Speed at which a prompt was read, where {PREFILL_TOKENS_MIN} tokens or more were.",
-            ("model",),
-            _PREFILL_SPEEDS,
-        )
-        self._decode = _histogram(
-            registry,
-            "hearth_decode_tokens_per_second",
-            f"Decode speed after the first token, where {DECODE_TOKENS_MIN} or more followed.",
-            ("model",),
-            _DECODE_SPEEDS,
-        )
+        self._of_model = {
+            name: _histogram(registry, metric, text, ("model",), buckets)
+            for name, (metric, text, buckets) in _OF_MODEL.items()
+        }
         self._share = _histogram(
             registry,
             "hearth_match_ratio",
@@ -126,7 +133,7 @@ class RequestMetrics:
                 self._requests.labels(dialect, outcome)
         for kind in _KINDS:
             self._share.labels(kind)
-            for match in _MATCHES:
+            for match in MATCHES:
                 self._matches.labels(match, kind)
             for source in _SOURCES:
                 for counter in self._tokens.values():
@@ -134,8 +141,8 @@ class RequestMetrics:
 
     def refused(self, dialect: str | None, error: RequestError) -> None:
         """Count a request that ended before a worker had taken it; None = it asked for no text."""
-        outcome = _failure(error.status, is_taken=False)
-        self._disconnects.inc(outcome == _CANCELLED)
+        outcome = outcome_untaken(error)
+        self._disconnects.inc(outcome == CANCELLED)
         if dialect is not None:
             self._requests.labels(dialect, outcome).inc()
 
@@ -151,11 +158,10 @@ class RequestMetrics:
         did not get out, though the answers may be whole.
         """
         assert answers and len(answers) % request.choices == 0, (len(answers), request.choices)
-        outcomes = [_outcome(*answer.outcome(broken)) for answer in answers]
-        worst = next((each for each in _WORST if each in outcomes), outcomes[0])
+        outcome = outcome_of(answers, broken)
         dialect = PREFILL if request.prefill_only else request.dialect
-        self._requests.labels(dialect, worst).inc()
-        self._disconnects.inc(worst == _CANCELLED)
+        self._requests.labels(dialect, outcome).inc()
+        self._disconnects.inc(outcome == CANCELLED)
         for index, answer in enumerate(answers):
             if answer.usage is not None:
                 self.spent(answer.usage, request.target, is_read=index % request.choices == 0)
@@ -166,24 +172,26 @@ class RequestMetrics:
         `model` is the public name of what answered; "" = there is one only.
         """
         model = model or self._model
-        kind, source = _among(_KINDS, usage.session_kind), _among(_SOURCES, usage.source)
+        kind, source = among(_KINDS, usage.session_kind), among(_SOURCES, usage.source)
         for name, counter in self._tokens.items():
             if is_read or name in _OF_ANSWERS:
                 counter.labels(kind, source).inc(getattr(usage, name))
-        self._queued.labels(model).observe(usage.queue_ms / 1000)
+        self._of_model["queued"].labels(model).observe(usage.queue_ms / 1000)
         if usage.completion_tokens:
             self._first_token.labels(model, source).observe(usage.ttft_ms / 1000)
         if is_read:
-            self._matches.labels(_among(_MATCHES, usage.match), kind).inc()
-            begun = usage.cached_tokens + usage.prefilled_tokens > 0
-            if begun and usage.prompt_tokens:
-                self._share.labels(kind).observe(usage.cached_tokens / usage.prompt_tokens)
-        prefill, decode = self._prefill.labels(model), self._decode.labels(model)
+            self._matches.labels(among(MATCHES, usage.match), kind).inc()
+            if (share := match_share(usage)) is not None:
+                self._share.labels(kind).observe(share)
+        prefill = self._of_model["prefill"].labels(model)
+        decode = self._of_model["decode"].labels(model)
+        encoder = self._of_model["encoder"].labels(model)
         if (speed := prefill_speed(usage)) is not None:
             prefill.observe(speed)
-        decode_ms = usage.finish_ms - usage.ttft_ms
-        if usage.completion_tokens > DECODE_TOKENS_MIN and decode_ms > 0:
-            decode.observe((usage.completion_tokens - 1) * 1000 / decode_ms)
+        if (speed := decode_speed(usage)) is not None:
+            decode.observe(speed)
+        if usage.image_ms:
+            encoder.observe(usage.image_ms / 1000)
 
     def text(self, workers: Sequence[Mapping[str, Any]], reports: WorkerReports) -> bytes:
         """Return all of it; `workers` are /health's rows, `reports` what each says of its cache."""
@@ -211,11 +219,28 @@ def _token_counters(registry: CollectorRegistry) -> dict[str, Counter]:
 
 
 def prefill_speed(usage: Usage) -> float | None:
-    """Return the tokens that were read a second; None where they are too few to tell."""
-    read_ms = usage.ttft_ms - usage.queue_ms
+    """Return the tokens that were read a second; None where they are too few to tell.
+
+    The time in the image encoder, which reads no tokens, is left out.
+    """
+    read_ms = usage.ttft_ms - usage.queue_ms - usage.image_ms
     if usage.prefilled_tokens < PREFILL_TOKENS_MIN or read_ms <= 0:
         return None
     return round(usage.prefilled_tokens * 1000 / read_ms, 1)
+
+
+def decode_speed(usage: Usage) -> float | None:
+    """Return the tokens a second after the first; None where they are too few to tell."""
+    decode_ms = usage.finish_ms - usage.ttft_ms
+    if usage.completion_tokens <= DECODE_TOKENS_MIN or decode_ms <= 0:
+        return None
+    return round((usage.completion_tokens - 1) * 1000 / decode_ms, 1)
+
+
+def match_share(usage: Usage) -> float | None:
+    """Return the share of a prompt that was kept; None of one that never had a slot."""
+    begun = usage.cached_tokens + usage.prefilled_tokens > 0
+    return usage.cached_tokens / usage.prompt_tokens if begun and usage.prompt_tokens else None
 
 
 def _histogram(
@@ -228,6 +253,17 @@ def _histogram(
     return Histogram(name, text, labels, buckets=buckets, registry=registry)
 
 
+def outcome_of(answers: Sequence[AnswerStream], broken: RequestError | None) -> str:
+    """Return what the end of a request counts as that a worker took: the worst of its answers'."""
+    outcomes = [_outcome(*answer.outcome(broken)) for answer in answers]
+    return next((each for each in _WORST if each in outcomes), outcomes[0])
+
+
+def outcome_untaken(error: RequestError) -> str:
+    """Return what the end of a request counts as that no worker took."""
+    return _failure(error.status, is_taken=False)
+
+
 def _outcome(ended_as: str, status: int) -> str:
     return ended_as if ended_as in _FINISHES else _failure(status, is_taken=True)
 
@@ -235,12 +271,12 @@ def _outcome(ended_as: str, status: int) -> str:
 def _failure(status: int, *, is_taken: bool) -> str:
     """Return what a request's end with an HTTP status counts as."""
     if status == 499:
-        return _CANCELLED
+        return CANCELLED
     if status < 500:
         return _REFUSED
     return _FAILED if is_taken or status == 500 else "refused_5xx"
 
 
-def _among(values: Sequence[str], value: str) -> str:
+def among(values: Sequence[str], value: str) -> str:
     """Return `value`, or "none" where it is not one of `values`."""
     return value if value in values else "none"

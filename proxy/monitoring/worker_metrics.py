@@ -48,7 +48,13 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_cache_snapshots", ("snapshots",), "States and windows that can be resumed from."),
     ("hearth_live_slots", ("slots",), "Live caches, idle ones included."),
     ("hearth_live_slots_max", ("slots_max",), "Live caches that there may be."),
-    ("hearth_live_slots_bytes", ("slots_bytes",), "What live caches take."),
+    ("hearth_live_slots_bytes", ("slots_bytes",), "What live caches take, batches included."),
+    ("hearth_answers_running", ("answers_running",), "Answers that are written now."),
+    (
+        "hearth_answers_tokens_per_second",
+        ("answers_tokens_per_s",),
+        "Speed of all that are written now, each since its first token.",
+    ),
     ("hearth_disk_bytes", ("disk", "bytes_used"), "Kept KV on disk, of a worker's model."),
     (
         "hearth_disk_directory_bytes",
@@ -118,6 +124,7 @@ class WorkerMetrics(Collector):
         yield from _evictions(cache)
         yield _images(cache)
         yield _entries(cache)
+        yield _kv_bits(cache)
 
 
 def _families(
@@ -220,4 +227,17 @@ def _entries(cache: Mapping[str, WorkerRow]) -> Metric:
     for worker, row in cache.items():
         for depth, count in row.get("depths", {}).items():
             family.add_metric((worker, depth), count)
+    return family
+
+
+def _kv_bits(cache: Mapping[str, WorkerRow]) -> Metric:
+    family = GaugeMetricFamily(
+        "hearth_kv_bits",
+        "Bits in which KV is held in live slots (live) and kept (stored); 0 = as it was computed.",
+        labels=("worker", "kv"),
+    )
+    for worker, row in cache.items():
+        for name in ("live", "stored") if row.get("quantisation") else ():
+            form = row["quantisation"][name]
+            family.add_metric((worker, name), form["bits"] if form else 0)
     return family

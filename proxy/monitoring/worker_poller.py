@@ -24,11 +24,11 @@ ENTRIES_MAX: Final = 40  # of the cache, the most recently used
 
 _CACHE_FIELDS: Final = (
     *("budget_bytes", "bytes", "slots_bytes", "slots_max", "extents", "snapshots", "evictions"),
-    *("memory_limit_bytes", "vision"),
+    *("memory_limit_bytes", "vision", "evicted", "quantisation", "exact"),
 )
 _TURN_FIELDS: Final = (
     *("request_id", "turn", "at", "prompt", "cached", "prefilled", "source", "completion"),
-    "ttft_ms",
+    *("ttft_ms", "match"),
 )
 _LINE_FIELDS: Final = ("line", "parent", "kind", "agent", "branch_message", "turns", "tokens")
 
@@ -128,17 +128,13 @@ class WorkerPoller:
             self._pool.ask("cache", key=key), self._pool.ask("sessions", key=key)
         )
         rows = [_worker_row(row, caches.get(row["id"])) for row in self.workers()]
-        entries = [
-            entry | {"worker": worker_id}
-            for worker_id, body in caches.items()
-            if isinstance(body, dict)
-            for entry in body.get("entries", [])
-        ]
+        entries = _told_by(caches, "entries")
         entries.sort(key=lambda entry: float(entry.get("idle_s", 0)))
         view.state = {
             "workers": rows,
             "prefills": self._pool.prefills(key),
             "queue": self._pool.queue(key),
+            "answers": _told_by(caches, "answers"),
             "entries": entries[:ENTRIES_MAX],
             "held": sum(map(_entry_count, caches.values())),
             "sessions": _session_count(listed),
@@ -191,6 +187,16 @@ def _worker_row(
     cache = _fields(report, _CACHE_FIELDS)
     cache["busy_slots"] = sum(slot["busy"] for slot in report.get("slots", []))
     return row | {"cache": cache, "problem": None}
+
+
+def _told_by(reports: WorkerReports, name: str) -> list[dict[str, Any]]:
+    """Return the rows that all workers tell under `name`, each with its worker."""
+    return [
+        row | {"worker": worker_id}
+        for worker_id, body in reports.items()
+        if isinstance(body, dict)
+        for row in body.get(name, [])
+    ]
 
 
 def _entry_count(report: dict[str, Any] | RequestError) -> int:

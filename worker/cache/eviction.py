@@ -7,9 +7,10 @@ Source: the cost-benefit rule of Greedy-Dual-Size (Cao, Irani 1997), with lines 
 
 import heapq
 import itertools
-from collections import Counter
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from hearth.worker.cache.conversation_priority import LinePriority
@@ -17,6 +18,29 @@ from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint
 from hearth.worker.cache.resume_point_likelihood import is_resumable, likelihood
 
 SLACK = 0.02  # share of the budget freed beyond the need, so that sorting is not done each time
+LAST_MAX = 32  # entries that made way and are remembered
+
+
+@dataclass(slots=True)
+class EvictedEntry:
+    """What one entry gave up so far, to make room."""
+
+    line: LinePriority
+    root: Joint  # of its prompt: an API key's own, where there are several
+    at: float = 0.0  # when it last did, in seconds since the epoch
+    parts: Counter[str] = field(default_factory=Counter)  # how many of each kind
+    nbytes: int = 0
+    tokens: int = 0  # whose rows are in memory no more
+
+    def as_row(self) -> dict[str, object]:
+        parts, at = dict(self.parts), round(self.at, 3)
+        return {
+            "line": self.line.number,
+            "at": at,
+            "parts": parts,
+            "bytes": self.nbytes,
+            "tokens": self.tokens,
+        }
 
 
 class Evictor:
@@ -32,6 +56,7 @@ class Evictor:
         self._ttl_s = ttl_s
         self.evicted: Counter[str] = Counter()  # how many of each kind
         self.evicted_bytes: Counter[str] = Counter()  # and how much they gave back
+        self._last: OrderedDict[LinePriority, EvictedEntry] = OrderedDict()  # the newest at the end
 
     @property
     def evictions(self) -> int:
@@ -41,6 +66,11 @@ class Evictor:
         """Count extents that went for their age, not for room, and what that gave back."""
         self.evicted["expired"] += count
         self.evicted_bytes["expired"] += nbytes
+
+    @property
+    def last(self) -> list[EvictedEntry]:
+        """The entries that made way last, LAST_MAX at most, the newest first."""
+        return list(reversed(self._last.values()))
 
     def make_room(self, nbytes: int, buffers: int, worth: float, now: float) -> bool:
         """Free what `nbytes` in `buffers` need; say whether they fit now.
@@ -70,12 +100,27 @@ class Evictor:
             if current > worth:
                 break
             held = budget.bytes_used
+            extent = candidate.extent
             for exposed in candidate.evict(self.store):
                 heapq.heappush(heap, (exposed.worth(self, now), next(order), exposed))
             assert budget.bytes_used <= held, (budget.bytes_used, held)
-            self.evicted[candidate.KIND] += 1
-            self.evicted_bytes[candidate.KIND] += held - budget.bytes_used
+            self._note(candidate.KIND, extent, held - budget.bytes_used)
         return budget.missing(nbytes, buffers) == (0, 0)
+
+    def _note(self, kind: str, extent: Extent, nbytes: int) -> None:
+        """Count what made way, in all and of its entry."""
+        self.evicted[kind] += 1
+        self.evicted_bytes[kind] += nbytes
+        entry = self._last.get(extent.line)
+        if entry is None:
+            entry = self._last[extent.line] = EvictedEntry(extent.line, _root(extent))
+        self._last.move_to_end(extent.line)
+        if len(self._last) > LAST_MAX:
+            self._last.popitem(last=False)
+        entry.at = time.time()
+        entry.parts[kind] += 1
+        entry.nbytes += nbytes
+        entry.tokens += len(extent.tokens) if kind == _Leaf.KIND else 0
 
     def worth_of(
         self, line: LinePriority, weight: float, tokens: int, nbytes: int, now: float
@@ -150,6 +195,9 @@ class _Candidate(Protocol):
 
     KIND: ClassVar[str]  # its name in reports of evictions
 
+    @property
+    def extent(self) -> Extent: ...
+
     def is_there(self) -> bool: ...
 
     def worth(self, evictor: Evictor, now: float) -> float: ...
@@ -204,6 +252,11 @@ class _Snapshot:
     KIND: ClassVar = "snapshot"
     joint: Joint
 
+    @property
+    def extent(self) -> Extent:
+        assert self.joint.arrival is not None, "nothing is kept at a root"
+        return self.joint.arrival
+
     def is_there(self) -> bool:
         return self.joint.snapshot is not None
 
@@ -248,3 +301,10 @@ def _is_leaf(extent: Extent) -> bool:
     """Whether it may go and nothing else is lost with it: no branch, no request, no slot's rows."""
     end, is_pinned = extent.end, extent.pinned > 0
     return end.arrival is extent and not (end.leaving or end.pins or extent.holders or is_pinned)
+
+
+def _root(extent: Extent) -> Joint:
+    joint = extent.start
+    while joint.arrival is not None:
+        joint = joint.arrival.start
+    return joint

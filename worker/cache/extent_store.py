@@ -14,6 +14,7 @@ import numpy as np
 from hearth.worker.cache.block_hash import PrefixHash, Tokens
 from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import LinePriority
+from hearth.worker.cache.image_keys import image_count
 
 
 class KVArrays(Protocol):
@@ -75,6 +76,7 @@ class Extent:
     pinned: int = 0  # pins that keep it and its body ...
     window_pinned: int = 0  # ... and its window
     is_stored: bool = False  # handed to the disk
+    images: int = 0  # that begin in its tokens
 
     @property
     def nbytes(self) -> int:
@@ -149,7 +151,8 @@ class ExtentStore:
         old = end.arrival
         if old is not None and (old.is_canonical or not is_canonical or old.pinned):
             return end, None
-        extent = Extent(start, end, tokens, is_canonical, line, window_from=position)
+        images = image_count(tokens)
+        extent = Extent(start, end, tokens, is_canonical, line, window_from=position, images=images)
         start.leaving[extent] = None
         end.arrival = extent
         self._extents[extent] = None

@@ -101,6 +101,11 @@ def has_images(keys: Tokens) -> bool:
     return bool((keys < 0).any())
 
 
+def image_count(keys: Tokens) -> int:
+    """Return how many images begin in `keys`."""
+    return int(np.count_nonzero(keys <= _FIRST_MAX))
+
+
 def is_inside(keys: Tokens, position: int) -> bool:
     """Whether the tokens before and behind `position` are of one image."""
     return position < len(keys) and _FIRST_MAX < int(keys[position]) < 0

@@ -27,7 +27,8 @@ class ResumePlan:
     """Where a request resumes, and from what.
 
     kind: how the prompt relates to what is kept (KINDS). `hybrid_trimmed` says that rows were
-    kept further than the layers' states and windows allow to resume.
+    kept further than the layers' states and windows allow to resume, `is_retreat` that it is cold
+    because the plan before it went on amid an image.
     """
 
     position: int  # prompt tokens that need not be prefilled
@@ -38,6 +39,7 @@ class ResumePlan:
     kind: str
     matched: int
     hybrid_trimmed: bool
+    is_retreat: bool = False
 
     def __post_init__(self) -> None:
         assert 0 <= self.position <= self.matched, (self.position, self.matched)
@@ -46,9 +48,9 @@ class ResumePlan:
             assert last.start.position < self.position <= last.end.position, self.position
 
     @classmethod
-    def cold(cls) -> "ResumePlan":
+    def cold(cls, is_retreat: bool = False) -> "ResumePlan":
         """The plan that goes on from nothing."""
-        return cls(0, True, (), None, None, "miss", 0, False)
+        return cls(0, True, (), None, None, "miss", 0, False, is_retreat)
 
     @property
     def source(self) -> str:

@@ -82,6 +82,11 @@ class Decoder:
         """The keys of the sequences that share each batch."""
         return [batch.keys for batch in self._batches]
 
+    @property
+    def batch_bytes(self) -> int:
+        """The bytes of KV that batches hold: lone sequences' caches are their slots'."""
+        return sum(batch.nbytes for batch in self._batches)
+
     def add(self, sequence: Sequence) -> None:
         """Feed the prompt's tail; the first answer token comes with a later `step`."""
         assert sequence.tail, "the last token's logits are not known without a forward"
@@ -218,6 +223,10 @@ class _Batch:
     def length(self) -> int:
         """Tokens of the longest row, which all are padded to."""
         return max(self._lengths.values())
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._generator.prompt_cache_nbytes)
 
     @property
     def keys(self) -> set[str]:

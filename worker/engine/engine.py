@@ -98,6 +98,11 @@ class Engine:
             raise _refused(picture, error) from error
         return is_new
 
+    @property
+    def encoder_s(self) -> float:
+        """Return the seconds that went into encoding images since the start."""
+        return self.vision.encoder_seconds if self.vision is not None else 0.0
+
     def release_images(self, spared: Container[ImageName]) -> bool:
         """Give up encoded pictures but for `spared`; say whether there were any."""
         return self.vision is not None and self.vision.release(spared)

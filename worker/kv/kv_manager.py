@@ -28,6 +28,7 @@ from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
 from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.kv.return_freed_memory import release_memory
 
 
@@ -78,6 +79,7 @@ class KVManager:
             plan = self._checked(self.plan(query), query)  # the slot may have held its beginning
         self.counts[f"match_{plan.kind}"] += 1
         self.counts["hybrid_trim_miss"] += plan.hybrid_trimmed
+        self.counts["vlm_retreat"] += plan.is_retreat
         slot = self._fill(plan, query, self._line_of(plan, query), rows)
         assert slot.line is not None
         self._take_over_path(plan, slot.line)
@@ -92,11 +94,10 @@ class KVManager:
         return slot, plan
 
     def _checked(self, plan: ResumePlan, query: PrefixQuery) -> ResumePlan:
-        """Return the plan, or a cold one, counted, where it would go on amid an image."""
+        """Return the plan, or a cold one where it would go on amid an image."""
         if not is_inside(query.tokens, plan.position):
             return plan
-        self.counts["vlm_retreat"] += 1
-        return ResumePlan.cold()
+        return ResumePlan.cold(is_retreat=True)
 
     def _take_over_path(self, plan: ResumePlan, line: LinePriority) -> None:
         """Give the extents that are resumed from to the line, unless a likelier one has them."""
@@ -404,17 +405,16 @@ class KVManager:
     def evictions(self) -> int:
         return self.transfer.evictor.evictions
 
-    def evictions_report(self) -> dict[str, dict[str, int]]:
-        """Return what was evicted: of each kind how many, and how many bytes they gave back."""
-        evictor = self.transfer.evictor
-        return {"count": dict(evictor.evicted), "bytes": dict(evictor.evicted_bytes)}
-
     @property
     def slots(self) -> Sequence[LiveSlot]:
         return list(self._slots.values())
 
     def slot_bytes(self, slot: LiveSlot) -> int:
         return self._layers.nbytes(slot.cache)
+
+    def row_bytes(self, form: QuantFormat | None) -> int:
+        """Return what the rows of one token take in `form`."""
+        return self._layers.row_cost(form)[0]
 
     # ------------------------------------------------------------ slots and lines
 

@@ -64,6 +64,7 @@ class RequestBuilder:
                 splitter,
                 message.constraints.parallel_calls,
             ),
+            key=message.prompt.speaker.key,
             asker=asker_of(message.prompt),
             new_id=new_id,
             signature=new_id(),

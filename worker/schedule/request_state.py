@@ -101,6 +101,7 @@ class Request:
     sampling: Sampling
     tokens_max: int  # of the completion
     output: OutputProcessor
+    key: str = ""  # digest of the API key that it is for
     asker: str = ""  # whose turn for a slot it uses
     turn: int = 0  # see `fair_queue`
     new_id: Callable[[], str] = str  # of each tool call
@@ -121,6 +122,7 @@ class Request:
     seq: int = 0  # deltas sent
     first_token_at: float | None = None
     prompt_images: PromptImages = field(default_factory=dict)  # that its messages show, by digest
+    image_s: float = 0.0  # that the image encoder has worked for it
     seen_to: int = 0  # images of the prompt that end here or before were encoded if need be, once
     visit: SessionVisit | None = None  # who asks, and what is known of it
     end_id: int | None = None  # the end-of-turn token that was sampled

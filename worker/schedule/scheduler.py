@@ -23,7 +23,7 @@ from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
 from hearth.worker.schedule.model_load_and_prefill_log import log_prefill
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
-from hearth.worker.schedule.usage_report import log_finished, make_usage
+from hearth.worker.schedule.usage_report import answer_row, log_finished, make_usage
 from hearth.worker.schedule.wait_estimate import Load, Pace, Work
 from hearth.worker.stream.detokenise import Vocabulary
 
@@ -81,10 +81,22 @@ class Scheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def report(self) -> dict[str, Any]:
-        """Return for `/v1/cache` what ended requests early, and the memory that is held."""
-        memory = self._config.memory
+    @property
+    def batch_bytes(self) -> int:
+        """The bytes of live caches that are in a batch, not in their slots."""
+        return self._engine.decoder.batch_bytes
+
+    def report(self, key: str = "") -> dict[str, Any]:
+        """Return for `/v1/cache` the answers that are written now, and what ended others early.
+
+        The answers are of the API key with this digest, "" = everyone's; the rest is of all.
+        """
+        memory, now = self._config.memory, time.monotonic()
+        answers = [(each.key, answer_row(each, now)) for each in self._decoding.values()]
         return {
+            "answers": [row for owner, row in answers if key in ("", owner)],
+            "answers_running": len(answers),
+            "answers_tokens_per_s": round(sum(row["tokens_per_s"] or 0 for _, row in answers), 1),
             "ends": dict(self.counts),
             "memory_bytes": memory.used(),
             "memory_limit_bytes": memory.limit,
@@ -268,9 +280,11 @@ class Scheduler:
             request = min(self._prefilling, key=lambda r: r.left_tokens)
         self._is_oldest_next = not self._is_oldest_next
         if not request.is_prefilled:
+            encoder_s = self._engine.encoder_s
             try:
                 if not self._encode_image(request):
                     self._prefill_chunk(request)
+                request.image_s += self._engine.encoder_s - encoder_s
             except RequestError as error:  # an image cannot be had any more
                 self._prefilling.remove(request)
                 yield self._end_with_error(request, error)
@@ -398,8 +412,8 @@ class Scheduler:
         usage = make_usage(request, now)
         if request.first_token_at is not None:
             self._pace.note_end(usage.prefilled_tokens, now - request.first_token_at)
-        log_finished(request.request_id, reason, usage)
         usage = self._config.ended(request, usage, reason, stop)
+        log_finished(request, reason, usage)
         return Finished(request.request_id, reason, stop, usage)
 
     def _end_prefill_only(self, request: Request) -> Finished | Failed:

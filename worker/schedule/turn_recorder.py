@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from hearth.shared.wire_messages import Usage
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
+from hearth.worker.schedule.usage_report import raised_counters
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_manager import RequestEnding, SessionManager
 from hearth.worker.stream.model_output_format import AnswerParts
@@ -46,6 +47,7 @@ class TurnRecorder:
             limit=request.query.limit if self._reuses else 0,
             is_whole=stop is None and not is_broken_off and not request.output.is_cut,
             is_cancelled=is_broken_off,
+            raised=raised_counters(request),
         )
         divergence = self._sessions.ended(visit, ending)
         if self._reuses and not ending.is_cancelled:

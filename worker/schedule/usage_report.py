@@ -1,11 +1,15 @@
-"""Computes the Usage of a request that ends: tokens, milliseconds, and its line in the log."""
+"""Computes the Usage of a request that ends, its line in the log, and what a running one tells."""
 
 import logging
+from typing import Any, Final
 
 from hearth.shared.wire_messages import Usage
 from hearth.worker.schedule.request_state import Request
+from hearth.worker.sessions.session_manager import UNEXPLAINED
 
 log = logging.getLogger(__name__)
+
+SPEED_TOKENS_MIN: Final = 16  # the speed of fewer says nothing
 
 
 def fed_tokens(request: Request) -> int:
@@ -31,15 +35,45 @@ def make_usage(request: Request, now: float) -> Usage:
         finish_ms=round((now - received) * 1000),
         queue_ms=round(((now if times is None else times.began_at) - received) * 1000),
         match=plan.kind if plan is not None else "none",
+        image_ms=round(request.image_s * 1000),
     )
 
 
-def log_finished(request_id: str, reason: str, usage: Usage) -> None:
+def answer_row(request: Request, now: float) -> dict[str, Any]:
+    """Return how far an answer is that is written at `now`, and how fast, from its first token on.
+
+    The speed is None of too few tokens to tell.
+    """
+    first, tokens = request.first_token_at, request.completion_tokens
+    taken_s = now - first if first is not None else 0.0
+    is_told = tokens > SPEED_TOKENS_MIN and taken_s > 0
+    return {
+        "request_id": request.request_id,
+        "prompt_tokens": request.prompt_tokens,
+        "cached_tokens": request.cached_tokens,
+        "completion_tokens": tokens,
+        "tokens_per_s": round((tokens - 1) / taken_s, 1) if is_told else None,
+        "age_s": round(now - request.lease.received_at, 1),
+    }
+
+
+def raised_counters(request: Request) -> frozenset[str]:
+    """Return the names of the cache's counters of correctness that the request raised."""
+    plan = request.plan
+    if plan is None:
+        return frozenset()
+    told = {"vlm_retreat": plan.is_retreat, "hybrid_trim_miss": plan.hybrid_trimmed}
+    return frozenset(name for name, is_raised in told.items() if is_raised)
+
+
+def log_finished(request: Request, reason: str, usage: Usage) -> None:
     """Write the one line that the log has of every finished request."""
+    raised, divergence = raised_counters(request), usage.divergence or {}
     log.info(
         "finished request=%s reason=%s match=%s source=%s prompt=%d cached=%d prefilled=%d "
-        "completion=%d ttft_ms=%d ms=%d",
-        request_id,
+        "completion=%d ttft_ms=%d ms=%d vlm_retreat=%d hybrid_trim_miss=%d "
+        "exact_key_rejected_by_model_lcp=%d",
+        request.request_id,
         reason,
         usage.match,
         usage.source,
@@ -49,4 +83,7 @@ def log_finished(request_id: str, reason: str, usage: Usage) -> None:
         usage.completion_tokens,
         usage.ttft_ms,
         usage.finish_ms,
+        "vlm_retreat" in raised,
+        "hybrid_trim_miss" in raised,
+        divergence.get("cause") == UNEXPLAINED,
     )

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 TREE_LINES_MAX = 24  # of a session that is reported in brief, the most recently used
 TREE_ROWS_MAX = 400  # of all of them together
 TREE_LINE_ROWS_MAX = 40  # of each, the last
-
+REJECTED, UNEXPLAINED = "exact_key_rejected_by_model_lcp", "unexplained"  # counter, its cause
 ID_CHARS = 22  # of letters and digits: 131 bits
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -126,6 +126,7 @@ class RequestEnding:
     is_cancelled: bool = False
     call_ids: tuple[str, ...] = ()  # of its calls, as the client was given them
     signature: str = ""  # of its thinking, likewise
+    raised: frozenset[str] = frozenset()  # the cache's counters of correctness that it raised
 
 
 class SessionManager:
@@ -150,7 +151,7 @@ class SessionManager:
         self.thinking = ThinkingStore()
         self.lines = ConversationLines(rules.lines_max, rules.idle_s)
         self.new_id: Callable[[], str] = _new_id
-        self.counts: Counter[str] = Counter(canonical_drift=0, exact_key_rejected_by_model_lcp=0)
+        self.counts: Counter[str] = Counter(canonical_drift=0, **{REJECTED: 0})
         self.archive = SessionArchive(directory, self.all_entries)
         self._restore(self.archive.load())
 
@@ -224,6 +225,7 @@ class SessionManager:
             if divergence is not None:
                 self._count(divergence)
                 row["divergence"] = divergence.as_row(self._rules.shows_text)
+                row[REJECTED] += divergence.cause.name == UNEXPLAINED
                 log.info("lost request=%s %s", ending.request_id, row["divergence"])
             if not ending.is_cancelled:
                 visit.said = ending.said
@@ -311,8 +313,7 @@ class SessionManager:
     def _count(self, divergence: Divergence) -> None:
         self.counts["lost_tokens"] += divergence.lost
         self.counts["canonical_drift"] += divergence.cause.is_drift
-        is_unexplained = divergence.cause.name == "unexplained"
-        self.counts["exact_key_rejected_by_model_lcp"] += is_unexplained
+        self.counts[REJECTED] += divergence.cause.name == UNEXPLAINED
 
     def _row(self, visit: SessionVisit, ending: RequestEnding) -> dict[str, Any]:
         """Return the request's line of the trace log. No text of the prompt."""
@@ -341,6 +342,8 @@ class SessionManager:
             "queue_ms": usage.queue_ms,
             "ttft_ms": usage.ttft_ms,
             "finish_ms": usage.finish_ms,
+            **{name: int(name in ending.raised) for name in ("vlm_retreat", "hybrid_trim_miss")},
+            REJECTED: 0,
             "divergence": None,
             "line": place.line.number if place.line is not None else None,
         }

@@ -1,6 +1,6 @@
 // The charts: uPlot in figures, with a caption that says the same in words.
 
-import { bytes, count, element, median, NONE, seconds, secondsTick } from "./format.js";
+import { bytes, clock, count, element, median, NONE, seconds, secondsTick, speed } from "./format.js";
 
 const HEIGHT = 150;
 const SHOWN_MAX = 60; // requests in a chart
@@ -11,7 +11,6 @@ const WHOLE_STEPS = [1, 2, 5].flatMap((step) => Array.from({ length: 9 }, (_, po
 const BYTE_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const clock = (at) => new Date(at * 1000).toTimeString().slice(0, 8);
 const last = (values) => values[values.length - 1] ?? null;
 
 const cachedAt = (plot, at) => plot.data.slice(2).reduce((sum, column) => sum + (column[at] ?? 0), 0);
@@ -40,6 +39,18 @@ const CHARTS = [
     },
   },
   {
+    title: "Decode speed",
+    of: "requests",
+    unit: speed,
+    steps: WHOLE_STEPS,
+    series: [{ label: "tokens a second", colour: "slot", points: true }],
+    data: (rows) => [rows.map((row) => row.decode_speed ?? null)],
+    says: ([decoded]) => {
+      const middle = median(decoded);
+      return middle === null ? "no long answer yet" : `median ${speed(middle)} tok/s`;
+    },
+  },
+  {
     title: "Cached and prefilled tokens",
     of: "requests",
     unit: count,
@@ -58,26 +69,30 @@ const CHARTS = [
     says: (_, rows) => `last ${count(last(rows).cached)} + ${count(last(rows).prefilled)}`,
   },
   {
-    title: "Cache memory and its budget",
+    title: "Memory of kept KV and live slots",
     of: "samples",
     unit: bytes,
     series: [
       { label: "budget", colour: "soft", dash: [6, 4] },
-      { label: "in use", colour: "ram", fill: true },
+      { label: "kept", colour: "ram", fill: true },
+      { label: "live slots", colour: "slot" },
     ],
     steps: BYTE_STEPS,
-    data: (samples) => [samples.map((each) => each.budget), samples.map((each) => each.used)],
-    says: ([budget, used]) => `${bytes(last(used))} of ${bytes(last(budget))}`,
+    data: (samples) => ["budget", "used", "live"].map((name) => samples.map((each) => each[name])),
+    says: ([budget, used, live]) => `${bytes(last(used))} of ${bytes(last(budget))} kept, ${bytes(last(live))} live`,
   },
   {
     title: "Time in the image encoder",
-    of: "samples",
-    needsVision: true,
+    of: "requests",
+    needs: (rows) => rows.some((row) => row.images),
     unit: seconds,
     tick: secondsTick,
-    series: [{ label: "each second", colour: "ssd", fill: true }],
-    data: (samples) => [samples.map((each) => each.visionStep)],
-    says: (_, samples) => `${seconds(last(samples).vision)} in ${count(last(samples).visionCalls)} images`,
+    series: [{ label: "encoder", colour: "ssd", bars: true }],
+    data: (rows) => [rows.map((row) => (row.images ? row.image_ms / 1000 : null))],
+    says: ([taken]) => {
+      const told = taken.filter((each) => each !== null);
+      return `last ${seconds(last(told))}, median ${seconds(median(told))}`;
+    },
   },
 ];
 
@@ -88,13 +103,14 @@ class Chart {
     this.plot = element("div", { className: "plot" });
     this.plot.setAttribute("role", "img");
     const caption = element("figcaption", {}, element("b", {}, form.title), this.text);
-    this.figure = element("figure", { hidden: Boolean(form.needsVision) }, caption, this.plot);
+    this.figure = element("figure", { hidden: Boolean(form.needs) }, caption, this.plot);
     this.figure.setAttribute("aria-label", form.title);
     this.columns = null;
     this.drawn = null;
   }
 
   show(rows, xs) {
+    if (this.form.needs) this.figure.hidden = !this.form.needs(rows);
     const columns = this.form.data(rows);
     const said = rows.length ? this.form.says(columns, rows) : "nothing yet";
     this.columns = [xs, ...columns];
@@ -178,19 +194,13 @@ export class Charts {
     const caches = workers.map((worker) => worker.cache).filter(Boolean);
     if (!caches.length) return;
     const sum = (read) => caches.reduce((total, cache) => total + (read(cache) ?? 0), 0);
-    const sights = caches.filter((cache) => cache.vision);
-    const vision = sum((cache) => cache.vision?.encoder_s);
-    const before = last(this.samples)?.vision ?? vision;
     this.samples.push({
       at: Date.now() / 1000,
       used: sum((cache) => cache.bytes),
       budget: sum((cache) => cache.budget_bytes),
-      vision,
-      visionStep: Math.max(0, vision - before),
-      visionCalls: sum((cache) => cache.vision?.encoder_calls),
+      live: sum((cache) => cache.slots_bytes),
     });
     this.samples.splice(0, this.samples.length - SAMPLES_MAX);
-    for (const chart of this.charts) if (chart.form.needsVision) chart.figure.hidden = !sights.length;
     this.of("samples", this.samples, this.samples.map((each) => each.at));
   }
 

@@ -1,18 +1,35 @@
 // The page's one connection, and everything that is plain text: sums, tables, workers.
 
 import { Charts } from "./charts.js";
-import { bytes, count, element, NONE, percent, seconds, tableBody, whenChanged } from "./format.js";
+import { bytes, clock, count, counted, element, NONE, percent, seconds, speed, tableBody, whenChanged } from "./format.js";
 import { lossText, Sessions } from "./sessions.js";
 
 const REQUESTS_MAX = 200; // as many as the server tells
 const FULL = 0.8; // of the budget, or of the memory limit
 const NOW_MAX = 8; // rows of what runs and who waits
+const EVICTIONS_MAX = 12; // entries that made way last
+
+// How a prompt relates to what is kept, the best first.
+const MATCHES = {
+  exact: ["Exact", "the whole prompt was read before"],
+  prefix: ["Prefix", "goes on behind what was kept"],
+  supersequence: ["Supersequence", "the beginning of something kept"],
+  lcp: ["Common prefix", "begins alike, then differs"],
+  miss: ["Miss", "nothing of it was kept"],
+  none: ["None", "it ended before it had a slot"],
+};
+const PARTS = {
+  extent: ["piece", "pieces"],
+  snapshot: ["snapshot", "snapshots"],
+  window: ["window", "windows"],
+  copy: ["copy of live KV", "copies of live KV"],
+};
 
 const byId = (id) => document.getElementById(id);
 const charts = new Charts(byId("charts"));
 const sessions = new Sessions(byId("trees"), byId("tip"));
-const fillRequests = tableBody("request-rows", [1, 5, 8, 9]);
-const fillEntries = tableBody("entry-rows", []);
+const fillRequests = tableBody("request-rows", [1, 5, 6, 11, 12]);
+const fillEntries = tableBody("entry-rows", [2]);
 let requests = [];
 
 function put(id, value, text) {
@@ -22,6 +39,8 @@ function put(id, value, text) {
 
 function showTotals(totals) {
   put("hit", totals.hit_rate, percent(totals.hit_rate));
+  put("match", totals.match_share, percent(totals.match_share));
+  byId("match-note").textContent = `of each prompt was cached; ${count(totals.match_tokens)} tokens`;
   put("saved", totals.cached_tokens, count(totals.cached_tokens));
   byId("saved-note").textContent = `not read twice; ${count(totals.prefilled_tokens)} prefilled`;
   put("seconds", totals.saved_s, seconds(totals.saved_s));
@@ -30,11 +49,35 @@ function showTotals(totals) {
     : "once a prompt was read";
   put("count", totals.requests, count(totals.requests));
   byId("count-note").textContent = `${count(totals.completion_tokens)} tokens written`;
+  put("left", totals.disconnects, `${counted(totals.disconnects, "client", "clients")} left early`);
+  showMatches(totals.matches ?? {});
+}
+
+const showMatches = whenChanged((matches) => {
+  const all = Object.values(matches).reduce((sum, each) => sum + each, 0);
+  const found = ["exact", "prefix", "supersequence", "lcp"].reduce((sum, name) => sum + (matches[name] ?? 0), 0);
+  byId("matches-note").textContent = all ? `${count(found)} of ${count(all)} prompts found something` : "nothing yet";
+  byId("matches").replaceChildren(
+    ...Object.entries(MATCHES)
+      .filter(([name]) => name !== "none" || matches.none)
+      .map(([name, [title, words]]) => matchRow(name, title, words, matches[name] ?? 0, all)),
+  );
+});
+
+function matchRow(name, title, words, number, all) {
+  const fill = element("span", { className: name === "miss" || name === "none" ? "fill missed" : "fill" });
+  fill.style.width = `${all ? (100 * number) / all : 0}%`;
+  const told = element("dd", { className: "number" }, count(number));
+  told.dataset.match = name;
+  told.dataset.value = number;
+  const share = element("dd", { className: "share", ariaHidden: "true" }, fill);
+  return element("div", {}, element("dt", {}, element("b", {}, title), ` ${words}`), share, told);
 }
 
 function showRequests(rows) {
   requests = rows.slice(-REQUESTS_MAX);
   charts.requests(requests);
+  byId("request-table").classList.toggle("sees", requests.some((row) => row.images));
   fillRequests(
     requests.toReversed().map((row) => [
       count(row.number),
@@ -43,22 +86,35 @@ function showRequests(rows) {
       count(row.cached),
       count(row.prefilled),
       row.source,
-      row.ttft_ms === null ? NONE : seconds(row.ttft_ms / 1000),
+      MATCHES[row.match]?.[0] ?? "",
+      milliseconds(row.image_ms),
+      milliseconds(row.ttft_ms),
       count(row.speed),
+      speed(row.decode_speed),
       row.ended,
       row.divergence ? lossText(row.divergence) : "",
     ]),
   );
 }
 
+function milliseconds(value) {
+  return value === null || value === undefined ? NONE : seconds(value / 1000);
+}
+
 // What runs and who waits: the part of the page for those who wait now.
-const showNow = whenChanged(({ workers, prefills, queue }) => {
+const showNow = whenChanged(({ workers, prefills, queue, answers }) => {
   const sum = (name) => workers.reduce((total, worker) => total + (worker[name] ?? 0), 0);
-  const [running, waiting] = [sum("running"), sum("waiting")];
+  // Heartbeats are up to a second old: what is told to run now runs.
+  const running = Math.max(sum("running"), answers.length + prefills.length);
+  const waiting = sum("waiting");
   byId("now").textContent = running + waiting
     ? `${count(running)} running, ${count(waiting)} waiting for a slot.`
     : "Nothing runs, nobody waits.";
-  const rows = [...prefills.map(prefillItem), ...queue.map(queueItem)];
+  const told = answers.filter((row) => row.tokens_per_s !== null);
+  const sped = told.reduce((total, row) => total + row.tokens_per_s, 0);
+  if (answers.length) byId("now").append(` ${counted(answers.length, "answer is", "answers are")} written${told.length ? `, ${speed(sped)} tokens/s` : ""}.`);
+  byId("now").dataset.answers = answers.length;
+  const rows = [...answers.map(answerItem), ...prefills.map(prefillItem), ...queue.map(queueItem)];
   const more = rows.length - NOW_MAX;
   if (more > 0) rows.splice(NOW_MAX, more, element("li", {}, `and ${count(more)} more`));
   byId("now-rows").hidden = !rows.length;
@@ -67,6 +123,11 @@ const showNow = whenChanged(({ workers, prefills, queue }) => {
 
 function requestText(row) {
   return `request ${row.request_id.slice(0, 12)} on worker ${row.worker}, asked ${seconds(row.age_s)} ago`;
+}
+
+function answerItem(row) {
+  const pace = row.tokens_per_s === null ? "" : `, ${speed(row.tokens_per_s)} tokens/s`;
+  return element("li", {}, element("span", {}, `Writes its answer: ${count(row.completion_tokens)} tokens${pace} · ${requestText(row)}`));
 }
 
 function prefillItem(row) {
@@ -95,9 +156,13 @@ function workerCard(worker) {
     rows.push(
       ["Cache", `${bytes(cache.bytes)} of ${bytes(cache.budget_bytes)}`],
       ["Live slots", `${count(cache.busy_slots)} busy of ${count(cache.slots_max)}, ${bytes(cache.slots_bytes)}`],
-      ["Pieces, snapshots", `${count(cache.extents)}, ${count(cache.snapshots)}`],
+      ["Made way", evictedText(cache.evicted)],
+      ["Exact mode", cache.exact ? "on" : "off"],
+      ["Live KV", formatText(cache.quantisation?.live)],
+      ["Kept KV", `${formatText(cache.quantisation?.stored)}${ignoredText(cache.quantisation)}`],
     );
   }
+  if (cache?.vision) rows.push(["Images encoded", `${count(cache.vision.encoder_calls)} in ${seconds(cache.vision.encoder_s)}`]);
   const terms = rows.flatMap(([term, text]) => [element("dt", {}, term), element("dd", {}, text)]);
   card.append(element("dl", {}, ...terms));
   if (cache?.budget_bytes) card.append(...budgetMeter(worker.id, cache));
@@ -108,6 +173,34 @@ function workerCard(worker) {
   if (worker.problem) card.append(element("p", { className: "warning" }, worker.problem));
   return card;
 }
+
+const sum = (numbers) => Object.values(numbers ?? {}).reduce((total, each) => total + each, 0);
+
+function evictedText(evicted) {
+  return `${counted(sum(evicted?.count), "part", "parts")}, ${bytes(sum(evicted?.bytes))}`;
+}
+
+function formatText(form) {
+  if (!form) return "as it was computed";
+  const groups = form.group_size ? `, groups of ${form.group_size}` : "";
+  return `${form.bits} bits (${form.scheme}${groups}) from ${count(form.from_tokens)} tokens on`;
+}
+
+function ignoredText(quantisation) {
+  return Object.entries(quantisation?.ignored ?? {}).map(([name, why]) => `; ${name} is ignored: ${why}`).join("");
+}
+
+function evictionItem(row) {
+  const parts = Object.entries(row.parts).map(([kind, number]) => counted(number, ...(PARTS[kind] ?? [kind, kind])));
+  const lost = row.tokens ? `, ${count(row.tokens)} tokens` : "";
+  const text = `${clock(row.at)} · entry ${count(row.line)} of worker ${row.worker} gave up ${bytes(row.bytes)}: ${parts.join(", ")}${lost}`;
+  return element("li", {}, text);
+}
+
+const showEvictions = whenChanged((rows) => {
+  byId("evictions").hidden = !rows.length;
+  byId("eviction-rows").replaceChildren(...rows.map(evictionItem));
+});
 
 function ofLimit(value, limit) {
   return limit ? `${bytes(value)} of ${bytes(limit)}` : bytes(value);
@@ -135,11 +228,11 @@ const sayStatus = whenChanged(([text, isBad, again]) => {
 function showRest(sessionCount) {
   const rest = sessionCount - sessions.count;
   byId("trees-note").hidden = rest <= 0 || !sessions.count;
-  byId("trees-note").textContent = `and ${count(rest)} sessions used before these (GET /v1/sessions lists them)`;
+  byId("trees-note").textContent = `and ${counted(rest, "session", "sessions")} used before these (GET /v1/sessions lists them)`;
 }
 
-function showState({ workers, entries, held, prefills = [], queue = [], sessions: sessionCount = 0 }) {
-  showNow({ workers: workers.map(({ running, waiting }) => ({ running, waiting })), prefills, queue });
+function showState({ workers, entries, held, answers = [], prefills = [], queue = [], sessions: sessionCount = 0 }) {
+  showNow({ workers: workers.map(({ running, waiting }) => ({ running, waiting })), prefills, queue, answers });
   showRest(sessionCount);
   charts.sample(workers);
   showWorkers(workers.map((worker) => ({ ...worker, heartbeat_age_s: null, steps: null, wait_s: null })));
@@ -154,14 +247,21 @@ function showState({ workers, entries, held, prefills = [], queue = [], sessions
     entries.map((entry) => [
       count(entry.worker),
       count(entry.line),
+      entry.model ?? NONE,
       count(entry.tokens),
-      count(entry.own_tokens),
+      percent(entry.context_share),
       bytes(entry.bytes),
+      entry.slot_bytes ? bytes(entry.slot_bytes) : NONE,
+      count(entry.images),
       count(entry.hits),
       count(entry.turns),
+      seconds(Math.round(entry.age_s ?? 0)),
       seconds(Math.round(entry.idle_s ?? 0)),
     ]),
   );
+  const evictions = workers.flatMap((worker) =>
+    (worker.cache?.evicted?.last ?? []).map((row) => ({ ...row, worker: worker.id })));
+  showEvictions(evictions.toSorted((a, b) => b.at - a.at).slice(0, EVICTIONS_MAX));
 }
 
 function connect() {

@@ -13,6 +13,19 @@ export function percent(share) {
   return share === null || share === undefined ? NONE : `${(100 * share).toFixed(1)} %`;
 }
 
+export function counted(value, one, many) {
+  return `${count(value)} ${value === 1 ? one : many}`;
+}
+
+// Tokens a second: of slow answers a half counts.
+export function speed(value) {
+  return value === null || value === undefined || value >= 10 ? count(value) : value.toFixed(1);
+}
+
+export function clock(at) {
+  return new Date(at * 1000).toTimeString().slice(0, 8);
+}
+
 export function bytes(value) {
   if (value === null || value === undefined) return NONE;
   let power = 0;

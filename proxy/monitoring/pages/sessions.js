@@ -18,6 +18,7 @@ function turnText(turn) {
     `${count(turn.cached)} cached${source}, ${count(turn.prefilled)} prefilled`,
     `first token after ${seconds(turn.ttft_ms / 1000)}`,
   ];
+  if (turn.match && turn.match !== "none") parts.push(`match: ${turn.match === "lcp" ? "common prefix" : turn.match}`);
   if (turn.divergence) parts.push(`Lost ${lossText(turn.divergence)}`, turn.divergence.remedy ?? "");
   return parts.filter(Boolean).join("\n");
 }

@@ -215,7 +215,7 @@ def test_every_dialect_tells_what_was_kept(
     assert 0.9 * size < cached < size
     assert all(row.pop("ttft_ms") >= 0 for row in (cold, warm))
     nothing = {"cache_hit": False, "prefix_length": 0, "prefilled": size, "source": "none"}
-    assert cold == {**nothing, "divergence": None}
+    assert cold == {**nothing, "match": "miss", "divergence": None}
     found = {"cache_hit": True, "prefix_length": cached, "prefilled": size - cached}
     assert warm.pop("source") in ("slot", "ram")
-    assert warm == {**found, "divergence": None}
+    assert warm == {**found, "match": "exact", "divergence": None}

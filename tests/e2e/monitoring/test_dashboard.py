@@ -258,8 +258,9 @@ def test_charts_and_table_show_each_request_as_its_client_was_told(seen: Seen) -
     cached, prefilled = shown[0]
     assert whole == cached + prefilled
     assert sum(value or 0 for value in by_source) == cached
-    budget, used = json.loads(seen.charts["Cache memory and its budget"])
-    assert (budget, used) == (seen.cache["budget_bytes"], seen.cache["bytes"])
+    budget, used, live = json.loads(seen.charts["Memory of kept KV and live slots"])
+    told = [seen.cache[name] for name in ("budget_bytes", "bytes", "slots_bytes")]
+    assert [budget, used, live] == told
     assert budget == total(seen.metrics, "hearth_cache_budget_bytes")
 
 

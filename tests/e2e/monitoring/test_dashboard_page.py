@@ -37,9 +37,25 @@ WORKER: Row = {
     "problem": None,
     "cache": {
         **{"bytes": 95, "budget_bytes": 100, "memory_limit_bytes": 1000, "busy_slots": 1},
-        **{"slots_max": 2, "slots_bytes": 5, "extents": 3, "snapshots": 4},
+        **{"slots_max": 2, "slots_bytes": 5, "extents": 3, "snapshots": 4, "exact": True},
+        "evicted": {
+            **{"count": {"extent": 1, "snapshot": 2}, "bytes": {"extent": 2048, "snapshot": 1024}},
+            "last": [
+                {"line": 7, "at": 0, "parts": {"extent": 1, "snapshot": 2}}
+                | {"bytes": 3072, "tokens": 512}
+            ],
+        },
+        "quantisation": {
+            "live": {"bits": 8, "group_size": 64, "scheme": "uniform", "from_tokens": 5_000},
+            **{"stored": None, "ignored": {"CACHE_STORE_BITS": "it reuses exact KV only"}},
+        },
     },
 }
+ANSWERS: list[Row] = [
+    {"request_id": f"answer{number}0123456789", "worker": 0, "completion_tokens": 1_024 + number}
+    | {"tokens_per_s": speed, "age_s": 42.25}
+    for number, speed in enumerate((7.5, 30.0, None))
+]
 PREFILL: Row = {
     **{"request_id": "f7ab611a805640fb", "worker": 0, "prompt_tokens": 41_200},
     **{"cached_tokens": 1_024, "done_tokens": 10_300, "age_s": 42.25},
@@ -49,6 +65,7 @@ STATE: Row = {
     "workers": [WORKER, {"id": 1, "state": "dead", "problem": "It was killed.", "cache": None}],
     "prefills": [PREFILL],
     "queue": [WAITING] * 20,
+    "answers": ANSWERS,
     "entries": [],
     "held": 345,
     "sessions": 42,
@@ -59,6 +76,7 @@ def request(number: int, session: str, ttft_ms: int) -> Row:
     return {
         **{"number": number, "session": session, "prompt": 100, "cached": 40, "prefilled": 60},
         **{"source": "slot", "ttft_ms": ttft_ms, "speed": 1000, "ended": "stop"},
+        **{"match": "supersequence", "decode_speed": 45.5, "images": 0, "image_ms": None},
         "divergence": None,
     }
 
@@ -90,7 +108,9 @@ SNAPSHOT = {
     ],  # 300, more than a page keeps
     "totals": {
         **{"requests": 300, "cached_tokens": 12_000, "prefilled_tokens": 18_000, "hit_rate": 0.4},
-        **{"completion_tokens": 7, "speed": 1000, "saved_s": 12},
+        **{"completion_tokens": 7, "speed": 1000, "saved_s": 12, "decode_speed": 45.5},
+        **{"match_share": 0.4, "match_tokens": 40, "disconnects": 1},
+        "matches": {"exact": 0, "prefix": 0, "supersequence": 300, "lcp": 0, "miss": 0, "none": 0},
     },
     "state": STATE,
     "sessions": SESSIONS,
@@ -112,6 +132,9 @@ class Seen:
     cells: list[list[str]] = field(default_factory=list)
     beyond: int = -1  # pixels of the table that only scrolling shows, on a desktop
     warnings: list[str] = field(default_factory=list)
+    terms: dict[str, str] = field(default_factory=dict)  # of the first worker
+    evicted: list[str] = field(default_factory=list)
+    charts: list[str] = field(default_factory=list)
     hurt: Any = None
     looks: list[Any] = field(default_factory=list)
     changed: dict[str, list[str]] = field(default_factory=dict)
@@ -182,6 +205,16 @@ async def read(tab: Page, seen: Seen) -> None:
     seen.warnings = await tab.value(
         "[...document.querySelectorAll('.warning')].map((each) => each.textContent)"
     )
+    seen.terms = await tab.value(
+        "Object.fromEntries([...document.querySelector('.workers').firstChild.querySelectorAll('dt')]"
+        ".map((each) => [each.textContent, each.nextElementSibling.textContent]))"
+    )
+    seen.evicted = await tab.value(
+        "[...document.querySelectorAll('#eviction-rows li')].map((each) => each.textContent)"
+    )
+    seen.charts = await tab.value(
+        "[...document.querySelectorAll('figure:not([hidden]) b')].map((each) => each.textContent)"
+    )
     seen.hurt = await tab.value("window.hurt ?? null")
 
 
@@ -219,15 +252,21 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 
 
 def test_who_waits_sees_whose_prompt_is_read_how_far_and_who_is_before_them(seen: Seen) -> None:
-    summed, prefill, first, *others = seen.now
-    assert summed == "1 running, 1 waiting for a slot."
+    summed, *answers, prefill, first, more = [*seen.now[:6], seen.now[-1]]
+    assert summed == "4 running, 1 waiting for a slot. 3 answers are written, 38 tokens/s."
+    asked = " · request answer{}01234 on worker 0, asked 42.3 s ago"
+    assert answers == [
+        "Writes its answer: 1,024 tokens, 7.5 tokens/s" + asked.format(0),
+        "Writes its answer: 1,025 tokens, 30 tokens/s" + asked.format(1),
+        "Writes its answer: 1,026 tokens" + asked.format(2),
+    ]
     assert prefill == (
         "Reading its prompt: 10,300 of 41,200 tokens, 1,024 cached · "
         "request f7ab611a8056 on worker 0, asked 42.3 s ago"
     )
     assert seen.progress == [10_300, 41_200]
     assert first.startswith("Waits for a slot, place 1 · request 0123456789ab")
-    assert len(others) == 7 and others[-1] == "and 13 more"
+    assert len(seen.now) == 1 + 9 and more == "and 16 more"
 
 
 def test_a_turn_that_two_workers_know_is_shown_once(seen: Seen) -> None:
@@ -252,6 +291,24 @@ def test_names_are_text_and_leave_the_other_columns_their_place(seen: Seen) -> N
     assert [row[1] for row in reversed(seen.cells)] == NAMES * 50
     assert set(NAMES) < set(seen.lines)
     assert seen.beyond == 0
+
+
+def test_a_worker_tells_its_bits_what_exact_mode_ignores_and_what_made_way(seen: Seen) -> None:
+    assert seen.terms["Exact mode"] == "on"
+    assert seen.terms["Live KV"] == "8 bits (uniform, groups of 64) from 5,000 tokens on"
+    assert (
+        seen.terms["Kept KV"]
+        == "as it was computed; CACHE_STORE_BITS is ignored: it reuses exact KV only"
+    )
+    assert seen.terms["Made way"] == "3 parts, 3.0 KB"
+    (row,) = seen.evicted
+    words = "entry 7 of worker 0 gave up 3.0 KB: 1 piece, 2 snapshots, 512 tokens"
+    assert row.endswith(words)
+
+
+def test_nothing_of_images_is_shown_where_there_were_none(seen: Seen) -> None:
+    assert "Decode speed" in seen.charts
+    assert "Time in the image encoder" not in seen.charts
 
 
 def test_what_is_nearly_full_says_which_setting_gives_it_room(seen: Seen) -> None:

@@ -18,6 +18,7 @@ KV_CACHE = {
     "prefix_length": 8,
     "prefilled": 2,
     "source": "ram",
+    "match": "none",
     "ttft_ms": 0,
     "divergence": None,
 }

@@ -63,6 +63,7 @@ class ScriptedEngine:
     def __init__(self, scripts: dict[str, list[int]]) -> None:
         self.decoder = ScriptedDecoder(scripts)
         self.caches_made = 0
+        self.encoder_s = 0.0  # it is given no images
 
     def new_cache(self) -> list[Any]:
         self.caches_made += 1

@@ -459,9 +459,13 @@ def test_usage_counts_the_cached_tokens_inside_the_prompt() -> None:
         "prefix_length": 4,
         "prefilled": 6,
         "source": "ram",
+        "match": "none",
         "ttft_ms": 9,
         "divergence": None,
     }
+    looked = Usage(10, 4, 6, 3, image_tokens=5, image_ms=0, match="prefix")
+    told = chat_completions.usage_fields(looked)
+    assert (told["kv_cache"]["match"], told["kv_cache"]["image_ms"]) == ("prefix", 0)
     assert not chat_completions.usage_fields(Usage(10, 0, 10, 3))["kv_cache"]["cache_hit"]
     lost = {"message": 3, "cause": "client_edit"}
     told = chat_completions.usage_fields(Usage(10, 0, 10, 3, divergence=lost))

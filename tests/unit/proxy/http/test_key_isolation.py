@@ -198,6 +198,20 @@ def test_another_keys_lines_and_slots_are_not_in_the_report_of_the_cache() -> No
     assert {row["bytes"] for row in (whole, mine, theirs, none)} == {whole["bytes"]}
 
 
+def test_another_keys_entries_that_made_way_are_not_in_the_report_of_the_cache() -> None:
+    warm = machine("qwen3", tiny=True, slots_max=2)
+    for key, first in (("mine", 3), ("theirs", 203)):
+        entered(warm, [*range(first, first + 150)], key)
+    for slot in warm.keeper.slots:
+        warm.keeper.give_up(slot)
+    warm.keeper.release(warm.keeper.store.budget.bytes_used)
+    whole, mine, theirs, none = (
+        cache_report(warm.keeper, 0, key)["evicted"]["last"] for key in ("", "mine", "theirs", "no")
+    )
+    assert len(mine) == len(theirs) == 1 and none == []
+    assert sorted(row["line"] for row in whole) == sorted(row["line"] for row in mine + theirs)
+
+
 def test_a_key_keeps_its_root_when_the_cache_is_emptied_amid_its_answer() -> None:
     words = np.random.default_rng(2).integers(3, 200, 300).tolist()
     warm = machine("qwen3", tiny=True)

@@ -2,13 +2,16 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
 from hearth.proxy.monitoring.recent_requests import RECENT_MAX
 from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Admitted, Delta, Progress, Usage
 from hearth.worker.sessions.session_manager import TREE_LINE_ROWS_MAX, TREE_LINES_MAX, TREE_ROWS_MAX
 from tests.helpers.proxy.app_over_workers import KEY, Front, front
@@ -58,6 +61,40 @@ def test_a_request_whose_client_left_is_among_them_and_says_so() -> None:
     asked(feed, "s", usage=None)
     asked(feed, "s")
     assert [row["ended"] for row in feed.requests.recent("")] == ["stop", "client_closed"]
+
+
+def test_a_row_tells_how_its_prompt_matched_how_fast_it_was_written_and_its_images_time() -> None:
+    feed = feed_of()
+    written = replace(USAGE, completion_tokens=31, match="prefix", image_tokens=9, image_ms=20)
+    asked(feed, "s", usage=written)
+    asked(feed, "s")
+    plain, row = feed.requests.recent("")
+    assert (row["match"], row["decode_speed"], row["image_ms"]) == ("prefix", 200.0, 20)
+    assert row["speed"] == round(100 / 0.18, 1), "of the time that neither queue nor encoder took"
+    assert (plain["match"], plain["decode_speed"], plain["image_ms"]) == ("none", None, None)
+    assert feed.requests.totals("")["decode_speed"] == 200.0
+
+
+def test_matches_are_counted_and_averaged_over_the_prompts_that_had_a_slot() -> None:
+    feed = feed_of()
+    for cached, match in ((0, "miss"), (80, "prefix"), (40, "lcp"), (100, "prefix")):
+        usage = replace(USAGE, cached_tokens=cached, prefilled_tokens=100 - cached, match=match)
+        asked(feed, "s", usage=usage)
+    asked(feed, "s", usage=replace(USAGE, prefilled_tokens=0))  # it left before it had a slot
+    totals = feed.requests.totals("")
+    found = {name: number for name, number in totals["matches"].items() if number}
+    assert found == {"miss": 1, "prefix": 2, "lcp": 1, "none": 1}
+    assert totals["match_share"] == pytest.approx(0.55) and totals["match_tokens"] == 55
+
+
+def test_clients_that_left_are_counted_before_and_after_a_worker_had_taken_their_request() -> None:
+    feed = feed_of(separates_keys=True)
+    asked(feed, "s", "k", usage=None)
+    asked(feed, "s", "k")
+    feed.requests.refused(ClientGone(), "k")
+    feed.requests.refused(RequestError("Too long.", status=400), "k")
+    assert feed.requests.totals("k")["disconnects"] == 2
+    assert feed.requests.totals("other")["disconnects"] == 0
 
 
 @pytest.mark.process

@@ -116,6 +116,16 @@ def test_an_answer_counts_its_tokens_where_they_came_from_and_its_times() -> Non
     assert value(metrics, "decode_tokens_per_second_sum", model="model") == 20 / 1.0
 
 
+def test_the_image_encoders_time_is_told_apart_from_the_prefills() -> None:
+    metrics = made()
+    metrics.ended(ASKED, [answered(replace(USAGE, image_ms=150))])
+    metrics.ended(ASKED, [answered()])
+    assert value(metrics, "image_encoder_seconds_count", model="model") == 1
+    assert value(metrics, "image_encoder_seconds_sum", model="model") == 0.15
+    speeds = 100 / 0.25 + 100 / 0.4
+    assert value(metrics, "prefill_tokens_per_second_sum", model="model") == speeds
+
+
 def test_a_few_tokens_tell_no_speed() -> None:
     metrics = made()
     few = replace(

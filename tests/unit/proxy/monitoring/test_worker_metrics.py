@@ -46,6 +46,9 @@ CACHE: dict[str, Any] = {
     "vision": None,
     "evicted": {"count": {"copy": 3}, "bytes": {"copy": 4_096}},
     "depths": {"0-1023": 1, "65536-": 2},
+    "answers_running": 2,
+    "answers_tokens_per_s": 41.5,
+    "quantisation": {"live": None, "stored": {"bits": 4}, "ignored": {}},
 }
 
 
@@ -74,6 +77,10 @@ def test_each_figure_is_told_of_the_worker_that_has_it() -> None:
     assert rows(families["hearth_evicted_bytes"])["0 copy"] == 4_096
     assert rows(families["hearth_evictions"])["0 extent"] == 0
     assert rows(families["hearth_cache_entries"])["1 65536-"] == 2
+    assert rows(families["hearth_answers_running"])["0"] == 2
+    assert rows(families["hearth_answers_tokens_per_second"])["1"] == 41.5
+    assert rows(families["hearth_kv_bits"])["0 live"] == 0
+    assert rows(families["hearth_kv_bits"])["1 stored"] == 4
 
 
 def test_images_are_told_by_what_came_of_their_files() -> None:
@@ -94,7 +101,9 @@ def test_the_page_of_operations_names_every_family() -> None:
 
 def test_what_a_worker_does_not_have_is_left_out() -> None:
     families = told([HEALTH | {"wait_s": None, "model": None}], {0: {"reuses": False}})
-    absent = ("cache_bytes", "disk_bytes", "vision_encoder_calls", "queue_wait_estimate_seconds")
+    absent: tuple[str, ...] = ("cache_bytes", "disk_bytes", "vision_encoder_calls")
+    absent += ("queue_wait_estimate_seconds",)
+    absent += ("answers_running", "kv_bits")
     for name in (*absent, "worker_model_info", "budget_tight", "evictions", "cache_entries"):
         assert families[f"hearth_{name}"].samples == []
 

@@ -9,7 +9,7 @@ import pytest
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.cache.cache_budget import BUFFERS_MAX, MB, Budget, auto_bytes
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
-from hearth.worker.cache.eviction import SLACK, Evictor
+from hearth.worker.cache.eviction import LAST_MAX, SLACK, Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Layout
 from hearth.worker.cache.prefix_search import PrefixSearch
 from scripts.harness.store_builders import (
@@ -455,3 +455,34 @@ def test_nor_does_it_where_states_or_windows_are_kept(layout: Layout, fork_at: i
 @pytest.mark.parametrize("turns", [1, 4])
 def test_nor_does_it_when_it_lasts_an_hour(turns: int) -> None:
     storm(DENSE, turns, None, turn_s=90.0)
+
+
+# ---------------------------------------------------------------- what is remembered of it
+
+
+def test_each_entry_that_made_way_is_remembered_with_what_it_gave_up() -> None:
+    store = new_store(HYBRID)
+    lines = [new_line(number, used_at=-1000.0 * number) for number in (1, 2)]
+    for line in lines:
+        keep(store, text(line.number, 30), [10, 20, 30], line)
+    evictor = evictor_of(store)
+    held = store.budget.bytes_used
+    assert free(evictor, held - 1)
+    freed = held - store.budget.bytes_used
+    told = [entry.as_row() for entry in evictor.last]
+    assert sorted(int(str(row["line"])) for row in told) == [1, 2]
+    assert sum(entry.nbytes for entry in evictor.last) == freed == evictor.evicted_bytes.total()
+    assert sum(entry.parts.total() for entry in evictor.last) == evictor.evictions
+    assert sum(entry.tokens for entry in evictor.last) == 60
+    assert {entry.root for entry in evictor.last} == {store.root}
+
+
+def test_only_so_many_entries_are_remembered_the_newest() -> None:
+    store = new_store()
+    for number in range(LAST_MAX + 3):
+        keep(store, text(number, 10), [10], new_line(number, used_at=1.0 * number))
+    evictor = evictor_of(store)
+    for number in range(LAST_MAX + 3):
+        assert free(evictor, rows(10 * (number + 1)).nbytes)
+    assert [entry.line.number for entry in evictor.last] == [*reversed(range(3, LAST_MAX + 3))]
+    assert all(entry.nbytes == rows(10).nbytes for entry in evictor.last)

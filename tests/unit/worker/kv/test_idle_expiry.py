@@ -52,8 +52,8 @@ class Idle:
 
 
 def expired_of(warm: Machine) -> tuple[int, int]:
-    report = warm.keeper.evictions_report()
-    return report["count"].get("expired", 0), report["bytes"].get("expired", 0)
+    evictor = warm.keeper.transfer.evictor
+    return evictor.evicted["expired"], evictor.evicted_bytes["expired"]
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from hearth.shared.wire_messages import Prompt, Speaker
+from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import session_manager as module
+from hearth.worker.sessions.divergence_cause import not_kept
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_manager import (
     CHANGED,
     DROPPED,
     KEPT,
+    REJECTED,
     RENDERED,
+    UNEXPLAINED,
     SessionVisit,
 )
 from tests.helpers.worker.session_prompts import (
@@ -426,3 +430,16 @@ def test_loaded_tools_are_remembered_of_a_session_with_an_id() -> None:
     assert desk.arrive(compacted, Speaker("key", "s2")).loaded == []
     desk.sessions.forget_lines()
     assert desk.arrive(compacted).loaded == ["grep", "web", "sql"]
+
+
+def test_the_trace_tells_of_each_request_what_the_three_counters_sum() -> None:
+    desk = Desk()
+    names = ("vlm_retreat", "hybrid_trim_miss", REJECTED)
+    desk.ask(QUESTION, WORDS)
+    assert [desk.log.rows[-1][1][name] for name in names] == [0, 0, 0]
+    visit = desk.arrive(QUESTION)
+    again = pack([*range(2, len(visit.tokens))])
+    visit.divergence = replace(not_kept(UNEXPLAINED, 2, len(again), 2), again=again)
+    desk.end(visit, WORDS, raised=frozenset(names[:2]), cached=2)
+    assert [desk.log.rows[-1][1][name] for name in names] == [1, 1, 1]
+    assert desk.sessions.counters()[REJECTED] == 1
