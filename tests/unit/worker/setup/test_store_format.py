@@ -10,7 +10,6 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
-from hearth.worker.kv.quantisation_report import quantisation_report
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.kv.turboquant import TurboFormat
 from hearth.worker.setup import kv_setup
@@ -45,31 +44,16 @@ def rules_of(width: int, environ: dict[str, str], model: Any = None) -> KeepRule
 def test_nothing_is_packed_by_default() -> None:
     rules = rules_of(64, {})
     assert rules.store_format is None
-    assert quantisation_report(rules) == {
-        "store_bits": 0,
-        "store_scheme": "",
-        "store_group_size": 0,
-        "store_min_tokens": 256,
-        "store_ignored": "",
-        "serves_packed": True,
-        "live_bits": 0,
-        "live_group_size": 0,
-        "live_from_tokens": 5_000,
-    }
+    assert (rules.store_from, rules.store_ignored) == (256, "")
+    assert (rules.running_format, rules.running_from) == (None, 5_000)
 
 
 def test_the_settings_say_how_rows_are_packed_and_from_where() -> None:
     uniform = {"CACHE_STORE_BITS": "4", "KV_GROUP_SIZE": "32", "CACHE_STORE_QUANT_MIN_TOKENS": "9"}
     rules = rules_of(64, uniform)
     assert (rules.store_format, rules.store_from) == (QuantFormat(4, 32), 9)
-    report = quantisation_report(rules)
-    assert (report["store_bits"], report["store_scheme"]) == (4, "uniform")
-    assert (report["store_group_size"], report["store_min_tokens"]) == (32, 9)
     rules = rules_of(64, TURBO)
     assert rules.store_format == TurboFormat(3.5, mx.bfloat16)
-    report = quantisation_report(rules)
-    assert (report["store_bits"], report["store_scheme"]) == (3.5, "turboquant")
-    assert report["store_group_size"] == 0
 
 
 def test_rows_that_do_not_fit_are_stored_as_they_are_and_that_is_told(
@@ -78,7 +62,7 @@ def test_rows_that_do_not_fit_are_stored_as_they_are_and_that_is_told(
     rules = rules_of(80, {"CACHE_STORE_BITS": "8"})
     assert rules.store_format is None
     reason = "rows of 80 elements are no multiples of KV_GROUP_SIZE=64"
-    assert quantisation_report(rules)["store_ignored"] == reason
+    assert rules.store_ignored == reason
     assert f"CACHE_STORE_BITS is ignored: {reason}" in caplog.text
     assert rules_of(80, {"CACHE_STORE_BITS": "8", "KV_GROUP_SIZE": "32"}).store_format is None
 
@@ -105,6 +89,4 @@ def test_an_exact_model_ignores_the_bits_and_says_so(
     monkeypatch.setattr(kv_setup, "has_vision", lambda: False)  # nor needs what would pack
     rules = rules_of(64, environ, loaded("glm4_moe_lite", "bfloat16", 4))
     assert rules.is_exact and rules.store_format is None
-    report = quantisation_report(rules)
-    assert report["store_ignored"] == "this model reuses exact KV only (CACHE_EXACT)"
-    assert (report["store_bits"], report["serves_packed"]) == (0, False)
+    assert rules.store_ignored == "this model reuses exact KV only (CACHE_EXACT)"
