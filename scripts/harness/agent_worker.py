@@ -16,6 +16,7 @@ from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
 from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache.image_keys import PromptImage
+from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, generation_prompt, turn_marks
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
@@ -127,8 +128,10 @@ class Desk:
         log_root: Path,
         chunk: int = 256,
         settings: dict[str, str] | None = None,
+        model: LoadedModel | None = None,
         **machine: Any,
     ) -> None:
+        """`model` stands in the place of the fixture's."""
         self.family = family
         self.foreseen: list[RenderNextPrompt] = []  # what the prompt thread would render next
         self.settings: Settings = load_settings(
@@ -143,7 +146,7 @@ class Desk:
         vocabulary = Vocabulary(tokenizer)
         recorder = TurnRecorder(self.sessions, reuses=True, render_next=self.foreseen.append)
         self.machine = ScriptedMachine(
-            loaded(fixture, tiny=fixture in TINY_NAMES),
+            model or loaded(fixture, tiny=fixture in TINY_NAMES),
             self.marks,
             vocabulary,
             chunk=chunk,

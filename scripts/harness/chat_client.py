@@ -1,0 +1,335 @@
+"""Leads conversations with a worker without sockets, as a client of the chat API keeps them.
+
+The model's answers are scripted and have words of their own, and so has every message: a word that
+stands in two prompts was sent again.
+"""
+
+import copy
+import functools
+import itertools
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from hearth.proxy.request.session_id import session_of
+from hearth.shared.errors import RequestError
+from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
+from scripts.harness.agent_worker import Desk
+from scripts.harness.captured_sessions import PARSE
+from scripts.harness.model_families import family
+from scripts.harness.socketless_worker import Answer
+from scripts.harness.zero_model import Layers, zero_model
+
+Body = dict[str, Any]
+
+ROOM_MB: Final = 1  # more than one plan's conversations take
+SESSION_HEADER: Final = "x-claude-code-session-id"
+AGENT_HEADER: Final = "x-claude-code-agent-id"
+STOP: Final = "STOP"
+DATE: Final = "Today's date: Sat Nov {} 2026"
+REMINDER: Final = "<system-reminder>\nThe current date is 2026-11-{}.\n</system-reminder>\n"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kind of worker that conversations are played against."""
+
+    family: str
+    layers: Layers = "dense"
+    chunk: int = 256
+    is_exact: bool = False
+    preserves_thinking: bool = True
+    calls: bool = True  # whether its models call tools here
+    budget_mb: float = 512
+    slots: int = 4
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {
+            "CACHE_EXACT": "true" if self.is_exact else "false",
+            "PRESERVE_THINKING": "true" if self.preserves_thinking else "false",
+        }
+
+
+@dataclass(eq=False)
+class Asked:
+    """One request, what came of it, and what was sent before it in the same conversation."""
+
+    kind: str
+    body: Body
+    session: tuple[str, str]
+    before: "Asked | None"
+    answer: Answer
+    has_evicted: bool  # the cache, until now, or it had no room
+    has_restarted: bool  # the worker, until now
+    has_stopped: bool  # an answer was cut by a stop string, until now
+    is_forgotten: bool = False  # the sessions were told to forget it
+
+    @property
+    def ids(self) -> list[int]:
+        return self.answer.request.ids
+
+    @property
+    def fed(self) -> list[int]:
+        """The prompt and what was sampled."""
+        return [*self.ids, *self.answer.request.sampled]
+
+    @property
+    def messages(self) -> list[Body]:
+        messages: list[Body] = self.body["messages"]
+        return messages
+
+    @property
+    def is_left(self) -> bool:
+        """Whether its client left before it was answered."""
+        return self.answer.request.lease.is_cancelled
+
+    @property
+    def said(self) -> str:
+        """What was answered, without thinking and calls."""
+        visit = self.answer.request.visit
+        return visit.said.content if visit is not None and visit.said is not None else ""
+
+    @property
+    def told(self) -> dict[str, Any] | None:
+        assert self.answer.usage is not None
+        return self.answer.usage.divergence
+
+
+@dataclass(eq=False)
+class Chat:
+    """A conversation as its client keeps it."""
+
+    session: str
+    messages: list[Body]
+    tools: list[Body]
+    agent: str = ""
+    options: Body = field(default_factory=dict)
+    last: Asked | None = None
+    echoes_thinking: bool = True
+    stops: bool = False  # the next answer is cut by a stop string
+
+    def fork(self) -> "Chat":
+        return Chat(
+            self.session,
+            copy.deepcopy(self.messages),
+            copy.deepcopy(self.tools),
+            self.agent,
+            dict(self.options),
+            echoes_thinking=self.echoes_thinking,
+        )
+
+    def at(self, role: str) -> list[int]:
+        return [n for n, message in enumerate(self.messages) if message["role"] == role]
+
+    def body(self) -> Body:
+        body: Body = {"model": "m", "messages": copy.deepcopy(self.messages)}
+        if self.tools:
+            body["tools"] = copy.deepcopy(self.tools)
+        if self.options:
+            body["chat_template_kwargs"] = dict(self.options)
+        if self.session and not self.agent:
+            body["session_id"] = self.session
+        return body
+
+
+class Words:
+    """Gives words that no text had before."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def one(self) -> str:
+        return f"z{next(self._numbers):04x}"
+
+    def text(self, count: int) -> str:
+        return " ".join(self.one() for _ in range(count))
+
+
+@functools.cache
+def _desk(variant: Variant, logs: Path) -> Desk:
+    return Desk(
+        "qwen3",
+        family(variant.family),
+        logs,
+        chunk=variant.chunk,
+        settings=variant.settings,
+        model=zero_model(variant.layers),
+        is_exact=variant.is_exact,
+        budget_mb=variant.budget_mb,
+        slots_max=variant.slots,
+    )
+
+
+class ChatClient:
+    """Leads conversations with a worker that all clients of its variant share, one at a time.
+
+    What a client says has an API key and words of its own, and the cache is emptied before it.
+    """
+
+    _keys = itertools.count()
+
+    def __init__(self, variant: Variant, tools: int, logs: Path) -> None:
+        """A new conversation has so many `tools`."""
+        self.variant = variant
+        self._tool_count = tools
+        self.desk = _desk(variant, logs)
+        self.desk.forget()
+        self.desk.foreseen.clear()
+        self.family = self.desk.family
+        self.key = f"key{next(self._keys)}"
+        self.words = Words()
+        self.chats: list[Chat] = []
+        self.asked: list[Asked] = []
+        self.refused = 0
+        self._turn = 0
+        self.day = 10
+        self._has_restarted = False
+        self._has_stopped = False
+        self._evictions = self.desk.machine.keeper.evictions
+
+    # ------------------------------------------------------------ requests
+
+    def ask(self, kind: str, chats: list[Chat]) -> bool:
+        """Send them at once; say whether the template takes them."""
+        before = [chat.last for chat in chats]
+        try:
+            pairs = [self._submit(chat) for chat in chats]
+        except RequestError:
+            self.refused += 1
+            self.desk.machine.run()
+            return False
+        self.desk.machine.run()
+        for chat, last, (body, answer) in zip(chats, before, pairs, strict=True):
+            chat.last = self._note(kind, chat, last, body, answer)
+        return True
+
+    def leave(self, chat: Chat, last: Asked | None) -> None:
+        """Send it, and leave when the answer begins."""
+        body, answer = self._submit(chat)
+        self.desk.machine.run(until=lambda: bool(answer.request.sampled))
+        answer.request.lease.is_cancelled = True
+        self.desk.machine.run()
+        self._note("left", chat, last, body, answer)
+
+    def _note(self, kind: str, chat: Chat, last: Asked | None, body: Body, answer: Answer) -> Asked:
+        is_full = self.variant.budget_mb < ROOM_MB  # not even kept, so not evicted either
+        has_evicted = is_full or self.desk.machine.keeper.evictions > self._evictions
+        session = (chat.session, chat.agent)
+        self._has_stopped |= chat.stops
+        chat.stops = False
+        asked = Asked(
+            kind,
+            body,
+            session,
+            last,
+            answer,
+            has_evicted,
+            self._has_restarted,
+            self._has_stopped,
+        )
+        self.asked.append(asked)
+        return asked
+
+    def _submit(self, chat: Chat) -> tuple[Body, Answer]:
+        body = chat.body()
+        headers = {SESSION_HEADER: chat.session, AGENT_HEADER: chat.agent} if chat.agent else {}
+        prompt = PARSE["chat"](copy.deepcopy(body)).prompt
+        named = self.desk.named(prompt, session_of(headers, body, self.key))
+        self._turn += 1
+        if chat.stops:
+            parts = AnswerParts("", f"{self.words.text(22)} {STOP} {self.words.text(2)}")
+            return body, self.desk.submit(named, parts, [STOP])
+        return body, self.desk.submit(named, self._parts(chat))
+
+    def _parts(self, chat: Chat) -> AnswerParts:
+        """Return what the model says next: now and then it thinks, and calls a tool."""
+        turn, words = self._turn, self.words
+        thinks = self.family.thinks and turn % 3 != 0 and chat.options.get("enable_thinking", True)
+        reasoning = words.text(2 + turn % 4) if thinks else ""
+        calls: tuple[ToolCall, ...] = ()
+        if chat.tools and self.variant.calls and turn % 2:
+            name = chat.tools[turn % len(chat.tools)]["function"]["name"]
+            calls = (ToolCall(name, {"path": words.text(2)}),)
+        return AnswerParts(reasoning, words.text(2 + 3 * (turn % 3)), calls)
+
+    # ------------------------------------------------------------ messages
+
+    def user(self, count: int, has_date: bool = False) -> Body:
+        reminder = REMINDER.format(f"{self.day:02}") if has_date else ""
+        return {"role": "user", "content": reminder + self.words.text(count)}
+
+    def system(self, count: int) -> Body:
+        date = DATE.format(f"{self.day:02}")
+        text = f"{self.words.text(count)}\n{date}\n{self.words.text(count)}"
+        return {"role": "system", "content": text}
+
+    def tool(self) -> Body:
+        name = f"do_{self.words.one()}"
+        schema = {"type": "object", "properties": {"path": {"type": "string"}}}
+        function = {"name": name, "description": self.words.text(6), "parameters": schema}
+        return {"type": "function", "function": function}
+
+    def dated(self, text: str) -> str:
+        """Return `text` with the present date."""
+        return re.sub(r"(Nov |2026-11-)\d\d", rf"\g<1>{self.day:02}", text)
+
+    def import_history(self, is_named: bool, rounds: int) -> Chat:
+        """Return a conversation whose turns this server has not written."""
+        number = len(self.asked)
+        tools = [self.tool() for _ in range(self._tool_count)]
+        chat = Chat(f"s{number}" if is_named else "", [self.system(6 + rounds % 12)], tools)
+        for n in range(rounds):
+            chat.messages.append(self.user(4 + (7 * n + rounds) % 20, has_date=n == 0))
+            if n + 1 < rounds:
+                chat.messages += self._made_up_turn(chat, n)
+        return chat
+
+    def _made_up_turn(self, chat: Chat, number: int) -> list[Body]:
+        words = self.words
+        turn: Body = {"role": "assistant", "content": words.text(3 + 3 * number % 17)}
+        if self.family.thinks and number % 3 == 1:
+            turn["reasoning_content"] = words.text(6)
+        if not (chat.tools and self.variant.calls and number % 2):
+            return [turn]
+        call_id = f"made{number:05d}"
+        function = {"name": chat.tools[0]["function"]["name"], "arguments": '{"path": "/tmp"}'}
+        turn["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
+        result = {"role": "tool", "tool_call_id": call_id, "content": words.text(12)}
+        last = {"role": "assistant", "content": words.text(5)}
+        return [turn, result, last]
+
+    # ------------------------------------------------------------ what a client does
+
+    def take(self, chat: Chat, last: Asked | None, count: int) -> None:
+        """Take the last answer up, and what follows it: a tool's result, or the next question."""
+        assert last is not None
+        request = last.answer.request
+        assert request.visit is not None and request.visit.said is not None
+        said = request.visit.said
+        turn: Body = {"role": "assistant", "content": said.content}
+        if said.reasoning and chat.echoes_thinking:
+            turn["reasoning_content"] = said.reasoning
+        results = []
+        for (name, arguments), call_id in zip(said.calls, request.call_ids, strict=True):
+            function = {"name": name, "arguments": arguments}
+            call = {"id": call_id, "type": "function", "function": function}
+            turn.setdefault("tool_calls", []).append(call)
+            text = self.words.text(count)
+            results.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        chat.messages += [turn, *(results or [self.user(count)])]
+
+    def empty(self) -> None:
+        """Empty the cache, as an operator does."""
+        self.desk.forget()
+        self.desk.sessions.forget_lines()
+        for asked in self.asked:
+            asked.is_forgotten = True
+
+    def restart(self) -> None:
+        """Lose the KV, and have the conversations from where a restarted worker finds them."""
+        self.desk.forget()
+        for line in self.desk.sessions.lines.lines:
+            line.is_restored = True
+        self._has_restarted = True

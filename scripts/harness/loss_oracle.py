@@ -1,0 +1,314 @@
+"""Judges what a request was told to have lost, by what was sent, fed and prefilled.
+
+It knows nothing of conversation lines or causes as the worker finds them. Each text has words that
+no other text has (chat_client.py): a word of a prompt that an earlier request fed, and
+that was prefilled now, was read again; nothing else was.
+"""
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from hearth.worker.cache.block_hash import Tokens, common_length, pack
+from hearth.worker.sessions.divergence_cause import HEAD, SLACK
+from scripts.harness.chat_client import Asked, Body
+from scripts.harness.random_conversations import Plan
+
+WORD: Final = re.compile("z[0-9a-f]{4}")
+VOLATILE: Final = re.compile(
+    r"Today's date: Sat Nov \d\d 2026|<system-reminder>.*?</system-reminder>\n", re.DOTALL
+)
+TOLD_MIN: Final = 64  # tokens read again, less SLACK for each place, that must be told
+HEAD_CAUSES: Final = frozenset(
+    ("tool added", "tool removed", "tool order", "tool schema", "template option")
+)
+AS_IT_WAS: Final = frozenset(("template", "thinking dropped", "turn not recorded", "unexplained"))
+NOT_KEPT: Final = frozenset(("eviction", "restart", "exact mode"))
+EDITED: Final = {
+    "system prompt": "system",
+    "message edited": "user",
+    "tool result": "tool",
+    "assistant turn": "assistant",
+}
+OF_RESTARTS: Final = ("restarted", "MAX_KV_SIZE_GB", "SHUTDOWN_FLUSH_SECONDS")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One falsehood: the rule that it breaks, and what was told beside what is so."""
+
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.text}"
+
+
+class Reading:
+    """The words of a run of tokens, with the tokens that each has a part in."""
+
+    def __init__(self, pieces: Sequence[str], ids: Sequence[int]) -> None:
+        self.tokens: Tokens = pack(list(ids))
+        ends = np.cumsum([len(piece) for piece in pieces])
+        found = list(WORD.finditer("".join(pieces)))
+        firsts = np.searchsorted(ends, [match.start() for match in found], side="right")
+        lasts = np.searchsorted(ends, [match.end() - 1 for match in found], side="right")
+        names = [match.group() for match in found]
+        self.words = list(zip(names, firsts.tolist(), (lasts + 1).tolist(), strict=True))
+
+    def known(self, start: int = 0) -> set[str]:
+        """Return the words that end behind token `start`."""
+        return {name for name, _, end in self.words if end > start}
+
+
+@dataclass(frozen=True)
+class ReadAgain:
+    """What of a prompt was read again, from some token on."""
+
+    words: int  # tokens of words that were known
+    runs: int  # of such words, with no new one between
+    most: int  # tokens of these runs, with all up to the next new word
+
+
+def read_again(now: Reading, start: int, known: set[str]) -> ReadAgain:
+    """Count what of `now` behind token `start` is made of `known` words."""
+    words = runs = most = 0
+    border, is_open = start, False  # where the last new word ended; whether a run goes on
+    for name, first, end in now.words:
+        if end <= start:
+            continue
+        if name in known:
+            words += end - max(first, start)
+            runs += not is_open
+            is_open = True
+            continue
+        most += max(0, first - border) if is_open else 0
+        border, is_open = end, False
+    return ReadAgain(words, runs, most + (len(now.tokens) - border if is_open else 0))
+
+
+@functools.cache
+def _pieces(tokenizer: Any) -> dict[int, str]:
+    """Return each token's text; only ASCII is as it was."""
+    return {number: piece for piece, number in tokenizer.get_vocab().items()}
+
+
+class Judge:
+    """Judges the requests of one played plan, in their order."""
+
+    def __init__(self, plan: Plan, tokenizer: Any) -> None:
+        self.plan = plan
+        self._pieces = _pieces(tokenizer)
+        self._earlier: list[tuple[Asked, Reading]] = []
+        self._readings: dict[Asked, Reading] = {}
+
+    def findings(self, asked: Sequence[Asked]) -> list[tuple[Asked, Finding]]:
+        found = []
+        for each in asked:
+            now = self._reading(each.ids)
+            found += [(each, finding) for finding in self._of(each, now)]
+            fed = self._reading(each.fed)
+            self._readings[each] = fed
+            self._earlier.append((each, fed))
+        return found
+
+    def _reading(self, ids: Sequence[int]) -> Reading:
+        return Reading([self._pieces[each] for each in ids], ids)
+
+    def _of(self, asked: Asked, now: Reading) -> list[Finding]:
+        told = asked.told
+        found = self._untold(asked, now, told)
+        if told is not None:
+            found += self._amount(asked, now, told) + self._remedy(asked, told)
+            found += self._place(asked, now, told)
+        return found
+
+    # ------------------------------------------------------------ what must be told
+
+    def _untold(self, asked: Asked, now: Reading, told: Body | None) -> list[Finding]:
+        """Hold it to what its own conversation last sent: is an edit told, and as large as it is?
+
+        What was sent counts where the server can know that the two are one conversation.
+        """
+        before = asked.before
+        if before is None or before.is_forgotten or asked.is_left or not _is_known(before, asked):
+            return []
+        was = self._readings[before]
+        shared = common_length(was.tokens, now.tokens)
+        start = max(shared, asked.answer.cached)
+        again = read_again(now, start, was.known(shared))
+        least = again.words - SLACK * again.runs
+        if shared - asked.answer.cached > self.plan.variant.chunk + SLACK + TOLD_MIN and not told:
+            return [Finding("not told", f"{shared} are shared, {asked.answer.cached} were kept")]
+        if least < TOLD_MIN:
+            return []
+        if told is None:
+            return [Finding("not told", f"{again.words} tokens were read again from {start} on")]
+        found = []
+        if told["lost"] < least:
+            text = f"{told['cause']}, lost {told['lost']}, and {again.words} tokens were read again"
+            found.append(Finding("told too little", text))
+        if told["token"] < shared and told["cause"] not in NOT_KEPT:
+            text = f"at {told['token']}, and its own last request is left at {shared}"
+            found.append(Finding("wrong request", text))
+        return found
+
+    # ------------------------------------------------------------ what may be told
+
+    def _amount(self, asked: Asked, now: Reading, told: Body) -> list[Finding]:
+        found, lost = [], told["lost"]
+        if lost > asked.answer.prefilled:
+            text = f"lost {lost}, and {asked.answer.prefilled} were prefilled"
+            found.append(Finding("more than prefilled", text))
+        known: set[str] = set().union(*(fed.known() for _, fed in self._earlier))
+        if told["cause"] in NOT_KEPT:
+            return found + self._not_kept(asked, now, told)
+        behind = read_again(now, max(told["token"], asked.answer.cached), known)
+        most = read_again(now, asked.answer.cached, known).most
+        if not behind.words:
+            found.append(Finding("nothing read again", f"{told['cause']}, lost {lost}"))
+        elif lost > most + SLACK:
+            text = f"{told['cause']}, lost {lost}, and {most} were read again"
+            found.append(Finding("more than read again", text))
+        return found
+
+    def _not_kept(self, asked: Asked, now: Reading, told: Body) -> list[Finding]:
+        """Hold what was forwarded and is gone to what any earlier request shares."""
+        shared = max((common_length(fed.tokens, now.tokens) for _, fed in self._earlier), default=0)
+        gone = shared - asked.answer.cached
+        if told["lost"] <= max(0, gone):
+            return []
+        text = f"{told['cause']}, lost {told['lost']}, and {gone} shared tokens were not kept"
+        return [Finding("more than read again" if gone > 0 else "nothing read again", text)]
+
+    def _remedy(self, asked: Asked, told: Body) -> list[Finding]:
+        """Hold the remedy to the settings and to what happened to the cache."""
+        variant, remedy = self.plan.variant, told["remedy"]
+        so = {
+            "PRESERVE_THINKING=true": variant.preserves_thinking,
+            "CACHE_EXACT=false": not variant.is_exact,
+            "CACHE_RAM_BUDGET_MB": not asked.has_evicted,
+            "cut by a stop string": not asked.has_stopped,
+            "Please report this": True,
+            **dict.fromkeys(OF_RESTARTS, not asked.has_restarted),
+        }
+        return [
+            Finding("remedy", f"{told['cause']}: {words}")
+            for words, is_so in so.items()
+            if is_so and words in remedy
+        ]
+
+    def _place(self, asked: Asked, now: Reading, told: Body) -> list[Finding]:
+        """Hold cause, message and token to the earlier requests that it shares so much with."""
+        is_cut_off = told["cause"] == "turn not recorded" and told["token"] == asked.answer.cached
+        if told["cause"] in NOT_KEPT or is_cut_off:
+            return []
+        same = [
+            each
+            for each, fed in self._earlier
+            if common_length(fed.tokens, now.tokens) == told["token"]
+        ]
+        what = f"{told['cause']} {told['message']} at {told['token']}"
+        if not same:
+            return [Finding("wrong token", what)]
+        if told["cause"] == "assistant turn" and self._is_rewritten(asked, told["message"]):
+            return []
+        if not any(names(told, each.body, asked.body) for each in same):
+            return [Finding("wrong cause", what)]
+        return []
+
+    def _is_rewritten(self, asked: Asked, at: int) -> bool:
+        """Whether message `at` is an answer that nobody gave, so that no tokens are known of it."""
+        message = asked.messages[at]
+        said = (each.said for each, _ in self._earlier)
+        return message["role"] == "assistant" and message["content"] not in said
+
+
+# ---------------------------------------------------------------- causes
+
+
+def names(told: Body, was: Body, now: Body) -> bool:
+    """Whether the cause says what is different between two requests, and at which message."""
+    cause, message = told["cause"], told["message"]
+    if cause in HEAD_CAUSES:
+        return message == HEAD and _head(was, now) == cause
+    ours, theirs = now["messages"], was["messages"]
+    first = first_difference(theirs, ours)
+    if cause in AS_IT_WAS:
+        return first is None or message <= first
+    if first is None:  # all is as it was: what is told is about the answer
+        is_echo = message == len(theirs) and message < len(ours)
+        return cause == "assistant turn" and is_echo and ours[message]["role"] == "assistant"
+    if message != first:
+        return False
+    if cause == "message inserted":
+        return any(_same(theirs[first], later) for later in ours[first + 1 :])
+    if cause == "message removed":
+        is_answer = first + 1 == len(theirs) and ours[first]["role"] == "assistant"
+        rest = theirs[first + 1 :]
+        return first == len(ours) or is_answer or any(_same(ours[first], each) for each in rest)
+    if cause == "history rewritten":
+        return True
+    if cause == "volatile field":
+        return _volatile(theirs[first]) != _volatile(ours[first])
+    if cause in EDITED:
+        return ours[first]["role"] == EDITED[cause] and _rest(theirs[first]) != _rest(ours[first])
+    return True  # a cause that this oracle does not know
+
+
+def _is_known(was: Asked, now: Asked) -> bool:
+    """Whether two requests can be seen to be of one conversation.
+
+    They have much in common, and one session's id; or none, and what they begin with.
+    """
+    if was.session != now.session:
+        return False
+    shared = sum(any(_same(one, other) for other in now.messages) for one in was.messages)
+    is_alike = shared > max(1, min(len(now.messages), len(was.messages)) / 2)
+    begins_alike = was.messages[:2] == now.messages[:2]
+    return is_alike and (bool(now.session[0]) or begins_alike)
+
+
+def first_difference(was: Sequence[Body], now: Sequence[Body]) -> int | None:
+    """Return the first message that is not what it was; None where `now` only adds some."""
+    for at, (one, other) in enumerate(zip(was, now, strict=False)):
+        if not _same(one, other):
+            return at
+    return len(now) if len(now) < len(was) else None
+
+
+def _same(one: Body, other: Body) -> bool:
+    return one == other
+
+
+def _head(was: Body, now: Body) -> str:
+    ours, theirs = now.get("tools", []), was.get("tools", [])
+    if ours != theirs:
+        new, old = (tuple(tool["function"]["name"] for tool in each) for each in (ours, theirs))
+        if set(new) - set(old):
+            return "tool added"
+        if set(old) - set(new):
+            return "tool removed"
+        return "tool order" if new != old else "tool schema"
+    return (
+        "template option"
+        if was.get("chat_template_kwargs") != now.get("chat_template_kwargs")
+        else ""
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _volatile_of(text: str) -> tuple[str, ...]:
+    return tuple(VOLATILE.findall(text))
+
+
+def _volatile(message: Body) -> tuple[str, ...]:
+    return _volatile_of(message["content"] or "")
+
+
+def _rest(message: Body) -> Body:
+    return message | {"content": VOLATILE.sub("", message["content"] or "")}
