@@ -154,13 +154,15 @@ def check(seed: int, count: int, examples: int, logs: Path) -> int:
     """Play `count` conversations and print what is found; return the exit status."""
     counts: Counter[tuple[str, str]] = Counter()
     seeds: dict[tuple[str, str], list[int]] = {}
-    requests, told, false = Counter[str](), Counter[str](), 0
+    requests, told, false, short = Counter[str](), Counter[str](), 0, 0
     began = shown_at = time.monotonic()
     for number in range(seed, seed + count):
         asked, found = played(random_plan(number), logs)
         requests.update(each.kind for each in asked)
         told.update(each.told["cause"] for each in asked if each.told)
-        false += bool(found)
+        is_false = any(not finding.is_short for _, finding in found)
+        false += is_false
+        short += bool(found) and not is_false
         for each, finding in found:
             print(f"seed {number}: {each.kind}: {finding}", file=sys.stderr, flush=True)
         for key in {key_of(*row) for row in found}:
@@ -172,7 +174,8 @@ def check(seed: int, count: int, examples: int, logs: Path) -> int:
     seconds = time.monotonic() - began
     print(
         f"{count:,} conversations, {requests.total():,} requests in {seconds:.0f} s: "
-        f"{told.total():,} losses told, {false:,} conversations with a falsehood"
+        f"{told.total():,} losses told, {false:,} conversations with a falsehood, {short:,} in "
+        "which one of two lines alike was told"
     )
     print("requests:", ", ".join(f"{kind} {n:,}" for kind, n in requests.most_common()))
     print("told:", ", ".join(f"{cause} {n:,}" for cause, n in told.most_common()))

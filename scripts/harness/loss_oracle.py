@@ -47,6 +47,14 @@ class Finding:
     def __str__(self) -> str:
         return f"{self.rule}: {self.text}"
 
+    @property
+    def is_short(self) -> bool:
+        """Whether what was told is true and not all: two lines of one session were alike.
+
+        A request is compared with one line, and there each has what the other has not.
+        """
+        return self.rule in ("told too little", "wrong request")
+
 
 class Reading:
     """The words of a run of tokens, with the tokens that each has a part in."""

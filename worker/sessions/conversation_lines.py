@@ -134,6 +134,20 @@ class Session:
             return "main"
         return "side" if line.shape is not None and line.shape.is_side else "sub-agent"
 
+    def line_report(self, line: Line, count: int) -> dict[str, Any]:
+        """Return the report of a line, with its last `count` requests."""
+        return {
+            "line": line.number,
+            "agent": self.speaker.agent,
+            "parent": line.parent.number if line.parent is not None else None,
+            "kind": self.kind(line),
+            "branch_message": line.branch_message,
+            "branch_token": line.branch_token,
+            "turns": line.turns,
+            "tokens": len(line.tokens) if line.tokens is not None else 0,
+            "requests": list(line.rows)[len(line.rows) - count :],
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class EarlierLine:

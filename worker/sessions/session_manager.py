@@ -296,11 +296,12 @@ class SessionManager:
         if before is None or ending.is_cancelled:
             return None
         expected = min(visit.shared, ending.limit, fed)
-        lost = expected - ending.usage.cached_tokens
-        if lost <= self._slack + SLACK:
-            return None
         at = ending.usage.cached_tokens
-        is_answers = at + self._slack + SLACK >= before.prompt_tokens
+        # Exact KV of two prompts ends a forward earlier where they came to a cut from two places.
+        slack = self._slack * (1 + self._rules.is_exact) + SLACK
+        if (lost := expected - at) <= slack:
+            return None
+        is_answers = at + slack >= before.prompt_tokens
         idle_s = time.monotonic() - ending.usage.finish_ms / 1000 - before.used_at
         is_expired = 0 < self._rules.ttl_s <= idle_s
         cause = "restart" if before.is_restored else "expired" if is_expired else "eviction"
@@ -413,7 +414,7 @@ class SessionManager:
         """Return the lines of the sessions called `label` of `key`, "" = all; None of none."""
         with self._lock:
             found = self._lines_of(label, key)
-            lines = [_line_report(session, line, len(line.rows)) for session, line in found or ()]
+            lines = [session.line_report(line, len(line.rows)) for session, line in found or ()]
         return None if found is None else {"session": label, "lines": lines}
 
     def session_brief(self, label: str, key: str = "") -> dict[str, Any] | None:
@@ -425,7 +426,7 @@ class SessionManager:
             for session, line in newest[:TREE_LINES_MAX]:
                 count = min(left, TREE_LINE_ROWS_MAX, len(line.rows))
                 left -= count
-                lines.append(_line_report(session, line, count))
+                lines.append(session.line_report(line, count))
         return None if found is None else {"session": label, "lines": lines}
 
     def _lines_of(self, label: str, key: str) -> list[tuple[Session, Line]] | None:
@@ -442,21 +443,6 @@ class SessionManager:
         ]
         lines = [(session, line) for session in found for line in session.lines.values()]
         return lines if found else None
-
-
-def _line_report(session: Session, line: Line, count: int) -> dict[str, Any]:
-    """Return the report of a line, with its last `count` requests."""
-    return {
-        "line": line.number,
-        "agent": session.speaker.agent,
-        "parent": line.parent.number if line.parent is not None else None,
-        "kind": session.kind(line),
-        "branch_message": line.branch_message,
-        "branch_token": line.branch_token,
-        "turns": line.turns,
-        "tokens": len(line.tokens) if line.tokens is not None else 0,
-        "requests": list(line.rows)[len(line.rows) - count :],
-    }
 
 
 def _kind(session: Session, line: Line | None) -> str:
