@@ -79,6 +79,19 @@ def test_a_plan_that_ends_amid_an_image_is_dropped_and_counted(
     assert warm.keeper.counts["vlm_retreat"] >= 1
 
 
+def test_rows_kept_further_than_a_state_are_counted() -> None:
+    warm = machine("qwen3_5", slots_max=1)
+    ids = prompt("qwen3_5", 150, 100)
+    warm.ask(ids, 4)
+    warm.ask(prompt("qwen3_5", 30, 10, seed=4), 2)
+    assert warm.keeper.counts["hybrid_trim_miss"] == 0
+    for joint in list(warm.keeper.store.joints):
+        if joint.snapshot is not None and joint.position > 200:
+            warm.keeper.store.set_snapshot(joint, None)
+    assert 0 < warm.ask(ids, 4).cached <= 200
+    assert warm.keeper.counts["hybrid_trim_miss"] == 1
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_system_prompt_is_shared_and_another_one_is_not(name: str) -> None:
     warm = machine(name)
@@ -196,8 +209,10 @@ def test_memory_stays_within_the_budget_and_the_live_slots(name: str) -> None:
         warm.ask(prompt(name, 700, 200, seed=seed), 2)
         assert kept_bytes(warm) <= 2 * MB
         slots = sum(warm.keeper.slot_bytes(slot) for slot in warm.keeper.slots)
+        freed_and_held = mx.get_cache_memory()
         mx.clear_cache()
         assert mx.get_active_memory() - before <= 2 * MB + slots + 0.5 * MB
+    assert freed_and_held <= 8 * MB, "what was evicted goes back to the system"
     assert len(warm.keeper.slots) == 2 and warm.keeper.evictions > 0
 
 
@@ -285,13 +300,17 @@ def test_a_short_chat_reserves_nothing_for_a_long_one() -> None:
 
 def test_kept_kv_in_eight_bits_takes_half_and_short_prompts_stay_as_they_are() -> None:
     names: list[Any] = [None, QuantFormat(8, 64)]
-    sizes = []
+    sizes, taken = [], []
     for form in names:
         warm = machine("qwen3", slots_max=1, store_format=form, store_from=256)
+        mx.clear_cache()
+        before = mx.get_active_memory()
         warm.ask(prompt("qwen3", 500, 100), 2)
         warm.ask(prompt("qwen3", 20, 10, seed=4), 2)
         sizes.append(kept_bytes(warm))
+        taken.append(mx.get_active_memory() - before)
     assert sizes[1] < 0.6 * sizes[0]
+    assert taken[0] - taken[1] >= 0.9 * (sizes[0] - sizes[1]), "raw rows are not held beside them"
     short = [e for e in warm.keeper.store.extents if e.end.position < 256 and e.body is not None]
     assert short and all(e.body.layers[0].format is None for e in short)
 

@@ -10,7 +10,7 @@ import pytest
 from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import session_manager as module
-from hearth.worker.sessions.divergence_cause import not_kept
+from hearth.worker.sessions.divergence_cause import cause_of, not_kept
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_manager import (
     CHANGED,
@@ -320,6 +320,16 @@ def test_tokens_of_the_own_line_that_were_not_kept_are_told_and_counted() -> Non
     assert (told["token"], told["lost"]) == (shared - 100, 95)
     assert desk.sessions.counts["lost_tokens"] == 95
     assert desk.log.rows[-1][1]["divergence"]["lost"] == 95
+
+
+def test_other_tokens_of_an_answer_that_stands_as_it_was_sampled_are_unexplained() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS)
+    visit = desk.arrive([*QUESTION, echo(WORDS), *QUESTION[1:]])
+    before = visit.place.before
+    assert before is not None
+    cause = cause_of(before, visit.place.shape, before.prompt_tokens, len(QUESTION), KEPT)
+    assert cause.name == UNEXPLAINED
 
 
 @pytest.mark.parametrize(("unused_s", "cause"), [(9.0, "eviction"), (11.0, "expired")])
