@@ -214,7 +214,7 @@ class Worker:
         self._sessions = sessions
         steps.begin("prompts")
         vocabulary = Vocabulary(loaded.tokenizer)
-        recorder = TurnRecorder(sessions, isinstance(kv_manager, KVManager), self._render_next)
+        recorder = TurnRecorder(sessions, evictions_of(kv_manager), self._render_next)
         scheduler = Scheduler(
             engine,
             kv_manager,
@@ -364,6 +364,13 @@ def sweep_of(kv_manager: KVManager | NullKVManager, memory: MemoryGuard) -> Call
         return kv_manager.sweep()
 
     return sweep
+
+
+def evictions_of(kv_manager: KVManager | NullKVManager) -> Callable[[], int] | None:
+    """Return a function that says how often kept KV made way; None where none is kept."""
+    if isinstance(kv_manager, NullKVManager):
+        return None
+    return lambda: kv_manager.evictions
 
 
 def expire_of(kv_manager: KVManager | NullKVManager) -> Callable[[], bool]:

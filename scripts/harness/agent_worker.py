@@ -144,7 +144,9 @@ class Desk:
         self.ids = self.sessions.new_id = Ids()
         prompt_builder = make_builder(tokenizer, self.marks, end_ids, CONTEXT_TOKENS, self.settings)
         vocabulary = Vocabulary(tokenizer)
-        recorder = TurnRecorder(self.sessions, reuses=True, render_next=self.foreseen.append)
+        recorder = TurnRecorder(
+            self.sessions, lambda: self.machine.keeper.evictions, self.foreseen.append
+        )
         self.machine = ScriptedMachine(
             model or loaded(fixture, tiny=fixture in TINY_NAMES),
             self.marks,
@@ -217,7 +219,7 @@ class Desk:
         request.call_ids = [request.new_id() for _ in request.output.parts.calls]
         length = len(request.ids)
         usage = Usage(length, length, 0, len(request.sampled))
-        recorder = TurnRecorder(self.sessions, reuses=False, render_next=lambda _: None)
+        recorder = TurnRecorder(self.sessions, evictions=None, render_next=lambda _: None)
         recorder.ended(request, usage, "stop", None)
 
     def finish(self, answers: Iterable[Answer], parts: Sequence[AnswerParts]) -> list[Reply]:

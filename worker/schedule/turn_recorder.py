@@ -20,12 +20,15 @@ class TurnRecorder:
     def __init__(
         self,
         sessions: SessionManager,
-        reuses: bool,
+        evictions: Callable[[], int] | None,
         render_next: Callable[[RenderNextPrompt], None],
     ) -> None:
-        """`reuses` says whether this model's KV is kept at all; `render_next` never blocks."""
+        """`evictions` says how often kept KV made way; None where none is kept at all.
+
+        `render_next` never blocks.
+        """
         self._sessions = sessions
-        self._reuses = reuses
+        self._evictions = evictions
         self._render_next = render_next
 
     def ended(self, request: Request, usage: Usage, reason: str, stop: str | None) -> Usage:
@@ -44,13 +47,14 @@ class TurnRecorder:
             signature=request.signature,
             sampled=request.sampled,
             usage=usage,
-            limit=request.query.limit if self._reuses else 0,
+            limit=request.query.limit if self._evictions is not None else 0,
             is_whole=stop is None and not is_broken_off and not request.output.is_cut,
             is_cancelled=is_broken_off,
             raised=raised_counters(request),
+            evictions=self._evictions() if self._evictions is not None else 0,
         )
         divergence = self._sessions.ended(visit, ending)
-        if self._reuses and not ending.is_cancelled:
+        if self._evictions is not None and not ending.is_cancelled:
             self._render_next(RenderNextPrompt(request))
         return dataclasses.replace(usage, divergence=divergence, session_kind=visit.kind)
 

@@ -49,7 +49,8 @@ REMEDIES = {
     "the disk keeps it.",
     "restart": "The server was restarted and this was not on its disk: raise MAX_KV_SIZE_GB or "
     "SHUTDOWN_FLUSH_SECONDS.",
-    "exact mode": "CACHE_EXACT=false reuses generated tokens too, at the price of the last bits.",
+    "exact mode": "CACHE_EXACT=false also reuses what was generated or prefilled by other cuts, at "
+    "the price of the last bits.",
     "unexplained": "Please report this with the session's log: the server should have known.",
 }
 

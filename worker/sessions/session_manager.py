@@ -127,6 +127,7 @@ class RequestEnding:
     call_ids: tuple[str, ...] = ()  # of its calls, as the client was given them
     signature: str = ""  # of its thinking, likewise
     raised: frozenset[str] = frozenset()  # the cache's counters of correctness that it raised
+    evictions: int = 0  # of the cache until then
 
 
 class SessionManager:
@@ -297,16 +298,15 @@ class SessionManager:
             return None
         expected = min(visit.shared, ending.limit, fed)
         at = ending.usage.cached_tokens
-        # Exact KV of two prompts ends a forward earlier where they came to a cut from two places.
-        slack = self._slack * (1 + self._rules.is_exact) + SLACK
+        slack = self._slack + SLACK
         if (lost := expected - at) <= slack:
             return None
         is_answers = at + slack >= before.prompt_tokens
         idle_s = time.monotonic() - ending.usage.finish_ms / 1000 - before.used_at
         is_expired = 0 < self._rules.ttl_s <= idle_s
         cause = "restart" if before.is_restored else "expired" if is_expired else "eviction"
-        if self._rules.is_exact and is_answers:
-            cause = "exact mode"
+        if self._rules.is_exact and (is_answers or not ending.evictions):
+            cause = "exact mode"  # what was generated, or prefilled by other cuts
         elif is_answers and visit.states.get(len(before.shape.names), KEPT) != KEPT:
             cause = "turn not recorded"  # its end was no place to go on from
         return not_kept(cause, at, lost, len(visit.prompt.messages))

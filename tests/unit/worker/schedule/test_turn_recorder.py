@@ -40,7 +40,7 @@ def test_a_sub_agent_without_a_name_is_known_by_its_end_and_a_branch_is_what_it_
 
 def test_a_request_is_told_with_its_kind_and_one_in_no_session_has_none() -> None:
     desk, usage = Desk(), Usage(10, 10, 0, 3, match="prefix")
-    recorder = TurnRecorder(desk.sessions, True, lambda _: None)
+    recorder = TurnRecorder(desk.sessions, lambda: 0, lambda _: None)
     request = machine("qwen3", tiny=True).submit([1, 2, 3]).request
     assert request.visit is None and usage.session_kind == "none"
     assert recorder.ended(request, usage, "stop", None) == usage
