@@ -145,6 +145,8 @@ class Judge:
         before = asked.before
         if before is None or before.is_forgotten or asked.is_left or not _is_known(before, asked):
             return []
+        if asked.messages[:-1] == before.messages[: len(asked.messages) - 1]:
+            return []  # a last message that is asked anew is new, whatever it has of the old one
         was = self._readings[before]
         shared = common_length(was.tokens, now.tokens)
         start = max(shared, asked.answer.cached)
