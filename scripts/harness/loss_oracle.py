@@ -147,6 +147,8 @@ class Judge:
             return []
         if asked.messages[:-1] == before.messages[: len(asked.messages) - 1]:
             return []  # a last message that is asked anew is new, whatever it has of the old one
+        if self._has_twin(asked, before):
+            return []
         was = self._readings[before]
         shared = common_length(was.tokens, now.tokens)
         start = max(shared, asked.answer.cached)
@@ -166,6 +168,20 @@ class Judge:
             text = f"at {told['token']}, and its own last request is left at {shared}"
             found.append(Finding("wrong request", text))
         return found
+
+    def _has_twin(self, asked: Asked, before: Asked) -> bool:
+        """Whether another request of the session has as much in common with this one.
+
+        It is compared with one of the two, and against that it may have lost less.
+        """
+        least = _shared(before, asked)
+        return any(
+            other is not before
+            and other.session == asked.session
+            and _shared(other, asked) >= least
+            and other.messages != before.messages
+            for other, _ in self._earlier
+        )
 
     # ------------------------------------------------------------ what may be told
 
@@ -277,10 +293,15 @@ def _is_known(was: Asked, now: Asked) -> bool:
     """
     if was.session != now.session:
         return False
-    shared = sum(any(_same(one, other) for other in now.messages) for one in was.messages)
+    shared = _shared(was, now)
     is_alike = shared > max(1, min(len(now.messages), len(was.messages)) / 2)
     begins_alike = was.messages[:2] == now.messages[:2]
     return is_alike and (bool(now.session[0]) or begins_alike)
+
+
+def _shared(was: Asked, now: Asked) -> int:
+    """Return how many messages of one the other has too."""
+    return sum(any(_same(one, other) for other in now.messages) for one in was.messages)
 
 
 def first_difference(was: Sequence[Body], now: Sequence[Body]) -> int | None:
