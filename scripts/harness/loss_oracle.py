@@ -130,6 +130,8 @@ class Judge:
     def _of(self, asked: Asked, now: Reading) -> list[Finding]:
         told = asked.told
         found = self._untold(asked, now, told)
+        if found and self._has_twin(asked):
+            found = []
         if told is not None:
             found += self._amount(asked, now, told) + self._remedy(asked, told)
             found += self._place(asked, now, told)
@@ -147,8 +149,6 @@ class Judge:
             return []
         if asked.messages[:-1] == before.messages[: len(asked.messages) - 1]:
             return []  # a last message that is asked anew is new, whatever it has of the old one
-        if self._has_twin(asked, before):
-            return []
         was = self._readings[before]
         shared = common_length(was.tokens, now.tokens)
         start = max(shared, asked.answer.cached)
@@ -169,11 +169,13 @@ class Judge:
             found.append(Finding("wrong request", text))
         return found
 
-    def _has_twin(self, asked: Asked, before: Asked) -> bool:
+    def _has_twin(self, asked: Asked) -> bool:
         """Whether another request of the session has as much in common with this one.
 
         It is compared with one of the two, and against that it may have lost less.
         """
+        before = asked.before
+        assert before is not None, "without one nothing is untold"
         least = _shared(before, asked)
         return any(
             other is not before
