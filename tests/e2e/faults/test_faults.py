@@ -123,7 +123,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(
     assert server.worker()["active_bytes"] <= memory * 1.05 + 1_000_000
 
 
-def test_a_client_that_leaves_frees_the_worker_within_a_chunk(
+def test_the_worker_is_idle_again_when_its_client_has_left(
     server: Server, client: openai.OpenAI
 ) -> None:
     answered_within(client, 30)

@@ -319,7 +319,7 @@ LINES = st.sampled_from(
 
 @settings(max_examples=200)
 @given(st.sampled_from(["system", "user", "tool"]), st.lists(LINES, max_size=8))
-def test_a_canonical_form_is_shorter_whole_lines_of_the_text_and_has_none_itself(
+def test_a_canonical_form_is_shorter_and_whole_lines_of_the_text(
     role: str, parts: list[str]
 ) -> None:
     text = "\n".join(parts)

@@ -84,7 +84,7 @@ def test_depth_is_what_the_layers_count(layers: LayerMap) -> None:
     assert layers.depth(cache) == 6
 
 
-def test_copied_rows_pin_nothing_and_survive_later_writes(layers: LayerMap) -> None:
+def test_copied_rows_survive_later_writes(layers: LayerMap) -> None:
     cache = new_cache()
     feed(cache, 10, 1)
     before = np.array(cache[0].keys[..., 2:6, :])
