@@ -132,6 +132,8 @@ def cause_of(
         return _message_cause(was, now, first, turn)
     if turn == "dropped" and not preserves_thinking:
         return Cause("thinking dropped", message_at)
+    if turn == "kept" and not preserves_thinking:
+        return Cause("template", message_at)  # its thinking was left out, and stands there again
     return _turn_cause(before, now, at, message_at, turn)
 
 
