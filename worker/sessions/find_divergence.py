@@ -121,7 +121,9 @@ def _last_shared(was: PromptShape, now: PromptShape, first: int) -> int | None:
     The echo of the line's answer is one, whatever the client made of it, and so is `first` itself
     where it was edited in place: the conversation goes on behind it.
     """
-    start = max(0, first)
+    # A template that renders two answers in a row as one hides where the first of them ends.
+    other = first_difference(was, now)
+    start = max(0, first if other is None else min(first, other))
     known = {digest for name in was.names[start:] for digest in (name.exact, name.canonical)}
     known.discard(b"")
     echo = _echo(was, now)
