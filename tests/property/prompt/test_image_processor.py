@@ -32,7 +32,7 @@ class Processor:
         self.tokenizer = self
 
     def __call__(self, text: str, images: list[Image.Image], **_: Any) -> dict[str, Any]:
-        ids = [[7] * images[0].height]
+        ids = [[7] * sum(image.height for image in images)]
         return {"input_ids": np.array(ids), "pixel_values": np.asarray(images[0])}
 
 

@@ -1,5 +1,6 @@
 """After the TTL an idle worker's memory goes back to the system, and the disk keeps the KV."""
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -62,6 +63,7 @@ def test_memory_goes_back_after_the_ttl_and_the_disk_serves_the_next_turn(
 ) -> None:
     warm, ids = workers.start(name, ttl_s=TTL_S), prompt(name, 300, 100)
     machine(name, keeps=False).ask(ids)  # loads what is loaded once
+    gc.collect()  # what an earlier test left must not go meanwhile
     mx.clear_cache()
     before = mx.get_active_memory()
     idle, answer = Idle(warm), warm.ask(ids)

@@ -4,6 +4,7 @@ Correctness against a cold run is tests/property/warm/test_warm_equals_cold.py; 
 much is reused, what it takes, and what happens to it.
 """
 
+import gc
 from typing import Any
 
 import mlx.core as mx
@@ -303,6 +304,7 @@ def test_kept_kv_in_eight_bits_takes_half_and_short_prompts_stay_as_they_are() -
     sizes, taken = [], []
     for form in names:
         warm = machine("qwen3", slots_max=1, store_format=form, store_from=256)
+        gc.collect()  # what an earlier test left must not go meanwhile
         mx.clear_cache()
         before = mx.get_active_memory()
         warm.ask(prompt("qwen3", 500, 100), 2)

@@ -26,6 +26,12 @@ from scripts.fixtures.vision_family_configs import FAMILIES
 from scripts.harness.image_files import painted, saved
 from scripts.harness.socketless_worker import Answer, Machine
 
+# Gemma 4's feature extractor and Kimi-VL's processor, upstream.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:At least one mel filter has all zero values"),
+    pytest.mark.filterwarnings("ignore:Image.Image.getdata is deprecated"),
+]
+
 SETTINGS = {"DEFAULT_THINKING": "false"}
 SIZE = (112, 112)
 TOKENS_MAX = 6
