@@ -93,7 +93,7 @@ async def talk(url: str, seen: asyncio.Event) -> list[dict[str, int]]:
     arguments = ["--base-url", url, "--key", KEY, "--turns", "4", "--model", "local"]
     options = probe_agent.options_of(arguments)
     async with server_of(options) as asked:
-        costs = await probe_agent.play(asked, options)
+        costs = await probe_agent.play(asked, options, [])
         rows = [{"cached": each.cached, "prefilled": each.prefilled} for each in costs]
         await seen.wait()
         text = "The fox jumps. " * 30
