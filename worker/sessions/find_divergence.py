@@ -54,6 +54,8 @@ def explain(
     again = again[: np.searchsorted(again, _end_of_shared(visit, before, message, boundary))]
     if len(again) <= SLACK:
         return None
+    if _is_another_answer(visit, before, message):
+        return None
     state = visit.states.get(message, RENDERED)
     cause = cause_of(before, now, at, message, state, preserves_thinking)
     if cause.name in IN_PLACE:
@@ -113,6 +115,13 @@ def _end_of_shared(visit: SessionVisit, before: EarlierLine, first: int, boundar
     echo = tokens_read_again(answer, visit.tokens[at:]) + at
     is_echo = len(echo) > 0 and len(echo) >= ECHO_MIN * len(answer)
     return max(end, int(echo[-1]) + 1) if is_echo else end
+
+
+def _is_another_answer(visit: SessionVisit, before: EarlierLine, message: int) -> bool:
+    """Whether the echo is of an answer that another line got: of this one nothing is read again."""
+    turn = visit.turns[message] if message == len(before.shape.names) else None
+    answer = before.tokens[before.prompt_tokens :]
+    return turn is not None and not np.array_equal(turn.ids[len(turn.ids) - len(answer) :], answer)
 
 
 def _last_shared(was: PromptShape, now: PromptShape, first: int) -> int | None:

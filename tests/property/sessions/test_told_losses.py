@@ -157,6 +157,11 @@ def test_an_edit_of_the_history_is_told_with_what_it_cost(
 
 HYBRID, EXACT = VARIANTS[5], VARIANTS[7]
 SMALLEST = {
+    "an answer to the same question that another line got": Plan(
+        VARIANTS[0],
+        (Step("insert"), Step("cut", place=1), Step("remove", other=1)),
+        tools=2,
+    ),
     "no state where a stop string cut an answer": Plan(
         HYBRID, (Step("stopped"), Step("stopped")), tools=0
     ),
