@@ -278,8 +278,7 @@ class ConversationLines:
         for count in range(len(links) - 1, least - 1, -1):
             if links[count] != links[count - 1] and links[count] in ends:
                 line = ends[links[count]]
-                # What was edited may stand in another line, of which this one is a shorter state.
-                nearest = max([line, *session.lines.values()], key=lambda it: _nearness(it, shape))
+                nearest = _nearest(session, shape, line)
                 before = _before(nearest, shape, nearest is line or session.is_named)
                 return LinePosition(session, shape, line, None, links, before)
         relative, is_alike = self._relative(session, shape)
@@ -416,6 +415,18 @@ def _before(line: Line | None, shape: PromptShape, is_own: bool) -> EarlierLine 
         is_restored=line.is_restored,
         used_at=line.used_at,
     )
+
+
+def _nearest(session: Session, shape: PromptShape, line: Line) -> Line:
+    """Return the line that is nearest to a request that extends `line`.
+
+    What was edited may stand in another, of which `line` is a shorter state. That one has messages
+    of the request that `line` has not, which a request that only appends shows of no other.
+    """
+    known = line.shape.said if line.shape is not None else frozenset()
+    new = shape.said - known
+    others = [it for it in session.lines.values() if it.shape and not new.isdisjoint(it.shape.said)]
+    return max([line, *others], key=lambda it: _nearness(it, shape))
 
 
 def _nearness(line: Line, shape: PromptShape) -> tuple[int, bool, int]:
