@@ -29,6 +29,9 @@ _PROBE_SIZE: Final = (224, 224)  # of an image that every processor takes
 _OF_THE_TEXT: Final = ("input_ids", "attention_mask", "labels")
 # One value for each token of the text, which tells those of images apart.
 _OF_EACH_TOKEN: Final = frozenset(("token_type_ids", "mm_token_type_ids", "images_seq_mask"))
+# The tiles of each image of DeepSeek-VL2, whose encoder looks for a row of zeros behind the last
+# one, and reads beyond the array where there is none: whatever memory holds there.
+_CROPS: Final = "images_spatial_crop"
 _NUMBERS: Final = "biuf"  # kinds of NumPy's: what an encoder is given; some processors add texts
 _WORD: Final = "alpha"  # that no template writes by itself
 
@@ -177,6 +180,8 @@ class ImageReader:
         assert first <= start < end <= last, (first, start, end, last)
         for name in _OF_EACH_TOKEN & arrays.keys():
             arrays[name] = _array(arrays[name].reshape(1, -1)[:, start:end])
+        if _CROPS in arrays:
+            arrays[_CROPS] = _ended(arrays[_CROPS], arrays["pixel_values"].shape[1])
         run = np.array(ids[start:end], dtype=np.int32)
         return _Expansion(self._text(ids[first:start]), run, self._text(ids[end:last]), arrays)
 
@@ -295,6 +300,12 @@ def _array(value: Any) -> NDArray[Any]:
     array = np.array(value)
     array.flags.writeable = False
     return array
+
+
+def _ended(crops: NDArray[Any], rows_max: int) -> NDArray[Any]:
+    """Return crops (1, images, 2) with rows of zeros up to `rows_max`, which end the list."""
+    missing = max(0, rows_max - crops.shape[1])
+    return _array(np.pad(crops, ((0, 0), (0, missing), (0, 0))))
 
 
 def _refused(image: Image.Image, reason: str) -> RequestError:

@@ -1,5 +1,6 @@
 """Reads images with a tiny checkpoint of each family, warm against cold and against mlx-vlm."""
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import mlx_vlm
 import numpy as np
 import pytest
@@ -135,10 +137,15 @@ def test_a_prompt_with_images_and_its_answer_are_mlx_vlms(family: Family, tmp_pa
         asked(*parts), add_generation_prompt=True, tokenize=False, enable_thinking=False
     ).removeprefix(FAMILIES[family.name].start)
     images = [str(path) for path in paths]
-    theirs = mlx_vlm.prepare_inputs(processor, images=images, prompts=text)
+    theirs = dict(mlx_vlm.prepare_inputs(processor, images=images, prompts=text))
     assert built.ids == np.array(theirs["input_ids"]).flatten().tolist()
+    if family.name == "deepseek_vl_v2":  # see the test of its rows, below
+        theirs["images_spatial_crop"] = mx.pad(
+            theirs["images_spatial_crop"], [(0, 0), (0, 2), (0, 0)]
+        )
+    theirs["mask"] = theirs.pop("attention_mask")
     said = mlx_vlm.stream_generate(
-        model, processor, text, image=images, max_tokens=TOKENS_MAX, temperature=0.0
+        model, processor, text, max_tokens=TOKENS_MAX, temperature=0.0, **theirs
     )
     expected = [response.token for response in said][:TOKENS_MAX]
     answer = answered(family.machine(), built.ids, built.images)
@@ -194,6 +201,29 @@ def test_a_family_whose_images_are_refused_says_why_and_is_served_for_text(
         assert make_vision(model, load_settings(SETTINGS, None)) is None
     (told,) = [text for text in caplog.messages if text.startswith("images are refused: ")]
     assert REFUSED[name] in told
+
+
+def test_deepseeks_encoder_reads_no_row_behind_its_images(tmp_path: Path) -> None:
+    """Once the last line fails, upstream is mended and the rows of zeros can go."""
+    _, model = made("deepseek_vl_v2", tmp_path)
+    vision = make_vision(model, load_settings(SETTINGS, None))
+    assert vision is not None and model.vision is not None
+    inputs = vision.reader.read("0", file_of(0)).inputs()
+    pixels, crops = inputs["pixel_values"], inputs["images_spatial_crop"]
+    assert crops.shape[1] == pixels.shape[1] == 2, "a picture and its one tile"
+    assert crops[0].tolist() == [[1, 1], [0, 0]]
+    asked_for: list[int] = []
+
+    class Watched(list[list[int]]):
+        def __getitem__(self, at: Any) -> Any:
+            asked_for.append(at)
+            return mx.array(super().__getitem__(at))
+
+    with contextlib.suppress(Exception):  # the list serves for the count of tiles alone
+        model.vision.model.get_input_embeddings(
+            mx.array([[0]]), mx.array(pixels), images_spatial_crop=[Watched(crops[0].tolist())]
+        )
+    assert asked_for == [0, 1], "upstream asks for the row behind the last image"
 
 
 def test_llavas_processor_still_takes_no_padding(tmp_path: Path) -> None:
