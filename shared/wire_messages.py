@@ -16,7 +16,7 @@ import msgpack
 
 from hearth.shared.errors import WireError
 
-PROTOCOL_VERSION: Final = 8
+PROTOCOL_VERSION: Final = 9
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -108,6 +108,8 @@ class ModelFacts:
     cache_layout: str  # e.g. "4 x KVCache"
     backend: str  # "metal", "cuda" or "cpu"
     takes_images: bool = False
+    model_tokens: int = 0  # the context that the model was made for
+    context_by: str = "model"  # the smallest of "model" | "setting" | "memory"
 
 
 @dataclass(frozen=True, slots=True)

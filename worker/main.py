@@ -34,7 +34,8 @@ from hearth.worker.cache_report import (
     vision_report,
 )
 from hearth.worker.engine.engine import Engine, default_chunk
-from hearth.worker.engine.mlx_memory import held_bytes, hold_memory, memory_limit, room_in
+from hearth.worker.engine.forward_memory import forward_of
+from hearth.worker.engine.mlx_memory import held_bytes
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.engine.sampler import TokenChoice, make_token_choice
 from hearth.worker.kv.idle_expiry import IdleExpiry
@@ -46,12 +47,14 @@ from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
+from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
+from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
     make_builder,
     make_sessions,
@@ -88,6 +91,7 @@ class ServingParts:
     sessions: SessionManager
     scheduler: Scheduler
     loop: InferenceThread
+    memory: WorkerMemory
 
 
 class Worker:
@@ -158,13 +162,11 @@ class Worker:
 
     def _load_and_serve(self) -> None:
         """Load the model, make all that serves it, and compute until the worker stops."""
-        limit = memory_limit(self._settings)
-        hold_memory(limit)
+        memory = WorkerMemory(self._settings, self._endpoint)
         steps = StartSteps(held_bytes)
-        loaded, vision = self._load(steps)
+        loaded, vision = self._load(steps, memory)
         engine = self._make_engine(loaded, vision)
         with engine.stream():
-            memory = MemoryGuard(room_in(limit), held_bytes)
             parts = self._make_parts(loaded, vision, engine, memory, steps)
             self._wire.run_in_inference = functools.partial(self._answer_in_inference, parts)
             self._parts = parts
@@ -181,12 +183,16 @@ class Worker:
                 parts.loop.run_once()
             parts.kv_manager.hand_over()
         engine.close()
+        memory.end()
 
-    def _load(self, steps: StartSteps) -> tuple[LoadedModel, VisionParts | None]:
+    def _load(
+        self, steps: StartSteps, memory: WorkerMemory
+    ) -> tuple[LoadedModel, VisionParts | None]:
         """Load the weights, and what encodes images."""
-        loaded = load_model(self._settings, steps.begin)
+        loaded = load_model(self._settings, steps.begin, memory.admit)
         steps.begin("images")
         vision = make_vision(loaded, self._settings)
+        memory.loaded()
         return with_image_support(loaded, vision), vision
 
     def _make_engine(self, loaded: LoadedModel, vision: VisionParts | None) -> Engine:
@@ -199,7 +205,7 @@ class Worker:
         loaded: LoadedModel,
         vision: VisionParts | None,
         engine: Engine,
-        memory: MemoryGuard,
+        memory: WorkerMemory,
         steps: StartSteps,
     ) -> ServingParts:
         """Make what serves the model, bottom up: cache, sessions, scheduler, the other threads."""
@@ -209,6 +215,10 @@ class Worker:
         steps.begin("cache")
         kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule.chunk)
         self._kv_manager = kv_manager
+        forward = forward_of(loaded, cut_rule.chunk)
+        loaded = memory.fit(loaded, kv_manager.uncached.cold_bytes, forward)
+        guard = memory.guard(forward)
+        relief = relief_of(kv_manager)
         steps.begin("sessions")
         sessions = self._make_sessions(loaded, cut_rule.chunk)
         self._sessions = sessions
@@ -221,13 +231,18 @@ class Worker:
             vocabulary,
             end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
             functools.partial(self.token_choice, loaded.facts.vocab_size),
-            self._scheduler_config(cut_rule, vision, recorder, memory),
+            self._scheduler_config(cut_rule, vision, recorder, guard, relief),
         )
         self._start_prompt_thread(loaded, vocabulary, cut_rule, sessions, vision)
         self._start_image_thread(vision)
-        sweep, expire = sweep_of(kv_manager, memory), expire_of(kv_manager)
-        loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire)
-        return ServingParts(loaded, vision, kv_manager, sessions, scheduler, loop)
+        sweep, expire = sweep_of(kv_manager, guard), expire_of(kv_manager)
+
+        def watch_memory() -> None:
+            memory.measure()
+            relief.step()
+
+        loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire, watch_memory)
+        return ServingParts(loaded, vision, kv_manager, sessions, scheduler, loop, memory)
 
     def _make_sessions(self, loaded: LoadedModel, chunk: int) -> SessionManager:
         settings = self._settings
@@ -243,6 +258,7 @@ class Worker:
         vision: VisionParts | None,
         recorder: TurnRecorder,
         memory: MemoryGuard,
+        relief: PressureRelief,
     ) -> SchedulerConfig:
         settings = self._settings
         return SchedulerConfig(
@@ -255,6 +271,7 @@ class Worker:
                 settings.generation_watchdog_seconds, settings.stall_seconds
             ),
             memory=memory,
+            relief=relief,
         )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
@@ -295,7 +312,8 @@ class Worker:
         report["quantisation"] = quantisation_report(kv_manager)
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)
-        report |= scheduler.report(message.key) | {"wire_waiting_frames": self._port.waiting_frames}
+        report |= scheduler.report(message.key) | parts.memory.report()
+        report["wire_waiting_frames"] = self._port.waiting_frames
         return Told(message.request_id, report)
 
     # ------------------------------------------------------------ the other threads
@@ -355,7 +373,12 @@ def sweep_of(kv_manager: KVManager | NullKVManager, memory: MemoryGuard) -> Call
     if isinstance(kv_manager, KVManager):
         budget = kv_manager.store.budget
         marks.append(
-            Watermark("Kept KV", "CACHE_RAM_BUDGET_MB", lambda: budget.bytes_used, budget.bytes_max)
+            Watermark(
+                "Kept KV",
+                "CACHE_RAM_BUDGET_MB",
+                lambda: budget.bytes_used,
+                lambda: budget.bytes_max,
+            )
         )
 
     def sweep() -> bool:

@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import TokenBuffer
 
+import hearth.worker.engine.mlx_lm_wired_limit  # noqa: F401  a batch wires nothing
 from hearth.worker.engine.sampler import TokenChoice
 
 UNBOUNDED = 1 << 30  # the scheduler, not the batch, counts tokens

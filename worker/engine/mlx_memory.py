@@ -1,8 +1,12 @@
-"""Finds how much memory MLX may take on this machine, and holds it to that.
+"""Finds how much memory MLX may take on this machine, and which of it is wired.
 
+What is wired stays in memory whatever else needs room, and the GPU reaches it without delay. That
+is good for weights. Buffers that come and go in it have made macOS panic (mlx's issue 3186), and a
+process that is killed may leave it wired until the machine restarts.
 Owner: the inference thread.
 """
 
+import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,32 +17,86 @@ from hearth.shared.settings_from_env import Settings
 
 MB: Final = 1024 * 1024
 GB: Final = 1024 * MB
-WORKING_SHARE: Final = 0.05  # of the limit, for what a forward needs beside weights and KV
+RESERVE_BYTES_MAX: Final = 8 * GB  # of the machine's memory, left to all else that runs on it
+RESERVE_SHARE: Final = 4  # a small machine keeps this part of its memory: 1 / 4
 
 
 def memory_limit(settings: Settings) -> int:
-    """Return how many bytes MLX may hold: MEMORY_LIMIT_MB, or else what the device recommends.
+    """Return how many bytes this machine's workers may take together: MEMORY_LIMIT_MB, or a share.
 
-    Beyond a GPU's recommended working set a Mac swaps. A CPU recommends nothing: MLX's own default
-    stands in, which is a share of the machine's memory.
+    By default it is what the device recommends, and no more than leaves the system its reserve.
     """
     if settings.memory_limit_mb:
         return settings.memory_limit_mb * MB
+    return default_limit(recommended_bytes(), machine_bytes())
+
+
+def default_limit(recommended: int | None, machine: int) -> int:
+    """Return the limit of a machine of so much memory, whose device recommends so much or nothing.
+
+    Beyond a GPU's recommended working set a Mac swaps; at it, with the system and an editor beside,
+    one of 16 to 32 GB does too.
+    """
+    reserve = min(RESERVE_BYTES_MAX, machine // RESERVE_SHARE)
+    return machine - reserve if recommended is None else min(recommended, machine - reserve)
+
+
+def machine_bytes() -> int:
+    """Return the memory that MLX's device computes in: the machine's, but for a GPU with its own.
+
+    A Mac's device tells `memory_size`, CUDA's `total_memory`, a CPU neither.
+    """
+    told: Any = mx.device_info()
+    size = told.get("memory_size") or told.get("total_memory")
+    return int(size or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def recommended_bytes() -> int | None:
+    """Return how many bytes of memory the GPU should use at most; None where it doesn't say."""
     size: Any = mx.device_info().get("max_recommended_working_set_size")
-    return int(mx.get_memory_limit() if size is None else size)
+    return None if size is None else int(size)
 
 
 def hold_memory(limit: int) -> None:
-    """Tell MLX its limit, and keep the weights in a GPU's reach for the worker's life."""
+    """Tell MLX its limit: nearing it, MLX gives back what it keeps for arrays to come."""
     mx.set_memory_limit(limit)
-    size: Any = mx.device_info().get("max_recommended_working_set_size")
-    if size is not None:
-        mx.set_wired_limit(min(limit, int(size)))
 
 
-def room_in(limit: int) -> int:
-    """Return what weights and KV may take of the limit."""
-    return round(limit * (1 - WORKING_SHARE))
+def wire(nbytes: int) -> None:
+    """Wire so many bytes and no more, of what MLX holds by now first. Nothing may be computing.
+
+    MLX wires each buffer as it comes, as long as it fits, so with exactly the weights' bytes there
+    is no room for KV (mlx/backend/metal/resident.cpp). A device that recommends nothing wires none.
+    """
+    recommended = recommended_bytes()
+    if recommended is None:
+        return
+    assert nbytes >= 0, nbytes
+    mx.synchronize()
+    mx.set_wired_limit(min(nbytes, recommended))
+
+
+def wire_for_load(how: str, nbytes: int, limit: int) -> None:
+    """Wire what a model whose files are `nbytes` will take. Called before they are read.
+
+    `how` is the setting WIRE: "weights", "none" or "all".
+    """
+    wire({"weights": nbytes, "none": 0, "all": limit}[how])
+
+
+def wire_loaded(how: str) -> None:
+    """Wire the weights that are in memory now, to the byte. Called when a model is whole.
+
+    Files are not quite what arrays take, and the difference would be room for KV.
+    """
+    if how == "weights":
+        mx.clear_cache()
+        wire(int(mx.get_active_memory()))
+
+
+def unwire() -> None:
+    """Wire nothing any more. Called before the process ends: the system forgets it otherwise."""
+    wire(0)
 
 
 def held_bytes() -> int:
@@ -51,13 +109,22 @@ def weight_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
-def refuse_heavy(directory: Path, source: str, limit: int) -> None:
-    """Raise StartError where a checkpoint's weights alone would not fit."""
-    nbytes = weight_bytes(directory)
-    room = room_in(limit)
-    if nbytes > room:
-        raise StartError(
-            f"MODEL_PATH is {source!r}, whose weights are {nbytes / GB:.1f} GB, and the model may "
-            f"take {room / GB:.1f} GB on this machine. Use a smaller model or one of fewer bits, "
-            "or raise MEMORY_LIMIT_MB."
-        )
+def refuse_heavy(nbytes: int, source: str, limit: int, others: int = 0) -> None:
+    """Raise StartError where a checkpoint's weights alone, of `nbytes`, would not fit.
+
+    `others` is what the other workers' weights take of `limit`.
+    """
+    room = limit - others
+    if nbytes <= room - working_bytes(room):
+        return
+    beside = f" beside the {others / GB:.1f} GB of other workers' models" if others else ""
+    raise StartError(
+        f"MODEL_PATH is {source!r}, whose weights are {nbytes / GB:.1f} GB, and the model may "
+        f"take {(room - working_bytes(room)) / GB:.1f} GB on this machine{beside}. Use a smaller "
+        "model or one of fewer bits, set fewer WORKERS, or raise MEMORY_LIMIT_MB."
+    )
+
+
+def working_bytes(limit: int) -> int:
+    """Return what of a limit is left for Python's objects and a short prompt's forward."""
+    return min(limit // 20, GB)

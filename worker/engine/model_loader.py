@@ -59,11 +59,15 @@ class LoadedModel:
 
 
 def load_model(
-    settings: Settings, begin: Callable[[str, int], None] = lambda _step, _nbytes: None
+    settings: Settings,
+    begin: Callable[[str, int], None] = lambda _step, _nbytes: None,
+    admit: Callable[[int], None] | None = None,
 ) -> LoadedModel:
     """Load what MODEL_PATH names: the builtin model, a directory or a hub id.
 
     `begin` is told of each step before it is taken, and the bytes that it brings into memory.
+    `admit` is called with the weights' bytes before they are read, and raises StartError where they
+    do not fit; by default they have the machine to themselves.
 
     Raises:
         StartError: it cannot be loaded; one line says why.
@@ -80,8 +84,12 @@ def load_model(
         runs_code = _may_run_code(settings)
         begin("files", 0)
         directory = _present(source, runs_code)
-        refuse_heavy(directory, settings.model_path, memory_limit(settings))
-        begin("weights", weight_bytes(directory))
+        nbytes = weight_bytes(directory)
+        if admit is None:
+            refuse_heavy(nbytes, settings.model_path, memory_limit(settings))
+        else:
+            admit(nbytes)
+        begin("weights", nbytes)
         vision = load_vision_model(directory) if sees_images(directory) else None
         if vision is not None:
             model = vision.language
@@ -207,16 +215,19 @@ def _facts(
 ) -> ModelFacts:
     """Return what is known of `model`; `weights` are those of its towers too."""
     text = config.get("text_config") or config
+    positions = _positions(text, tokenizer)
     return ModelFacts(
         name=settings.model_name,
         path=source,
         architecture=str(config.get("model_type", "unknown")),
-        context_tokens=min(_positions(text, tokenizer), settings.max_kv_size),
+        context_tokens=min(positions, settings.max_kv_size),
         vocab_size=_vocab_size(model, text),
         parameter_count=int(get_total_parameters(weights)),
         weight_bytes=sum(weight.nbytes for _, weight in tree_flatten(weights.parameters())),
         cache_layout=cache_layout(make_prompt_cache(model)),
         backend=backend(),
+        model_tokens=positions,
+        context_by="model" if positions <= settings.max_kv_size else "setting",
     )
 
 

@@ -27,6 +27,9 @@ class UncachedKVManager(NullKVManager):
         self._rules = rules
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
+        return self.cold_bytes(rows)
+
+    def cold_bytes(self, rows: int) -> int:
         is_packed = self._rules.running_format is not None and rows >= self._rules.running_from
         return self._layers.slot_bytes(rows, self._rules.running_format if is_packed else None)
 

@@ -37,6 +37,10 @@ class NullKVManager:
         return LiveSlot(0, self._new_cache(), Joint(PrefixHash(b""), 0)), _NO_PLAN
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
+        return self.cold_bytes(rows)
+
+    def cold_bytes(self, rows: int) -> int:
+        """Return what an empty slot for `rows` tokens takes."""
         return 0  # nobody knows what such a model's caches take
 
     def releasable(self, spared: PrefixQuery | None = None) -> int:

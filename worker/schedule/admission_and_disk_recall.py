@@ -86,10 +86,11 @@ class Admission:
 
     # ------------------------------------------------------------ memory
 
-    def makes_room(self, request: Request, is_last: bool) -> tuple[bool, int]:
+    def makes_room(self, request: Request, is_last: bool, depth: int) -> tuple[bool, int]:
         """Free memory for its slot; say whether there is enough, and how many bytes that takes.
 
-        `is_last`: no other request runs whose end would free some.
+        `is_last`: no other request runs whose end would free some. `depth` is the length of the
+        longest prompt that is being read, this one included.
         """
         kv_manager, query, rows = self.kv_manager_of(request), request.query, rows_of(request)
         times = 1 if is_last else 2  # a batch copies what joins it
@@ -99,6 +100,7 @@ class Admission:
             lambda: times * kv_manager.slot_cost(query, rows),
             times * self._uncached.slot_cost(query, rows),
             is_last,
+            depth,
         )
 
     def no_room(self, request: Request, cost: int) -> Failed:

@@ -29,12 +29,12 @@ class Watermark:
     what: str  # is held
     setting: str  # that raises the budget
     used: Callable[[], int]
-    limit: int  # bytes
+    limit: Callable[[], int]  # bytes
     has_warned: bool = False
 
     def check(self) -> None:
-        used = self.used()
-        if self.has_warned or used <= WARN_SHARE * self.limit:
+        used, limit = self.used(), self.limit()
+        if self.has_warned or used <= WARN_SHARE * limit:
             return
         self.has_warned = True
         log.warning(
@@ -42,13 +42,17 @@ class Watermark:
             "way (hearth_evictions_total in /metrics). Raise %s if prompts are read again.",
             self.what,
             used / GB,
-            self.limit / GB,
+            limit / GB,
             WARN_SHARE * 100,
             self.setting,
         )
 
 
-def _none() -> int:
+def _unlimited() -> int:
+    return _UNLIMITED
+
+
+def _none(_depth: int = 0) -> int:
     return 0
 
 
@@ -56,15 +60,20 @@ def _none() -> int:
 class MemoryGuard:
     """Compares the bytes held now with the limit, weights included. Owner: the inference thread.
 
-    It holds no state: what is held is measured anew for each question.
+    It holds no state: what is held is measured anew for each question. `forward` tells what the
+    last forward of a prompt of so many tokens takes, and gives back at its end.
     """
 
-    limit: int = _UNLIMITED
+    limit: Callable[[], int] = _unlimited
     used: Callable[[], int] = _none
+    forward: Callable[[int], int] = _none
 
-    def over(self, nbytes: int = 0) -> int:
-        """Return how many bytes are missing for `nbytes` more; 0 where they fit."""
-        return max(0, self.used() + nbytes - self.limit)
+    def over(self, nbytes: int = 0, depth: int = 0) -> int:
+        """Return how many bytes are missing for `nbytes` more, beside a forward; 0 = they fit.
+
+        `depth` is the length in tokens of the longest prompt that is being read.
+        """
+        return max(0, self.used() + nbytes + self.forward(depth) - self.limit())
 
     def admits(
         self,
@@ -73,6 +82,7 @@ class MemoryGuard:
         cost: Callable[[], int],
         cold_cost: int,
         is_last: bool,
+        depth: int = 0,
     ) -> tuple[bool, int]:
         """Free memory for a prompt; say whether there is enough, and how many bytes it takes.
 
@@ -83,28 +93,30 @@ class MemoryGuard:
         needed = cost()
         assert needed >= 0 and cold_cost >= 0, (needed, cold_cost)
         for spared in (query, None) if is_last else (query,):
-            missing = self.over(needed if spared is not None else cold_cost)
+            missing = self.over(needed if spared is not None else cold_cost, depth)
             if 0 < missing <= holder.releasable(spared):
                 holder.release(missing, spared)
                 needed = cost()
-            if not self.over(needed):
+            if not self.over(needed, depth):
                 return True, needed
         return False, needed
 
-    def makes_room(self, holder: KVHolder, nbytes: int) -> bool:
-        """Give up kept KV until `nbytes` more fit; say whether they do."""
+    def makes_room(self, holder: KVHolder, nbytes: int, depth: int = 0) -> bool:
+        """Give up kept KV until `nbytes` more fit beside a forward; say whether they do."""
         assert nbytes >= 0, nbytes
-        missing = self.over(nbytes)
+        missing = self.over(nbytes, depth)
         if missing:
             holder.release(missing)
-            missing = self.over(nbytes)
+            missing = self.over(nbytes, depth)
         return not missing
 
     def refusal(self, prompt_tokens: int, nbytes: int) -> str:
         """Return the error text for a prompt that has no room though no other request runs."""
-        free = max(0, self.limit - self.used())
+        limit, forward = self.limit(), self.forward(prompt_tokens)
+        free = max(0, limit - self.used())
         return (
-            f"The prompt is {prompt_tokens:,} tokens, whose KV takes {nbytes / GB:.2f} GB, and "
-            f"{free / GB:.2f} GB of this server's {self.limit / GB:.2f} GB are free beside the "
-            "model. Send a shorter prompt, set KV_BITS=8, or raise MEMORY_LIMIT_MB."
+            f"The prompt is {prompt_tokens:,} tokens, whose KV takes {nbytes / GB:.2f} GB and "
+            f"whose reading takes {forward / GB:.2f} GB more, and {free / GB:.2f} GB of this "
+            f"server's {limit / GB:.2f} GB are free beside the model. Send a shorter prompt, set "
+            "KV_BITS=8, or raise MEMORY_LIMIT_MB."
         )

@@ -99,7 +99,8 @@ class Scheduler:
             "answers_tokens_per_s": round(sum(row["tokens_per_s"] or 0 for _, row in answers), 1),
             "ends": dict(self.counts),
             "memory_bytes": memory.used(),
-            "memory_limit_bytes": memory.limit,
+            "memory_limit_bytes": memory.limit(),
+            "pressure": self._config.relief.report(),
         }
 
     def load(self, arriving: int) -> Load:
@@ -140,9 +141,9 @@ class Scheduler:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether nothing can be computed before the disk has answered."""
+        """Whether nothing can be computed before the disk has answered, or memory is to be had."""
         waits = all(request.recall is not None for request in self._waiting)
-        return not (self._prefilling or self._decoding) and waits
+        return not self.running and (waits or self._config.relief.holds_back())
 
     def step(self) -> Iterator[Up]:
         """Do one chunk and one decode step; yield what clients are sent, as soon as it holds."""
@@ -216,7 +217,11 @@ class Scheduler:
             request = next(filter(self._can_begin, in_turn(self._waiting, self._turn)), None)
             if request is None:
                 return
-            has_room, cost = self._admission.makes_room(request, is_last=not self.running)
+            if self._config.relief.holds_back():
+                yield from self._refuse_late()
+                return
+            depth = max(request.prompt_tokens, self._prompt_depth)
+            has_room, cost = self._admission.makes_room(request, not self.running, depth)
             if not has_room and self._engine.release_images(self._begun_images()):
                 continue
             if self.running and not has_room:
@@ -231,6 +236,20 @@ class Scheduler:
             self._open_slot(request)
             self._prefilling.append(request)
 
+    @property
+    def _prompt_depth(self) -> int:
+        """The length in tokens of the longest prompt that is being read."""
+        return max((request.prompt_tokens for request in self._prefilling), default=0)
+
+    def _refuse_late(self) -> Iterator[Up]:
+        """Refuse what has waited too long for a system that is short of memory."""
+        for request in [
+            r for r in self._waiting if self._config.relief.has_waited(r.lease.received_at)
+        ]:
+            self._waiting.remove(request)
+            self.counts["pressure_refusals"] += 1
+            yield self._config.relief.refusal(request.request_id)
+
     def _open_slot(self, request: Request) -> None:
         """Check a slot out for a request, which goes on from what the slot holds of its prompt."""
         assert request.slot is None and request.recall is None, request.request_id
@@ -242,8 +261,8 @@ class Scheduler:
 
     def _free_memory(self) -> Iterator[Up]:
         """Give memory back where answers have outgrown it; the youngest ends where all is given."""
-        memory = self._config.memory
-        while memory.over() and not memory.makes_room(self._kv_manager, 0) and self._decoding:
+        memory, depth = self._config.memory, self._prompt_depth
+        while not memory.makes_room(self._kv_manager, 0, depth) and self._decoding:
             if self._engine.release_images(self._begun_images()):
                 continue
             request = next(reversed(self._decoding.values()))

@@ -1,12 +1,13 @@
 """Defines the limits and callbacks that a scheduler is made with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hearth.shared.wire_messages import Usage
 from hearth.worker.cache.block_hash import Tokens
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
+from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.schedule.request_state import RecallDone, Request
 
 
@@ -26,6 +27,7 @@ class SchedulerConfig:
     post: Callable[[RecallDone], None] = lambda _: None
     watchdog: GenerationWatchdog = GenerationWatchdog()
     memory: MemoryGuard = MemoryGuard()
+    relief: PressureRelief = field(default_factory=PressureRelief)
 
     def forward_end(self, position: int, cut: int) -> int:
         """Return where a forward to a prompt's next `cut` ends: at the cut, or amid a long image.

@@ -4,7 +4,6 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -18,6 +17,7 @@ from hearth.worker.cache.cache_budget import MB, Budget, auto_bytes, share_of
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.mlx_memory import recommended_bytes
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
@@ -143,18 +143,13 @@ def budget_bytes(settings: Settings) -> int:
     """Return how many bytes kept KV may take beside the live caches.
 
     By default no more than its share of MEMORY_LIMIT_MB: pins hold half of it, whoever needs room.
+    Workers divide it among them.
     """
     if settings.cache_ram_budget_mb:
         return settings.cache_ram_budget_mb * MB
-    budget = auto_bytes(working_set_bytes())
+    budget = auto_bytes(recommended_bytes())
     share = share_of(settings.memory_limit_mb * MB)
-    return min(budget, share) if share else budget
-
-
-def working_set_bytes() -> int | None:
-    """Return how many bytes of memory the GPU should use at most; None where it doesn't say."""
-    size: Any = mx.device_info().get("max_recommended_working_set_size")
-    return None if size is None else int(size)
+    return (min(budget, share) if share else budget) // settings.workers
 
 
 def _store_format(

@@ -34,12 +34,15 @@ class InferenceThread:
         send: Callable[[Up], None],
         sweep: Callable[[], bool],
         expire: Callable[[], bool],
+        watch_memory: Callable[[], None] = lambda: None,
     ) -> None:
+        """`watch_memory` is called at each turn, between forwards, and looks when it is time."""
         self._inbox = inbox
         self._scheduler = scheduler
         self._send = send
         self._sweep = sweep
         self._expire = expire
+        self._watch_memory = watch_memory
         self._idle_wait_s = IDLE_BEFORE_PREFILL_S
         self._turns = 0  # of the loop
         self.active_bytes = 0  # MLX memory in use after the last step; others may read it
@@ -47,6 +50,7 @@ class InferenceThread:
     def run_once(self) -> None:
         """One turn. Blocks only when there is nothing to compute."""
         self._drain(self._wait_s())
+        self._watch_memory()
         if not self._scheduler.is_idle:
             for message in self._scheduler.step():
                 self._send(message)

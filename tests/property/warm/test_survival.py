@@ -55,7 +55,7 @@ class Life:
 
     def _start(self) -> Machine:
         self._ends.clear()
-        guard = MemoryGuard(self._kv_bytes, self._held)
+        guard = MemoryGuard(lambda: self._kv_bytes, self._held)
         return self._workers.start(self._name, memory=guard, **self._rules)
 
     def _held(self) -> int:

@@ -125,7 +125,7 @@ def test_a_budget_is_tight_over_80_percent_of_it_and_not_at_them() -> None:
 
 def test_a_budget_over_80_percent_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     used = [8 * GB]
-    mark = Watermark("Kept KV", "CACHE_RAM_BUDGET_MB", used.pop, 10 * GB)
+    mark = Watermark("Kept KV", "CACHE_RAM_BUDGET_MB", used.pop, lambda: 10 * GB)
     mark.check()
     assert not caplog.records
     used.append(8 * GB + 1)
@@ -141,7 +141,7 @@ def test_a_worker_looks_at_its_memory_and_its_kept_kv_when_it_sweeps(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     full = machine("qwen3", tiny=True, budget_mb=0.5, slots_max=1)
-    sweep = sweep_of(full.keeper, MemoryGuard(10, lambda: 9))
+    sweep = sweep_of(full.keeper, MemoryGuard(lambda: 10, lambda: 9))
     assert not sweep() and caplog.text.count("Memory: ") == 1 and "Kept KV" not in caplog.text
     for first in range(8):
         full.ask([*range(first, first + 150)], 2)
@@ -150,7 +150,7 @@ def test_a_worker_looks_at_its_memory_and_its_kept_kv_when_it_sweeps(
     full.keeper.slots[0].used_at -= 10**6
     full.keeper.rules = replace(full.keeper.rules, session_idle_s=1.0)
     assert sweep(), "old slots go all the same"
-    assert sweep_of(NullKVManager(list), MemoryGuard(10, lambda: 1))() is False
+    assert sweep_of(NullKVManager(list), MemoryGuard(lambda: 10, lambda: 1))() is False
 
 
 def test_a_report_counts_every_entry_by_its_depth_and_what_was_evicted() -> None:

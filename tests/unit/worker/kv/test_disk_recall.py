@@ -27,7 +27,7 @@ class Watched:
     """A worker that may hold `limit` bytes of KV, slots and kept ones together."""
 
     def __init__(self, limit: int, name: str = "qwen3", **rules: Any) -> None:
-        self.machine: Machine = machine(name, memory=MemoryGuard(limit, self.held), **rules)
+        self.machine: Machine = machine(name, memory=MemoryGuard(lambda: limit, self.held), **rules)
 
     def held(self) -> int:
         keeper = self.machine.keeper

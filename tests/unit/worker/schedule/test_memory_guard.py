@@ -11,7 +11,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Failed, Finished, Up
 from hearth.worker.cache.cache_budget import MB
-from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, room_in
+from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.setup import kv_setup
 from scripts.harness.socketless_worker import Machine, machine
@@ -23,7 +23,7 @@ class Watched:
 
     def __init__(self, limit: int, **more: Any) -> None:
         self.machine: Machine = machine(
-            "qwen3", tiny=True, memory=MemoryGuard(limit, self.held), **more
+            "qwen3", tiny=True, memory=MemoryGuard(lambda: limit, self.held), **more
         )
 
     def held(self) -> int:
@@ -132,10 +132,12 @@ def test_the_limit_is_what_is_set_or_what_the_device_says() -> None:
 def test_weights_that_would_not_fit_are_refused_before_they_are_loaded(tmp_path: Path) -> None:
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(3 << 30)  # sparse: takes no disk
+    nbytes = weight_bytes(tmp_path)
     with pytest.raises(StartError, match=r"3\.0 GB.*1\.9 GB.*MEMORY_LIMIT_MB"):
-        refuse_heavy(tmp_path, "owner/name", 2 << 30)
-    refuse_heavy(tmp_path, "owner/name", 4 << 30)
-    assert room_in(1 << 30) < 1 << 30
+        refuse_heavy(nbytes, "owner/name", 2 << 30)
+    refuse_heavy(nbytes, "owner/name", 4 << 30)
+    with pytest.raises(StartError, match=r"2\.4 GB on this machine beside the 1\.5 GB of other"):
+        refuse_heavy(nbytes, "owner/name", 4 << 30, others=3 << 29)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_weights_that_would_not_fit_are_refused_before_they_are_loaded(tmp_path:
 def test_kept_kv_takes_a_fifth_of_the_limit_at_most_unless_told_otherwise(
     environ: dict[str, str], mb: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_setup, "working_set_bytes", lambda: None)
+    monkeypatch.setattr(kv_setup, "recommended_bytes", lambda: None)
     assert kv_setup.budget_bytes(load_settings(environ, None)) == mb * MB
 
 
@@ -163,7 +165,7 @@ def test_encoded_images_make_way_before_a_prompt_is_refused() -> None:
     asked = [*range(300, 330), *shown("qwen3_vl", 3), *range(400, 420)]
     plain = LookingMachine("qwen3_vl")
     limit = plain.layers.slot_bytes(700, None)
-    watched = LookingMachine("qwen3_vl", memory=MemoryGuard(limit, held))
+    watched = LookingMachine("qwen3_vl", memory=MemoryGuard(lambda: limit, held))
     vision = watched.engine.vision
     assert vision is not None
     watched.ask(asked)

@@ -1,0 +1,106 @@
+"""Estimates what a prefill's forward takes of memory beside weights and KV.
+
+Most of it is attention's scores where no fused kernel computes them: a number for each head, token
+of the chunk, and token before it. At 100,000 tokens, 512 a chunk and 24 heads that is 2.4 GB.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from hearth.worker.engine.model_loader import LoadedModel
+
+# Head sizes that MLX's fused kernel for more than 8 queries takes on Metal. Source:
+# mlx/backend/metal/scaled_dot_product_attention.cpp, `use_fallback`. On a CPU nothing is fused.
+FUSED_HEAD_SIZES: Final = frozenset((64, 80, 128))
+
+# Measured on MLX's CPU backend (tests/unit/worker/engine/test_forward_memory.py): how many arrays
+# of scores live at once.
+_PLAIN: Final = 1
+_WITH_SINKS: Final = 3
+_LATENT: Final = 3  # MLA adds the scores of its two halves outside of any kernel
+_INDEXED: Final = 5  # DeepSeek's indexer scores every pair too
+# Arrays of activations that live at once, against those that one layer computes.
+_ACTIVATIONS: Final = 1.5
+_RECURRENT_BY_OPERATIONS: Final = 6.0  # without a kernel of its own each step's parts are kept
+_RECURRENT_BY_KERNEL: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardMemory:
+    """Tells the bytes of one forward of `chunk` tokens, by how many tokens stand before them."""
+
+    chunk: int = 0
+    token_bytes: int = 0  # activations of one token
+    pair_bytes: int = 0  # scores of one token with one that it attends to; 0 where they are fused
+    depth_bytes: int = 0  # of each token before, whatever the chunk: MLA unfolds its latents
+
+    def bytes_at(self, depth: int) -> int:
+        """Return what the last chunk of a prompt of `depth` tokens takes."""
+        assert depth >= 0, depth
+        tokens = min(self.chunk, depth)
+        return tokens * (self.token_bytes + depth * self.pair_bytes) + depth * self.depth_bytes
+
+
+def forward_of(loaded: LoadedModel, chunk: int) -> ForwardMemory:
+    """Return the estimate for a model that is read `chunk` tokens at a time."""
+    text = loaded.config.get("text_config") or loaded.config
+    found = (array.dtype for _, array in tree_flatten(loaded.model.parameters()))
+    sizes = (dtype.size for dtype in found if mx.issubdtype(dtype, mx.floating))
+    return forward_memory(text, chunk, max(sizes, default=4), loaded.facts.backend)
+
+
+def forward_memory(
+    config: Mapping[str, Any], chunk: int, item_bytes: int, backend: str
+) -> ForwardMemory:
+    """Return the estimate for a text model's `config`, which computes in numbers of `item_bytes`.
+
+    A config that names its sizes otherwise counts as nothing: what is left free is all there is.
+    """
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    head_size = _size(config, "head_dim") or (hidden // heads if heads else 0)
+    is_latent = bool(_size(config, "kv_lora_rank"))
+    unfolded = _size(config, "qk_nope_head_dim") + _size(config, "v_head_dim")
+    if is_latent:
+        head_size = _size(config, "qk_nope_head_dim") + _size(config, "qk_rope_head_dim")
+    experts = _size(config, "num_experts_per_tok") * _size(config, "moe_intermediate_size")
+    experts += _size(config, "shared_expert_intermediate_size")
+    inner = max(_size(config, "intermediate_size"), experts)
+    token_items = 6 * hidden + 3 * inner + 4 * heads * head_size
+    return ForwardMemory(
+        chunk,
+        round(token_items * item_bytes * _activations(config, backend)),
+        round(heads * item_bytes * _scores(config, head_size, is_latent, backend)),
+        heads * item_bytes * unfolded if is_latent else 0,
+    )
+
+
+def _activations(config: Mapping[str, Any], backend: str) -> float:
+    is_recurrent = any(
+        name.startswith(("linear_num_", "mamba_", "ssm_"))
+        for name, value in config.items()
+        if value
+    )
+    if not is_recurrent:
+        return _ACTIVATIONS
+    return _RECURRENT_BY_OPERATIONS if backend == "cpu" else _RECURRENT_BY_KERNEL
+
+
+def _scores(config: Mapping[str, Any], head_size: int, is_latent: bool, backend: str) -> float:
+    """Return how many arrays of scores live at once."""
+    if _size(config, "index_n_heads"):
+        return _INDEXED
+    if is_latent:
+        return _LATENT
+    if backend != "cpu" and head_size in FUSED_HEAD_SIZES:
+        return 0
+    mask = 0.25 if backend == "cpu" else 0.5  # a byte a pair, for all heads
+    return (_WITH_SINKS if config.get("model_type") == "gpt_oss" else _PLAIN) + mask
+
+
+def _size(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,141 @@
+"""Holds a worker's memory to its part of the machine's: while its model loads, serves, and ends."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from hearth.shared.errors import StartError
+from hearth.shared.settings_from_env import Settings
+from hearth.worker.engine import mlx_memory
+from hearth.worker.engine.footprint import MemoryUse
+from hearth.worker.engine.forward_memory import ForwardMemory
+from hearth.worker.engine.memory_pressure import system_pressure
+from hearth.worker.engine.memory_shares import MemoryShare
+from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.schedule.memory_guard import MemoryGuard
+from hearth.worker.schedule.pressure_relief import PressureRelief
+
+MEASURE_S: Final = 0.5  # between two looks at the process and at the other workers
+CONTEXT_TOKENS_MIN: Final = 256
+GB: Final = mlx_memory.GB
+
+log = logging.getLogger(__name__)
+
+
+class WorkerMemory:
+    """Knows what this worker may take and what it takes. Owner: the inference thread."""
+
+    def __init__(self, settings: Settings, endpoint: str) -> None:
+        self._settings = settings
+        self.share = MemoryShare(endpoint, mlx_memory.memory_limit(settings), settings.workers)
+        self.use = MemoryUse()
+        self._measured_at = time.monotonic()
+
+    def admit(self, nbytes: int) -> None:
+        """Make ready for weights of `nbytes`, before they are read.
+
+        Raises:
+            StartError: they do not fit, beside those of other workers.
+        """
+        share, settings = self.share, self._settings
+        share.claim(nbytes)
+        try:
+            mlx_memory.refuse_heavy(nbytes, settings.model_path, share.total, share.others_bytes)
+        except Exception:
+            share.give_up()
+            raise
+        mlx_memory.hold_memory(share.limit)
+        mlx_memory.wire_for_load(settings.wire, nbytes, share.limit)
+
+    def loaded(self) -> None:
+        """Note that the model is whole, with all that encodes images. Nothing computes yet."""
+        mlx_memory.wire_loaded(self._settings.wire)
+        self.use.measure()
+
+    def fit(
+        self, loaded: LoadedModel, slot_bytes: Callable[[int], int], forward: ForwardMemory
+    ) -> LoadedModel:
+        """Return the model with the context that fits beside its weights, for one sequence alone.
+
+        `slot_bytes` gives the bytes of the KV of so many tokens.
+
+        Raises:
+            StartError: hardly anything fits.
+        """
+        facts, limit = loaded.facts, self.share.limit
+        room = limit - self.use.bytes_used() - mlx_memory.working_bytes(limit)
+        tokens = fitting_tokens(facts.context_tokens, room, slot_bytes, forward)
+        if tokens == facts.context_tokens:
+            return loaded
+        if tokens < CONTEXT_TOKENS_MIN:
+            raise StartError(
+                f"MODEL_PATH is {self._settings.model_path!r}, beside whose weights "
+                f"({facts.weight_bytes / GB:.1f} GB) a context of {tokens:,} tokens fits into "
+                f"{limit / GB:.1f} GB; {CONTEXT_TOKENS_MIN:,} are the least. Use a smaller model "
+                "or one of fewer bits, set KV_BITS=8 or fewer WORKERS, or raise MEMORY_LIMIT_MB."
+            )
+        log.warning(
+            "the context is %s tokens, not %s: more does not fit into %.1f GB beside the model",
+            f"{tokens:,}",
+            f"{facts.context_tokens:,}",
+            limit / GB,
+        )
+        return replace(loaded, facts=replace(facts, context_tokens=tokens, context_by="memory"))
+
+    def guard(self, forward: ForwardMemory) -> MemoryGuard:
+        """Return what admits requests within the limit."""
+        return MemoryGuard(lambda: self.share.limit, self.use.bytes_used, forward.bytes_at)
+
+    def measure(self) -> None:
+        """Look at the process and at the other workers, where the last look is some time ago."""
+        now = time.monotonic()
+        if now - self._measured_at < MEASURE_S:
+            return
+        self._measured_at = now
+        self.use.measure()
+        before = self.share.limit
+        self.share.refresh()
+        if self.share.limit != before:
+            mlx_memory.hold_memory(self.share.limit)
+
+    def report(self) -> dict[str, int]:
+        """Return for /v1/cache what the process takes, and what of it is not MLX's."""
+        use = self.use
+        return {"process_bytes": use.process_bytes, "beside_arrays_bytes": use.beside_bytes}
+
+    def end(self) -> None:
+        """Let the system have the memory back. Nothing computes any more."""
+        mlx_memory.unwire()
+        self.share.give_up()
+
+
+def relief_of(kv_manager: KVManager | NullKVManager) -> PressureRelief:
+    """Return what gives kept KV back while the system is short of memory."""
+    if isinstance(kv_manager, NullKVManager):
+        return PressureRelief(level=system_pressure)
+
+    def kept_bytes() -> int:
+        return max(0, kv_manager.store.budget.bytes_used - kv_manager.pins.nbytes)
+
+    return PressureRelief(kv_manager, kept_bytes, system_pressure)
+
+
+def fitting_tokens(
+    longest: int, room: int, slot_bytes: Callable[[int], int], forward: ForwardMemory
+) -> int:
+    """Return the longest context, of at most `longest` tokens, that `room` bytes hold alone.
+
+    `slot_bytes` gives the bytes of the KV of so many tokens; it and `forward` never fall.
+    """
+    low, high = 0, longest
+    while low < high:
+        tokens = (low + high + 1) // 2
+        if slot_bytes(tokens) + forward.bytes_at(tokens) <= room:
+            low = tokens
+        else:
+            high = tokens - 1
+    return low
