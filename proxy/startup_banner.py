@@ -40,13 +40,21 @@ def ready_lines(settings: Settings, facts: ModelFacts) -> list[str]:
         f"  see      {url}/dashboard",
         f"  model    {facts.name} ({facts.architecture}, {size})",
         *(["  images   yes"] if facts.takes_images else []),
-        f"  context  {facts.context_tokens:,} tokens",
+        f"  context  {facts.context_tokens:,} tokens{_why_shorter(facts)}",
         f"  cache    {facts.cache_layout}",
         f"  backend  {facts.backend}",
         *([f"  others   {others} (loaded when they are asked for)"] if others else []),
         "try:",
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
     ]
+
+
+def _why_shorter(facts: ModelFacts) -> str:
+    """Return why the context is not the model's own, "" where it is."""
+    whole = f"the model's own is {facts.model_tokens:,}"
+    if facts.context_by == "memory":
+        return f" ({whole}; more does not fit into memory)"
+    return f" ({whole}; MAX_KV_SIZE)" if facts.context_by == "setting" else ""
 
 
 def _scaled(count: float) -> str:

@@ -237,9 +237,10 @@ class Worker:
         self._start_image_thread(vision)
         sweep, expire = sweep_of(kv_manager, guard), expire_of(kv_manager)
 
-        def watch_memory() -> None:
+        def watch_memory() -> int:
             memory.measure()
             relief.step()
+            return memory.use.bytes_used()
 
         loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire, watch_memory)
         return ServingParts(loaded, vision, kv_manager, sessions, scheduler, loop, memory)

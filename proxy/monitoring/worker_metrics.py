@@ -39,8 +39,21 @@ _OF_HEARTBEAT: Final[tuple[tuple[str, FigurePath, str], ...]] = (
 )
 # The same of /v1/cache's rows; a worker's counters begin anew with each start of it.
 _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
-    ("hearth_memory_bytes", ("memory_bytes",), "What MLX holds: weights, caches, images."),
-    ("hearth_memory_limit_bytes", ("memory_limit_bytes",), "What weights and KV may take."),
+    ("hearth_memory_bytes", ("memory_bytes",), "What a worker takes: MLX's arrays and all else."),
+    ("hearth_memory_limit_bytes", ("memory_limit_bytes",), "What it may take of its machine."),
+    ("hearth_process_bytes", ("process_bytes",), "What the system counts as a worker's memory."),
+    (
+        "hearth_beside_arrays_bytes",
+        ("beside_arrays_bytes",),
+        "What of hearth_memory_bytes is not MLX's: sessions, tokens, libraries.",
+    ),
+    (
+        "hearth_memory_pressure",
+        ("pressure", "severity"),
+        "The system's: 0 = normal, 1 = warning, 2 = critical. macOS alone tells.",
+    ),
+    ("hearth_memory_sheds_total", ("pressure", "sheds"), "Times that kept KV went for it."),
+    ("hearth_memory_shed_bytes_total", ("pressure", "shed_bytes"), "Kept KV that went for it."),
     ("hearth_cache_bytes", ("bytes",), "Kept KV in memory, live slots beside it."),
     ("hearth_cache_budget_bytes", ("budget_bytes",), "What kept KV may take in memory."),
     ("hearth_cache_pinned_bytes", ("pinned_bytes",), "Kept KV that no other makes way."),
@@ -93,6 +106,11 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_watchdog_ends_total", ("ends", "watchdog_ends"), "Requests that had had their time."),
     ("hearth_memory_ends_total", ("ends", "memory_ends"), "Answers that outgrew the memory."),
     ("hearth_memory_refusals_total", ("ends", "memory_refusals"), "Prompts that had no room."),
+    (
+        "hearth_pressure_refusals_total",
+        ("ends", "pressure_refusals"),
+        "Prompts that the system had no memory for, for a minute.",
+    ),
     ("hearth_vision_encoder_calls_total", ("vision", "encoder_calls"), "Images encoded."),
     ("hearth_vision_encoder_seconds_total", ("vision", "encoder_s"), "Spent on encoding images."),
     ("hearth_vision_failures_total", ("vision", "failures"), "Images that could not be encoded."),

@@ -196,7 +196,9 @@ class ModelNames:
                 "output_modalities": ["text"],
             },
             "meta": {
-                "n_ctx_train": facts.context_tokens,
+                "n_ctx_train": facts.model_tokens,
+                "n_ctx": facts.context_tokens,
+                "n_ctx_by": facts.context_by,
                 "n_vocab": facts.vocab_size,
                 "n_params": facts.parameter_count,
                 "size": facts.weight_bytes,

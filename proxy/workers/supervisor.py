@@ -23,6 +23,7 @@ from hearth.proxy.workers.hang_detector import HangDetector
 from hearth.shared.errors import EXIT_CANNOT_START
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.start_failure_file import reason_path, take_reason
+from hearth.shared.weights_file import weights_path
 from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
 
 log = logging.getLogger(__name__)
@@ -176,6 +177,7 @@ class Supervisor:
         assert worker.pid is None and worker.link is None, (worker.worker_id, worker.pid)
         worker.socket_path.unlink(missing_ok=True)  # else the new link greets the dead worker's
         reason_path(worker.socket_path).unlink(missing_ok=True)
+        weights_path(worker.socket_path).unlink(missing_ok=True)
         worker.hang_detector, worker.killed_for = HangDetector(), ""
         worker.process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -347,6 +349,7 @@ class Supervisor:
         for worker in self.workers:
             worker.socket_path.unlink(missing_ok=True)
             reason_path(worker.socket_path).unlink(missing_ok=True)
+            weights_path(worker.socket_path).unlink(missing_ok=True)
 
 
 def backoff_s(early_deaths: int) -> float:

@@ -1,7 +1,7 @@
 """Divides the machine's memory among the workers of one server, by what each one's model needs.
 
 Each worker leaves the bytes of its weights in a file beside its socket, and reads those of the
-others. The server's directory is private to its user.
+others. The server's directory is private to its user; its supervisor removes the files.
 """
 
 import contextlib
@@ -9,7 +9,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-SUFFIX: Final = ".weights"  # of a worker's socket; the supervisor removes it with the socket
+from hearth.shared.weights_file import WEIGHTS_SUFFIX, weights_path
+
 _IPC: Final = "ipc://"
 _DIGITS_MAX: Final = 20
 
@@ -23,7 +24,7 @@ class MemoryShare:
     """
 
     def __init__(self, endpoint: str, total: int, workers: int) -> None:
-        self._path = Path(endpoint.removeprefix(_IPC)).with_suffix(SUFFIX)
+        self._path = weights_path(Path(endpoint.removeprefix(_IPC)))
         self._is_alone = workers == 1 or not endpoint.startswith(_IPC)
         self._workers = 1 if self._is_alone else workers
         self._total = total
@@ -44,7 +45,7 @@ class MemoryShare:
     def refresh(self) -> None:
         """Read what the other workers claim."""
         if not self._is_alone:
-            files = self._path.parent.glob(f"*{SUFFIX}")
+            files = self._path.parent.glob(f"*{WEIGHTS_SUFFIX}")
             self.others_bytes = sum(_claim(path) for path in files if path != self._path)
 
     def give_up(self) -> None:

@@ -94,6 +94,7 @@ class PressureRelief:
         """Return for /v1/cache the level, and what was given back for it."""
         return {
             "level": self.level.name.lower(),
+            "severity": [*Pressure].index(self.level),
             "sheds": self.sheds,
             "shed_bytes": self.shed_bytes,
         }

@@ -34,9 +34,9 @@ class InferenceThread:
         send: Callable[[Up], None],
         sweep: Callable[[], bool],
         expire: Callable[[], bool],
-        watch_memory: Callable[[], None] = lambda: None,
+        watch_memory: Callable[[], int] = mx.get_active_memory,
     ) -> None:
-        """`watch_memory` is called at each turn, between forwards, and looks when it is time."""
+        """`watch_memory` is called after each turn; it returns the bytes that are in use."""
         self._inbox = inbox
         self._scheduler = scheduler
         self._send = send
@@ -45,12 +45,11 @@ class InferenceThread:
         self._watch_memory = watch_memory
         self._idle_wait_s = IDLE_BEFORE_PREFILL_S
         self._turns = 0  # of the loop
-        self.active_bytes = 0  # MLX memory in use after the last step; others may read it
+        self.active_bytes = 0  # memory in use after the last turn; others may read it
 
     def run_once(self) -> None:
         """One turn. Blocks only when there is nothing to compute."""
         self._drain(self._wait_s())
-        self._watch_memory()
         if not self._scheduler.is_idle:
             for message in self._scheduler.step():
                 self._send(message)
@@ -62,7 +61,7 @@ class InferenceThread:
         self._turns += 1
         if self._turns % SWEEP_EVERY_TURNS == 0 and self._sweep():
             mx.clear_cache()
-        self.active_bytes = mx.get_active_memory()
+        self.active_bytes = self._watch_memory()
 
     def _wait_s(self) -> float:
         """Return how long there is nothing to do but to wait for the inbox."""

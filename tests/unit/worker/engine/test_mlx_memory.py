@@ -1,0 +1,122 @@
+"""Wires and limits memory on devices that are made up; the machine's own computes."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import BatchGenerator
+
+from hearth.shared.errors import StartError
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.engine import mlx_memory
+from hearth.worker.engine.mlx_lm_wired_limit import REPLACED
+from hearth.worker.engine.mlx_memory import GB, default_limit, memory_limit
+from hearth.worker.setup.memory_setup import WorkerMemory
+from scripts.harness.socketless_worker import loaded
+
+ENDPOINT = "ipc://{}/worker-{}.sock"
+
+
+class Device:
+    """A Mac as MLX tells of it, and what was asked of it."""
+
+    def __init__(self, gb: float, recommended_gb: float, patch: pytest.MonkeyPatch) -> None:
+        told = {"memory_size": int(gb * GB)}
+        told["max_recommended_working_set_size"] = int(recommended_gb * GB)
+        self.calls: list[tuple[str, int]] = []
+        patch.setattr(mx, "device_info", lambda *_: told)
+        for name in ("set_wired_limit", "set_memory_limit"):
+            patch.setattr(mx, name, lambda size, name=name: self.calls.append((name, size)) or 0)
+
+    def wired(self) -> list[int]:
+        return [size for name, size in self.calls if name == "set_wired_limit"]
+
+
+@pytest.mark.parametrize(
+    ("machine_gb", "recommended_gb", "limit_gb"),
+    [
+        *((8, 5.3, 5.3), (16, 10.7, 10.7), (16, 14, 12), (36, 27, 27), (64, 48, 48), (64, 60, 56)),
+        *((512, 464, 464), (512, 510, 504), (24, None, 18), (512, None, 504)),
+    ],
+)
+def test_the_default_limit_leaves_the_system_its_reserve(
+    machine_gb: float, recommended_gb: float | None, limit_gb: float
+) -> None:
+    recommended = None if recommended_gb is None else int(recommended_gb * GB)
+    assert default_limit(recommended, machine_gb * GB) == pytest.approx(limit_gb * GB, abs=1)
+
+
+def test_a_setting_stands_for_all_workers_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    Device(24, 17.8, monkeypatch)
+    assert memory_limit(load_settings({}, None)) == int(17.8 * GB)
+    assert memory_limit(load_settings({"MEMORY_LIMIT_MB": "700"}, None)) == 700 << 20
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [("weights", [3 * GB, 2 * GB, 0]), ("none", [0, 0]), ("all", [int(17.8 * GB), 0])],
+)
+def test_a_life_wires_its_weights_twice_and_nothing_at_its_end(
+    how: str, expected: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    device = Device(24, 17.8, monkeypatch)
+    monkeypatch.setattr(mx, "get_active_memory", lambda: 2 * GB)
+    memory = WorkerMemory(load_settings({"WIRE": how}, None), ENDPOINT.format(tmp_path, 0))
+    memory.admit(3 * GB)
+    memory.loaded()
+    memory.end()
+    assert device.wired() == expected
+
+
+def test_workers_share_what_their_models_leave(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Device(64, 48, monkeypatch)
+    settings = load_settings({"WORKERS": "2"}, None)
+    large, small = (WorkerMemory(settings, ENDPOINT.format(tmp_path, n)) for n in (0, 1))
+    large.admit(30 * GB)
+    small.admit(4 * GB)
+    large.share.refresh()
+    assert (large.share.limit, small.share.limit) == (37 * GB, 11 * GB)
+    small.share.give_up()
+    large.share.refresh()
+    assert large.share.limit == 39 * GB
+    with pytest.raises(StartError, match=r"20\.0 GB.*17\.1 GB.*beside the 30\.0 GB.*WORKERS"):
+        small.admit(20 * GB)
+    large.share.refresh()
+    assert large.share.others_bytes == 0, "what was refused claims nothing"
+
+
+@pytest.mark.parametrize("content", [b"", b"12x", b"-5", b"\xff\xfe", "٣".encode()])
+def test_a_file_that_says_nothing_counts_as_nothing(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "worker-1.weights").write_bytes(content)
+    settings = load_settings({"WORKERS": "2", "MEMORY_LIMIT_MB": "1000"}, None)
+    share = WorkerMemory(settings, ENDPOINT.format(tmp_path, 0)).share
+    assert share.others_bytes == 0 and share.limit == 500 << 20
+
+
+def test_a_batch_of_mlx_lm_wires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(24, 17.8, monkeypatch)
+    batch = BatchGenerator(loaded("qwen3").model)
+    batch.close()
+    assert device.calls == []
+
+
+def test_mlx_lm_still_wires_of_its_own_accord(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once this fails, mlx_lm_wired_limit.py can go."""
+    device = Device(24, 17.8, monkeypatch)
+    theirs: Any = importlib.import_module("mlx_lm.utils").maybe_set_recommended_wired_limit
+    monkeypatch.setattr(importlib.import_module("mlx_lm.generate"), REPLACED, theirs)
+    BatchGenerator(loaded("qwen3").model).close()
+    assert device.wired() == [int(17.8 * GB), 0]
+
+
+def test_a_device_that_recommends_nothing_wires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(mx, "set_wired_limit", asked.append)
+    mlx_memory.wire_for_load("all", GB, 2 * GB)
+    mlx_memory.wire_loaded("weights")
+    mlx_memory.unwire()
+    assert asked == []
