@@ -29,7 +29,7 @@ from hearth.commands.service.systemd import Systemd
 from hearth.shared.errors import StartError
 from hearth.shared.make_private_directory import make_private
 from hearth.shared.paths import env_file
-from hearth.shared.processes import PID_FILE, read_pid_file, take_port
+from hearth.shared.processes import PID_FILE, read_pid_file, take_port, url_of
 from hearth.shared.settings_from_env import Settings, load_settings
 
 START_WAIT_S: Final = 20.0  # until the server listens: importing it from a cold disk
@@ -161,10 +161,10 @@ class Service:
         """Say what became of the start; return the exit status."""
         deadline = time.monotonic() + START_WAIT_S
         state = self.manager.state()
-        while not is_up(state, settings) and not state.last_exit and time.monotonic() < deadline:
+        while not (is_up(state, settings) or state.last_exit) and time.monotonic() < deadline:
             time.sleep(POLL_S)
             state = self.manager.state()
-        if state.last_exit:
+        if state.last_exit and not is_up(state, settings):
             print(f"It did not start: {state.last_exit}. Its log ends with:", file=sys.stderr)
             print(*last_lines(self.host), sep="\n", file=sys.stderr)
             return 1
@@ -179,7 +179,7 @@ class Service:
             settings = self.settings()
         except StartError as error:
             return f"not known: {error}"
-        url = f"http://{settings.proxy_host}:{settings.proxy_port}"
+        url = url_of(settings.proxy_host, settings.proxy_port)
         if is_up(state, settings):
             return url
         return f"not {url} yet, or another since the settings changed"

@@ -69,7 +69,7 @@ class Launchd:
             # It returns before the process has ended, sometimes with 36, "now in progress".
             done = run_tool("launchctl", "bootout", target)
             if not self._is_gone(target, wait_s):
-                raise failure(done, f"{wait_s:.0f} s later it is still loaded. Log out and in.")
+                raise failure(done, f"It is still loaded {wait_s:.0f} s later. Log out and in.")
 
     def remove(self) -> None:
         self.stop()
@@ -146,11 +146,11 @@ def plist_of(plan: ServicePlan, session: str) -> dict[str, Any]:
 def parse_print(text: str, refused: str = "") -> ServiceState:
     """Return what `launchctl print` says of a service that is loaded."""
     pid = re.search(r"^\tpid = (\d+)$", text, re.MULTILINE)
-    if pid:
-        return ServiceState(True, int(pid[1]), "")
-    ended = re.search(r"^\tlast exit code = (\d+)", text, re.MULTILINE)
+    ended = re.search(r"^\tlast exit code = (-?\d+)", text, re.MULTILINE)
     signalled = re.search(r"^\tlast terminating signal = (.+)$", text, re.MULTILINE)
     how = f"signal {signalled[1]}" if signalled else f"exit status {ended[1]}" if ended else ""
+    if pid:
+        return ServiceState(True, int(pid[1]), how)
     is_failure = bool(signalled) or (ended is not None and ended[1] != "0")
     return ServiceState(True, None, refused or how, will_restart=is_failure)
 

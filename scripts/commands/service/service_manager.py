@@ -19,7 +19,7 @@ class ServiceState:
 
     is_loaded: bool  # the manager knows it, running or not
     pid: int | None  # of the server process
-    last_exit: str  # in words; empty where it has not ended since it was loaded
+    last_exit: str  # in words, of the server before where one runs; empty if none since the load
     will_restart: bool = False  # it failed, and the manager starts it again in a moment
 
 
@@ -80,9 +80,9 @@ def run_tool(*command: str) -> "subprocess.CompletedProcess[str]":
 
 def failure(done: "subprocess.CompletedProcess[str]", remedy: str) -> StartError:
     """Return the error for a tool that ended badly: what was run, what it said, what to do."""
-    said = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split())
+    said = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split()).rstrip(".")
     return StartError(
-        f"`{' '.join(done.args)}` ended with status {done.returncode} and said: {said} {remedy}"
+        f"`{' '.join(done.args)}` ended with status {done.returncode} and said: {said}. {remedy}"
     )
 
 

@@ -5,6 +5,7 @@ Source: systemd.service(5), systemd.exec(5), systemd.kill(5), systemctl(1).
 
 import re
 import signal
+from collections.abc import Mapping
 from typing import Final
 
 from hearth.commands.service.service_manager import ServiceState, failure, run_tool
@@ -12,7 +13,7 @@ from hearth.commands.service.service_plan import RESTART_S, ServiceHost, Service
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 
 UNIT: Final = "hearth.service"
-SHOWN: Final = ("LoadState", "ActiveState", "SubState", "MainPID", "ExecMainCode", "ExecMainStatus")
+SHOWN: Final = ("LoadState", "SubState", "MainPID", "ExecMainCode", "ExecMainStatus", "NRestarts")
 UNSTARTABLE: Final = "\"'\\"
 EXITED: Final = "1"  # ExecMainCode, as CLD_EXITED: above it, a signal ended the process
 
@@ -132,14 +133,22 @@ def parse_show(text: str) -> ServiceState:
             "systemd 240 or newer."
         )
     pid = int(found["MainPID"]) or None
-    code, status = found["ExecMainCode"], int(found["ExecMainStatus"])
-    last_exit = ""
-    if pid is None and code != "0":
-        last_exit = f"exit status {status}" if code == EXITED else signal_name(status)
-    if last_exit and code == EXITED and status == EXIT_CANNOT_START:
-        last_exit += ": it cannot start as configured, and is not started again"
     is_loaded = found["LoadState"] == "loaded"
-    return ServiceState(is_loaded, pid, last_exit, found["SubState"] == "auto-restart")
+    will_restart = found["SubState"] == "auto-restart"
+    return ServiceState(is_loaded, pid, how_ended(found, pid), will_restart)
+
+
+def how_ended(found: Mapping[str, str], pid: int | None) -> str:
+    """Return the last exit in words; of a process before the one that runs, systemd knows less."""
+    if pid is not None:
+        times = int(found["NRestarts"])
+        return f"a failure, for the {times}. time since it was loaded" if times else ""
+    code, status = found["ExecMainCode"], int(found["ExecMainStatus"])
+    if code == "0":
+        return ""
+    if code == EXITED and status == EXIT_CANNOT_START:
+        return f"exit status {status}: it cannot start as configured, and is not started again"
+    return f"exit status {status}" if code == EXITED else signal_name(status)
 
 
 def signal_name(number: int) -> str:

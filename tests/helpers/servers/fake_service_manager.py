@@ -67,7 +67,7 @@ class Job:
 
     def start(self, run: "dict[str, Any]") -> None:
         """Start a keeper that runs `run`: argv, cwd, env, log, stop_s, not_again."""
-        self.write(pid=0, exit=None)
+        self.write(pid=0, exit=None, restarts=0)
         if os.fork():
             while not self.read().get("pid"):
                 time.sleep(0.005)
@@ -97,9 +97,10 @@ class Job:
                     stderr=log,
                     start_new_session=True,
                 )
-            self.write(pid=process.pid, exit=None)
+            last = self.read()
+            self.write(**{**last, "pid": process.pid})
             self._wait(process, run["stop_s"])
-            self.write(pid=0, exit=process.returncode)
+            self.write(pid=0, exit=process.returncode, restarts=last["restarts"] + 1)
             if os.path.exists(self.told_to_end) or process.returncode in run["not_again"]:
                 break
             time.sleep(RESTART_S)
@@ -161,6 +162,8 @@ def launchctl(state: str, verb: str, target: str, *arguments: str) -> int:
     found = job.read()
     if not found:
         return fail(113 if verb == "print" else 3, "Could not find service")
+    if verb == "bootout" and read_text(state, "stuck"):
+        return fail(1, "Boot-out failed: 1: Operation not permitted")
     return print_job(target, found) if verb == "print" else bootout(job, found)
 
 
@@ -254,11 +257,11 @@ def show(found: "dict[str, Any]", *, is_loaded: bool) -> int:
     pid, status = found.get("pid", 0), found.get("exit")
     rows = {
         "LoadState": "loaded" if is_loaded else "not-found",
-        "ActiveState": "active" if pid else "inactive",
         "SubState": "running" if pid else "dead",
         "MainPID": pid,
         "ExecMainCode": 0 if status is None or pid else 1 if status >= 0 else 2,
         "ExecMainStatus": abs(status or 0),
+        "NRestarts": found.get("restarts", 0),
     }
     print(*(f"{name}={value}" for name, value in rows.items()), sep="\n")
     return 0

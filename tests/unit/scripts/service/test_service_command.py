@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.commands.service import command
+from hearth.commands.service import command, launchd
 from hearth.commands.service.service_plan import ServiceHost
 from hearth.shared.processes import PID_FILE, process_started
 from tests.helpers.servers.fake_service_manager import install_fakes
@@ -152,7 +153,9 @@ def test_a_whole_life_leaves_nothing(desk: Desk, capsys: pytest.CaptureFixture[s
     assert (desk.run("uninstall"), desk.run("status")) == (0, 4)
 
 
-def test_a_server_that_fails_is_started_again(desk: Desk) -> None:
+def test_a_server_that_fails_is_started_again(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert desk.run("install") == 0
     first = desk.pid
     assert first is not None
@@ -161,6 +164,8 @@ def test_a_server_that_fails_is_started_again(desk: Desk) -> None:
     while desk.pid in (None, first) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert desk.pid not in (None, first)
+    assert desk.run("status") == 0
+    assert re.search(r"Last exit (exit status -9|a failure, for the 1)", capsys.readouterr().out)
 
 
 def test_a_server_that_cannot_start_is_not_started_again_and_says_why(
@@ -204,6 +209,21 @@ def test_without_a_graphical_session_the_agent_is_the_users(
     assert mac.run("status") == 0
     assert (mac.run("install"), len(mac.jobs)) == (0, 1)
     assert "<string>Aqua</string>" in mac.unit.read_text()
+
+
+def test_an_agent_that_does_not_end_keeps_its_file(
+    mac: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mac.run("install") == 0
+    stuck = mac.directory / "manager" / "stuck"
+    stuck.write_text("yes")
+    mac.unit.write_bytes(mac.unit.read_bytes().replace(b"<integer>30<", b"<integer>0<"))
+    monkeypatch.setattr(launchd, "UNLOAD_MARGIN_S", 0.1)
+    assert mac.run("uninstall") == 1
+    said = capsys.readouterr().err
+    assert "Operation not permitted. It is still loaded 0 s later. Log out and in." in said
+    assert mac.unit.exists() and mac.pid is not None
+    stuck.unlink()
 
 
 def test_an_agent_that_was_disabled_is_enabled(mac: Desk) -> None:

@@ -151,7 +151,10 @@ def test_a_path_that_no_unit_file_holds_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "state"),
     [
-        ("\tstate = running\n\tpid = 42\n\tlast exit code = 1\n", ServiceState(True, 42, "")),
+        (
+            "\tstate = running\n\tpid = 42\n\tlast exit code = 1\n",
+            ServiceState(True, 42, "exit status 1"),
+        ),
         (
             "\tstate = spawn scheduled\n\tlast exit code = (never exited)\n",
             ServiceState(True, None, ""),
@@ -174,13 +177,14 @@ def test_what_launchctl_prints_is_read(text: str, state: ServiceState) -> None:
     assert parse_print(f"gui/501/local.hearth.server = {{\n{text}}}\n") == state
 
 
+AGAIN = "a failure, for the 2. time since it was loaded"
 REFUSED = "exit status 78: it cannot start as configured, and is not started again"
 
 
 @pytest.mark.parametrize(
     ("load", "sub", "pid", "code", "status", "state"),
     [
-        ("loaded", "running", 42, 0, 0, ServiceState(True, 42, "")),
+        ("loaded", "running", 42, 0, 0, ServiceState(True, 42, AGAIN)),
         ("loaded", "dead", 0, 0, 0, ServiceState(True, None, "")),
         ("loaded", "dead", 0, 1, 0, ServiceState(True, None, "exit status 0")),
         ("loaded", "failed", 0, 1, 78, ServiceState(True, None, REFUSED)),
@@ -191,7 +195,7 @@ REFUSED = "exit status 78: it cannot start as configured, and is not started aga
 def test_what_systemctl_shows_is_read(
     load: str, sub: str, pid: int, code: int, status: int, state: ServiceState
 ) -> None:
-    rows = f"LoadState={load}\nActiveState=x\nSubState={sub}\nMainPID={pid}\n"
+    rows = f"LoadState={load}\nSubState={sub}\nMainPID={pid}\nNRestarts=2\n"
     assert parse_show(f"{rows}ExecMainCode={code}\nExecMainStatus={status}\n") == state
     with pytest.raises(StartError, match="says nothing of ExecMainCode, ExecMainStatus"):
         parse_show(rows)
