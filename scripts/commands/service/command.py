@@ -191,7 +191,7 @@ class Service:
             if not unit.exists() or unit.read_bytes() != self.manager.unit_of(
                 self.plan(self.settings())
             ):
-                return f"the unit file is not what this Hearth writes now. Renew it: {INSTALL}"
+                return f"the unit file is not what an install would write now. Renew it: {INSTALL}"
         return ""
 
     def about_shell(self) -> str:

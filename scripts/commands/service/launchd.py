@@ -11,13 +11,14 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from hearth.commands.service.service_manager import ServiceState, failure, run_tool
-from hearth.commands.service.service_plan import RESTART_S, STOP_S_MIN, ServiceHost, ServicePlan
+from hearth.commands.service.service_manager import TOOL_WAIT_S, ServiceState, failure, run_tool
+from hearth.commands.service.service_plan import RESTART_S, ServiceHost, ServicePlan
 from hearth.shared.errors import EXIT_CANNOT_START
 
 LABEL: Final = "local.hearth.server"
 OPEN_FILES: Final = 4096  # launchd's own limit is 256, and the server serves 1,000 clients
-UNLOAD_MARGIN_S: Final = 10.0  # after ExitTimeOut, when launchd sends SIGKILL
+# Longer than any ExitTimeOut, at whose end launchd sends SIGKILL: the file may be new, the job old.
+UNLOAD_WAIT_S: Final = TOOL_WAIT_S
 POLL_S: Final = 0.1
 REFUSED: Final = (
     f"exit status {EXIT_CANNOT_START}: it cannot start as configured, and is not started again"
@@ -42,7 +43,7 @@ class Launchd:
         if self._session == "Aqua":
             return ""
         return (
-            f"There is no graphical session, so the service is loaded into "
+            "There is no graphical session, so the service is loaded into "
             f"{self._domains[self._session]}: it starts when you log in, over ssh too."
         )
 
@@ -63,13 +64,14 @@ class Launchd:
         self._run("bootstrap", domain, str(self.unit_file))
 
     def stop(self) -> None:
-        wait_s = self._stop_s() + UNLOAD_MARGIN_S
         while (printed := self._printed()) is not None:
             target = printed[0]
             # It returns before the process has ended, sometimes with 36, "now in progress".
             done = run_tool("launchctl", "bootout", target)
-            if not self._is_gone(target, wait_s):
-                raise failure(done, f"It is still loaded {wait_s:.0f} s later. Log out and in.")
+            if not is_gone(target):
+                raise failure(
+                    done, f"It is still loaded {UNLOAD_WAIT_S:.0f} s later. Log out and in."
+                )
 
     def remove(self) -> None:
         self.stop()
@@ -88,21 +90,6 @@ class Launchd:
                 return target, done.stdout
         return None
 
-    def _is_gone(self, target: str, wait_s: float) -> bool:
-        deadline = time.monotonic() + wait_s
-        while run_tool("launchctl", "print", target).returncode == 0:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_S)
-        return True
-
-    def _stop_s(self) -> float:
-        """Return how long launchd waits for the server that is loaded now."""
-        try:
-            return float(plistlib.loads(self.unit_file.read_bytes())["ExitTimeOut"])
-        except (OSError, ValueError, KeyError, TypeError, plistlib.InvalidFileException):
-            return STOP_S_MIN
-
     def _refused(self) -> str:
         return REFUSED if self._host.refused_mark.exists() else ""
 
@@ -114,6 +101,16 @@ class Launchd:
                 "Run it in a session of the user whose service it is, without sudo; the same "
                 "command by hand says more where it is run as root.",
             )
+
+
+def is_gone(target: str) -> bool:
+    """Wait until launchd knows no `target`; return whether that came."""
+    deadline = time.monotonic() + UNLOAD_WAIT_S
+    while run_tool("launchctl", "print", target).returncode == 0:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def is_disabled(domain: str) -> bool:

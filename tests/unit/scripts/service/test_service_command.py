@@ -135,7 +135,7 @@ def test_a_whole_life_leaves_nothing(desk: Desk, capsys: pytest.CaptureFixture[s
 
     desk.add_setting("SHUTDOWN_FLUSH_SECONDS=60")
     assert desk.run("status") == 0
-    assert "not what this Hearth writes now" in capsys.readouterr().out
+    assert "the unit file is not what an install would write now" in capsys.readouterr().out
     assert desk.run("install") == 0
     second = desk.pid
     assert second not in (None, first) and process_started(first or 0) is None
@@ -217,8 +217,7 @@ def test_an_agent_that_does_not_end_keeps_its_file(
     assert mac.run("install") == 0
     stuck = mac.directory / "manager" / "stuck"
     stuck.write_text("yes")
-    mac.unit.write_bytes(mac.unit.read_bytes().replace(b"<integer>30<", b"<integer>0<"))
-    monkeypatch.setattr(launchd, "UNLOAD_MARGIN_S", 0.1)
+    monkeypatch.setattr(launchd, "UNLOAD_WAIT_S", 0.1)
     assert mac.run("uninstall") == 1
     said = capsys.readouterr().err
     assert "Operation not permitted. It is still loaded 0 s later. Log out and in." in said
