@@ -64,6 +64,8 @@ Installs Hearth into .venv if needed and starts it. Settings are read from the e
 then from .env; the options below come before both.
 
 commands:
+  service ACTION            install what is missing, then do what `hearth service ACTION` does:
+                            install, start, stop, status, logs, uninstall
   test                      install what the tests need and run all of them
   test fast                 run those that need no process and no model: under a minute
   test [pytest arguments]   run pytest with these arguments
@@ -72,14 +74,15 @@ examples:
   python3 install_and_run.py
   python3 install_and_run.py --model mlx-community/Qwen3-8B-4bit --port 4001
   python3 install_and_run.py test tests/unit -q"""
-PYTHON_HELP = """\
-Hearth needs Python 3.11, 3.12 or 3.13 with venv, and this is Python {}, at {}.
-No working one was found on PATH or in the usual places. Install one:
-  macOS            brew install python@3.12
-  Debian, Ubuntu   sudo apt install python3.12 python3.12-venv   (or the 3.11 or 3.13 it has)
-  Fedora           sudo dnf install python3.12
-  anywhere         pyenv install 3.12     or     uv python install 3.12
-Then run the same command again."""
+PYTHON_HELP = (
+    "Hearth needs Python 3.11, 3.12 or 3.13 with venv, this is Python {}, at {}, and no working "
+    "one was found on PATH or in the usual places: install one with `{}`, or install uv, which "
+    "fetches one by itself, and run the same command again."
+)
+INSTALL_PYTHON = {
+    "Darwin": "brew install python@3.12",
+    "Linux": "sudo apt install python3.12 python3.12-venv` or `sudo dnf install python3.12",
+}
 
 
 def import_from_checkout() -> None:
@@ -139,8 +142,9 @@ def interpreter_candidates(version: str, environ: "dict[str, str]") -> "list[str
         found += sorted(map(str, root.glob(f"versions/{version}*/bin/{name}")), reverse=True)
     framework = f"/Library/Frameworks/Python.framework/Versions/{version}/bin"
     found += [f"{place}/{name}" for place in ("/opt/homebrew/bin", "/usr/local/bin", framework)]
-    if shutil.which("uv", path=environ.get("PATH")):
-        found.append(output_of(["uv", "python", "find", version]))
+    uv = find_uv(environ)
+    if uv is not None:
+        found.append(output_of([uv, "python", "find", version]))
     return [path for path in dict.fromkeys(found) if os.path.isfile(path)]
 
 
@@ -152,6 +156,22 @@ def find_interpreter(environ: "dict[str, str]") -> "str | None":
             if words[:2] == [version, platform.machine()]:
                 return words[2]
     return None
+
+
+def find_uv(environ: "dict[str, str]") -> "str | None":
+    places = [environ.get("PATH", ""), str(Path.home() / ".local/bin"), "/opt/homebrew/bin"]
+    return shutil.which("uv", path=os.pathsep.join(places))
+
+
+def fetch_interpreter(environ: "dict[str, str]") -> "str | None":
+    """Have uv, where it is there, download a supported Python; return it."""
+    uv = find_uv(environ)
+    if uv is None:
+        return None
+    say(f"No Python was found that can run Hearth; uv fetches Python {SUPPORTED[0]}.")
+    command = [uv, "python", "install", SUPPORTED[0]]
+    done = subprocess.run(command, env=clean_environment(), stdin=subprocess.DEVNULL)
+    return find_interpreter(environ) if done.returncode == 0 else None
 
 
 def output_of(command: "list[str]") -> str:
@@ -173,9 +193,10 @@ def change_interpreter(arguments: "list[str]") -> None:
     """Go on in a supported Python if this is none, which does not return; Stop without one."""
     if is_usable_here():
         return
-    other = find_interpreter(clean_environment())
+    other = find_interpreter(clean_environment()) or fetch_interpreter(clean_environment())
     if other is None:
-        raise Stop(PYTHON_HELP.format(platform.python_version(), sys.executable))
+        remedy = INSTALL_PYTHON.get(platform.system(), "uv python install 3.12")
+        raise Stop(PYTHON_HELP.format(platform.python_version(), sys.executable, remedy))
     say(f"Python {platform.python_version()} can't run Hearth; going on with {other}.")
     os.execve(other, [other, str(PROJECT / "install_and_run.py"), *arguments], clean_environment())
 
@@ -506,8 +527,8 @@ def on_signal(number: int, frame: object) -> None:
 
 def run(arguments: "list[str]") -> None:
     """Do what `arguments` ask; returns only where nothing is to be started."""
-    is_test = arguments[:1] == ["test"]
-    options = parse([] if is_test else arguments)
+    is_test, is_service = (arguments[:1] == [word] for word in ("test", "service"))
+    options = parse([] if is_test or is_service else arguments)
     problem = platform_problem(platform.system(), platform.machine(), platform.mac_ver()[0])
     problem = problem or (cuda_problem() if options.cuda else None)
     if problem:
@@ -524,6 +545,9 @@ def run(arguments: "list[str]") -> None:
         if is_test:
             start_tests(arguments[1:])
         write_env(PROJECT)
+        if is_service:
+            main = [str(VENV / "bin/python"), "-m", "hearth.commands.main"]
+            become([*main, *arguments], clean_environment())
         start(version, options)
     except StartError as error:
         raise Stop(str(error)) from None

@@ -121,7 +121,7 @@ def take_port(host: str, port: int, instance_dir: Path, *, is_check: bool = Fals
     supervisor, children = read_pid_file(instance_dir / PID_FILE)
     if supervisor and supervisor.is_running:
         raise StartError(
-            f"Hearth already runs on {_url(host, port)} (pid {supervisor.pid}). "
+            f"Hearth already runs on {url_of(host, port)} (pid {supervisor.pid}). "
             f"Stop it with: kill {supervisor.pid}"
         )
     stale = [child for child in children if child.is_running]
@@ -180,7 +180,8 @@ def _sweep(instance_dir: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _url(host: str, port: int) -> str:
+def url_of(host: str, port: int) -> str:
+    """Return where a server that listens on `host` is reached from this machine."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
 

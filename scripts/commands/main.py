@@ -25,6 +25,7 @@ class Command:
 
 COMMANDS: Final = {
     "serve": Command("serve", "starts the server and its workers"),
+    "service": Command("service.command", "runs the server from login on (launchd, systemd)"),
     "check": Command("check", "says whether a start would succeed: packages, settings, port"),
     "top": Command("top", "shows what a running server does, once a second"),
     "why": Command("why", "says why requests of a session lost what was kept"),

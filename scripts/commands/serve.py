@@ -12,7 +12,7 @@ configured, and a restart with the same settings would fail the same way.
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
@@ -59,8 +59,13 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Become the server, once its settings are good and its port is free."""
+def main(
+    arguments: Sequence[str] | None = None, status_of: Callable[[int], int] = lambda status: status
+) -> int:
+    """Become the server, once its settings are good and its port is free.
+
+    `status_of` makes the exit status of what the server, or its failed start, says.
+    """
     options = options_of(arguments)
     status = EXIT_CANNOT_START
     try:
@@ -69,13 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         about_port = port_of(settings)
     except StartError as error:
         print(error, file=sys.stderr)
-        return status
+        return status_of(status)
     if "freed" in about_port:
         print(about_port, file=sys.stderr, flush=True)
     os.chdir(PROJECT_DIR)
     from hearth.proxy.main import end, main as serve  # takes a second: after what may refuse
 
-    end(serve())
+    end(status_of(serve()))
 
 
 if __name__ == "__main__":

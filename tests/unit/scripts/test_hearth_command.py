@@ -38,7 +38,11 @@ def test_the_help_lists_every_command_with_a_line(capsys: pytest.CaptureFixture[
 
 def test_every_command_module_that_can_be_run_is_listed() -> None:
     folder = PROJECT_DIR / "scripts" / "commands"
-    runnable = {path.stem for path in folder.glob("*.py") if "__main__" in path.read_text()}
+    runnable = {
+        path.relative_to(folder).with_suffix("").as_posix().replace("/", ".")
+        for path in folder.rglob("*.py")
+        if "__main__" in path.read_text()
+    }
     assert runnable == {"main", *(command.module for command in hearth.COMMANDS.values())}
     for command in hearth.COMMANDS.values():
         assert callable(importlib.import_module(f"hearth.commands.{command.module}").main)

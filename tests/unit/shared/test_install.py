@@ -121,8 +121,13 @@ def test_an_old_python_alone_is_told_what_to_install(version: str, tmp_path: Pat
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert done.returncode == 1
     assert f"this is Python {version}" in done.stderr
-    for remedy in ("brew install python@3.12", "apt install python3.12 python3.12-venv", "pyenv"):
+    for remedy in (
+        "apt install python3.12 python3.12-venv",
+        "dnf install python3.12",
+        "install uv",
+    ):
         assert remedy in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_an_old_python_goes_on_in_a_supported_one_with_the_same_arguments(tmp_path: Path) -> None:

@@ -1,0 +1,280 @@
+"""Installs, starts, stops and shows the server as a service of this user: launchd, systemd.
+
+    hearth service install      starts it now and at each login; over one that runs: an upgrade
+    hearth service status       says whether it runs, where, and how it ended last
+    hearth service logs -f      shows the end of its log, and what comes
+    hearth service stop         ends it until `hearth service start` or the next login
+    hearth service uninstall    ends it and removes the unit file and the log
+
+Settings are those of the settings file alone (.env in a checkout, else ~/.hearth/.env), not of
+this shell. They are read at each start.
+Exit status 0: it is as asked; 1: it is not, and why is told. Of `status` 0: it runs; 3: it does
+not; 4: it is not installed.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from hearth.commands.service import foreground
+from hearth.commands.service.launchd import Launchd, guarded_folder
+from hearth.commands.service.service_manager import ServiceManager, ServiceState, write_private
+from hearth.commands.service.service_plan import ServiceHost, ServicePlan, plan_of, this_host
+from hearth.commands.service.systemd import Systemd
+from hearth.shared.errors import StartError
+from hearth.shared.make_private_directory import make_private
+from hearth.shared.paths import env_file
+from hearth.shared.processes import PID_FILE, read_pid_file, take_port, url_of
+from hearth.shared.settings_from_env import Settings, load_settings
+
+START_WAIT_S: Final = 20.0  # until the server listens: importing it from a cold disk
+POLL_S: Final = 0.1
+LINES: Final = 50
+NOT_RUNNING: Final = 3  # as `systemctl status` ends
+NOT_INSTALLED: Final = 4
+INSTALL: Final = "hearth service install"
+
+
+def manager_of(host: ServiceHost) -> ServiceManager:
+    """Raises: StartError: this platform, or this user, has no service manager that is known."""
+    if host.uid == 0 and host.environ.get("SUDO_USER"):
+        raise StartError("The service is a user's own: run the same command without sudo.")
+    if host.system == "darwin":
+        return Launchd(host)
+    if host.system == "linux":
+        return Systemd(host)
+    raise StartError(
+        f"{host.system} has neither launchd nor systemd. Start `hearth serve` by hand."
+    )
+
+
+class Service:
+    """One user's service: its manager, its settings, its files."""
+
+    def __init__(self, host: ServiceHost) -> None:
+        self.host = host
+        self.manager = manager_of(host)
+
+    def settings(self) -> Settings:
+        """Return the settings as the service reads them: nothing of this shell's variables."""
+        return load_settings({}, self.host.settings_file)
+
+    def plan(self, settings: Settings) -> ServicePlan:
+        return plan_of(self.host, settings.shutdown_flush_seconds)
+
+    def install(self) -> int:
+        settings = self.settings()
+        hints = [self.manager.check(), self.about_shell(), self.about_folder()]
+        self.refuse_other_server(settings)
+        plan = self.plan(settings)
+        unit = self.manager.unit_file
+        was_there = unit.exists()
+        make_private(plan.log.parent)
+        unit.parent.mkdir(parents=True, exist_ok=True)
+        write_private(unit, self.manager.unit_of(plan))
+        try:
+            self.manager.load()
+        except StartError:
+            if not was_there:
+                with contextlib.suppress(StartError):
+                    self.manager.remove()
+            raise
+        print(f"{'Upgraded' if was_there else 'Installed'} {unit} for {self.manager.name}.")
+        print(*filter(None, hints), sep="\n", end="\n" if any(hints) else "")
+        return self.await_start(settings)
+
+    def start(self) -> int:
+        if not self.manager.unit_file.exists():
+            raise StartError(f"No service is installed. Install it: {INSTALL}")
+        settings = self.settings()
+        self.manager.check()
+        if (pid := self.manager.state().pid) is not None:
+            print(f"It runs already (pid {pid}).")
+            return 0
+        self.refuse_other_server(settings)
+        self.manager.load()
+        return self.await_start(settings)
+
+    def stop(self) -> int:
+        pid = self.manager.state().pid
+        self.manager.stop()
+        print("It did not run." if pid is None else f"Stopped (pid {pid}).")
+        return 0
+
+    def uninstall(self) -> int:
+        was_there = self.manager.unit_file.exists() or self.manager.state().is_loaded
+        self.manager.remove()
+        log = self.host.log
+        for path in (log, foreground.old_log(log), self.host.refused_mark):
+            path.unlink(missing_ok=True)
+        if not was_there:
+            print("No service was installed.")
+            return 0
+        print(f"Uninstalled; {self.host.settings_file} and what is kept in ~/.hearth stay.")
+        return 0
+
+    def status(self) -> int:
+        state = self.manager.state()
+        is_installed = self.manager.unit_file.exists()
+        if not is_installed and not state.is_loaded:
+            print(f"Service   not installed. Install it: {INSTALL}")
+            return NOT_INSTALLED
+        print(f"Service   {in_words(state)} by {self.manager.name}")
+        for title, text in (
+            ("Address", self.about_address(state)),
+            ("Last exit", state.last_exit or "none since it was loaded"),
+            ("Unit", str(self.manager.unit_file)),
+            ("Log", str(self.host.log)),
+            ("Note", self.about_unit()),
+        ):
+            if text:
+                print(f"{title:9} {text}")
+        return NOT_RUNNING if state.pid is None else 0
+
+    def logs(self, lines: int, *, follows: bool) -> int:
+        """Become `tail`, which shows the log."""
+        if not self.host.log.exists():
+            raise StartError(f"There is no log at {self.host.log}. Install the service: {INSTALL}")
+        sys.stdout.flush()
+        arguments = ["-n", str(lines), *(["-F"] if follows else []), str(self.host.log)]
+        os.execvp("tail", ["tail", *arguments])
+
+    def refuse_other_server(self, settings: Settings) -> None:
+        """Raises: StartError: the port is another's, be it a server that was started by hand."""
+        supervisor = supervisor_pid(settings)
+        if supervisor is not None and supervisor == self.manager.state().pid:
+            return
+        try:
+            take_port(
+                settings.proxy_host, settings.proxy_port, settings.instance_dir, is_check=True
+            )
+        except StartError as error:
+            by_hand = " It was started by hand, not by the service." if supervisor else ""
+            raise StartError(f"{error}{by_hand} Then run the same command again.") from None
+
+    def await_start(self, settings: Settings) -> int:
+        """Say what became of the start; return the exit status."""
+        deadline = time.monotonic() + START_WAIT_S
+        state = self.manager.state()
+        while not (is_up(state, settings) or state.last_exit) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            state = self.manager.state()
+        if state.last_exit and not is_up(state, settings):
+            print(f"It did not start: {state.last_exit}. Its log ends with:", file=sys.stderr)
+            print(*last_lines(self.host), sep="\n", file=sys.stderr)
+            return 1
+        print(f"Service   {in_words(state)}, {self.about_address(state)}")
+        print(f"Log       {self.host.log}")
+        return 0
+
+    def about_address(self, state: ServiceState) -> str:
+        if state.pid is None:
+            return ""
+        try:
+            settings = self.settings()
+        except StartError as error:
+            return f"not known: {error}"
+        url = url_of(settings.proxy_host, settings.proxy_port)
+        if is_up(state, settings):
+            return url
+        return f"not {url} yet, or another since the settings changed"
+
+    def about_unit(self) -> str:
+        """Return what is to be done where the unit file is not what an install would write."""
+        with contextlib.suppress(StartError):
+            unit = self.manager.unit_file
+            if not unit.exists() or unit.read_bytes() != self.manager.unit_of(
+                self.plan(self.settings())
+            ):
+                return f"the unit file is not what an install would write now. Renew it: {INSTALL}"
+        return ""
+
+    def about_shell(self) -> str:
+        """Return a hint where settings are out of the service's sight: in this shell, in ./.env."""
+        host = self.host
+        names = [row.metadata["name"] for row in dataclasses.fields(Settings)]
+        unseen = [name for name in names if name in host.environ]
+        if env_file() != host.settings_file and env_file().is_file():
+            unseen.append(str(env_file()))
+        return (
+            f"The service does not see {', '.join(unseen)}. Set what it is to have in "
+            f"{host.settings_file}."
+            if unseen
+            else ""
+        )
+
+    def about_folder(self) -> str:
+        directory = self.host.settings_file.parent
+        folder = guarded_folder(self.host.home, directory) if self.host.system == "darwin" else ""
+        return (
+            f"{directory} is in {folder}, which macOS guards: allow Python where it asks, or move "
+            "this directory if the service ends with `Operation not permitted`."
+            if folder
+            else ""
+        )
+
+
+def in_words(state: ServiceState) -> str:
+    if state.pid is not None:
+        return f"running (pid {state.pid})"
+    return "failed, started again in a moment" if state.will_restart else "stopped"
+
+
+def supervisor_pid(settings: Settings) -> int | None:
+    """Return the process that serves on the settings' port, if it is a Hearth."""
+    supervisor, _ = read_pid_file(settings.instance_dir / PID_FILE)
+    return supervisor.pid if supervisor and supervisor.is_running else None
+
+
+def is_up(state: ServiceState, settings: Settings) -> bool:
+    return state.pid is not None and supervisor_pid(settings) == state.pid
+
+
+def last_lines(host: ServiceHost, count: int = 5) -> list[str]:
+    try:
+        return host.log.read_text(errors="replace").splitlines()[-count:]
+    except OSError as error:
+        return [f"({error})"]
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="hearth service",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_subparsers(dest="action", required=True, metavar="ACTION").add_parser
+    for name in ("install", "start", "stop", "status", "uninstall"):
+        add(name)
+    logs = add("logs")
+    logs.add_argument("-n", "--lines", type=int, default=LINES, help="lines to begin with (50)")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on with what comes")
+    run = add("run")  # what the service manager starts
+    run.add_argument("--end-with-0-if-refused", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None, host: ServiceHost | None = None) -> int:
+    options = options_of(arguments)
+    host = host or this_host()
+    if options.action == "run":
+        return foreground.run(host, ends_with_0_if_refused=options.end_with_0_if_refused)
+    try:
+        service = Service(host)
+        if options.action == "logs":
+            return service.logs(options.lines, follows=options.follow)
+        status: int = getattr(service, options.action)()
+    except StartError as error:
+        print(f"hearth service: {error}", file=sys.stderr)
+        return 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Says what a service manager is to run: the command, its directory, its variables, its times.
+
+launchd's file and systemd's say the same, each in its own words. No setting is in either: the
+server reads them at each start, from the settings file, as `hearth serve` does.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hearth.shared.errors import StartError
+from hearth.shared.paths import CODE_DIR, HOME_DIR, IS_CHECKOUT
+from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
+
+STOP_S_MIN: Final = 30
+# Killing a worker that hangs, and the server's own end after that of its workers.
+STOP_MARGIN_S: Final = 5.0
+RESTART_S: Final = 10  # between the end of a server that failed and its next start
+# What is no setting, no secret, and decides where models are found.
+CARRIED: Final = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")
+# Where ps, lsof and caffeinate are: a service gets no shell's PATH.
+TOOL_PLACES: Final = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
+COMMAND: Final = (sys.executable, "-P", "-m", "hearth.commands.main", "service", "run")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceHost:
+    """The machine and the user that a service is for."""
+
+    system: str  # as sys.platform names it
+    home: Path
+    uid: int
+    environ: Mapping[str, str]
+    settings_file: Path
+    command: tuple[str, ...] = COMMAND
+
+    @property
+    def log(self) -> Path:
+        return self.home / ".hearth" / "logs" / "service.log"
+
+    @property
+    def refused_mark(self) -> Path:
+        """The file that is there after a start that could not succeed (`hearth service run`)."""
+        return self.home / ".hearth" / "service.refused"
+
+
+def this_host() -> ServiceHost:
+    """An install's service reads ~/.hearth/.env, wherever a command was started."""
+    settings_file = (CODE_DIR if IS_CHECKOUT else HOME_DIR) / ".env"
+    return ServiceHost(sys.platform, Path.home(), os.getuid(), os.environ, settings_file)
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePlan:
+    """What a unit file says, whichever manager reads it."""
+
+    command: tuple[str, ...]
+    directory: Path
+    environ: Mapping[str, str]
+    stop_s: int  # from SIGTERM until the manager sends SIGKILL
+    log: Path
+
+
+def stop_seconds(flush_s: float) -> int:
+    """Return how long a stop may take: a worker's chunk, its writing, its end, and a margin.
+
+    A SIGKILL amid a chunk can leave memory wired until the Mac restarts.
+    """
+    return max(STOP_S_MIN, math.ceil(CHUNK_WAIT_S + flush_s + END_WAIT_S + STOP_MARGIN_S))
+
+
+def plan_of(host: ServiceHost, flush_s: float) -> ServicePlan:
+    """Return the plan of a server of `host` that may write for `flush_s` at its end.
+
+    Raises:
+        StartError: a path can not be written into a unit file.
+    """
+    path = os.pathsep.join([os.path.dirname(host.command[0]), *TOOL_PLACES])
+    carried = {name: host.environ[name] for name in CARRIED if host.environ.get(name)}
+    directory = host.settings_file.parent  # relative paths in settings count from there
+    environ = {"PATH": path, **carried}
+    plan = ServicePlan(host.command, directory, environ, stop_seconds(flush_s), host.log)
+    for text in (*plan.command, *plan.environ.values(), str(directory), str(plan.log)):
+        if not text.isprintable():
+            raise StartError(
+                f"{text!r} has a character that no unit file can hold. Rename that directory."
+            )
+    return plan

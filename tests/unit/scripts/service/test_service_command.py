@@ -1,0 +1,324 @@
+"""`hearth service` is run against fake managers, which start real processes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hearth.commands.service import command, launchd
+from hearth.commands.service.service_plan import ServiceHost
+from hearth.shared.processes import PID_FILE, process_started
+from tests.helpers.servers.fake_service_manager import install_fakes
+from tests.helpers.servers.server import free_port
+
+pytestmark = pytest.mark.process
+
+WAIT_S_MAX = 20.0
+# Stands for the server: it writes the pid file as the server does, and ends as it is told.
+SERVER = """
+import json, os, signal, sys
+from pathlib import Path
+from hearth.shared.processes import process_started
+run_dir, home = map(Path, sys.argv[1:3])
+with open(home / "starts", "a") as starts:
+    starts.write(f"{os.getpid()} {os.getcwd()}\\n")
+if (home / "refuses").exists():
+    print("MODEL_PATH is refused.", file=sys.stderr)
+    if "--end-with-0-if-refused" not in sys.argv:
+        sys.exit(78)
+    (home / ".hearth" / "service.refused").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, lambda *_: ((run_dir / "hearth.json").unlink(), os._exit(0)))
+run_dir.mkdir(parents=True, exist_ok=True)
+row = {"pid": os.getpid(), "started": process_started(os.getpid())}
+(run_dir / "new").write_text(json.dumps({"supervisor": row, "children": []}))
+(run_dir / "new").rename(run_dir / "hearth.json")
+while True:
+    signal.pause()
+"""
+
+
+class Desk:
+    """A user's home on `system`, whose service manager is a fake."""
+
+    def __init__(self, directory: Path, system: str) -> None:
+        self.directory = directory
+        self.home = directory / 'a home $x %h "q"'
+        self.port = free_port()
+        self.run_dir = directory / "run" / str(self.port)
+        settings = self.home / ".hearth" / ".env"
+        settings.parent.mkdir(parents=True)
+        settings.write_text(f"PROXY_PORT={self.port}\nRUN_DIR={directory / 'run'}\n")
+        server = directory / "server.py"
+        server.write_text(SERVER)
+        words = (sys.executable, str(server), str(self.run_dir), str(self.home))
+        self.host = ServiceHost(system, self.home, os.getuid(), {}, settings, words)
+        places = {
+            "darwin": "Library/LaunchAgents/local.hearth.server.plist",
+            "linux": ".config/systemd/user/hearth.service",
+        }
+        self.unit = self.home / places[system]
+
+    def add_setting(self, line: str) -> None:
+        with self.host.settings_file.open("a") as file:
+            print(line, file=file)
+
+    def run(self, *arguments: str) -> int:
+        return command.main(arguments, self.host)
+
+    @property
+    def pid(self) -> int | None:
+        """The process that serves."""
+        try:
+            row = json.loads((self.run_dir / PID_FILE).read_text())["supervisor"]
+        except FileNotFoundError:
+            return None
+        pid: int = row["pid"]
+        return pid if process_started(pid) == row["started"] else None
+
+    @property
+    def jobs(self) -> list[Path]:
+        return list((self.directory / "manager" / "jobs").iterdir())
+
+    def set_domains(self, *names: str) -> None:
+        (self.directory / "manager" / "domains").write_text(" ".join(names))
+
+    def files(self) -> set[str]:
+        return {str(path.relative_to(self.home)) for path in self.home.rglob("*") if path.is_file()}
+
+
+def desk_of(system: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    desk = Desk(directory, system)
+    tools = install_fakes(directory)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(desk.home))
+    return desk
+
+
+@pytest.fixture(params=["darwin", "linux"])
+def desk(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Desk]:
+    made = desk_of(request.param, tmp_path, monkeypatch)
+    yield made
+    made.run("uninstall")
+
+
+@pytest.fixture
+def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    made = desk_of("darwin", tmp_path, monkeypatch)
+    yield made
+    made.run("uninstall")
+
+
+@pytest.fixture
+def linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return desk_of("linux", tmp_path, monkeypatch)
+
+
+def test_a_whole_life_leaves_nothing(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    before = desk.files()
+    assert desk.run("status") == 4
+    assert desk.run("install") == 0
+    first, shown = desk.pid, capsys.readouterr().out
+    assert f"running (pid {first}), http://127.0.0.1:{desk.port}" in shown
+    assert desk.unit.stat().st_mode & 0o777 == 0o600
+    where = (desk.home / "starts").read_text().split(" ", 1)[1]
+    assert where == f"{desk.home / '.hearth'}\n"
+
+    desk.add_setting("SHUTDOWN_FLUSH_SECONDS=60")
+    assert desk.run("status") == 0
+    assert "the unit file is not what an install would write now" in capsys.readouterr().out
+    assert desk.run("install") == 0
+    second = desk.pid
+    assert second not in (None, first) and process_started(first or 0) is None
+    assert capsys.readouterr().out.startswith("Upgraded ") and "82" in desk.unit.read_text()
+
+    assert (desk.run("start"), desk.pid) == (0, second)  # it runs already
+    assert (desk.run("stop"), desk.pid) == (0, None)
+    assert (desk.run("stop"), desk.run("status")) == (0, 3)
+    assert (desk.run("start"), desk.run("status")) == (0, 0)
+    shown = capsys.readouterr().out
+    assert f"Address   http://127.0.0.1:{desk.port}\n" in shown and "Note" not in shown
+
+    assert (desk.run("uninstall"), desk.pid, desk.jobs) == (0, None, [])
+    assert desk.files() - before == {"starts"}
+    assert (desk.run("uninstall"), desk.run("status")) == (0, 4)
+
+
+def test_a_server_that_fails_is_started_again(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.run("install") == 0
+    first = desk.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    deadline = time.monotonic() + WAIT_S_MAX
+    while desk.pid in (None, first) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert desk.pid not in (None, first)
+    assert desk.run("status") == 0
+    assert re.search(r"Last exit (exit status -9|a failure, for the 1)", capsys.readouterr().out)
+
+
+def test_a_server_that_cannot_start_is_not_started_again_and_says_why(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (desk.home / "refuses").touch()
+    assert desk.run("install") == 1
+    said = capsys.readouterr().err
+    assert "did not start: exit status 78" in said and "MODEL_PATH is refused." in said
+    assert desk.run("status") == 3
+    assert "Last exit exit status 78: it cannot start" in capsys.readouterr().out
+    assert len((desk.home / "starts").read_text().splitlines()) == 1
+
+
+def test_a_server_that_was_started_by_hand_is_left_alone(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        row = {"pid": by_hand.pid, "started": process_started(by_hand.pid)}
+        desk.run_dir.mkdir(parents=True)
+        (desk.run_dir / PID_FILE).write_text(json.dumps({"supervisor": row, "children": []}))
+        assert desk.run("install") == 1
+        said = capsys.readouterr().err
+        assert f"(pid {by_hand.pid}). Stop it with: kill {by_hand.pid}" in said
+        assert "started by hand" in said and "run the same command again" in said
+        assert by_hand.poll() is None and not desk.unit.exists() and desk.jobs == []
+    finally:
+        by_hand.kill()
+        by_hand.wait()
+
+
+def test_without_a_graphical_session_the_agent_is_the_users(
+    mac: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mac.set_domains(f"user/{os.getuid()}")
+    assert mac.run("install") == 0
+    assert f"loaded into user/{os.getuid()}" in capsys.readouterr().out
+    assert "<string>Background</string>" in mac.unit.read_text()
+    mac.set_domains(f"gui/{os.getuid()}", f"user/{os.getuid()}")  # somebody logs in at the screen
+    assert mac.run("status") == 0
+    assert (mac.run("install"), len(mac.jobs)) == (0, 1)
+    assert "<string>Aqua</string>" in mac.unit.read_text()
+
+
+def test_an_agent_that_does_not_end_keeps_its_file(
+    mac: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mac.run("install") == 0
+    stuck = mac.directory / "manager" / "stuck"
+    stuck.write_text("yes")
+    monkeypatch.setattr(launchd, "UNLOAD_WAIT_S", 0.1)
+    assert mac.run("uninstall") == 1
+    said = capsys.readouterr().err
+    assert "Operation not permitted. It is still loaded 0 s later. Log out and in." in said
+    assert mac.unit.exists() and mac.pid is not None
+    stuck.unlink()
+
+
+def test_an_agent_that_was_disabled_is_enabled(mac: Desk) -> None:
+    (mac.directory / "manager" / "disabled").write_text("local.hearth.server")
+    assert mac.run("install") == 0
+
+
+def test_an_agent_that_launchd_refuses_leaves_no_file(
+    mac: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mac.set_domains()
+    assert mac.run("install") == 1
+    said = capsys.readouterr().err
+    assert "ended with status 125" in said and "without sudo" in said
+    assert not mac.unit.exists()
+
+
+def test_without_systemd_of_the_user_nothing_is_written(
+    linux: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    linux.set_domains()
+    assert linux.run("install") == 1
+    said = capsys.readouterr().err
+    assert "No medium found" in said and f"loginctl enable-linger {os.getuid()}" in said
+    assert not linux.unit.exists()
+
+
+def test_a_machine_without_the_tool_is_told(
+    linux: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(linux.home))
+    assert linux.run("install") == 1
+    assert "systemctl is not on PATH" in capsys.readouterr().err
+
+
+def test_what_the_service_will_not_see_is_told(
+    linux: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    linux.host.environ.update(PROXY_API_KEY="mine", MODEL_PATH="x")  # type: ignore[attr-defined]
+    assert linux.run("install") == 0
+    shown = capsys.readouterr().out
+    assert "does not see PROXY_API_KEY, MODEL_PATH" in shown or "MODEL_PATH, PROXY_API_KEY" in shown
+    assert "mine" not in shown and "enable-linger" in shown
+    assert linux.run("uninstall") == 0
+
+
+def test_logs_become_tail_of_the_log(
+    linux: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execvp", lambda _, words: became.append(words))
+    assert linux.run("logs") == 1
+    assert "There is no log at" in capsys.readouterr().err and not became
+    linux.host.log.parent.mkdir(parents=True)
+    linux.host.log.touch()
+    linux.run("logs", "-n", "3", "-f")
+    assert became == [["tail", "-n", "3", "-F", str(linux.host.log)]]
+
+
+@pytest.mark.parametrize(
+    ("system", "environ", "said"),
+    [
+        ("linux", {"SUDO_USER": "me"}, "without sudo"),
+        ("win32", {}, "win32 has neither launchd nor systemd"),
+    ],
+)
+def test_what_can_have_no_service_is_refused(
+    system: str, environ: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = ServiceHost(system, Path("/nowhere"), 0, environ, Path("/nowhere/.env"))
+    assert command.main(["install"], host) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_start_without_an_install_is_refused(
+    linux: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert linux.run("start") == 1
+    assert "Install it: hearth service install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "status"), [(["--end-with-0-if-refused"], 0), ([], 78)])
+def test_a_refused_start_ends_as_its_manager_understands(
+    flags: list[str], status: int, tmp_path: Path
+) -> None:
+    log = tmp_path / ".hearth" / "logs" / "service.log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"x" * 10_000_001)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "hearth.commands.main", "service", "run", *flags],
+        env={**os.environ, "HOME": str(tmp_path), "PROXY_PORT": "99999"},
+        cwd=tmp_path,
+        capture_output=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, b"", b"")
+    assert log.read_text().startswith("PROXY_PORT is '99999'")
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert log.with_name("service.log.1").stat().st_size == 10_000_001
+    assert (tmp_path / ".hearth" / "service.refused").exists() == (status == 0)
