@@ -1,0 +1,6 @@
+"""Names how long the parts of a stop may take, for all who wait for one."""
+
+from typing import Final
+
+CHUNK_WAIT_S: Final = 15.0  # a worker ends the chunk that its GPU computes before it goes
+END_WAIT_S: Final = 2.0  # for what a worker does then, beside writing what it keeps
