@@ -1,4 +1,4 @@
-"""Which signals stop a process, and which end it at once."""
+"""Signals that stop a process, and those that end it at once."""
 
 import signal
 

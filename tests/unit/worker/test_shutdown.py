@@ -1,4 +1,4 @@
-"""How the threads of a worker are told to end, and what it exits with."""
+"""The end of a worker: how its threads are told, and what it exits with."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""How the supervisor waits for workers that it tells to end: real processes that load nothing."""
+"""The wait of the supervisor for workers that it tells to end: real processes, no model."""
 
 import asyncio
 import contextlib
