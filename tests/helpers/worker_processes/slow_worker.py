@@ -42,13 +42,13 @@ def note(line: str) -> None:
         log.write(line + "\n")
 
 
-def noting(place: Any, name: str, line: str) -> Any:
-    """Have each call of `place.name` noted, after it returned."""
+def noting(place: Any, name: str, line: Callable[..., str]) -> Any:
+    """Have each call of `place.name` noted, after it returned, as `line` tells it."""
     call: Callable[..., Any] = getattr(place, name)
 
     def noted(*arguments: Any) -> Any:
         result = call(*arguments)
-        note(line.format(*arguments))
+        note(line(*arguments))
         return result
 
     return mock.patch.object(place, name, noted)
@@ -62,9 +62,9 @@ def main() -> int:
         mock.patch.object(mx, "device_info", lambda: info),
         mock.patch.object(shutdown, "CHUNK_WAIT_S", wait_s),
         mock.patch.object(shutdown, "SAY_AFTER_S", min(wait_s, SAY_AFTER_S)),
-        noting(mx, "synchronize", "synchronized"),
-        noting(mx, "set_wired_limit", "wired {}"),
-        noting(KVManager, "hand_over", "handed over"),
+        noting(mx, "synchronize", lambda *stream: "synchronized" + " decoding" * len(stream)),
+        noting(mx, "set_wired_limit", lambda limit: f"wired {limit}"),
+        noting(KVManager, "hand_over", lambda _: "handed over"),
     ):
         return real.main()
 
