@@ -36,6 +36,7 @@ from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
+from hearth.shared.stop_signals import StopSignals
 from hearth.shared.version import VERSION
 from hearth.shared.zmq_transport import private_directory
 
@@ -100,7 +101,7 @@ class Hearth:
         self._socket = bind(settings.proxy_host, settings.proxy_port)
         self._server: _Server | None = None
         self._stop = asyncio.Event()
-        self._is_stopping = False
+        self._signals = StopSignals(self._stop.set, self._end_now)
 
     def _write_pid_file(self) -> None:
         try:
@@ -115,7 +116,7 @@ class Hearth:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored means nohup
             numbers.append(signal.SIGHUP)
         for number in numbers:
-            loop.add_signal_handler(number, self._on_signal, number)
+            loop.add_signal_handler(number, self._signals.take, number)
         print(starting_line(self._settings, self._version), flush=True)
         serving = asyncio.create_task(self._serve(), name="serve")
         stopping = asyncio.create_task(self._stop.wait())
@@ -128,13 +129,12 @@ class Hearth:
             await self._shut_down(serving)
         return EXIT_CANNOT_START if refused.done() else 0
 
-    def _on_signal(self, number: int) -> None:
-        if self._is_stopping:  # a second signal: at once
-            self._supervisor.kill_all()
-            self._remove_files()
-            os._exit(128 + number)
-        self._is_stopping = True
-        self._stop.set()
+    def _end_now(self, number: int) -> NoReturn:
+        """End without waiting for a chunk, or for anything else."""
+        log.warning("%s again: workers are killed amid their work", signal.Signals(number).name)
+        self._supervisor.kill_all()
+        self._remove_files()
+        os._exit(128 + number)
 
     async def _serve(self) -> None:
         self._write_pid_file()

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from hearth.shared.errors import StartError
+from hearth.shared.stop_signals import SAY_AFTER_S
+from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
 
 PID_FILE = "hearth.json"
-END_WAIT_S = 2.0  # after SIGTERM, before SIGKILL
 
 _PROC = Path("/proc")
 _TOOL_WAIT_S = 5.0  # ps and lsof answer in a tenth of a second
@@ -95,8 +96,13 @@ def _process(row: dict[str, Any]) -> IdentifiedProcess | None:
     return IdentifiedProcess(pid, float(started)) if isinstance(started, int | float) else None
 
 
-def end_processes(processes: Iterable[IdentifiedProcess]) -> None:
-    """End those of `processes` that still run: SIGTERM, and SIGKILL after END_WAIT_S."""
+def end_processes(
+    processes: Iterable[IdentifiedProcess], wait_s: float = CHUNK_WAIT_S + END_WAIT_S
+) -> None:
+    """End those of `processes` that still run: SIGTERM, and SIGKILL after `wait_s`.
+
+    One that still writes by then has left the GPU.
+    """
     left = list(processes)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in left:
@@ -104,9 +110,20 @@ def end_processes(processes: Iterable[IdentifiedProcess]) -> None:
                 assert process.pid > 1, process.pid  # 0 and below would signal whole groups
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, number)
-        deadline = time.monotonic() + END_WAIT_S
-        while (left := [each for each in left if each.is_running]) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        left = _left_after(left, min(wait_s, SAY_AFTER_S))
+        if left and number == signal.SIGTERM:
+            pids = ", ".join(str(each.pid) for each in left)
+            text = f"waiting for workers of a Hearth that died (pid {pids}, up to {wait_s:g} s)"
+            print(text, file=sys.stderr, flush=True)
+            left = _left_after(left, wait_s - SAY_AFTER_S)
+
+
+def _left_after(processes: list[IdentifiedProcess], wait_s: float) -> list[IdentifiedProcess]:
+    """Wait until all of `processes` have ended, for so long; return those that have not."""
+    deadline = time.monotonic() + wait_s
+    while (left := [each for each in processes if each.is_running]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
 
 
 def take_port(host: str, port: int, instance_dir: Path, *, is_check: bool = False) -> str:

@@ -13,12 +13,10 @@ import logging
 import os
 import queue
 import secrets
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.logging_setup import configure
@@ -33,7 +31,7 @@ from hearth.worker.cache_report import (
     quantisation_report,
     vision_report,
 )
-from hearth.worker.engine.engine import Engine, default_chunk
+from hearth.worker.engine.engine import Engine, default_chunk, leave_device
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
 from hearth.worker.engine.model_loader import LoadedModel, load_model
@@ -67,6 +65,7 @@ from hearth.worker.setup.vision_setup import (
     make_vision,
     with_image_support,
 )
+from hearth.worker.shutdown import Shutdown
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.threads.image_thread import ImageThread
 from hearth.worker.threads.inference_thread import InferenceThread
@@ -76,9 +75,7 @@ from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 
 log = logging.getLogger("hearth.worker")
 
-EXIT_BROKEN = 70  # EX_SOFTWARE: a bug, or a fault of the device; a clean start may help
 QUEUE_NAMED_MAX = 256  # waiting requests that a heartbeat names
-STOP_WAIT_S = 1.0  # for a chunk in flight; the supervisor kills after 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +103,13 @@ class Worker:
         self._endpoint = endpoint
         self._jobs: PromptJobs = queue.SimpleQueue()
         self._inbox: Inbox = queue.SimpleQueue()
-        self._stop = threading.Event()
-        self._exit_code = 0
         self._parts: ServingParts | None = None
         self._sessions: SessionManager | None = None  # to be closed, even if the start is cut short
         self._kv_manager: KVManager | NullKVManager | None = None
+        self._memory: WorkerMemory | None = None
         self._is_on_network = endpoint.startswith("tcp://")  # started by hand, for another machine
         self._port = RouterPort(endpoint, _keys(settings, endpoint))
+        self._shutdown = Shutdown(self._port.wake, is_alone=self._is_on_network)
         self._wire = WireThread(
             self._port,
             WorkerIdentity(worker_id, secrets.token_hex(8)),
@@ -125,45 +122,57 @@ class Worker:
     def run(self) -> int:
         """Work until SIGTERM or the supervisor's end; return the exit code.
 
-        A worker on tcp:// has no supervisor: SIGTERM or Ctrl-C ends it.
+        A worker on tcp:// has no supervisor: SIGTERM, Ctrl-C or its terminal's end ends it.
         """
-        signal.signal(signal.SIGTERM, self._on_signal)
-        # Ctrl-C is the supervisor's to pass on, where there is one.
-        signal.signal(signal.SIGINT, self._on_signal if self._is_on_network else signal.SIG_IGN)
-        inference = threading.Thread(target=self._inference, name="inference", daemon=True)
-        inference.start()
-        self._wire.run(self._stop.is_set)
-        self._stop.set()
+        shutdown = self._shutdown
+        shutdown.listen()
+        inference = shutdown.start_thread("inference", self._inference)
+        with shutdown.guard("wire"):
+            self._wire.run(shutdown.is_begun)
+        shutdown.begin()
         self._jobs.put(None)
-        inference.join(STOP_WAIT_S)
-        if self._sessions is not None:
-            self._sessions.close()  # turns are small, and worth more than the KV of any of them
-        if self._kv_manager is not None:
-            self._kv_manager.shut(self._settings.shutdown_flush_seconds)
+        is_over = threading.Event()
+        end = functools.partial(self._end, inference, is_over)
+        ending = shutdown.start_thread("end", end)
+        with shutdown.guard("wire"):  # heartbeats go on: a silent worker is killed
+            self._wire.end_requests(tells=not shutdown.exit_code)
+            self._wire.run(is_over.is_set)
+        ending.join()
         self._port.close()
-        return self._exit_code
+        return shutdown.exit_code
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._stop.set()
-        self._port.wake()
+    def _end(self, inference: threading.Thread, is_over: threading.Event) -> None:
+        """Wait for the chunk in flight, then write what is kept."""
+        try:
+            self._shutdown.wait_for(inference)
+            if not self._shutdown.exit_code:
+                if self._sessions is not None:
+                    self._sessions.close()  # turns are small, and worth more than KV
+                if self._kv_manager is not None:
+                    self._kv_manager.shut(self._settings.shutdown_flush_seconds)
+            self._shutdown.note_end(inference)
+        finally:
+            is_over.set()
+            self._port.wake()
 
     # ------------------------------------------------------------ the inference thread
 
     def _inference(self) -> None:
-        """Load the model and serve it until the worker stops; end the process if that breaks."""
-        try:
-            self._load_and_serve()
-        except StartError as error:
-            _refuse(self._endpoint, error)
-            os._exit(EXIT_CANNOT_START)
-        except Exception:
-            log.exception("the inference thread broke; the supervisor starts a clean worker")
-            os._exit(EXIT_BROKEN)
+        """Load the model and serve it until the worker ends; leave the device, also if it broke."""
+        with self._shutdown.guard("inference"):
+            try:
+                self._load_and_serve()
+            except StartError as error:
+                _refuse(self._endpoint, error)
+                self._shutdown.begin(EXIT_CANNOT_START)
+        leave_device()
+        if self._memory is not None:
+            self._memory.end()
 
     def _load_and_serve(self) -> None:
-        """Load the model, make all that serves it, and compute until the worker stops."""
-        memory = WorkerMemory(self._settings, self._endpoint)
-        steps = StartSteps(held_bytes)
+        """Load the model, make all that serves it, and compute until the worker ends."""
+        memory = self._memory = WorkerMemory(self._settings, self._endpoint)
+        steps = StartSteps(held_bytes, on_step=self._shutdown.note_step)
         loaded, vision = self._load(steps, memory)
         engine = self._make_engine(loaded, vision)
         with engine.stream():
@@ -179,11 +188,10 @@ class Worker:
                 steps.end(),
                 " ".join(f"{name}={count}" for name, count in counts.items()),
             )
-            while not self._stop.is_set():
+            while not self._shutdown.is_begun():
                 parts.loop.run_once()
-            parts.kv_manager.hand_over()
-        engine.close()
-        memory.end()
+            if not self._shutdown.exit_code:
+                parts.kv_manager.hand_over()
 
     def _load(
         self, steps: StartSteps, memory: WorkerMemory
@@ -339,7 +347,7 @@ class Worker:
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule)
         thread = PromptThread(SessionPromptBuilder(builder, sessions, facts), facts, self._settings)
         run = functools.partial(thread.run, self._jobs, self._inbox.put, self._wire.send)
-        _start_thread("prompt", run)
+        self._shutdown.start_thread("prompt", run)
 
     def _start_image_thread(self, vision: VisionParts | None) -> None:
         """Have the images of messages read, where the model takes any."""
@@ -347,7 +355,9 @@ class Worker:
             return
         jobs: ImageJobs = queue.SimpleQueue()
         run = ImageThread(vision.reader).run
-        _start_thread("image", functools.partial(run, jobs, self._jobs.put, self._wire.send))
+        self._shutdown.start_thread(
+            "image", functools.partial(run, jobs, self._jobs.put, self._wire.send)
+        )
         self._wire.image_jobs = jobs
 
     def _heartbeat(self, arriving: Sequence[str]) -> Heartbeat:
@@ -400,19 +410,6 @@ def evictions_of(kv_manager: KVManager | NullKVManager) -> Callable[[], int] | N
 def expire_of(kv_manager: KVManager | NullKVManager) -> Callable[[], bool]:
     """Return a function that does a step of giving back what is unused, and says if more is due."""
     return IdleExpiry(kv_manager).step if isinstance(kv_manager, KVManager) else lambda: False
-
-
-def _start_thread(name: str, run: Callable[[], None]) -> None:
-    """Start a thread that works as long as the process, which ends if the thread breaks."""
-
-    def work() -> None:
-        try:
-            run()
-        except Exception:
-            log.exception("the %s thread broke; the supervisor starts a clean worker", name)
-            os._exit(EXIT_BROKEN)
-
-    threading.Thread(target=work, name=name, daemon=True).start()
 
 
 def _refuse(endpoint: str, error: StartError) -> None:

@@ -20,9 +20,11 @@ from hearth.proxy.pool.worker_link import WorkerLink, link_row
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.proxy.workers.hang_detector import HangDetector
-from hearth.shared.errors import EXIT_CANNOT_START
+from hearth.shared.errors import EXIT_CANNOT_START, EXIT_STUCK
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.start_failure_file import reason_path, take_reason
+from hearth.shared.stop_signals import SAY_AFTER_S
+from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
 from hearth.shared.weights_file import weights_path
 from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
 
@@ -31,7 +33,6 @@ log = logging.getLogger(__name__)
 WATCH_S: Final = 1.0
 START_SILENCE_S_MAX: Final = 120.0  # until the first heartbeat: importing MLX from a cold disk
 BACKOFF_S_MAX: Final = 30.0
-TERM_WAIT_S: Final = 2.0
 KILL_WAIT_S: Final = 1.0
 
 WorkerState = Literal["loading", "ready", "dead", "restarting", "unloading", "unloaded"]
@@ -44,6 +45,12 @@ class RestartRules:
     model: ServedModel = ServedModel("")  # that every worker starts with
     flush_s: float = 0.0  # that a worker which ends may take to write what it keeps
     stall_s: float = 0.0  # a worker that gets no step further for so long is killed; 0 = never
+    chunk_wait_s: float = CHUNK_WAIT_S  # for the chunk of a worker that is told to end
+
+    @property
+    def end_wait_s(self) -> float:
+        """Return how long a worker that is told to end may take before it is killed."""
+        return self.chunk_wait_s + self.flush_s + END_WAIT_S
 
 
 @dataclass(slots=True)
@@ -61,6 +68,7 @@ class WorkerProcess:
     process: Process | None = None
     link: WorkerLink | None = None
     restarts: int = 0
+    kills: int = 0  # of its processes that hung
     early_deaths: int = 0  # in a row, before "ready"
     hang_detector: HangDetector = field(default_factory=HangDetector)
     killed_for: str = ""  # why this process was killed from here
@@ -119,6 +127,7 @@ class WorkerProcess:
             "state": self.state,
             "pid": self.pid,
             "restarts": self.restarts,
+            "kills": self.kills,
             **link_row(self.link, self.model.name),
         }
 
@@ -146,8 +155,7 @@ class Supervisor:
         self._command = tuple(command)
         self._pool = pool
         self.environ = dict(environ)
-        self._end_wait_s = TERM_WAIT_S + rules.flush_s
-        self._stall_s = rules.stall_s
+        self._rules = rules
         self._stopping = False
         self._was_ready = False  # some worker, once: what it loaded may be loadable again
         self._tasks: list[asyncio.Task[None]] = []
@@ -201,7 +209,7 @@ class Supervisor:
             if self._stopping:
                 return
             if worker.is_leaving:
-                self._note_exit(worker)
+                self._note_exit(worker)  # `_end` waits for it too, and tells how it ended
             else:
                 self._note_death(worker, code)
                 if code == EXIT_CANNOT_START and not self._was_ready:
@@ -309,36 +317,60 @@ class Supervisor:
         stalled_s = worker.hang_detector.tick(worker.link.heartbeat, elapsed_s)
         if worker.is_silent:
             worker.killed_for = "it was silent"
-        elif self._stall_s and stalled_s >= self._stall_s:
+        elif self._rules.stall_s and stalled_s >= self._rules.stall_s:
             worker.killed_for = f"it held requests and made no step for {stalled_s:.0f} s"
         else:
             return
         held = worker.link.load
         log.error("worker killed id=%d requests=%d: %s", worker.worker_id, held, worker.killed_for)
+        worker.kills += 1
         worker.kill(signal.SIGKILL)
         self._tell_clients(worker, f"SIGKILL: {worker.killed_for}")
 
     async def stop(self) -> None:
-        """End every worker: SIGTERM, then SIGKILL where that takes too long. Removes sockets."""
+        """End every worker: SIGTERM, then SIGKILL where one hangs. Removes sockets."""
         self._stopping = True
         tasks = [*self._tasks, *self._endings]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(self._end(worker) for worker in self.workers))
+        hint = "; a second Ctrl-C kills it at once"
+        await asyncio.gather(*(self._end(worker, hint) for worker in self.workers))
         self.remove_sockets()
 
-    async def _end(self, worker: WorkerProcess) -> None:
+    async def _end(self, worker: WorkerProcess, hint: str = "") -> None:
+        """Have `worker` end: it ends its chunk, and writes what it keeps. Kill one that hangs.
+
+        `hint` says what else the user can do.
+        """
         if worker.process is None:
             return
+        began, rules = time.monotonic(), self._rules
         worker.kill(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(worker.process.wait(), self._end_wait_s)
-        except TimeoutError:
-            log.warning("worker does not end id=%d: killed", worker.worker_id)
+        if not await _ends(worker.process, SAY_AFTER_S):
+            log.warning(
+                "waiting for worker %d to end its chunk (up to %g s)%s",
+                worker.worker_id,
+                rules.chunk_wait_s,
+                hint,
+            )
+        if not await _ends(worker.process, rules.end_wait_s - (time.monotonic() - began)):
+            worker.killed_for = f"it was told to end and did not in {rules.end_wait_s:g} s"
             worker.kill(signal.SIGKILL)
-            with contextlib.suppress(TimeoutError):  # one stuck in a driver ends when it can
-                await asyncio.wait_for(worker.process.wait(), KILL_WAIT_S)
+            await _ends(worker.process, KILL_WAIT_S)  # one stuck in a driver ends when it can
+        elif worker.process.returncode == EXIT_STUCK:
+            worker.killed_for = "its chunk did not end"
+        else:
+            return
+        worker.kills += 1
+        log.error(
+            "worker killed id=%d: %s (waited %g s for its chunk, %g s for the disk, %g s to end)",
+            worker.worker_id,
+            worker.killed_for,
+            rules.chunk_wait_s,
+            rules.flush_s,
+            END_WAIT_S,
+        )
 
     def kill_all(self) -> None:
         """End every worker now, waiting for nothing. Safe in a signal handler."""
@@ -350,6 +382,15 @@ class Supervisor:
             worker.socket_path.unlink(missing_ok=True)
             reason_path(worker.socket_path).unlink(missing_ok=True)
             weights_path(worker.socket_path).unlink(missing_ok=True)
+
+
+async def _ends(process: Process, wait_s: float) -> bool:
+    """Wait until `process` has ended, for so long; say whether it has."""
+    try:
+        await asyncio.wait_for(process.wait(), max(0.0, wait_s))
+    except TimeoutError:
+        return False
+    return True
 
 
 def backoff_s(early_deaths: int) -> float:

@@ -16,6 +16,7 @@ from hearth.shared.errors import RequestError
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
 from hearth.worker.engine.decoder import Decoder
 from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
+from hearth.worker.engine.mlx_memory import unwire
 from hearth.worker.engine.model_loader import LoadedModel, backend
 from hearth.worker.engine.vlm_language_model import counted_depth, depth
 
@@ -135,10 +136,15 @@ class Engine:
         assert before is None or after == before + len(ids), (before, len(ids), after)
         mx.clear_cache()
 
-    def close(self) -> None:
-        """Let go of this thread's streams: without it the process aborts at its end."""
-        mx.synchronize()
-        mx.clear_streams()
+
+def leave_device() -> None:
+    """Wait for all that this thread has the device compute, and give up its memory and streams.
+
+    A decoding sequence is computed one token ahead. Without the last the process aborts at its end.
+    """
+    mx.synchronize(generation_stream)
+    unwire()
+    mx.clear_streams()
 
 
 def _refused(picture: PromptImage, error: Exception) -> RequestError:

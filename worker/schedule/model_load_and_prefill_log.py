@@ -20,9 +20,18 @@ class StartSteps:
     Owner: the inference thread. `begin` never blocks.
     """
 
-    def __init__(self, held_bytes: Callable[[], int], every_s: float = LOG_EVERY_S) -> None:
-        """`held_bytes` returns what the model's arrays take by now; another thread calls it."""
+    def __init__(
+        self,
+        held_bytes: Callable[[], int],
+        every_s: float = LOG_EVERY_S,
+        on_step: Callable[[str], None] = lambda _name: None,
+    ) -> None:
+        """`held_bytes` returns what the model's arrays take by now; another thread calls it.
+
+        `on_step` is told of each step before it is taken, and may raise in its place.
+        """
         self._held_bytes = held_bytes
+        self._on_step = on_step
         self._every_s = every_s
         self._began_at = time.monotonic()
         self._step = ("", self._began_at, 0)  # one assignment: the thread reads it as a whole
@@ -33,6 +42,8 @@ class StartSteps:
 
     def begin(self, name: str, nbytes: int = 0) -> None:
         """End the step before; `nbytes` is what this one will bring into memory, where known."""
+        if name:
+            self._on_step(name)
         now = time.monotonic()
         before, since, _ = self._step
         if before:

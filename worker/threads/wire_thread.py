@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 WireJob = Submit | Count | Status
 INFERENCE_TASKS = ("cache", "clear_cache", "unpin")  # a Status that the inference thread answers
 ANSWERS = (Finished, Failed, Counted, Told)
+ENDING = "The worker of this request ends. Send the request again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class WireThread:
         self._heartbeat = heartbeat
         self._open_max = open_max
         self._is_supervised = is_supervised
+        self._is_ending = False
         self._open: dict[str, ClientLease] = {}
         self._arriving: dict[str, None] = {}  # the Submits of those that are being rendered
         self._peers: set[bytes] = set()
@@ -82,28 +84,41 @@ class WireThread:
         self.image_jobs: ImageJobs | None = None  # stays None for a model that takes no images
 
     def run(self, is_stopping: Callable[[], bool]) -> None:
-        """Work until `is_stopping`, or until the supervisor's end of our stdin closes."""
+        """Work until `is_stopping`, or until the supervisor's end of our stdin closes.
+
+        A worker that ends already does not look at the latter.
+        """
         while not is_stopping():
             for peer, message in self._port.turn(self._wait_s()):
                 self.handle(peer, message)
             if self._port.gone:
                 self.forget_gone_peers()
             if time.monotonic() >= self._next_beat:
-                if self._is_supervised and _supervisor_is_gone():
+                if self._is_supervised and not self._is_ending and _supervisor_is_gone():
                     return
                 self._beat()
 
     def send(self, message: Up) -> None:
         """Send to the proxy that asked. An answer closes its request. Any thread."""
         request_id: str = getattr(message, "request_id", "")
-        lease = self._open.get(request_id)
+        is_answer = isinstance(message, ANSWERS)
+        # One step of the interpreter: of two threads that answer, one finds the request open.
+        lease = self._open.pop(request_id, None) if is_answer else self._open.get(request_id)
         if lease is None:
             return
-        if isinstance(message, (Progress, *ANSWERS)):
+        if is_answer or isinstance(message, Progress):
             self._arriving.pop(request_id, None)
-        if isinstance(message, ANSWERS):
-            self._open.pop(request_id, None)
         self._port.post(lease.peer, message)
+
+    def end_requests(self, *, tells: bool) -> None:
+        """Take no request any more, and, where it `tells`, end those that are open. Main thread.
+
+        Else their clients learn of the process's end: what broke it may be one of these requests,
+        and no other worker is to get it.
+        """
+        self._is_ending = True
+        for request_id in list(self._open) if tells else ():
+            self.send(_ending(request_id))
 
     def handle(self, peer: bytes, message: Message) -> None:
         """Act on one message of a proxy. Main thread."""
@@ -147,6 +162,8 @@ class WireThread:
         request_id = message.request_id
         if request_id in self._open:
             return Failed(request_id, 400, "duplicate_request", "This request id is in use.")
+        if self._is_ending:
+            return _ending(request_id)
         beat = self._load()
         if beat.state != "ready":
             text = "The model is still loading. Try again in a few seconds."
@@ -193,6 +210,10 @@ class WireThread:
         beat = self._load()
         for peer in self._peers:
             self._port.post(peer, beat)
+
+
+def _ending(request_id: str) -> Failed:
+    return Failed(request_id, 503, Overloaded.CODE, ENDING, Overloaded.RETRY_AFTER_S)
 
 
 def _supervisor_is_gone() -> bool:

@@ -5,7 +5,8 @@ What it does is in the last message's text: words such as `n=3 delay=0.01 prefil
 first, and with `wide=N` its words have N characters. With `calls=N` it ends with calls of the
 request's first N tools. With `hang=1` it counts no step from then on. All its requests but the
 oldest are told as waiting. Each image of a prompt counts IMAGE_TOKENS. With FAKE_WORKER_LOG set it
-appends a JSON line with a time for everything it receives.
+appends a JSON line with a time for everything it receives. With FAKE_WORKER_END_S and
+FAKE_WORKER_END_CODE it ends that late, and with that code, where it is told to.
 """
 
 import argparse
@@ -326,6 +327,11 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
+def _end(*_: object) -> None:
+    time.sleep(float(os.environ.get("FAKE_WORKER_END_S", "0")))
+    os._exit(int(os.environ.get("FAKE_WORKER_END_CODE", "0")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--worker-id", type=int, required=True)
@@ -339,7 +345,7 @@ def main() -> None:
     if os.environ.get("MODEL_PATH") == MISSING:
         leave_reason(options.endpoint, f"MODEL_PATH is {MISSING!r}, which is no model.")
         sys.exit(78)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, _end)
     keys = None
     if options.endpoint.startswith("tcp://"):
         keys = curve_keys(load_settings(os.environ, None).curve_keys_dir, WORKER_NAME, PROXY_NAME)

@@ -152,11 +152,17 @@ def test_the_holder_of_a_port_is_found_with_its_name(
     assert find(port) is None
 
 
-def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "END_WAIT_S", 0.2)
+def test_a_process_that_ignores_sigterm_is_waited_for_told_and_killed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "SAY_AFTER_S", 0.1)
     with listener("stubborn") as (process, _):
-        end_processes([identity(process.pid)])
+        end_processes([identity(process.pid)], wait_s=0.2)
         assert process.wait(1) == -9
+        told = capsys.readouterr().err.splitlines()
+        assert told == [
+            f"waiting for workers of a Hearth that died (pid {process.pid}, up to 0.2 s)"
+        ]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ HEALTH: dict[str, Any] = {
     "id": 0,
     "state": "ready",
     "restarts": 2,
+    "kills": 1,
     "running": 1,
     "waiting": 3,
     "wait_s": 1.5,
@@ -113,6 +114,7 @@ def test_a_worker_that_does_not_tell_is_down_and_its_state_is_told(answer: Any) 
     families = told([HEALTH | {"state": "restarting"}], answer)
     assert rows(families["hearth_worker_up"]) == {"0": 0}
     assert rows(families["hearth_worker_restarts"]) == {"0": 2}
+    assert rows(families["hearth_worker_kills"]) == {"0": 1}
     states = rows(families["hearth_worker_state"])
     assert [name for name, is_in in states.items() if is_in] == ["0 restarting"]
     assert len(states) == 7 and families["hearth_cache_bytes"].samples == []

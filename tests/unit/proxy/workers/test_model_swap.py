@@ -55,7 +55,7 @@ class Host:
         self.directory = directory
         self.pool = WorkerPool()
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-        rules = RestartRules(MODELS[0], stall_s=stall_s)
+        rules = RestartRules(MODELS[0], stall_s=stall_s, chunk_wait_s=0.5)
         self.supervisor = Supervisor(COMMAND, count, directory, self.pool, environ, rules)
         self.hosting = ModelSwapper(self.supervisor, self.pool, MODELS, unload_s)
 

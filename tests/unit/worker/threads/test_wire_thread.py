@@ -99,6 +99,32 @@ def test_an_answer_goes_to_the_peer_that_asked_and_only_once() -> None:
     assert desk.port.posted == [(b"two", finished("b"))]
 
 
+def test_a_worker_that_ends_gives_each_request_one_end_and_takes_no_other() -> None:
+    desk = Desk()
+    desk.hear(submit("a"), submit("b"))
+    desk.wire.send(finished("b"))
+    desk.said()
+    desk.wire.end_requests(tells=True)
+    desk.wire.send(finished("a"))
+    desk.hear(submit("c"))
+    ends = desk.said()
+    assert [(each.request_id, each.code) for each in ends if isinstance(each, Failed)] == [
+        ("a", "overloaded"),
+        ("c", "overloaded"),
+    ]
+    assert len(ends) == 2
+
+
+def test_a_worker_that_broke_leaves_its_requests_to_their_end_with_the_process() -> None:
+    desk = Desk()
+    desk.hear(submit("a"))
+    desk.wire.end_requests(tells=False)
+    assert desk.said() == [], "no other worker is to get what may have broken this one"
+    desk.hear(submit("b"))
+    (refusal,) = desk.said()
+    assert isinstance(refusal, Failed) and refusal.request_id == "b"
+
+
 def test_requests_past_the_limit_are_refused_and_a_finished_one_makes_room() -> None:
     desk = Desk(open_max=2)
     desk.hear(submit("a"), submit("b"), submit("c"))

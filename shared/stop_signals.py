@@ -1,0 +1,36 @@
+"""Tells the first signal that stops a process from a second one, which ends it at once."""
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+SAY_AFTER_S: Final = 1.0  # what is waited for is told, and from then on a second signal counts
+
+
+class StopSignals:
+    """Counts the signals that ask a process to stop. Owner: the thread that gets the signals.
+
+    A second one within SAY_AFTER_S is the first one again: a terminal, and what was started in it,
+    may both pass on one Ctrl-C. SIGHUP never counts as a second one: it is the terminal's end.
+    """
+
+    def __init__(
+        self,
+        stop: Callable[[], None],
+        end_now: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`stop` is called once; `end_now` gets the number of the second signal."""
+        self._stop = stop
+        self._end_now = end_now
+        self._clock = clock
+        self._first_at: float | None = None
+
+    def take(self, number: int) -> None:
+        now = self._clock()
+        if self._first_at is None:
+            self._first_at = now
+            self._stop()
+        elif number != signal.SIGHUP and now - self._first_at >= SAY_AFTER_S:
+            self._end_now(number)

@@ -1,0 +1,244 @@
+"""Stops amid a chunk: the chunk ends, the device is left, and then the process exits."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from hearth.shared.errors import EXIT_STUCK
+from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.wire_messages import (
+    PROTOCOL_VERSION,
+    Admitted,
+    Delta,
+    Failed,
+    Heartbeat,
+    Hello,
+    Progress,
+    Prompt,
+    Renew,
+    Sampling,
+    Submit,
+    Up,
+)
+from hearth.shared.zmq_transport import DealerLink, ipc_endpoint
+from hearth.worker.disk.file_names import FileKind, parse
+from scripts.fixtures.fixture_cache import fixture_dir, mlx_environment
+from tests.helpers.servers.server import WAIT_S_MAX, Server
+
+CHUNK = 64
+CHUNK_S = 1.5  # longer than a stop waits before it says so
+WORDS = " ".join(f"word{number}" for number in range(4 * CHUNK))
+SLOW_WORKER = "tests.helpers.worker_processes.slow_worker"
+LAUNCH = f"""
+import sys
+from hearth.proxy.main import end, main
+end(main([sys.executable, "-m", {SLOW_WORKER!r}]))
+"""
+
+
+def settings(directory: Path, chunk_s: str) -> dict[str, str]:
+    return {
+        "MODEL_PATH": str(fixture_dir("qwen3", tiny=True)),
+        "PREFILL_CHUNK": str(CHUNK),
+        "KV_CACHE_DIR": str(directory / "kv"),
+        "LOG_ROOT": str(directory / "logs"),
+        "SLOW_CHUNK_S": chunk_s,
+        "SLOW_LOG": str(directory / "events"),
+    }
+
+
+def events(directory: Path) -> list[str]:
+    log = directory / "events"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def is_amid_a_chunk(directory: Path, number: int) -> bool:
+    """Whether the chunk of this number has begun: what was before it is committed."""
+    return sum(line.startswith("chunk begins") for line in events(directory)) >= number
+
+
+def stored_tokens(directory: Path) -> int:
+    names = [parse(path.name) for path in (directory / "kv").rglob("rows-*")]
+    return sum(name.token_count for name in names if name and name.kind is FileKind.ROWS)
+
+
+def assert_the_device_is_left(directory: Path, chunks: int = 2) -> None:
+    """The chunk in flight was the last, and is on disk; then the device, memory, exit."""
+    lines = events(directory)
+    begun = [line.split()[2] for line in lines if line.startswith("chunk begins")]
+    ended = [line.split()[2] for line in lines if line.startswith("chunk ends")]
+    assert begun == ended and len(ended) == chunks, lines
+    last = lines.index("handed over")
+    assert lines[last - 1].startswith("chunk ends"), lines
+    device = ["synchronized decoding", "synchronized", "wired 0"]
+    assert list(dict.fromkeys(lines[last:])) == ["handed over", *device, "exit 0"], lines
+    assert stored_tokens(directory) == sum(map(int, ended))
+
+
+# ------------------------------------------------------------ the server
+
+
+def test_ctrl_c_amid_a_chunk_kills_nothing_says_what_it_waits_for_and_keeps_the_chunk() -> None:
+    server = Server()
+    server.environment |= settings(server.run_dir, str(CHUNK_S))
+    server.start("-c", LAUNCH)
+    assert server.process is not None
+    try:
+        server.wait_until_ready()
+        ends: list[str] = []
+        client = threading.Thread(target=lambda: ends.append(ask(server)), daemon=True)
+        client.start()
+        until(lambda: ends or is_amid_a_chunk(server.run_dir, 2))
+        assert not ends, ends
+        for _ in range(2):  # a terminal and what was started in it may both pass it on
+            os.killpg(server.process.pid, signal.SIGINT)
+        assert server.process.wait(WAIT_S_MAX) == 0
+        client.join(WAIT_S_MAX)
+        assert len(ends) == 1 and "The server is shutting down." in ends[0]
+        said = server.log.read_text()
+        waiting = "waiting for worker 0 to end its chunk (up to 15 s); a second Ctrl-C kills it"
+        assert said.count(waiting) == 1 and "killed" not in said, said
+        assert_the_device_is_left(server.run_dir)
+    finally:
+        server.process.kill()
+        server.__exit__()
+
+
+def ask(server: Server) -> str:
+    """Return what the client of a long prompt was told in the end."""
+    body = {"model": "claude-x", "messages": [{"role": "user", "content": WORDS}], "stream": True}
+    try:
+        return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT_S_MAX).text
+    except httpx.HTTPError as error:
+        return repr(error)
+
+
+def until(condition: "object") -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + WAIT_S_MAX
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+# ------------------------------------------------------------ workers alone
+
+
+class SlowWorker:
+    """One worker that was told to end amid its second chunk, and what its proxy heard since."""
+
+    def __init__(self, directory: Path, chunk_s: str, **environ: str) -> None:
+        self.directory = directory
+        self.endpoint = ipc_endpoint(directory / "w.sock")
+        self.heard: list[Up] = []
+        command = [sys.executable, "-m", SLOW_WORKER, "--worker-id", "0"]
+        with (directory / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--endpoint", self.endpoint],
+                cwd=PROJECT_DIR,
+                env={**mlx_environment(), **settings(directory, chunk_s), **environ},
+                stdin=subprocess.PIPE,
+                stderr=log,
+            )
+
+    async def end(self, number: int, with_signal: signal.Signals | None) -> None:
+        """End it amid chunk `number`: by a signal, or as if its supervisor had died."""
+        link = DealerLink(self.endpoint)
+        link.send(Hello(PROTOCOL_VERSION))
+        reading = asyncio.create_task(self._read(link))
+        await self._until(lambda: any(is_ready(message) for message in self.heard))
+        prompt = Prompt([{"role": "user", "content": WORDS}])
+        link.send(Submit("r", prompt, Sampling(max_tokens=4)))
+        while not is_amid_a_chunk(self.directory, number):
+            link.send(Renew(["r"]))
+            await asyncio.sleep(0.05)
+        self.heard.clear()
+        if with_signal is None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+        else:
+            self.process.send_signal(with_signal)
+            link.send(Submit("late", prompt, Sampling(max_tokens=4)))
+        await self._until(lambda: self.process.poll() is not None)
+        await asyncio.sleep(0.1)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        link.close()
+
+    async def _read(self, link: DealerLink) -> None:
+        while True:
+            self.heard.append(await link.receive())  # type: ignore[arg-type]
+
+    async def _until(self, condition: "object") -> None:
+        assert callable(condition)
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+
+def is_ready(message: Up) -> bool:
+    return isinstance(message, Heartbeat) and message.state == "ready"
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SlowWorker]]:
+    """Three workers that ended side by side."""
+    places = {name: tmp_path_factory.mktemp(name) for name in ("term", "alone", "hung")}
+    made = {
+        "term": SlowWorker(places["term"], str(CHUNK_S)),
+        "alone": SlowWorker(places["alone"], str(CHUNK_S)),
+        "hung": SlowWorker(places["hung"], "inf", SLOW_WAIT_S="0.3"),
+    }
+
+    async def end_all() -> None:
+        await asyncio.gather(
+            made["term"].end(2, signal.SIGTERM),
+            made["alone"].end(2, None),
+            made["hung"].end(1, signal.SIGTERM),
+        )
+
+    try:
+        asyncio.run(end_all())
+        yield made
+    finally:
+        for worker in made.values():
+            worker.process.kill()
+            worker.process.communicate()
+
+
+def test_a_worker_that_is_told_to_end_leaves_the_device_and_tells_clients_before(
+    workers: dict[str, SlowWorker],
+) -> None:
+    worker = workers["term"]
+    assert worker.process.returncode == 0
+    assert_the_device_is_left(worker.directory)
+    about = [each for each in worker.heard if not isinstance(each, Heartbeat)]
+    ends = [each for each in about if not isinstance(each, Admitted | Delta | Progress)]
+    assert {each.request_id for each in ends if isinstance(each, Failed)} == {"r", "late"}
+    assert len(ends) == 2 and about == ends, "each has one end, and nothing comes behind it"
+    assert all(each.code == "overloaded" for each in ends if isinstance(each, Failed))
+    first_beat = next(i for i, each in enumerate(worker.heard) if isinstance(each, Heartbeat))
+    assert worker.heard.index(ends[0]) < first_beat < len(worker.heard), "it is not silent"
+
+
+def test_a_worker_whose_supervisor_died_ends_its_chunk_too(workers: dict[str, SlowWorker]) -> None:
+    assert workers["alone"].process.returncode == 0
+    assert_the_device_is_left(workers["alone"].directory)
+
+
+def test_a_chunk_that_never_ends_is_not_waited_for_without_limit(
+    workers: dict[str, SlowWorker],
+) -> None:
+    worker = workers["hung"]
+    assert worker.process.returncode == EXIT_STUCK
+    assert "has not ended in 0.3 s: ended amid it" in (worker.directory / "log").read_text()
+    assert "wired 0" not in events(worker.directory)

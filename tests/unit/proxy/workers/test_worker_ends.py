@@ -1,0 +1,126 @@
+"""The wait of the supervisor for workers that it tells to end: real processes, no model."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.request.model_names import ServedModel
+from hearth.proxy.workers import supervisor as module
+from hearth.proxy.workers.supervisor import RestartRules, Supervisor
+from hearth.shared.errors import EXIT_STUCK
+from tests.helpers.proxy.fake_worker_pool import COMMAND, ROOT, run, stop
+
+pytestmark = pytest.mark.process
+
+SLOW = {"FAKE_WORKER_END_S": "0.5"}  # longer than a wait that is not told
+WAITS = "waiting for worker 0 to end its chunk (up to 15 s)"
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A short path: a Unix socket's may have 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="hearth-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(module, "SAY_AFTER_S", 0.1)
+    monkeypatch.setattr(module, "END_WAIT_S", 0.1)
+    caplog.set_level(logging.INFO)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    directory: Path, rules: RestartRules, environ: dict[str, str]
+) -> AsyncIterator[Supervisor]:
+    """One worker that is ready; whoever has it ends it."""
+    pool = WorkerPool()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    supervisor = Supervisor(COMMAND, 1, directory, pool, environment, rules)
+    await supervisor.start()
+    try:
+        await is_ready(supervisor)
+        yield supervisor
+    finally:
+        pool.close()
+        await stop(supervisor)
+
+
+async def is_ready(supervisor: Supervisor) -> None:
+    async with asyncio.timeout(60):
+        while supervisor.workers[0].state != "ready":
+            await asyncio.sleep(0.01)
+
+
+def test_a_stop_waits_says_so_once_and_kills_nobody(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        async with running(directory, RestartRules(), SLOW) as supervisor:
+            await supervisor.stop()
+            (worker,) = supervisor.workers
+            assert worker.process is not None and worker.process.returncode == 0
+            assert worker.kills == 0
+
+    run(body)
+    told = [row.getMessage() for row in caplog.records if row.levelno >= logging.WARNING]
+    assert told == [f"{WAITS}; a second Ctrl-C kills it at once"]
+
+
+def test_a_change_of_models_waits_as_long_and_says_nothing_of_ctrl_c(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        async with running(directory, RestartRules(), SLOW) as supervisor:
+            (worker,) = supervisor.workers
+            first = worker.process
+            assert first is not None
+            supervisor.move(worker, ServedModel("b", "/b"))
+            await is_ready(supervisor)
+            assert first.returncode == 0 and worker.process is not first and worker.kills == 0
+            told = [row.getMessage() for row in caplog.records if row.levelno >= logging.WARNING]
+            assert told == [WAITS]
+
+    run(body)
+
+
+def test_one_that_does_not_end_is_killed_counted_and_the_log_says_what_was_waited_for(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        rules = RestartRules(flush_s=0.05, chunk_wait_s=0.15)
+        async with running(directory, rules, {}) as supervisor:
+            (worker,) = supervisor.workers
+            assert worker.pid is not None and worker.process is not None
+            os.kill(worker.pid, signal.SIGSTOP)
+            await supervisor.stop()
+            assert await worker.process.wait() == -signal.SIGKILL
+            assert worker.row()["kills"] == 1
+
+    run(body)
+    assert (
+        "worker killed id=0: it was told to end and did not in 0.3 s "
+        "(waited 0.15 s for its chunk, 0.05 s for the disk, 0.1 s to end)" in caplog.text
+    )
+
+
+def test_one_that_gave_its_chunk_up_is_counted_as_killed(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        environ = {"FAKE_WORKER_END_CODE": str(EXIT_STUCK)}
+        async with running(directory, RestartRules(), environ) as supervisor:
+            await supervisor.stop()
+            assert supervisor.workers[0].row()["kills"] == 1
+
+    run(body)
+    assert "worker killed id=0: its chunk did not end (waited 15 s for its chunk" in caplog.text

@@ -1,0 +1,92 @@
+"""The end of a worker: how its threads are told, and what it exits with."""
+
+import logging
+import threading
+
+import pytest
+
+from hearth.shared.errors import EXIT_CANNOT_START, EXIT_STUCK
+from hearth.worker import shutdown as module
+from hearth.worker.shutdown import EXIT_BROKEN, FETCHING, Shutdown
+
+
+@pytest.fixture
+def shutdown(monkeypatch: pytest.MonkeyPatch) -> Shutdown:
+    monkeypatch.setattr(module, "SAY_AFTER_S", 0.01)
+    monkeypatch.setattr(module, "CHUNK_WAIT_S", 0.02)
+    return Shutdown(lambda: None, is_alone=False)
+
+
+@pytest.fixture
+def hung() -> threading.Thread:
+    thread = threading.Thread(target=threading.Event().wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_thread_that_breaks_only_says_that_the_worker_ends() -> None:
+    woken: list[None] = []
+    shutdown = Shutdown(lambda: woken.append(None), is_alone=False)
+    assert not shutdown.is_begun()
+
+    def breaks() -> None:
+        raise ValueError
+
+    shutdown.start_thread("prompt", breaks).join()
+    assert shutdown.is_begun() and shutdown.exit_code == EXIT_BROKEN and woken
+
+
+def test_the_first_reason_to_end_is_the_one_that_is_told(shutdown: Shutdown) -> None:
+    for code in (0, EXIT_CANNOT_START, EXIT_BROKEN, 0):
+        shutdown.begin(code)
+    assert shutdown.exit_code == EXIT_CANNOT_START
+
+
+def test_a_start_takes_no_further_step_once_the_worker_ends(shutdown: Shutdown) -> None:
+    steps: list[str] = []
+
+    def load() -> None:
+        for step in (FETCHING, "weights", "cache"):
+            shutdown.note_step(step)
+            steps.append(step)
+            if step == "weights":
+                shutdown.begin()
+
+    shutdown.start_thread("inference", load).join()
+    assert steps == [FETCHING, "weights"] and shutdown.exit_code == 0
+
+
+def test_a_chunk_that_does_not_end_is_told(
+    shutdown: Shutdown, hung: threading.Thread, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutdown.note_step("weights")
+    shutdown.begin()
+    shutdown.wait_for(hung)
+    shutdown.note_end(hung)
+    assert shutdown.exit_code == EXIT_STUCK
+    assert "the chunk in flight has not ended in 0.02 s" in caplog.text
+
+
+def test_a_download_is_not_waited_for(
+    shutdown: Shutdown, hung: threading.Thread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_WAIT_S", threading.TIMEOUT_MAX)
+    shutdown.note_step(FETCHING)
+    shutdown.begin()
+    shutdown.wait_for(hung)
+    shutdown.note_end(hung)
+    assert shutdown.exit_code == 0
+
+
+def test_a_worker_without_a_supervisor_says_itself_what_it_waits_for(
+    shutdown: Shutdown, hung: threading.Thread, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = Shutdown(lambda: None, is_alone=True)
+    for each in (shutdown, alone):
+        each.note_step("weights")
+        with caplog.at_level(logging.WARNING):
+            each.wait_for(hung)
+    told = [row.getMessage() for row in caplog.records]
+    assert told == [
+        "waiting for a chunk to end (up to 0.02 s); a second Ctrl-C ends the worker at once"
+    ]
