@@ -66,6 +66,7 @@ def test_a_life_wires_its_weights_twice_and_nothing_at_its_end(
     memory = WorkerMemory(load_settings({"WIRE": how}, None), ENDPOINT.format(tmp_path, 0))
     memory.admit(3 * GB)
     memory.loaded()
+    mlx_memory.unwire()
     memory.end()
     assert device.wired() == expected
 
