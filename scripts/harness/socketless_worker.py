@@ -95,8 +95,9 @@ class Machine:
         self._root: PrefixHash = rules.pop("root", ROOT)
         end_ids = rules.pop("end_ids", frozenset())
         self.posted: queue.SimpleQueue[RecallDone] = queue.SimpleQueue()
-        names = [name for name in ("ended", "memory", "watchdog") if name in rules]
+        names = [name for name in ("ended", "memory", "watchdog", "relief") if name in rules]
         told = {name: rules.pop(name) for name in names}
+        self._is_held_back = told["relief"].holds_back if "relief" in told else lambda: False
         self.rule = CutRule(chunk, turn_marks)
         batches = not (rules["is_exact"] or rules.get("running_format"))
         vision = None
@@ -173,7 +174,7 @@ class Machine:
     def step(self) -> list[Up]:
         with mx.stream(generation_stream):
             events = []
-            if self.scheduler.is_blocked:
+            if self.scheduler.is_blocked and not self._is_held_back():
                 self.scheduler.take_recalled(self.posted.get(timeout=60))
             for event in self.scheduler.step():
                 events.append(event)
