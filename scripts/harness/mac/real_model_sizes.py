@@ -15,7 +15,7 @@ SHARES: Final = (8 / 9, 1 / 18, 1 / 18)  # of a quantised tensor: what its three
 PROJECTIONS: Final = 7  # q, k, v, o, gate, up, down, each about as large
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RealModel:
     """One model's proportions. Immutable."""
 
