@@ -6,6 +6,7 @@
     python -m scripts.bench watching [--pairs 20] [--tokens 4000] [--beside CHECKOUT] [--out FILE]
     python -m scripts.bench stored [--models pocket,random128] [--prompts 40] [--out FILE]
     python -m scripts.bench cache [--fixtures qwen3] [--traces NAME,...] [--only replay|micro]
+    python -m scripts.bench macs [--only lives|contexts|calls] [--workers 4]
     python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
@@ -13,7 +14,7 @@ Each subcommand is a module of this directory with ABOUT, add_arguments(parser) 
 
 import argparse
 
-from scripts.bench import cache, dashboard_cost, peers, serve, stored_kv, vision
+from scripts.bench import cache, dashboard_cost, mac_memory, peers, serve, stored_kv, vision
 
 COMMANDS = {
     "serve": serve,
@@ -21,6 +22,7 @@ COMMANDS = {
     "vision": vision,
     "stored": stored_kv,
     "watching": dashboard_cost,
+    "macs": mac_memory,
     "peers": peers,
 }
 

@@ -1,0 +1,161 @@
+"""Stands for a Mac in a process that has none: what MLX is told of its memory is recorded.
+
+Arrays and forwards stay MLX's own, on this machine's processor. `installed` replaces the functions
+of `mlx.core` that a Mac would answer otherwise, and puts them back at its end. What a model of real
+size would allocate is imagined: then MLX's counts are those of the imagined buffers.
+"""
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+from unittest import mock
+
+import mlx.core as mx
+
+from scripts.harness.mac.mac_hardware import Mac
+from scripts.harness.mac.metal_memory import Buffer, MetalMemory
+
+NORMAL, WARNING, CRITICAL = 1, 2, 4  # kern.memorystatus_vm_pressure_level
+PRESSURE_LEVELS: Final = (NORMAL, WARNING, CRITICAL)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCall:
+    """One call that moved a limit of MLX."""
+
+    name: str  # "set_wired_limit" or "set_memory_limit"
+    nbytes: int
+    is_computing: bool  # an asynchronous evaluation may have been in flight
+    thread: str
+
+
+class FakeMac:
+    """One process's view of a Mac. Owner: the test.
+
+    `pressure` and `footprint_bytes` are what the kernel would tell; a test sets them.
+    """
+
+    def __init__(
+        self, mac: Mac, chance: random.Random | None = None, is_imagined: bool = False
+    ) -> None:
+        """`is_imagined`: MLX tells of `memory`'s buffers, not of its own arrays."""
+        self.mac = mac
+        self.memory = MetalMemory(mac, chance)
+        self.calls: list[MemoryCall] = []
+        self.pressure = NORMAL
+        self.footprint_share = 1.0  # of what MLX counts
+        self._is_imagined = is_imagined
+        self._computing: set[str] = set()  # streams with work that nobody has waited for
+        self._thread = threading.local()  # `is_bare`: its streams are gone, Metal finds none
+        self._arrays: dict[int, tuple[int, Buffer]] = {}  # id -> size, buffer
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator["FakeMac"]:
+        """Have `mlx.core` answer as on this Mac within the block."""
+        with contextlib.ExitStack() as stack:
+            for name, function in self._functions().items():
+                stack.enter_context(mock.patch.object(mx, name, function))
+            yield self
+
+    @property
+    def footprint_bytes(self) -> int:
+        """What the kernel counts as this process's memory."""
+        return int(mx.get_active_memory() * self.footprint_share)
+
+    def calls_of(self, name: str) -> list[int]:
+        """Return what limit each call of this name set, in order."""
+        return [call.nbytes for call in self.calls if call.name == name]
+
+    def follow(self, arrays: Iterable[mx.array], purpose: str) -> None:
+        """Allocate a buffer for each array of `purpose` that is new, free those that are gone."""
+        now = {id(array): array.nbytes for array in arrays if array.nbytes}
+        for name, (nbytes, buffer) in list(self._arrays.items()):
+            if buffer.purpose == purpose and now.get(name) != nbytes:
+                self.memory.free(buffer)
+                del self._arrays[name]
+        for name, nbytes in now.items():
+            if name not in self._arrays:
+                self._arrays[name] = nbytes, self.memory.malloc(nbytes, purpose)
+
+    def _functions(self) -> dict[str, Callable[..., Any]]:
+        evaluate, wait, clear = mx.async_eval, mx.synchronize, mx.clear_cache
+        clear_streams = mx.clear_streams
+
+        def async_eval(*arrays: Any) -> None:
+            self._computing.add(_name())
+            evaluate(*arrays)  # type: ignore[no-untyped-call]
+
+        def synchronize(stream: Any = None) -> None:
+            if getattr(self._thread, "is_bare", False):
+                raise RuntimeError("There is no Stream(gpu, 0) in current thread.")
+            wait(*([] if stream is None else [stream]))
+            self._computing.discard(_name(stream))
+
+        def clear_all_streams() -> None:
+            clear_streams()  # Metal waits for each before it goes
+            self._computing.clear()
+            self._thread.is_bare = True
+
+        def clear_cache() -> None:
+            clear()
+            self.memory.clear_cache()
+
+        functions: dict[str, Callable[..., Any]] = {
+            "device_info": self.mac.device_info,
+            "set_wired_limit": lambda limit: self._call("set_wired_limit", limit),
+            "set_memory_limit": lambda limit: self._call("set_memory_limit", limit),
+            "get_memory_limit": lambda: self.memory.limit,
+            "async_eval": async_eval,
+            "synchronize": synchronize,
+            "clear_streams": clear_all_streams,
+            "clear_cache": clear_cache,
+        }
+        if self._is_imagined:
+            functions["get_active_memory"] = lambda: self.memory.active_bytes
+            functions["get_cache_memory"] = lambda: self.memory.cached_bytes
+        return functions
+
+    def _call(self, name: str, limit: int) -> int:
+        thread = threading.current_thread().name
+        self.calls.append(MemoryCall(name, int(limit), bool(self._computing), thread))
+        if name == "set_wired_limit":
+            return self.memory.set_wired_limit(int(limit))
+        return self.memory.set_limit(int(limit))
+
+
+def _name(stream: Any = None) -> str:
+    """Name a stream, or this thread's default one; mlx-lm's own stands for one in each thread."""
+    with contextlib.nullcontext() if stream is None else mx.stream(stream):
+        return str(mx.default_stream(mx.default_device()))
+
+
+class MacClocks:
+    """The clocks of a Mac that sleeps: `monotonic` stands still meanwhile, the others go on.
+
+    `time.monotonic` reads mach_absolute_time, which counts no sleep. uvloop's `loop.time` reads
+    mach_continuous_time, and `time.time` the calendar: both have jumped at wake.
+    """
+
+    def __init__(self, calendar_s: float = 1_800_000_000.0) -> None:
+        self._awake_s = 1_000.0
+        self._asleep_s = 0.0
+        self._calendar_s = calendar_s
+
+    def wait(self, seconds: float) -> None:
+        self._awake_s += seconds
+
+    def sleep(self, seconds: float) -> None:
+        """The machine sleeps: nothing runs."""
+        self._asleep_s += seconds
+
+    def monotonic(self) -> float:
+        return self._awake_s
+
+    def continuous(self) -> float:
+        return self._awake_s + self._asleep_s
+
+    def time(self) -> float:
+        return self._calendar_s + self.continuous()

@@ -1,0 +1,95 @@
+"""Leads a worker's memory, without a model, through a life on a Mac: load, serve, stop.
+
+What is told to MLX is told by the worker's own parts; the arrays of a model of real size are
+imagined.
+"""
+
+import random
+from pathlib import Path
+from typing import Final
+
+from hearth.shared.settings_from_env import load_settings
+from hearth.shared.wire_messages import ModelFacts
+from hearth.worker.engine.footprint import MemoryUse
+from hearth.worker.engine.forward_memory import ForwardMemory, forward_memory
+from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.setup.memory_setup import WorkerMemory
+from scripts.harness.mac.fake_mac import FakeMac
+from scripts.harness.mac.kv_churn import CHUNK, KVChurn
+from scripts.harness.mac.mac_hardware import MB, Mac
+from scripts.harness.mac.metal_memory import load
+from scripts.harness.mac.real_model_sizes import RealModel
+
+KV_ITEM_BYTES: Final = 2
+LIBRARIES_BYTES: Final = 900 * MB  # what the process holds beside MLX's arrays from the start
+
+
+class ImaginedWorker:
+    """One worker process with a model of real size on a Mac."""
+
+    def __init__(self, mac: Mac, model: RealModel, socket: Path, **settings: str) -> None:
+        self.fake = FakeMac(mac, random.Random(1), is_imagined=True)
+        self.model = model
+        self._chance = random.Random(2)
+        environ = {"MODEL_PATH": model.name} | settings
+        with self.fake.installed():
+            self.memory = WorkerMemory(load_settings(environ, None), f"ipc://{socket}")
+            self.memory.use = MemoryUse(self._process, self._arrays, self._freed)
+        self._churn = KVChurn(self.fake.memory, model, self._chance)
+
+    @property
+    def limit(self) -> int:
+        """What MLX was last told that it may hold."""
+        return self.fake.memory.limit if self.fake.calls_of("set_memory_limit") else 0
+
+    @property
+    def forward(self) -> ForwardMemory:
+        return forward_memory(self.model.config, CHUNK, KV_ITEM_BYTES, "metal")
+
+    def start(self) -> None:
+        """Load the model, with arrays that the loader frees again.
+
+        Raises:
+            StartError: it does not fit.
+        """
+        with self.fake.installed():
+            self.memory.admit(sum(self.model.weights()))
+            load(self.fake.memory, self.model.weights())
+            for buffer in load(self.fake.memory, [200 * MB, 3 * MB], "loading"):
+                self.fake.memory.free(buffer)
+            self.memory.loaded()
+
+    def context(self) -> int:
+        """Return the context that this worker would tell.
+
+        Raises:
+            StartError: hardly anything fits.
+        """
+        facts = ModelFacts(
+            *(self.model.name, self.model.name, "", self.model.context, self.model.vocabulary),
+            *(0, self.model.weight_bytes, "", "metal"),
+        )
+        loaded = LoadedModel(None, None, {}, dict(self.model.config), Path(), facts)
+        with self.fake.installed():
+            fitted = self.memory.fit(loaded, self.model.slot_bytes, self.forward)
+        return fitted.facts.context_tokens
+
+    def serve(self, chunks: int) -> None:
+        """Read so many chunks, and look at what the other workers take."""
+        with self.fake.installed():
+            self._churn.run(chunks)
+            self.memory.measure()
+
+    def stop(self) -> None:
+        with self.fake.installed():
+            self._churn.close()
+            self.memory.end()
+
+    def _process(self) -> int:
+        return LIBRARIES_BYTES + int(self._arrays() * self.fake.footprint_share)
+
+    def _arrays(self) -> int:
+        return self.fake.memory.active_bytes
+
+    def _freed(self) -> int:
+        return self.fake.memory.cached_bytes

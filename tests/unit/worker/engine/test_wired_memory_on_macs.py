@@ -1,0 +1,65 @@
+"""Holds what is wired of ten models at real size, on every Mac: the weights, and never any KV."""
+
+from pathlib import Path
+
+import pytest
+
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.engine import mlx_memory
+from scripts.harness.mac.fake_mac import FakeMac
+from scripts.harness.mac.imagined_worker import ImaginedWorker
+from scripts.harness.mac.mac_hardware import GB, MACS, Mac
+from scripts.harness.mac.metal_memory import ResidencySet
+from scripts.harness.mac.real_model_sizes import MODELS, RealModel
+
+CHUNKS = 60
+
+
+def limit_of(mac: Mac) -> int:
+    with FakeMac(mac).installed():
+        return mlx_memory.memory_limit(load_settings({}, None))
+
+
+def has_room(mac: Mac, model: RealModel) -> bool:
+    return model.weight_bytes + 2 * GB < limit_of(mac)
+
+
+# Each model on the smallest Mac that has room for it.
+HOMES = [(next(mac for mac in MACS if has_room(mac, model)), model) for model in MODELS]
+
+
+def served(mac: Mac, model: RealModel, wire: str = "weights") -> ResidencySet:
+    """Return what was wired of a worker's that has loaded a model and served it for a while."""
+    worker = ImaginedWorker(mac, model, Path("worker-0.sock"), WIRE=wire)
+    worker.start()
+    worker.serve(CHUNKS)
+    return worker.fake.memory.residency
+
+
+@pytest.mark.parametrize(
+    ("mac", "model"), HOMES, ids=[f"{mac.memory_gb} GB {model.name}" for mac, model in HOMES]
+)
+@pytest.mark.xfail(strict=True, reason="wires less than whole pages and the heap")
+def test_with_wire_weights_no_kv_is_ever_wired(mac: Mac, model: RealModel) -> None:
+    residency = served(mac, model)
+    assert not residency.entered.get("kv") and not residency.entered.get("forward")
+    assert residency.wired_of("weights") >= 0.999 * model.weight_bytes
+
+
+def test_with_wire_all_kv_comes_and_goes_among_what_is_wired() -> None:
+    """Shows that the test above sees what it looks for."""
+    residency = served(MACS[-1], MODELS[0], "all")
+    assert residency.entered["kv"] > 1_000 and residency.left["kv"] > 1_000
+
+
+def test_with_wire_none_nothing_is_wired() -> None:
+    residency = served(MACS[-1], MODELS[0], "none")
+    assert residency.wired_bytes == 0 and not residency.entered
+
+
+@pytest.mark.parametrize("mac", MACS, ids=lambda mac: f"{mac.memory_gb} GB")
+def test_the_default_limit_leaves_the_system_its_reserve(mac: Mac) -> None:
+    limit = limit_of(mac)
+    assert limit <= mac.recommended_bytes
+    assert mac.memory_bytes - limit >= min(8 * GB, mac.memory_bytes // 4)
+    assert limit > mac.memory_bytes // 2, "a limit too low serves nobody"
