@@ -14,14 +14,15 @@ from tests.helpers.servers.server import Server
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """Serves the qwen3 fixture under the public name `local`."""
-    with Server(MODEL_PATH=str(fixture_dir("qwen3")), PROXY_MODEL_ID="local") as running:
+    made = Server(MODEL_PATH=str(fixture_dir("qwen3")), PROXY_MODEL_ID="local")
+    with made.forked() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def scripted() -> Iterator[ScriptedServer]:
     """Serves a model that says what it is told to, under the name that clients are set up for."""
-    with ScriptedServer() as running:
+    with ScriptedServer().forked() as running:
         yield running
 
 

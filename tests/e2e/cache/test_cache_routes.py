@@ -23,12 +23,13 @@ LONG: list[Any] = [
 
 @pytest.fixture(scope="module")
 def debug() -> Iterator[Server]:
-    with Server(
+    made = Server(
         MODEL_PATH=str(fixture_dir("qwen3")),
         PROXY_MODEL_ID="local",
         CACHE_DEBUG="true",
         PROXY_API_KEY=KEY,
-    ) as running:
+    )
+    with made.forked() as running:
         yield running
 
 

@@ -75,11 +75,12 @@ class Chain:
 def server() -> Iterator[Server]:
     """One server for all of them: who is asked gets the worker."""
     first, *others = NAMES
-    with Server(
+    made = Server(
         MODEL_PATH=str(fixture_dir(first)),
         PROXY_MODEL_ID=first,
         MODELS=",".join(f"{name}={fixture_dir(name)}" for name in others),
-    ) as running:
+    )
+    with made.forked() as running:
         yield running
 
 

@@ -25,11 +25,12 @@ FIXTURES = ["qwen3", "qwen3_5", "gpt_oss"] if os.environ.get("HEARTH_EXAMPLES") 
 def probed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    with Server(
+    made = Server(
         MODEL_PATH=str(fixture_dir(request.param)),
         PROXY_MODEL_ID="local",
         LOG_ROOT=str(tmp_path_factory.mktemp("logs")),
-    ) as running:
+    )
+    with made.forked() as running:
         yield running
 
 

@@ -35,12 +35,13 @@ PROBE_S_MAX = 180.0
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A hybrid that sees: all four kinds are in the property tests."""
-    with Server(
+    made = Server(
         MODEL_PATH=str(fixture_dir("qwen3_5_vl")),
         PROXY_MODEL_ID=MODEL,
         DEFAULT_TEMPERATURE="0",
         DEFAULT_REPETITION_PENALTY="1",
-    ) as running:
+    )
+    with made.forked() as running:
         yield running
 
 

@@ -217,7 +217,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     artefacts = Path(os.environ.get("HEARTH_ARTEFACTS") or tmp_path_factory.mktemp("dashboard"))
     artefacts.mkdir(parents=True, exist_ok=True)
     settings = {"PROXY_API_KEY": KEY, "PROXY_MODEL_ID": "local"}
-    with Server(MODEL_PATH=str(fixture_dir("qwen3")), **settings) as server, chromium() as devtools:
+    made = Server(MODEL_PATH=str(fixture_dir("qwen3")), **settings)
+    with made.forked() as server, chromium() as devtools:
         yield asyncio.run(watched(server, devtools, artefacts))
 
 

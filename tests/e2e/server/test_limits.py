@@ -16,7 +16,8 @@ WORD: Final = " a"
 @pytest.fixture(scope="module")
 def small() -> Iterator[Server]:
     fixture = str(fixture_dir("qwen3"))
-    with Server(MODEL_PATH=fixture, PROXY_MODEL_ID="local", MAX_KV_SIZE=str(CONTEXT)) as running:
+    made = Server(MODEL_PATH=fixture, PROXY_MODEL_ID="local", MAX_KV_SIZE=str(CONTEXT))
+    with made.forked() as running:
         yield running
 
 

@@ -23,7 +23,7 @@ USAGE = {"include_usage": True}
 
 @pytest.fixture(scope="module")
 def fake() -> Iterator[FakeServer]:
-    with FakeServer(PROXY_MODEL_ID="some-model") as running:
+    with FakeServer(PROXY_MODEL_ID="some-model").forked() as running:
         yield running
 
 
