@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import httpx
 import psutil
@@ -29,6 +29,10 @@ QUESTIONS = (
     ASK,
     "What is 8 + 1?",
 )
+AFTER = "What is 2 + 5?"  # asked of what the question after a restart has left
+ASKED = list(itertools.islice(itertools.cycle(QUESTIONS), RESTARTS))
+SAID = [f"{NOTES}\n{FACT.format('7731')}"]
+SAID += [text for question in ASKED for text in (question, AFTER)]
 
 
 def killed(server: Server) -> None:
@@ -51,17 +55,22 @@ ENDINGS = {"SIGTERM": ended, "kill -9": killed}
 
 @contextmanager
 def served() -> Iterator[Server]:
-    with Server(MODEL_PATH="builtin:pocket", PREFILL_CHUNK=str(CHUNK)) as server:
+    made = Server(MODEL_PATH="builtin:pocket", PREFILL_CHUNK=str(CHUNK))
+    with made.forked() as server:
         yield server
 
 
-@contextmanager
-def cold() -> Iterator[Server]:
-    """A server that keeps nothing on disk; whoever asks it empties it first."""
-    with Server(
-        MODEL_PATH="builtin:pocket", PREFILL_CHUNK=str(CHUNK), MAX_KV_SIZE_GB="0"
-    ) as server:
-        yield server
+@pytest.fixture(scope="module")
+def cold() -> list[str]:
+    """Return what a server that keeps nothing answers to each of SAID."""
+    made = Server(MODEL_PATH="builtin:pocket", PREFILL_CHUNK=str(CHUNK), MAX_KV_SIZE_GB="0")
+    answers = []
+    with made.forked() as server:
+        talk = Talk(server)
+        for text in SAID:
+            server.forget()
+            answers.append(talk.say(text))
+    return answers
 
 
 def break_off(server: Server, talk: Talk, question: str) -> None:
@@ -90,16 +99,13 @@ def break_off(server: Server, talk: Talk, question: str) -> None:
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-def test_a_session_goes_on_where_it_was(how: str) -> None:
-    with ExitStack() as stack:
-        server, other = stack.enter_context(served()), stack.enter_context(cold())
-        talk, reference = Talk(server), Talk(other)
-        first = f"{NOTES}\n{FACT.format('7731')}"
-        assert talk.say(first) == reference.say(first)
+def test_a_session_goes_on_where_it_was(how: str, cold: list[str]) -> None:
+    expected = iter(cold)
+    with served() as server:
+        talk = Talk(server)
+        assert talk.say(SAID[0]) == next(expected)
         lengths = [0, talk.cached + talk.prefilled]  # of each prompt
-        questions = itertools.cycle(QUESTIONS)
-        for number in range(RESTARTS):
-            question = next(questions)
+        for number, question in enumerate(ASKED):
             if number % 2:
                 break_off(server, talk, question)
             elif how == "kill -9":
@@ -108,13 +114,12 @@ def test_a_session_goes_on_where_it_was(how: str) -> None:
             server.start()
             server.wait_until_ready()
             answer = talk.say(question)
-            other.forget()
-            assert answer == reference.say(question)
+            assert answer == next(expected)
             # Of what was read before: but for one extent, or but for one turn.
             kept = lengths[-1] - CHUNK if how == "SIGTERM" else lengths[-2]
             assert talk.cached >= kept - MARGIN, (number, talk.cached, lengths)
             assert talk.source == "ssd"
             lengths.append(talk.cached + talk.prefilled)
-            assert talk.say("What is 2 + 5?") == reference.say("What is 2 + 5?")
+            assert talk.say(AFTER) == next(expected)
             lengths.append(talk.cached + talk.prefilled)
         assert "7731" in talk.say(ASK)
