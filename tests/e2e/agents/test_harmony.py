@@ -14,6 +14,7 @@ from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.captured_sessions import PARSE
 from scripts.harness.model_families import family
+from scripts.harness.zero_model import zero_model
 
 TURNS = 10
 HIDDEN = "<\u2063|"
@@ -95,7 +96,8 @@ def test_a_hundred_requests_leave_channels_and_text_intact(
     preserves: bool, conversations: int, tmp_path: Path
 ) -> None:
     settings = {"PRESERVE_THINKING": str(preserves).lower()}
-    desk = Desk("gpt_oss", family("harmony"), tmp_path, settings=settings)
+    zeros = zero_model("windowed")  # text and tokens are looked at, and no layer's values
+    desk = Desk("gpt_oss", family("harmony"), tmp_path, settings=settings, model=zeros)
     for number in range(conversations):
         chance = random.Random(number)
         messages: list[dict[str, Any]] = [

@@ -1,7 +1,8 @@
-"""Live agent sessions on real forwards: every token that was sampled is read once.
+"""Live agent sessions: every token that was sampled is read once.
 
 The model's own answers come back the way each client sends them; its words are scripted at token
-level (scripts/harness/agent_worker.py), everything else is real.
+level (scripts/harness/agent_worker.py), everything else is real. Forwards are real for one client:
+clients differ in their texts, and no value of a layer is looked at.
 """
 
 from dataclasses import replace
@@ -15,10 +16,13 @@ from hearth.shared.wire_messages import Prompt
 from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness.agent_worker import Desk
 from scripts.harness.model_families import family
+from scripts.harness.zero_model import Layers, zero_model
 from tests.helpers.clients.client_echoes import CLIENTS, CWD
 from tests.helpers.servers.live_sessions import SCRIPT, TOOLS, held_to_the_ideal, prompt_of, step
 
 KINDS = [("qwen3", "qwen3"), ("qwen3_5", "qwen3_5"), ("harmony", "gpt_oss")]
+LAYERS: dict[str, Layers] = {"qwen3": "dense", "qwen3_5": "hybrid", "gpt_oss": "windowed"}
+REAL = "claude-code"  # the client whose model computes
 
 
 def scripted(family_name: str) -> list[AnswerParts]:
@@ -39,7 +43,8 @@ def test_generated_tokens_are_never_read_again(
     family_name: str, fixture: str, client_name: str, strips_thinking: bool, tmp_path: Path
 ) -> None:
     """Two questions with a tool loop each, a sub-agent of another prompt in between."""
-    desk = Desk(fixture, family(family_name), tmp_path)
+    model = None if client_name == REAL else zero_model(LAYERS[fixture])
+    desk = Desk(fixture, family(family_name), tmp_path, model=model)
     client = CLIENTS[client_name](strips_thinking=strips_thinking, tools=TOOLS)
     helper = CLIENTS[client_name](system=f"Working directory: {CWD}\n" * 60, tools=TOOLS)
     client.user("Please fix the build. " * 5)
