@@ -12,8 +12,10 @@ from typing import Final
 
 from tests.helpers.marks import pure_files
 
+DONT_COMPILE: Final = "PYTHONDONTWRITEBYTECODE"
 PROCESSES_MAX: Final = 8  # each imports MLX and holds a model
-LOADFILE: Final = ("--dist", "loadfile", "--durations=15")  # a file's tests share its server
+# A file's tests share its server; tests/e2e/conftest.py orders the files.
+LOADFILE: Final = ("--dist", "loadfile", "--no-loadscope-reorder", "--durations=15")
 
 
 def cores() -> int:
@@ -39,8 +41,13 @@ def parts() -> dict[str, list[str]]:
 
 
 def run_part(arguments: list[str]) -> int:
-    """Run pytest with `arguments` and return its exit status, also when we are asked to end."""
-    with subprocess.Popen([sys.executable, "-m", "pytest", "-q", *arguments]) as child:
+    """Run pytest with `arguments` and return its exit status, also when we are asked to end.
+
+    What a hundred processes import is compiled once, whatever the caller's environment says.
+    """
+    environ = {name: text for name, text in os.environ.items() if name != DONT_COMPILE}
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    with subprocess.Popen(command, env=environ) as child:
         try:
             return child.wait()
         except KeyboardInterrupt:

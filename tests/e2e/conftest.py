@@ -1,33 +1,58 @@
-"""One server for all tests that leave it as they found it."""
+"""One server for all tests that leave it as they found it; and the files' order."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
-import anthropic
 import pytest
 
-from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.clients.sdk_conversations import Sdks
-from tests.helpers.servers.scripted_server import ScriptedServer
-from tests.helpers.servers.server import Server
+# Imported where they are used: the process that deals the tests out runs none, and all wait for it.
+if TYPE_CHECKING:
+    from tests.helpers.clients.sdk_conversations import Sdks
+    from tests.helpers.servers.scripted_server import ScriptedServer
+    from tests.helpers.servers.server import Server
+
+# Files that take longest, longest first: one that starts last keeps a core busy alone.
+LONGEST: Final = (
+    *("test_models", "test_restart", "test_pocket_meaning", "test_bench_peers"),
+    *("test_docs_snippets", "test_pocket_skills", "test_harmony", "test_security_restart"),
+    *("test_remote", "test_security", "test_dashboard", "test_proxy_start", "test_origin"),
+    *("test_eval", "test_figures"),
+    *("test_clients", "test_lifecycle", "test_chaos", "test_faults"),  # with the mark `clock`
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
+def server() -> "Iterator[Server]":
     """Serves the qwen3 fixture under the public name `local`."""
+    from scripts.fixtures.fixture_cache import fixture_dir
+    from tests.helpers.servers.server import Server
+
     made = Server(MODEL_PATH=str(fixture_dir("qwen3")), PROXY_MODEL_ID="local")
     with made.forked() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def scripted() -> Iterator[ScriptedServer]:
+def scripted() -> "Iterator[ScriptedServer]":
     """Serves a model that says what it is told to, under the name that clients are set up for."""
+    from tests.helpers.servers.scripted_server import ScriptedServer
+
     with ScriptedServer().forked() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def sdks(scripted: ScriptedServer) -> Iterator[Sdks]:
+def sdks(scripted: "ScriptedServer") -> "Iterator[Sdks]":
+    import anthropic
+
+    from tests.helpers.clients.sdk_conversations import Sdks
+
     claude = anthropic.Anthropic(base_url=scripted.url, api_key="none", max_retries=0, timeout=60)
     with scripted.openai() as gpt, claude:
         yield Sdks(scripted, gpt, claude)
