@@ -31,11 +31,18 @@ class RequestError(Exception):
 class PromptTooLong(RequestError):
     """The prompt does not fit the context; clients that compact act on this code."""
 
-    def __init__(self, *, tokens: int, tokens_max: int) -> None:
+    REMEDIES: Final = {
+        "model": "The model itself takes no more.",
+        "setting": "Or raise MAX_KV_SIZE: the model takes more.",
+        "memory": "Or make room, since the model takes more: fewer WORKERS, KV_BITS=8, or a higher "
+        "MEMORY_LIMIT_MB.",
+    }
+
+    def __init__(self, *, tokens: int, tokens_max: int, context_by: str = "setting") -> None:
+        """`context_by` is what makes the context no longer, as ModelFacts has it."""
         super().__init__(
             f"The prompt is {tokens:,} tokens and this server accepts {tokens_max:,}. "
-            f"Remove at least {tokens - tokens_max:,} tokens, or raise MAX_KV_SIZE if the model "
-            "allows more.",
+            f"Remove at least {tokens - tokens_max:,} tokens. {self.REMEDIES[context_by]}",
             code="context_length_exceeded",
             param="messages",
         )

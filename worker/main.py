@@ -34,7 +34,7 @@ from hearth.worker.cache_report import (
 from hearth.worker.engine.engine import Engine, default_chunk, leave_device
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
-from hearth.worker.engine.model_loader import LoadedModel, load_model
+from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.engine.sampler import TokenChoice, make_token_choice
 from hearth.worker.kv.idle_expiry import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager
@@ -200,7 +200,7 @@ class Worker:
         loaded = load_model(self._settings, steps.begin, memory.admit)
         steps.begin("images")
         vision = make_vision(loaded, self._settings)
-        memory.loaded()
+        memory.loaded(weight.nbytes for weight in weights_of(loaded))
         return with_image_support(loaded, vision), vision
 
     def _make_engine(self, loaded: LoadedModel, vision: VisionParts | None) -> Engine:
@@ -342,6 +342,7 @@ class Worker:
             loaded.facts.context_tokens,
             self._settings,
             vision.form if vision is not None else None,
+            loaded.facts.context_by,
         )
         root = cache_root(loaded, self._settings, cut_rule.chunk)
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule)

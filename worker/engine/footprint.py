@@ -16,6 +16,7 @@ import mlx.core as mx
 _RUSAGE_INFO_V2: Final = 2
 _WORDS: Final = 64  # rusage_info_v2 is 20 words of 8 bytes; later kernels write no more into it
 _FOOTPRINT_WORD: Final = 9  # after a UUID of two words: ri_phys_footprint
+OVERHEAD_MAX: Final = 0.15
 _STATM: Final = Path("/proc/self/statm")
 
 
@@ -67,6 +68,15 @@ class MemoryUse:
         self.process_bytes = self._process()
         arrays = self._arrays() + self._freed()
         self.beside_bytes = max(0, self.process_bytes - arrays)
+
+    @property
+    def overhead(self) -> float:
+        """What the system counts for a byte of arrays beyond it: 0 to OVERHEAD_MAX.
+
+        A driver may hold more than the arrays that it was asked for, and will for those to come.
+        Libraries and Python's objects are in this too, which grow with nothing: hence the maximum.
+        """
+        return min(OVERHEAD_MAX, self.beside_bytes / max(1, self._arrays()))
 
     def bytes_used(self) -> int:
         """Return what counts against the limit now."""

@@ -1,76 +1,128 @@
 """Divides the machine's memory among the workers of one server, by what each one's model needs.
 
-Each worker leaves the bytes of its weights in a file beside its socket, and reads those of the
-others. The server's directory is private to its user; its supervisor removes the files.
+Each worker leaves, in a file beside its socket, the bytes of its weights and the limit that it
+holds itself to, and reads those of the others. The server's directory is private to its user; its
+supervisor removes the files.
 """
 
 import contextlib
+import fcntl
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from hearth.shared.weights_file import WEIGHTS_SUFFIX, weights_path
 
 _IPC: Final = "ipc://"
-_DIGITS_MAX: Final = 20
+_LOCK_NAME: Final = "weights.lock"
+_CHARS_MAX: Final = 64
+
+
+class _Claim(NamedTuple):
+    weight_bytes: int
+    limit: int
 
 
 class MemoryShare:
     """One worker's part of `total` bytes: its own weights, and an equal part of what none takes.
 
-    Invariant: the parts of all workers are `total` together, once each has read the others' files.
+    Invariant: the limits of all workers are never more than `total` together. One that needs more
+    waits until the others, which look every now and then, hold themselves to less.
     A worker that is started by hand, on tcp://, has its machine to itself.
     Owner: the inference thread.
     """
 
-    def __init__(self, endpoint: str, total: int, workers: int) -> None:
+    def __init__(
+        self, endpoint: str, total: int, workers: int, hold: Callable[[int], None]
+    ) -> None:
+        """`hold` is told each new limit, before the other workers can see it."""
         self._path = weights_path(Path(endpoint.removeprefix(_IPC)))
         self._is_alone = workers == 1 or not endpoint.startswith(_IPC)
         self._workers = 1 if self._is_alone else workers
-        self._total = total
+        self.total = total  # bytes that all workers may take
         self.own_bytes = 0  # of weights
-        self.others_bytes = 0
-        self.refresh()
+        self._others: list[_Claim] = []
+        self._hold = hold
+        self._told = -1  # the limit that `hold` was told last
+        self.limit = self._fair(0)  # bytes that this worker may take, weights included
+
+    @property
+    def others_bytes(self) -> int:
+        """What the other workers' weights take."""
+        return sum(claim.weight_bytes for claim in self._others)
+
+    @property
+    def expected_limit(self) -> int:
+        """The limit once all workers have loaded: those that have not, this one's model too.
+
+        Where that does not fit, they will not.
+        """
+        missing = self._workers - 1 - len(self._others)
+        others = self.others_bytes + missing * self.own_bytes
+        return self._fair(others) if self.own_bytes + others <= self.total else self.limit
 
     def claim(self, nbytes: int) -> None:
         """Tell the others what this worker's weights take, before they are read."""
         assert nbytes >= 0, nbytes
         self.own_bytes = nbytes
-        if not self._is_alone:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(str(nbytes))
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what the other workers claim."""
-        if not self._is_alone:
+        """Read what the other workers hold, and tell them what this one may."""
+        if self._is_alone:
+            self._decide()
+            return
+        with self._lock():
             files = self._path.parent.glob(f"*{WEIGHTS_SUFFIX}")
-            self.others_bytes = sum(_claim(path) for path in files if path != self._path)
+            found = (_claim(path) for path in files if path != self._path)
+            self._others = [claim for claim in found if claim is not None]
+            self._decide()
+            self._write(_Claim(self.own_bytes, self.limit))
 
     def give_up(self) -> None:
-        """Claim nothing any more: the weights are gone."""
+        """Claim nothing any more: the weights are gone, or do not come."""
         self.own_bytes = 0
         if not self._is_alone:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
 
-    @property
-    def total(self) -> int:
-        """The bytes that all workers may take."""
-        return self._total
+    def _decide(self) -> None:
+        held = sum(claim.limit for claim in self._others)
+        self.limit = max(0, min(self._fair(self.others_bytes), self.total - held))
+        if self.limit != self._told:
+            self._told = self.limit
+            self._hold(self.limit)
 
-    @property
-    def limit(self) -> int:
-        """The bytes that this worker may take, weights included."""
-        left = self._total - self.own_bytes - self.others_bytes
-        return self.own_bytes + max(0, left) // self._workers
+    def _fair(self, others: int) -> int:
+        return self.own_bytes + max(0, self.total - self.own_bytes - others) // self._workers
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the workers' lock, for microseconds: two that look at once would both take a rest.
+
+        It ends with the process that holds it.
+        """
+        path = self._path.with_name(_LOCK_NAME)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _write(self, claim: _Claim) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{claim.weight_bytes} {claim.limit}")
 
 
-def _claim(path: Path) -> int:
-    """Return what one file says; nothing where it is gone, or is being written."""
+def _claim(path: Path) -> _Claim | None:
+    """Return what one file says; None where it is gone, or says nothing."""
     try:
-        text = path.read_text()[:_DIGITS_MAX]
+        words = path.read_text(encoding="ascii")[:_CHARS_MAX].split()
     except (OSError, UnicodeDecodeError):
-        return 0
-    return int(text) if text.isascii() and text.isdigit() else 0
+        return None
+    if len(words) != 2 or not all(word.isdigit() for word in words):
+        return None
+    return _Claim(*map(int, words))

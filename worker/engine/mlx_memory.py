@@ -7,6 +7,7 @@ Owner: the inference thread.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,10 @@ MB: Final = 1024 * 1024
 GB: Final = 1024 * MB
 RESERVE_BYTES_MAX: Final = 8 * GB  # of the machine's memory, left to all else that runs on it
 RESERVE_SHARE: Final = 4  # a small machine keeps this part of its memory: 1 / 4
+# Of MLX's allocator on Apple Silicon.
+PAGE_BYTES: Final = 16_384
+HEAP_BYTES: Final = MB
+HEAP_BELOW_BYTES: Final = 256
 
 
 def memory_limit(settings: Settings) -> int:
@@ -84,14 +89,26 @@ def wire_for_load(how: str, nbytes: int, limit: int) -> None:
     wire({"weights": nbytes, "none": 0, "all": limit}[how])
 
 
-def wire_loaded(how: str) -> None:
-    """Wire the weights that are in memory now, to the byte. Called when a model is whole.
+def wire_loaded(how: str, sizes: Iterable[int]) -> None:
+    """Wire the weights that are in memory now, and no byte more. Called when a model is whole.
 
-    Files are not quite what arrays take, and the difference would be room for KV.
+    Files are not quite what arrays take, and the difference would be room for KV. `sizes` has the
+    bytes of each weight.
     """
-    if how == "weights":
+    if how == "weights" and recommended_bytes() is not None:
         mx.clear_cache()
-        wire(int(mx.get_active_memory()))
+        wire(int(mx.get_active_memory()) + unpaged_bytes(sizes))
+
+
+def unpaged_bytes(sizes: Iterable[int]) -> int:
+    """Return what wiring arrays of these sizes takes beyond what MLX counts for them.
+
+    MLX counts an array below a page as it is and wires the page; the smallest lie together in a
+    heap, which is wired too. Source: mlx/backend/metal/allocator.cpp.
+    """
+    small = [size for size in sizes if size < PAGE_BYTES]
+    alone = [PAGE_BYTES - size for size in small if size >= HEAP_BELOW_BYTES]
+    return HEAP_BYTES + sum(alone) - sum(size for size in small if size < HEAP_BELOW_BYTES)
 
 
 def unwire() -> None:

@@ -116,6 +116,12 @@ def load_model(
     )
 
 
+def weights_of(loaded: LoadedModel) -> list[mx.array]:
+    """Return all weights of a model, those of its towers too."""
+    weights: Any = loaded.model if loaded.vision is None else loaded.vision.model
+    return [array for _, array in tree_flatten(weights.parameters())]
+
+
 def _checked(source: str) -> str:
     """Return the directory or hub id; a mistyped path is refused before a hub is asked."""
     path = Path(source).expanduser()

@@ -79,8 +79,13 @@ class PromptBuilder:
         context_tokens: int,
         preserves_thinking: bool = True,
         form: ImageForm | None = None,
+        context_by: str = "setting",
     ) -> None:
-        """`form` has the text around the model's images; None where it takes none."""
+        """`form` has the text around the model's images; None where it takes none.
+
+        `context_by` is what makes the context no longer, as ModelFacts has it.
+        """
+        self._context_by = context_by
         self._form = form or ImageForm()
         self._renderer = renderer
         self.tokeniser = tokeniser
@@ -183,7 +188,8 @@ class PromptBuilder:
 
     def _check(self, ids: list[int], if_none: str, param: str) -> None:
         if len(ids) >= self._context_tokens:
-            raise PromptTooLong(tokens=len(ids), tokens_max=self._context_tokens - 1)
+            tokens_max = self._context_tokens - 1
+            raise PromptTooLong(tokens=len(ids), tokens_max=tokens_max, context_by=self._context_by)
         if not ids:
             raise RequestError(f"{if_none} Send some text.", param=param)
 

@@ -52,6 +52,10 @@ def _unlimited() -> int:
     return _UNLIMITED
 
 
+def _no_overhead() -> float:
+    return 0.0
+
+
 def _none(_depth: int = 0) -> int:
     return 0
 
@@ -67,13 +71,15 @@ class MemoryGuard:
     limit: Callable[[], int] = _unlimited
     used: Callable[[], int] = _none
     forward: Callable[[int], int] = _none
+    overhead: Callable[[], float] = _no_overhead  # bytes beside each one that is asked for
 
     def over(self, nbytes: int = 0, depth: int = 0) -> int:
         """Return how many bytes are missing for `nbytes` more, beside a forward; 0 = they fit.
 
         `depth` is the length in tokens of the longest prompt that is being read.
         """
-        return max(0, self.used() + nbytes + self.forward(depth) - self.limit())
+        asked = round(nbytes * (1 + self.overhead())) + self.forward(depth)
+        return max(0, self.used() + asked - self.limit())
 
     def admits(
         self,

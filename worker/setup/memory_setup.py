@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -31,7 +31,8 @@ class WorkerMemory:
 
     def __init__(self, settings: Settings, endpoint: str) -> None:
         self._settings = settings
-        self.share = MemoryShare(endpoint, mlx_memory.memory_limit(settings), settings.workers)
+        total = mlx_memory.memory_limit(settings)
+        self.share = MemoryShare(endpoint, total, settings.workers, mlx_memory.hold_memory)
         self.use = MemoryUse()
         self._measured_at = time.monotonic()
 
@@ -48,12 +49,14 @@ class WorkerMemory:
         except Exception:
             share.give_up()
             raise
-        mlx_memory.hold_memory(share.limit)
         mlx_memory.wire_for_load(settings.wire, nbytes, share.limit)
 
-    def loaded(self) -> None:
-        """Note that the model is whole, with all that encodes images. Nothing computes yet."""
-        mlx_memory.wire_loaded(self._settings.wire)
+    def loaded(self, sizes: Iterable[int]) -> None:
+        """Note that the model is whole, with all that encodes images. Nothing computes yet.
+
+        `sizes` has the bytes of each of its weights.
+        """
+        mlx_memory.wire_loaded(self._settings.wire, sizes)
         self.use.measure()
 
     def fit(
@@ -66,9 +69,12 @@ class WorkerMemory:
         Raises:
             StartError: hardly anything fits.
         """
-        facts, limit = loaded.facts, self.share.limit
+        facts, limit = loaded.facts, self.share.expected_limit
         room = limit - self.use.bytes_used() - mlx_memory.working_bytes(limit)
-        tokens = fitting_tokens(facts.context_tokens, room, slot_bytes, forward)
+        factor = 1 + self.use.overhead
+        tokens = fitting_tokens(
+            facts.context_tokens, room, lambda rows: round(slot_bytes(rows) * factor), forward
+        )
         if tokens == facts.context_tokens:
             return loaded
         if tokens < CONTEXT_TOKENS_MIN:
@@ -88,7 +94,12 @@ class WorkerMemory:
 
     def guard(self, forward: ForwardMemory) -> MemoryGuard:
         """Return what admits requests within the limit."""
-        return MemoryGuard(lambda: self.share.limit, self.use.bytes_used, forward.bytes_at)
+        return MemoryGuard(
+            lambda: self.share.limit,
+            lambda: self.use.bytes_used(),
+            forward.bytes_at,
+            lambda: self.use.overhead,
+        )
 
     def measure(self) -> None:
         """Look at the process and at the other workers, where the last look is some time ago."""
@@ -97,10 +108,7 @@ class WorkerMemory:
             return
         self._measured_at = now
         self.use.measure()
-        before = self.share.limit
         self.share.refresh()
-        if self.share.limit != before:
-            mlx_memory.hold_memory(self.share.limit)
 
     def report(self) -> dict[str, int]:
         """Return for /v1/cache what the process takes, and what of it is not MLX's."""

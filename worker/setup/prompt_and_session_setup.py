@@ -31,8 +31,12 @@ def make_builder(
     context_tokens: int,
     settings: Settings,
     form: ImageForm | None = None,
+    context_by: str = "setting",
 ) -> PromptBuilder:
-    """Return the prompt builder; `end_ids` end a generated turn, `form` is how images stand."""
+    """Return the prompt builder; `end_ids` end a generated turn, `form` is how images stand.
+
+    `context_by` is what makes the context no longer, as ModelFacts has it.
+    """
     thinks, preserves = settings.default_thinking, settings.preserve_thinking
     renderer = Renderer(tokenizer, thinks, preserves)
     return PromptBuilder(
@@ -42,6 +46,7 @@ def make_builder(
         context_tokens,
         preserves,
         form,
+        context_by,
     )
 
 

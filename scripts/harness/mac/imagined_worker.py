@@ -57,7 +57,7 @@ class ImaginedWorker:
             load(self.fake.memory, self.model.weights())
             for buffer in load(self.fake.memory, [200 * MB, 3 * MB], "loading"):
                 self.fake.memory.free(buffer)
-            self.memory.loaded()
+            self.memory.loaded(self.model.weights())
 
     def context(self) -> int:
         """Return the context that this worker would tell.

@@ -56,7 +56,11 @@ def test_a_setting_stands_for_all_workers_together(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("how", "expected"),
-    [("weights", [3 * GB, 2 * GB, 0]), ("none", [0, 0]), ("all", [int(17.8 * GB), 0])],
+    [
+        ("weights", [3 * GB, 2 * GB + (1 << 20) + 16_384 - 1_000 - 100, 0]),
+        ("none", [0, 0]),
+        ("all", [int(17.8 * GB), 0]),
+    ],
 )
 def test_a_life_wires_its_weights_twice_and_nothing_at_its_end(
     how: str, expected: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -65,7 +69,7 @@ def test_a_life_wires_its_weights_twice_and_nothing_at_its_end(
     monkeypatch.setattr(mx, "get_active_memory", lambda: 2 * GB)
     memory = WorkerMemory(load_settings({"WIRE": how}, None), ENDPOINT.format(tmp_path, 0))
     memory.admit(3 * GB)
-    memory.loaded()
+    memory.loaded([2 * GB, 1_000, 100])  # one of a page, one in the heap
     mlx_memory.unwire()
     memory.end()
     assert device.wired() == expected
@@ -79,7 +83,9 @@ def test_workers_share_what_their_models_leave(
     large, small = (WorkerMemory(settings, ENDPOINT.format(tmp_path, n)) for n in (0, 1))
     large.admit(30 * GB)
     small.admit(4 * GB)
+    assert (large.share.limit, small.share.limit) == (39 * GB, 9 * GB), "never more than 48"
     large.share.refresh()
+    small.share.refresh()
     assert (large.share.limit, small.share.limit) == (37 * GB, 11 * GB)
     small.share.give_up()
     large.share.refresh()
@@ -90,11 +96,14 @@ def test_workers_share_what_their_models_leave(
     assert large.share.others_bytes == 0, "what was refused claims nothing"
 
 
-@pytest.mark.parametrize("content", [b"", b"12x", b"-5", b"\xff\xfe", "٣".encode()])
+@pytest.mark.parametrize(
+    "content", [b"", b"12", b"12 x", b"-5 7", b"\xff\xfe", "٣ ٣".encode(), b"1 2 3"]
+)
 def test_a_file_that_says_nothing_counts_as_nothing(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "worker-1.weights").write_bytes(content)
     settings = load_settings({"WORKERS": "2", "MEMORY_LIMIT_MB": "1000"}, None)
     share = WorkerMemory(settings, ENDPOINT.format(tmp_path, 0)).share
+    share.claim(0)
     assert share.others_bytes == 0 and share.limit == 500 << 20
 
 
@@ -118,6 +127,6 @@ def test_a_device_that_recommends_nothing_wires_nothing(monkeypatch: pytest.Monk
     asked: list[int] = []
     monkeypatch.setattr(mx, "set_wired_limit", asked.append)
     mlx_memory.wire_for_load("all", GB, 2 * GB)
-    mlx_memory.wire_loaded("weights")
+    mlx_memory.wire_loaded("weights", [1_000])
     mlx_memory.unwire()
     assert asked == []

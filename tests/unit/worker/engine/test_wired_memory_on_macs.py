@@ -39,7 +39,6 @@ def served(mac: Mac, model: RealModel, wire: str = "weights") -> ResidencySet:
 @pytest.mark.parametrize(
     ("mac", "model"), HOMES, ids=[f"{mac.memory_gb} GB {model.name}" for mac, model in HOMES]
 )
-@pytest.mark.xfail(strict=True, reason="wires less than whole pages and the heap")
 def test_with_wire_weights_no_kv_is_ever_wired(mac: Mac, model: RealModel) -> None:
     residency = served(mac, model)
     assert not residency.entered.get("kv") and not residency.entered.get("forward")
