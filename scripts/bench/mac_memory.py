@@ -57,7 +57,7 @@ def print_calls() -> None:
         print_row(
             [call.name, f"{call.nbytes:,}", "yes" if call.is_computing else "no", call.thread]
         )
-    print(f"\nanswers: {', '.join(life.ends)}; error at the end: {life.error or 'none'}")
+    print(f"\nanswers: {', '.join(life.ends)}; exit code: {life.exit_code}")
 
 
 def print_lives(workers_max: int) -> None:

@@ -43,11 +43,13 @@ from scripts.chaos.faults import (
     launcher,
     own_disk,
     playable,
+    pressure_file,
 )
 from scripts.chaos.judge_replies import KINDS
 from scripts.chaos.own_server import MB, OwnServer, ServerError, rss_bytes
 from scripts.chaos.request_bodies import body_of, pages
 
+PRESSED_WORKER: Final = "scripts.harness.mac.pressed_worker"
 CLIENTS: Final = 3
 REST_S: Final = 0.5  # of a client between two requests, at most
 GAP_S: Final = 1.0  # between two faults
@@ -328,7 +330,8 @@ async def chaos(options: argparse.Namespace) -> int:
         name: play for name, play in playable().items() if name in options.only or not options.only
     }
     settings = {"WORKERS": str(options.workers), "MAX_KV_SIZE_GB": "1", "LOG_LEVEL": "INFO"}
-    server = OwnServer(settings, launcher())
+    server = OwnServer(settings, launcher(), PRESSED_WORKER)
+    server.set("PRESSURE_FILE", str(pressure_file(server)))
     ledger = Ledger()
     slow_s = min(SLOW_S_MAX, options.minutes * 60 * SLOW_SHARE)
     client = Client(server.port, ledger)

@@ -39,6 +39,9 @@ from scripts.chaos.request_bodies import (
 STOP_S: Final = 3.0  # less than a server takes a worker for hung after
 SLEEP_S: Final = 7.0  # longer than the lease of a request
 DISK_S: Final = 6.0
+PRESSURE_LEVELS: Final = ("NORMAL", "WARNING", "CRITICAL")
+PRESSURE_CHANGES: Final = 6
+PRESSURE_S_MAX: Final = 4.0
 TOP_UP_S: Final = 0.1
 DISK_BYTES: Final = 256 * 1024 * 1024
 FILE_BYTES_MAX: Final = 4_096  # where the disk cannot be filled, files cannot grow
@@ -211,6 +214,23 @@ def launcher() -> tuple[str, ...]:
     return ("setpriv", f"--inh-caps={taken}", f"--bounding-set={taken}", "--")
 
 
+# ---------------------------------------------------------------- memory
+
+
+async def memory_pressure(scene: Scene) -> None:
+    """The system says at random how short of memory it is, and at last that it is not."""
+    levels = list(PRESSURE_LEVELS)
+    for _ in range(PRESSURE_CHANGES):
+        pressure_file(scene.server).write_text(scene.rng.choice(levels))
+        await asyncio.sleep(scene.rng.random() * PRESSURE_S_MAX)
+    pressure_file(scene.server).write_text(PRESSURE_LEVELS[0])
+
+
+def pressure_file(server: OwnServer) -> Path:
+    """Return the file that tells pressed workers what the system says."""
+    return server.directory / "pressure"
+
+
 # ---------------------------------------------------------------- clients
 
 
@@ -274,6 +294,7 @@ PLAYS: Final[dict[str, Play]] = {
     "proxy killed": proxy_killed,
     "disk full": disk_full,
     "disk read-only": disk_read_only,
+    "memory pressure": memory_pressure,
     "leavers": leavers,
     "slow readers": slow_readers,
     "flood": flood,

@@ -25,6 +25,11 @@ READY_S_MAX: Final = 120.0
 END_S_MAX: Final = 20.0  # until a server that does not end is killed
 BUFFER_BYTES: Final = 65_536
 MB: Final = 1_000_000
+LAUNCH: Final = """
+import sys
+from hearth.proxy.main import end, main
+end(main([sys.executable, "-m", "{}"]))
+"""
 
 
 class ServerError(Exception):
@@ -37,8 +42,13 @@ class OwnServer:
     Every process that it was seen to have is remembered, for none may outlive it.
     """
 
-    def __init__(self, settings: Mapping[str, str], command: Sequence[str] = ()) -> None:
-        """`command` is put before the interpreter's, and must become it (as setpriv does)."""
+    def __init__(
+        self, settings: Mapping[str, str], command: Sequence[str] = (), worker: str = ""
+    ) -> None:
+        """`command` is put before the interpreter's, and must become it (as setpriv does).
+
+        `worker` names a module that runs the workers instead of their own.
+        """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -57,9 +67,14 @@ class OwnServer:
             "KV_CACHE_DIR": str(self.kv_dir),
             **settings,
         }
-        self._command = [*command, sys.executable, "-m", "hearth.proxy.main"]
+        run = ["-c", LAUNCH.format(worker)] if worker else ["-m", "hearth.proxy.main"]
+        self._command = [*command, sys.executable, *run]
         self.process: subprocess.Popen[bytes] | None = None
         self.seen: dict[int, psutil.Process] = {}
+
+    def set(self, name: str, value: str) -> None:
+        """Set a variable of the environment that it is started in."""
+        self._environment[name] = value
 
     @property
     def instance_dir(self) -> Path:

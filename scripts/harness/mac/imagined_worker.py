@@ -12,6 +12,7 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory, forward_memory
+from hearth.worker.engine.mlx_memory import unwire
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.setup.memory_setup import WorkerMemory
 from scripts.harness.mac.fake_mac import FakeMac
@@ -83,6 +84,7 @@ class ImaginedWorker:
     def stop(self) -> None:
         with self.fake.installed():
             self._churn.close()
+            unwire()
             self.memory.end()
 
     def _process(self) -> int:

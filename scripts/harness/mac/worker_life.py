@@ -4,7 +4,6 @@ No proxy and no request on the wire: what the prompt thread would hand over is p
 else is the worker's own, on a thread of its own, as MLX's streams end with a worker.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.setup.kv_setup import cache_root
+from hearth.worker.shutdown import Shutdown
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.harness.mac.fake_mac import FakeMac
@@ -44,25 +44,18 @@ class LedWorker(Worker):
     ) -> None:
         super().__init__(load_settings(settings, None), 0, f"ipc://{endpoint}")
         self._lead = lead
-        self.error: BaseException | None = None
+        self._shutdown = LedShutdown(self._port.wake, self._led)
 
-    def live(self) -> None:
-        """Serve from load to stop; `error` says what broke it."""
-        thread = threading.Thread(target=self._life, name="inference", daemon=True)
-        thread.start()
+    def live(self) -> int:
+        """Serve from load to end; return the exit code."""
+        thread = self._shutdown.start_thread("inference", self._inference)
         thread.join(LIFE_S_MAX)
         self._jobs.put(None)
         self._port.close()
         assert not thread.is_alive(), "the worker hangs"
+        return self._shutdown.exit_code
 
-    def _life(self) -> None:
-        self._stop = _Led(self)  # type: ignore[assignment]
-        try:
-            self._load_and_serve()
-        except BaseException as error:  # the caller's to see, on its own thread
-            self.error = error
-
-    def led(self) -> None:
+    def _led(self) -> None:
         assert self._parts is not None
         self._lead(self._parts)
 
@@ -79,18 +72,18 @@ class LedWorker(Worker):
         return Request(lease, ids, query, Sampling(temperature=0.0), ANSWER_TOKENS, output)
 
 
-class _Led:
-    """Stands for the event that stops a worker: leads it when it is first asked, then stops it."""
+class LedShutdown(Shutdown):
+    """Leads a worker when its loop first asks whether it ends, and then ends it."""
 
-    def __init__(self, worker: LedWorker) -> None:
-        self._worker = worker
+    def __init__(self, wake: Callable[[], None], lead: Callable[[], None]) -> None:
+        super().__init__(wake, is_alone=False)
+        self._lead = lead
 
-    def is_set(self) -> bool:
-        self._worker.led()
+    def is_begun(self) -> bool:
+        if not super().is_begun():
+            self._lead()
+            self.begin()
         return True
-
-    def set(self) -> None:
-        pass
 
 
 @dataclass
@@ -98,7 +91,7 @@ class Life:
     """What came of a worker's life."""
 
     ends: list[str] = field(default_factory=list)  # of its requests
-    error: BaseException | None = None  # that ended it
+    exit_code: int = 0
 
 
 def lead_through(fake: FakeMac, model: Path, directory: Path, **settings: str) -> Life:
@@ -127,8 +120,7 @@ def lead_through(fake: FakeMac, model: Path, directory: Path, **settings: str) -
     environ = {"MODEL_PATH": str(model), "MAX_KV_SIZE_GB": "0", "LOG_ROOT": str(directory)}
     with fake.installed(), mock.patch(f"{Worker.__module__}.load_model", load):
         worker = LedWorker(environ | settings, directory / "worker.sock", lead)
-        worker.live()
-    life.error = worker.error
+        life.exit_code = worker.live()
     return life
 
 
