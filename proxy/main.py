@@ -13,10 +13,10 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Final, NoReturn
 
 import uvicorn
-import uvloop
 
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
+from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.gateway import litellm_app
 from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.http.uvicorn_timeouts import HeadTimeout
@@ -165,6 +165,7 @@ class Hearth:
             raise RuntimeError("LiteLLM's app did not start") from error
         finally:
             swapping.cancel()
+            await app.keep_awake.close()
 
     async def _swap_models(self) -> None:
         """Say what is served as soon as a client would be answered; then serve other models too."""
@@ -247,7 +248,7 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     except StartError as error:
         print(f"hearth: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
-    loop = uvloop.new_event_loop()
+    loop = SuspendingEventLoop()
     asyncio.set_event_loop(loop)
     return loop.run_until_complete(hearth.run())
 

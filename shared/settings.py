@@ -275,6 +275,13 @@ class Settings:
         words,
         "Files of request bodies (JSON) that are prefilled and pinned at start, comma-separated",
     )
+    keep_awake: bool = _setting(
+        "KEEP_AWAKE",
+        "true",
+        boolean,
+        "Keep a Mac from idle sleep while requests run, and for 3 minutes after; no effect on "
+        "Linux",
+    )
     worker_endpoints: tuple[str, ...] = _setting(
         "WORKER_ENDPOINTS",
         "",

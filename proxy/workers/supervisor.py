@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import signal
-import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from hearth.shared.start_failure_file import reason_path, take_reason
 from hearth.shared.stop_signals import SAY_AFTER_S
 from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
 from hearth.shared.weights_file import weights_path
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
 
 log = logging.getLogger(__name__)
@@ -299,9 +299,9 @@ class Supervisor:
 
     async def _watch(self) -> None:
         while True:
-            before = time.monotonic()
+            before = awake_s()
             await asyncio.sleep(WATCH_S)
-            elapsed_s = time.monotonic() - before
+            elapsed_s = awake_s() - before
             if elapsed_s > 2 * WATCH_S:
                 continue  # this process itself stood still: what it did not hear proves nothing
             for worker in self.workers:

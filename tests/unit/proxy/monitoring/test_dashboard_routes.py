@@ -223,6 +223,14 @@ def test_sign_ins_are_bounded_and_run_out(monkeypatch: pytest.MonkeyPatch) -> No
     assert not any(token in repr(vars(passes)) for token in tokens)
 
 
+def test_a_sign_in_runs_out_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, now = SignIns(), time.time()
+    token = passes.issue("one")
+    assert passes.key_of(token) == "one"
+    monkeypatch.setattr(time, "time", lambda: now + dashboard_module.SIGN_IN_S + 1)
+    assert passes.key_of(token) is None
+
+
 # ---------------------------------------------------------------- keys
 
 
