@@ -24,7 +24,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool.cache_affinity import CacheAffinity
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import models_of
-from hearth.proxy.startup_banner import ready_lines, starting_line
+from hearth.proxy.startup_banner import moved_traces_line, ready_lines, starting_line
 from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.pid_file import PidFile
 from hearth.proxy.workers.remote_workers import RemoteWorkers
@@ -243,6 +243,8 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
         logs.configure(settings.log_level.upper(), "proxy", settings.log_prompts)
         for text in setting_warnings(environ, env_file()):
             log.warning("%s", text)
+        if (moved := moved_traces_line(settings)) is not None:
+            log.info("%s", moved)
         raise_open_file_limit()
         hearth = Hearth(settings, environ, worker_command)
     except StartError as error:
