@@ -10,7 +10,7 @@ from hearth.shared.paths import DEFAULT_LOG_ROOT, IS_CHECKOUT, PROJECT_DIR
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import ModelFacts
 
-_DAY: Final = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]"
+_TRACES: Final = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]/cache-session-*.log"
 
 
 def starting_line(settings: Settings, version: str) -> str:
@@ -26,9 +26,9 @@ def moved_traces_line(settings: Settings, old_root: Path = PROJECT_DIR / "logs")
     None where there are no old ones, or there are new ones already.
     """
     is_moved = IS_CHECKOUT and settings.log_root == DEFAULT_LOG_ROOT
-    if not (is_moved and settings.enable_request_logging) or DEFAULT_LOG_ROOT.exists():
+    if not (is_moved and settings.enable_request_logging):
         return None
-    if not any(old_root.glob(f"{_DAY}/cache-session-*.log")):
+    if any(DEFAULT_LOG_ROOT.glob(_TRACES)) or not any(old_root.glob(_TRACES)):
         return None
     return (
         f"cache traces are now in {DEFAULT_LOG_ROOT}; those in {old_root} are left as they are. "

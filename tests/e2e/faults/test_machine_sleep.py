@@ -69,7 +69,7 @@ class SleepingServer(Server):
         assert self.process is not None and self.remote is not None
         for pid in (self.remote.pid, self.worker()["pid"]):
             os.kill(pid, SIGNALS[kind])
-        time.sleep(0.2)
+        time.sleep(0.5)
         os.kill(self.process.pid, SIGNALS[kind])
 
     def caches(self) -> list[dict[str, Any]]:
@@ -83,6 +83,7 @@ class Talk(threading.Thread):
         super().__init__()
         self.server, self.session, self.history = server, session, history
         self.text = self.error = ""
+        self.tokens_max = ANSWER_TOKENS
         self.ends: list[str] = []
         self.prompt = self.cached = -1  # tokens
 
@@ -90,7 +91,9 @@ class Talk(threading.Thread):
         """Return the session's next request."""
         said = {"role": "assistant", "content": self.text}
         more = [*self.history, said, {"role": "user", "content": "Go on."}]
-        return Talk(self.server, self.session, more)
+        following = Talk(self.server, self.session, more)
+        following.tokens_max = 2
+        return following
 
     def run(self) -> None:
         try:
@@ -100,7 +103,7 @@ class Talk(threading.Thread):
                     messages=self.history,  # type: ignore[arg-type]
                     stream=True,
                     stream_options={"include_usage": True},
-                    max_tokens=ANSWER_TOKENS,
+                    max_tokens=self.tokens_max,
                     extra_headers={"x-session-id": self.session},
                 )
                 for event in stream:

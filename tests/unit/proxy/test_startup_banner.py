@@ -26,8 +26,10 @@ def test_a_start_says_once_where_traces_are_now(roots: tuple[Path, Path]) -> Non
     told = moved_traces_line(settings, old)
     assert told is not None and str(new) in told and str(old) in told and "LOG_ROOT=logs" in told
     assert (old / "2026-11-21" / "cache-session-one.log").exists()
-    new.mkdir(parents=True)
-    assert moved_traces_line(settings, old) is None, "the first trace has made it"
+    (new / "2026-11-22").mkdir(parents=True)
+    assert moved_traces_line(settings, old) == told
+    (new / "2026-11-22" / "cache-session-two.log").touch()
+    assert moved_traces_line(settings, old) is None
 
 
 def test_a_start_says_nothing_where_nothing_has_moved(roots: tuple[Path, Path]) -> None:
