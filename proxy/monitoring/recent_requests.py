@@ -140,7 +140,7 @@ class RecentRequests:
         started: float,
         broken: RequestError | None = None,
     ) -> None:
-        """Remember a request at its end; it came at `started` (monotonic).
+        """Remember a request at its end; it came at `started` (`awake_s`).
 
         `answers` are those to its choices, of which each prompt counts once. `broken` is why the
         reply did not get out.

@@ -24,7 +24,7 @@ class ModelRequest:
     """A request that waits for a model."""
 
     model: str
-    since: float  # monotonic clock, in seconds
+    since: float  # by `awake_s`
 
 
 class ModelHost(Protocol):

@@ -104,7 +104,7 @@ class WorkerPool:
     ) -> AnswerStream:
         """Return the answer of a worker that has admitted `request`, named `request_id` from here.
 
-        `came_at`: when its client asked (monotonic), where that is not now: all choices of a
+        `came_at`: when its client asked (`awake_s`), where that is not now: all choices of a
         request are of one time, so that no switch of models comes between them.
 
         Where a worker dies before it admitted, another ready one is asked, once; where it is full,

@@ -33,7 +33,7 @@ LOAD_AGAIN_S: Final = 60.0  # a model that could not be loaded is not tried agai
 
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
-    """The reason that a model could not be loaded; until then (monotonic) it is not tried again."""
+    """The reason that a model could not be loaded; until then (`awake_s`) it is not tried again."""
 
     reason: str
     until: float

@@ -69,7 +69,7 @@ class RecallDone:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Says when a request's work began and last got further, in monotonic seconds.
+    """Says when a request's work began and last got further, in seconds of `awake_s`.
 
     Owner: the inference thread.
     """
