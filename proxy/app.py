@@ -7,7 +7,6 @@ itself are checked here, in the caller's dialect, before LiteLLM or a worker see
 import dataclasses
 import functools
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -44,8 +43,10 @@ from hearth.proxy.request.parsed_request import (
     ParsedRequest,
 )
 from hearth.proxy.request.session_id import key_digest
+from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import Settings
+from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ class ProxyApp:
         self._relay = Relay(litellm_app, token)
         self.body_budget = BodyBudget()
         self.dashboard = Dashboard(settings, routes.feed)
+        self.keep_awake = KeepAwake(settings.keep_awake)
+        self.metrics.watch(self.keep_awake)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -186,14 +189,16 @@ class ProxyApp:
         if exchange.method != "POST":
             raise wrong_method(exchange, "POST")
         if dialect is not None:
-            await self._generate(exchange, await self._parse_body(exchange, dialect))
+            with self.keep_awake.request():
+                await self._generate(exchange, await self._parse_body(exchange, dialect))
         elif counted is not None:
             request = await self._parse_body(exchange, counted)
             count = await exchange.while_connected(self.pool.count(request))
             kind = {"object": "response.input_tokens"} if counted == "responses" else {}
             await exchange.send_json(200, kind | {"input_tokens": count})
         else:
-            await self._prefill(exchange)
+            with self.keep_awake.request():
+                await self._prefill(exchange)
 
     async def _parse_body(self, exchange: HttpExchange, dialect: Dialect) -> ParsedRequest:
         body = await read_object(await exchange.read_body())
@@ -214,7 +219,7 @@ class ProxyApp:
 
     async def _prefill(self, exchange: HttpExchange) -> None:
         """Have a prompt read, and pinned where that is wished, without an answer to it."""
-        started = time.monotonic()
+        started = awake_s()
         body = await read_object(await exchange.read_body())
         dialect = prefill_endpoint.dialect_of(body, exchange.headers, exchange.query)
         exchange.is_anthropic |= dialect == "messages"
@@ -232,7 +237,7 @@ class ProxyApp:
             self._count_ended(exchange, [answer], request, started)
 
     async def _generate(self, exchange: HttpExchange, request: ParsedRequest) -> None:
-        started = time.monotonic()
+        started = awake_s()
         opening = self._open_answers(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
         admitted = AdmittedRequest(
@@ -278,7 +283,7 @@ class ProxyApp:
             answer.prompt_tokens,
             answer.usage.cached_tokens if answer.usage else answer.cached_tokens,
             answer.outcome(broken)[0],
-            (time.monotonic() - started) * 1000,
+            (awake_s() - started) * 1000,
         )
 
     async def _open_answers(

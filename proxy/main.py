@@ -13,10 +13,10 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Final, NoReturn
 
 import uvicorn
-import uvloop
 
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
+from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.gateway import litellm_app
 from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.http.uvicorn_timeouts import HeadTimeout
@@ -24,7 +24,7 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool.cache_affinity import CacheAffinity
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import models_of
-from hearth.proxy.startup_banner import ready_lines, starting_line
+from hearth.proxy.startup_banner import moved_traces_line, ready_lines, starting_line
 from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.pid_file import PidFile
 from hearth.proxy.workers.remote_workers import RemoteWorkers
@@ -165,6 +165,7 @@ class Hearth:
             raise RuntimeError("LiteLLM's app did not start") from error
         finally:
             swapping.cancel()
+            await app.keep_awake.close()
 
     async def _swap_models(self) -> None:
         """Say what is served as soon as a client would be answered; then serve other models too."""
@@ -242,12 +243,14 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
         logs.configure(settings.log_level.upper(), "proxy", settings.log_prompts)
         for text in setting_warnings(environ, env_file()):
             log.warning("%s", text)
+        if (moved := moved_traces_line(settings)) is not None:
+            log.info("%s", moved)
         raise_open_file_limit()
         hearth = Hearth(settings, environ, worker_command)
     except StartError as error:
         print(f"hearth: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
-    loop = uvloop.new_event_loop()
+    loop = SuspendingEventLoop()
     asyncio.set_event_loop(loop)
     return loop.run_until_complete(hearth.run())
 

@@ -13,6 +13,7 @@ def working_directory() -> Path:
 
 
 HOME_DIR: Final = Path("~/.hearth").expanduser()
+DEFAULT_LOG_ROOT: Final = HOME_DIR / "logs"
 CODE_DIR: Final = Path(__file__).resolve().parent.parent  # a checkout, or site-packages/hearth
 IS_CHECKOUT: Final = (CODE_DIR / "install_and_run.py").is_file()
 # Relative paths in settings count from here, and workers run here.
@@ -23,8 +24,3 @@ def env_file() -> Path:
     """Return the settings file: the checkout's; in an install `./.env`, else `~/.hearth/.env`."""
     found = PROJECT_DIR / ".env"
     return found if IS_CHECKOUT or found.is_file() else HOME_DIR / ".env"
-
-
-def default_log_root() -> Path:
-    """Return the directory of logs where no setting names one."""
-    return PROJECT_DIR / "logs" if IS_CHECKOUT else HOME_DIR / "logs"

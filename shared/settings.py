@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
-from hearth.shared.paths import PROJECT_DIR, default_log_root
+from hearth.shared.paths import DEFAULT_LOG_ROOT, PROJECT_DIR
 
 POCKET: Final = "builtin:pocket"
 # Kept KV where CACHE_RAM_BUDGET_MB is 0: a share of what the GPU should use, within bounds.
@@ -129,7 +129,7 @@ def path(text: str) -> Path:
 
 
 def log_directory(text: str) -> Path:
-    return path(text) if text else default_log_root()
+    return path(text) if text else DEFAULT_LOG_ROOT
 
 
 def address(text: str) -> str:
@@ -275,6 +275,13 @@ class Settings:
         words,
         "Files of request bodies (JSON) that are prefilled and pinned at start, comma-separated",
     )
+    keep_awake: bool = _setting(
+        "KEEP_AWAKE",
+        "true",
+        boolean,
+        "Keep a Mac from idle sleep while requests run, and for 3 minutes after; no effect on "
+        "Linux",
+    )
     worker_endpoints: tuple[str, ...] = _setting(
         "WORKER_ENDPOINTS",
         "",
@@ -331,9 +338,9 @@ class Settings:
     )
     log_root: Path = _setting(
         "LOG_ROOT",
-        "",
+        "~/.hearth/logs",
         log_directory,
-        "Directory of the cache traces; empty = logs in a checkout, else ~/.hearth/logs",
+        "Directory of the cache traces (0700); empty = ~/.hearth/logs",
     )
     log_prompts: bool = _setting(
         "LOG_PROMPTS",

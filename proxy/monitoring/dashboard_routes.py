@@ -59,7 +59,7 @@ class SignIns:
     def issue(self, key: str) -> str:
         """Return a new token that stands for `key`, a digest."""
         token = secrets.token_urlsafe(32)
-        self._sign_ins[_digest(token)] = (key, time.monotonic() + SIGN_IN_S)
+        self._sign_ins[_digest(token)] = (key, time.time() + SIGN_IN_S)
         while len(self._sign_ins) > SIGN_INS_MAX:
             self._sign_ins.popitem(last=False)
         return token
@@ -67,7 +67,7 @@ class SignIns:
     def key_of(self, token: str) -> str | None:
         """Return the digest of the key that `token` stands for; None of one that does not hold."""
         key, until = self._sign_ins.get(_digest(token), ("", 0.0))
-        return key if time.monotonic() < until else None
+        return key if time.time() < until else None
 
 
 def _digest(token: str) -> bytes:

@@ -24,6 +24,7 @@ from hearth.proxy.monitoring.request_metrics import (
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
 
 REQUESTS_MAX: Final = 200  # remembered of each key
@@ -139,7 +140,7 @@ class RecentRequests:
         started: float,
         broken: RequestError | None = None,
     ) -> None:
-        """Remember a request at its end; it came at `started` (monotonic).
+        """Remember a request at its end; it came at `started` (`awake_s`).
 
         `answers` are those to its choices, of which each prompt counts once. `broken` is why the
         reply did not get out.
@@ -147,7 +148,7 @@ class RecentRequests:
         assert answers and len(answers) % request.choices == 0, (len(answers), request.choices)
         totals = self.of(self.whose(answers[0].key))
         row = _request_row(request, answers, broken)
-        row["wall_ms"] = round((time.monotonic() - started) * 1000)
+        row["wall_ms"] = round((awake_s() - started) * 1000)
         totals.add(row)
         if outcome_of(answers, broken) == CANCELLED:
             totals.left()

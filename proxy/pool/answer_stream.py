@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from hearth.proxy.http.http_exchange import ClientGone
 from hearth.shared.errors import RequestError, WorkerLost
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Admitted, Delta, Failed, Finished, Progress, Usage
 
 ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
@@ -69,7 +69,7 @@ class AnswerStream:
         self.key = key
         self.model = model
         self.is_repeat = is_repeat
-        self.asked_at = time.monotonic()
+        self.asked_at = awake_s()
         self.prompt_tokens = 0
         self.cached_tokens = 0  # when the model took it; `usage` has what was then used
         self.done_tokens = 0  # of the prompt, while it prefills
@@ -110,7 +110,7 @@ class AnswerStream:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "done_tokens": self.done_tokens,
-            "age_s": round(time.monotonic() - self.asked_at, 1),
+            "age_s": round(awake_s() - self.asked_at, 1),
         }
 
     def take(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
@@ -229,7 +229,7 @@ class AnswerStream:
             raise first
         if isinstance(first, Finished):
             return first
-        self._given_at = time.monotonic()
+        self._given_at = awake_s()
         given = _merged(first, self.inbox)
         self.unread_bytes -= _bytes_of(given)
         assert self.unread_bytes >= 0, (self.request_id, self.unread_bytes)
@@ -240,7 +240,7 @@ class AnswerStream:
 
         A chunk costs LiteLLM half a millisecond of CPU, which a fast model's every token would pay.
         """
-        left_s = self._given_at + PACE_S - time.monotonic()
+        left_s = self._given_at + PACE_S - awake_s()
         if left_s > 0 and not self._ended:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):

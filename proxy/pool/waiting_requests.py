@@ -5,12 +5,12 @@ A worker may be starting, or has to load another model first.
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from hearth.shared.errors import Overloaded, RequestError, WorkerLost
+from hearth.shared.suspending_clock import awake_s
 
 READY_WAIT_S_MAX: Final = 1.0  # for a worker that starts unasked; clients come back by themselves
 WAITING_MAX: Final = 256  # each holds its body; more are told to come back
@@ -24,7 +24,7 @@ class ModelRequest:
     """A request that waits for a model."""
 
     model: str
-    since: float  # monotonic clock, in seconds
+    since: float  # by `awake_s`
 
 
 class ModelHost(Protocol):
@@ -88,7 +88,7 @@ class WaitingRequests:
                 f"{len(self.requests)} requests wait for a worker and this server holds "
                 f"{WAITING_MAX}. Try again in a few seconds."
             )
-        began = time.monotonic()
+        began = awake_s()
         self.requests.append(request)
         try:
             while not self._is_closed:
@@ -96,7 +96,7 @@ class WaitingRequests:
                 if found is not None:
                     return found
                 self.host.wanted()
-                wait_s = began + self.host.wait_s(request.model) - time.monotonic()
+                wait_s = began + self.host.wait_s(request.model) - awake_s()
                 if wait_s <= 0:
                     break
                 assert len(self.requests) <= WAITING_MAX, len(self.requests)

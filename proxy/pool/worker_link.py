@@ -8,7 +8,6 @@ machines. Nothing here starts or kills a process.
 import asyncio
 import contextlib
 import logging
-import time
 import uuid
 from collections.abc import Callable, Collection
 from typing import Any, Literal, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from hearth.proxy.pool.answer_stream import AnswerStream, refused
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError, WireError, WorkerLost
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
     Admitted,
@@ -74,7 +74,7 @@ class WorkerLink:
         self.worker_id = worker_id
         self.heartbeat: Heartbeat | None = None
         self.welcome: Welcome | None = None
-        self.heard_at = time.monotonic()
+        self.heard_at = awake_s()
         self.ready_at = 0.0
         self.used_at = 0.0  # when it last took or ended a request; what it is asked does not count
         self.closed_at: float | None = None  # requests that came later are not for it
@@ -122,7 +122,7 @@ class WorkerLink:
 
     @property
     def silence_s(self) -> float:
-        return time.monotonic() - self.heard_at
+        return awake_s() - self.heard_at
 
     async def _read(self) -> None:
         while True:
@@ -131,7 +131,7 @@ class WorkerLink:
             except WireError as error:
                 log.warning("bad frame dropped worker=%d: %s", self.worker_id, error)
                 continue
-            self.heard_at = time.monotonic()
+            self.heard_at = awake_s()
             self.take(message)
 
     def _read_ended(self, reader: asyncio.Task[None]) -> None:
@@ -152,7 +152,7 @@ class WorkerLink:
         elif isinstance(message, Welcome):
             self._take_welcome(message)
         if self.is_ready and not was_ready:
-            self.ready_at = time.monotonic()
+            self.ready_at = awake_s()
             self._on_change()
 
     def _route(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:
@@ -202,7 +202,7 @@ class WorkerLink:
         assert request_id not in self._cancelled, request_id
 
         def release(cancel: bool) -> None:
-            self.used_at = time.monotonic()
+            self.used_at = awake_s()
             ended = self.answers.pop(request_id, None)
             assert ended is not None, (self.worker_id, request_id)
             if cancel:
@@ -232,7 +232,7 @@ class WorkerLink:
     def queue(self, key: str) -> list[dict[str, Any]]:
         """Return which of our requests wait there, as it told last; see `WorkerPool.queue`."""
         ids = self.heartbeat.queue if self.heartbeat is not None else []
-        now = time.monotonic()
+        now = awake_s()
         return [
             {
                 "request_id": request_id,
@@ -245,7 +245,7 @@ class WorkerLink:
         ]
 
     async def count(self, prompt: Prompt) -> int:
-        self.used_at = time.monotonic()
+        self.used_at = awake_s()
         message = Count(uuid.uuid4().hex, prompt, self._is_apart)
         return (await self._reply(message, Counted, COUNT_WAIT_S_MAX)).tokens
 

@@ -5,7 +5,6 @@ now waits; one whose worker dies or is full before it admitted goes to another o
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from hearth.proxy.pool.waiting_requests import ModelRequest, WaitingRequests
 from hearth.proxy.pool.worker_link import CountUnread, ReportKind, WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import Overloaded, RequestError, WorkerLost
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import ModelFacts
 from hearth.shared.zmq_transport import LEASE_RENEW_S, CurveKeys
 
@@ -104,7 +104,7 @@ class WorkerPool:
     ) -> AnswerStream:
         """Return the answer of a worker that has admitted `request`, named `request_id` from here.
 
-        `came_at`: when its client asked (monotonic), where that is not now: all choices of a
+        `came_at`: when its client asked (`awake_s`), where that is not now: all choices of a
         request are of one time, so that no switch of models comes between them.
 
         Where a worker dies before it admitted, another ready one is asked, once; where it is full,
@@ -115,7 +115,7 @@ class WorkerPool:
         """
         lost: set[int] = set()
         full: set[int] = set()
-        waiting = ModelRequest(request.target, time.monotonic() if came_at is None else came_at)
+        waiting = ModelRequest(request.target, awake_s() if came_at is None else came_at)
         marks = marks_of(request.prompt, request.target) if request.use_kv_cache else []
         while True:
             assert len(lost) < ATTEMPTS_MAX, (request_id, lost)
@@ -158,7 +158,7 @@ class WorkerPool:
 
     async def count(self, request: ParsedRequest) -> int:
         """Return how many tokens `request`'s prompt is."""
-        waiting = ModelRequest(request.target, time.monotonic())
+        waiting = ModelRequest(request.target, awake_s())
         marks = marks_of(request.prompt, request.target)
         link = await self._ready_link(waiting, marks, set())
         return await link.count(request.prompt)

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +21,7 @@ from hearth.proxy.workers.model_swap_policy import (
 )
 from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
 from hearth.shared.errors import RETRY_AFTER_S_MAX, Overloaded, RequestError
+from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ LOAD_AGAIN_S: Final = 60.0  # a model that could not be loaded is not tried agai
 
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
-    """The reason that a model could not be loaded; until then (monotonic) it is not tried again."""
+    """The reason that a model could not be loaded; until then (`awake_s`) it is not tried again."""
 
     reason: str
     until: float
@@ -74,7 +74,7 @@ class ModelSwapper:
                 await asyncio.wait_for(self._nudge.wait(), limit_s)
 
     def arrange(self) -> None:
-        now = time.monotonic()
+        now = awake_s()
         requests = [
             ModelRequest(request.model or self._default.name, request.since)
             for request in self._waiting_requests()
@@ -153,7 +153,7 @@ class ModelSwapper:
         failure = self._failure(model)
         name = model or self._default.name
         if failure is not None:
-            wait_s = failure.until - time.monotonic()
+            wait_s = failure.until - awake_s()
             return RequestError(
                 f"The model {name!r} cannot be loaded: {failure.reason} "
                 f"It is tried again when it is asked for in {wait_s:.0f} s or later.",
@@ -175,7 +175,7 @@ class ModelSwapper:
 
     def _failure(self, model: str) -> LoadFailure | None:
         failure = self._failures.get(model)
-        return failure if failure is not None and time.monotonic() < failure.until else None
+        return failure if failure is not None and awake_s() < failure.until else None
 
     def _load_failed(self, worker: WorkerProcess, reason: str) -> bool:
         """Give a worker whose model could not be loaded the default one; say whether that is it.
@@ -183,7 +183,7 @@ class ModelSwapper:
         The default model itself is tried again for as long as it takes, unless another one is
         asked for meanwhile. Until then nobody is turned away for it.
         """
-        now = time.monotonic()
+        now = awake_s()
         if worker.model == self._default:
             self._failures[self._default.name] = LoadFailure(reason, until=now)
             return False
@@ -194,4 +194,4 @@ class ModelSwapper:
     def _turn_away(self, model: ServedModel) -> None:
         """Have requests for `model`, which fails to load, take its worker from no other one."""
         reason = self._failures[model.name].reason
-        self._failures[model.name] = LoadFailure(reason, time.monotonic() + LOAD_AGAIN_S)
+        self._failures[model.name] = LoadFailure(reason, awake_s() + LOAD_AGAIN_S)

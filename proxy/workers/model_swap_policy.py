@@ -17,7 +17,7 @@ KEEP_S: Final = 2.0  # an agent's pause between two requests: its model is still
 
 @dataclass(frozen=True, slots=True)
 class WorkerModel:
-    """A worker as the policy sees it. Times are of one monotonic clock, in seconds."""
+    """A worker as the policy sees it. Times are those of `awake_s`."""
 
     worker_id: int
     model: str  # that it has, is getting, or had last

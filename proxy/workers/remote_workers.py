@@ -7,7 +7,6 @@ server runs; it keeps what it computed on its own disk, so what it was sent is s
 import asyncio
 import logging
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -17,6 +16,7 @@ from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.zmq_transport import (
     PROXY_NAME,
     SILENCE_S_MAX,
@@ -140,14 +140,14 @@ async def _until_lost(worker: RemoteWorker, link: WorkerLink) -> str:
     broken = asyncio.create_task(link.broken())
     try:
         while True:
-            before = time.monotonic()
+            before = awake_s()
             await asyncio.wait({broken}, timeout=WATCH_S)
             worker.look()
             if link.is_closed:
                 return REFUSED
             if broken.done():
                 return GONE if link.welcome is not None else UNKNOWN
-            if time.monotonic() - before > 2 * WATCH_S:
+            if awake_s() - before > 2 * WATCH_S:
                 continue  # this process itself stood still: what it did not hear proves nothing
             if link.silence_s > SILENCE_S_MAX:
                 return SILENT

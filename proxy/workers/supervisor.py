@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import signal
-import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.start_failure_file import reason_path, take_reason
 from hearth.shared.stop_signals import SAY_AFTER_S
 from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.weights_file import weights_path
 from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
 
@@ -299,9 +299,9 @@ class Supervisor:
 
     async def _watch(self) -> None:
         while True:
-            before = time.monotonic()
+            before = awake_s()
             await asyncio.sleep(WATCH_S)
-            elapsed_s = time.monotonic() - before
+            elapsed_s = awake_s() - before
             if elapsed_s > 2 * WATCH_S:
                 continue  # this process itself stood still: what it did not hear proves nothing
             for worker in self.workers:
@@ -345,7 +345,7 @@ class Supervisor:
         """
         if worker.process is None:
             return
-        began, rules = time.monotonic(), self._rules
+        began, rules = awake_s(), self._rules
         worker.kill(signal.SIGTERM)
         if not await _ends(worker.process, SAY_AFTER_S):
             log.warning(
@@ -354,7 +354,7 @@ class Supervisor:
                 rules.chunk_wait_s,
                 hint,
             )
-        if not await _ends(worker.process, rules.end_wait_s - (time.monotonic() - began)):
+        if not await _ends(worker.process, rules.end_wait_s - (awake_s() - began)):
             worker.killed_for = f"it was told to end and did not in {rules.end_wait_s:g} s"
             worker.kill(signal.SIGKILL)
             await _ends(worker.process, KILL_WAIT_S)  # one stuck in a driver ends when it can

@@ -1,6 +1,6 @@
 """Shows a session's requests beside the ones before them: what was kept, and what was lost.
 
-    hearth diff-turns logs/2026-11-21/cache-session-ID.log
+    hearth diff-turns ~/.hearth/logs/2026-11-21/cache-session-ID.log
     hearth diff-turns --session ID --base-url http://127.0.0.1:4000 [--key K]
 
 `stable` counts the messages that are what they were, `delta` the characters that the canonical

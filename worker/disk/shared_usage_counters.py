@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hearth.shared.make_private_directory import make_private
+from hearth.shared.suspending_clock import awake_s
 
 FILE_NAME: Final = ".ledger"
 FILE_BYTES: Final = 256  # of the file: always the same ones, so that a full disk still takes them
@@ -68,13 +69,13 @@ def locked_counters(directory: Path, wait_s: float) -> Iterator[UsageCounters]:
 
 
 def _lock(handle: int, wait_s: float) -> None:
-    deadline = time.monotonic() + wait_s
+    deadline = awake_s() + wait_s
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError as error:
-            if time.monotonic() >= deadline:
+            if awake_s() >= deadline:
                 raise TimeoutError(f"another worker has held the lock for {wait_s:g} s") from error
         time.sleep(POLL_S)
 

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from hearth.shared.suspending_clock import awake_s
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
@@ -49,11 +50,11 @@ class DiskRecall:
 
     names: tuple[FileName, ...]
     position: int  # up to which the prompt is kept then
-    asked_at: float = field(default_factory=time.monotonic)
+    asked_at: float = field(default_factory=awake_s)
 
     @property
     def is_late(self) -> bool:
-        return time.monotonic() - self.asked_at > RECALL_S_MAX
+        return awake_s() - self.asked_at > RECALL_S_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Ends requests that generate for too long, or get no further."""
 
-import time
 from dataclasses import dataclass
 
+from hearth.shared.suspending_clock import awake_s
 from hearth.worker.schedule.request_state import Request
 
 
@@ -20,7 +20,7 @@ class GenerationWatchdog:
 
     def verdict(self, request: Request) -> str | None:
         """Return why the request must end now; None where it may go on."""
-        times, now = request.times, time.monotonic()
+        times, now = request.times, awake_s()
         if times is None:
             return None
         if self.generation_s and now - times.prefilled_at > self.generation_s:

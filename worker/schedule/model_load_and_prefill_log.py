@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from hearth.shared.suspending_clock import awake_s
 from hearth.worker.schedule.request_state import Request
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class StartSteps:
 
 def log_prefill(request: Request) -> None:
     """Log how far a long prefill has come, unless it was logged just now. Inference thread."""
-    times, now = request.times, time.monotonic()
+    times, now = request.times, awake_s()
     assert times is not None and times.logged_tokens <= request.position, request.request_id
     if now - times.logged_at < LOG_EVERY_S:
         return

@@ -1,10 +1,10 @@
 """Gives kept KV back while the system is short of memory; at the worst new prompts wait."""
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Failed
 from hearth.worker.engine.memory_pressure import Pressure
 from hearth.worker.kv.return_freed_memory import release_memory
@@ -36,7 +36,7 @@ class PressureRelief:
         holder: KVHolder | None = None,
         kept_bytes: Callable[[], int] = lambda: 0,
         level: Callable[[], Pressure] = _normal,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = awake_s,
     ) -> None:
         """`kept_bytes` tells what the holder would give up before any live cache."""
         self._holder = holder
@@ -77,7 +77,7 @@ class PressureRelief:
         return self.level == Pressure.CRITICAL
 
     def has_waited(self, since: float) -> bool:
-        """Whether a prompt that came at `since`, in monotonic seconds, has waited long enough."""
+        """Whether a prompt that came at `since`, by `awake_s`, has waited long enough."""
         return self._clock() - since > WAIT_S_MAX
 
     def refusal(self, request_id: str) -> Failed:

@@ -1,12 +1,12 @@
 """Holds the state of a request inside the worker: its client's lease, and its progress."""
 
 import bisect
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Count, Sampling, Submit, TokenLogprob
 from hearth.shared.zmq_transport import LEASE_S
 from hearth.worker.cache.block_hash import Tokens, pack
@@ -31,16 +31,16 @@ class ClientLease:
     def __init__(self, request_id: str, peer: bytes) -> None:
         self.request_id = request_id
         self.peer = peer
-        self.received_at = time.monotonic()
+        self.received_at = awake_s()
         self.lease_until = self.received_at + LEASE_S
         self.is_cancelled = False
 
     def renew(self) -> None:
-        self.lease_until = time.monotonic() + LEASE_S
+        self.lease_until = awake_s() + LEASE_S
 
     @property
     def is_gone(self) -> bool:
-        return self.is_cancelled or time.monotonic() > self.lease_until
+        return self.is_cancelled or awake_s() > self.lease_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class RecallDone:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Says when a request's work began and last got further, in monotonic seconds.
+    """Says when a request's work began and last got further, in seconds of `awake_s`.
 
     Owner: the inference thread.
     """
@@ -81,10 +81,10 @@ class RequestTimes:
     logged_tokens: int  # how far it was then
 
     def note_chunk(self) -> None:
-        self.prefilled_at = self.progressed_at = time.monotonic()
+        self.prefilled_at = self.progressed_at = awake_s()
 
     def note_token(self) -> None:
-        self.progressed_at = time.monotonic()
+        self.progressed_at = awake_s()
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ class Request:
 
     def start_times(self) -> None:
         assert self.times is None, self.request_id
-        now = time.monotonic()
+        now = awake_s()
         self.times = RequestTimes(now, now, now, now, self.position)
 
     @property

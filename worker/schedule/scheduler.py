@@ -2,12 +2,12 @@
 
 import functools
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from hearth.shared.errors import RequestError
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Failed, Finished, Progress, Up
 from hearth.worker.cache.image_keys import ImageName
 from hearth.worker.cache.prefix_search import PrefixQuery
@@ -91,7 +91,7 @@ class Scheduler:
 
         The answers are of the API key with this digest, "" = everyone's; the rest is of all.
         """
-        memory, now = self._config.memory, time.monotonic()
+        memory, now = self._config.memory, awake_s()
         answers = [(each.key, answer_row(each, now)) for each in self._decoding.values()]
         return {
             "answers": [row for owner, row in answers if key in ("", owner)],
@@ -110,7 +110,7 @@ class Scheduler:
         """
         running = [*self._prefilling, *self._decoding.values()]
         waiting = list(self._waiting)
-        now = time.monotonic()
+        now = awake_s()
         wait_s = self._pace.wait_s(
             [request.work(now) for request in running[: self._config.slots_max]],
             [*(request.work(now) for request in waiting), *[Work(None)] * arriving],
@@ -351,9 +351,9 @@ class Scheduler:
         number, start = request.next_cut(), request.position
         end = self._forward_end(request)
         assert start < end <= query.limit, (start, end, query.limit)
-        began = time.monotonic()
+        began = awake_s()
         self._engine.prefill(slot.cache, request.ids[start:end], query.images)
-        self._pace.note_chunk(end - start, time.monotonic() - began)
+        self._pace.note_chunk(end - start, awake_s() - began)
         request.position = end
         times.note_chunk()
         log_prefill(request)
@@ -388,7 +388,7 @@ class Scheduler:
         """Give one sampled token to its request; end it where that token, or its text, says so."""
         assert request.times is not None, request.request_id
         if request.first_token_at is None:
-            request.first_token_at = time.monotonic()
+            request.first_token_at = awake_s()
         request.times.note_token()
         request.completion_tokens += 1
         if request.guide is not None and request.guide.failure:
@@ -427,7 +427,7 @@ class Scheduler:
     def _finished(self, request: Request, reason: str, stop: str | None = None) -> Finished:
         """Check the slot in; return what the request cost."""
         self._close_slot(request)
-        now = time.monotonic()
+        now = awake_s()
         usage = make_usage(request, now)
         if request.first_token_at is not None:
             self._pace.note_end(usage.prefilled_tokens, now - request.first_token_at)

@@ -18,7 +18,7 @@ def fed_tokens(request: Request) -> int:
 
 
 def make_usage(request: Request, now: float) -> Usage:
-    """Return what the request cost until `now`, in monotonic seconds. Changes nothing."""
+    """Return what the request cost until `now`, by `awake_s`. Changes nothing."""
     fed, cached, prompt = fed_tokens(request), request.cached_tokens, request.prompt_tokens
     assert cached <= fed <= prompt, (cached, fed, prompt)
     first, times, plan = request.first_token_at, request.times, request.plan

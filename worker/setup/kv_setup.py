@@ -14,6 +14,7 @@ from hearth.shared.settings_from_env import Settings
 from hearth.shared.zmq_transport import private_directory
 from hearth.worker.cache.block_hash import PrefixHash, root_hash
 from hearth.worker.cache.cache_budget import MB, Budget, auto_bytes, share_of
+from hearth.worker.disk.backup_exclusion import exclude_from_backup
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.engine.engine import Engine
@@ -82,6 +83,7 @@ def make_disk_thread(root: PrefixHash, settings: Settings) -> DiskThread | None:
         return None
     if settings.kv_cache_dir.exists():  # else the file store makes it, where the disk lets it
         private_directory(settings.kv_cache_dir.resolve(), "KV_CACHE_DIR")
+    exclude_from_backup(settings.kv_cache_dir)
     file_store = FileStore(
         settings.kv_cache_dir,
         root,

@@ -5,11 +5,11 @@ import math
 import os
 import select
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hearth.shared.errors import RETRY_AFTER_S_MAX, Overloaded
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
     Cancel,
@@ -93,7 +93,7 @@ class WireThread:
                 self.handle(peer, message)
             if self._port.gone:
                 self.forget_gone_peers()
-            if time.monotonic() >= self._next_beat:
+            if awake_s() >= self._next_beat:
                 if self._is_supervised and not self._is_ending and _supervisor_is_gone():
                     return
                 self._beat()
@@ -203,10 +203,10 @@ class WireThread:
         )
 
     def _wait_s(self) -> float:
-        return max(0.0, min(HEARTBEAT_S, self._next_beat - time.monotonic()))
+        return max(0.0, min(HEARTBEAT_S, self._next_beat - awake_s()))
 
     def _beat(self) -> None:
-        self._next_beat = time.monotonic() + HEARTBEAT_S
+        self._next_beat = awake_s() + HEARTBEAT_S
         beat = self._load()
         for peer in self._peers:
             self._port.post(peer, beat)

@@ -75,7 +75,8 @@ def test_a_checkout_is_the_same_from_any_working_directory(tmp_path: Path) -> No
     found = report(PROJECT_DIR / ".ci" / "types", tmp_path / "home", tmp_path, RUN_DIR="run")
     assert found["project"] == found["code"] == str(PROJECT_DIR)
     assert found["env"] == str(PROJECT_DIR / ".env")
-    assert found["logs"] == str(PROJECT_DIR / "logs") and found["run"] == str(PROJECT_DIR / "run")
+    assert found["run"] == str(PROJECT_DIR / "run")
+    assert found["logs"] == str(tmp_path / "home" / ".hearth" / "logs"), "a checkout may be synced"
 
 
 def test_a_working_directory_that_is_gone_is_no_failure(
@@ -90,4 +91,5 @@ def test_a_working_directory_that_is_gone_is_no_failure(
 
 def test_an_env_file_of_before_keeps_its_meaning() -> None:
     assert load_settings({"LOG_ROOT": "logs"}, None).log_root == PROJECT_DIR / "logs"
-    assert load_settings({}, None).log_root == paths.default_log_root()
+    assert load_settings({"LOG_ROOT": ""}, None).log_root == paths.DEFAULT_LOG_ROOT
+    assert load_settings({}, None).log_root == paths.DEFAULT_LOG_ROOT

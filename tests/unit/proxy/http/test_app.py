@@ -1,6 +1,8 @@
 """Checks the hosts, origins, keys, models and routes that are refused before a worker is asked."""
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from hearth.proxy.http import http_exchange as exchange_module
 from hearth.proxy.http.api_keys import ApiKeyCheck
 from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.request.model_names import ModelNames
+from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.settings_from_env import load_settings
 from tests.helpers.proxy.proxy_app import app_of, ask
@@ -245,6 +248,34 @@ def test_a_preflight_is_answered_for_listed_origins_only(tmp_path: Any) -> None:
     assert not any(name.startswith("access-control") for name in refused.headers)
     listed = ask(edge, "GET", "/v1/models", (b"origin", b"http://app.example"))
     assert listed.headers["access-control-allow-origin"] == "http://app.example"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "count"),
+    [
+        ("POST", "/v1/chat/completions", 1),
+        ("POST", "/v1/messages", 1),
+        ("POST", "/v1/cache/prefill", 1),
+        ("POST", "/v1/messages/count_tokens", 0),
+        ("GET", "/v1/chat/completions", 0),
+        ("GET", "/v1/models", 0),
+        ("GET", "/health", 0),
+    ],
+)
+def test_what_computes_for_a_client_keeps_the_machine_awake(
+    tmp_path: Any, method: str, path: str, count: int
+) -> None:
+    edge, opened = app_of(tmp_path), []
+
+    class Noting(KeepAwake):
+        @contextlib.contextmanager
+        def request(self) -> Iterator[None]:
+            opened.append("request")
+            yield
+
+    edge.keep_awake = Noting(True)
+    ask(edge, method, path, body=b'{"model": "claude-x"}')
+    assert len(opened) == count
 
 
 def test_a_websocket_is_closed(tmp_path: Any) -> None:

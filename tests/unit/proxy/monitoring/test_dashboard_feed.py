@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from hearth.proxy.monitoring.dashboard_feed import LISTENERS_MAX, DashboardFeed
 from hearth.proxy.monitoring.recent_requests import REQUESTS_MAX
 from hearth.proxy.monitoring.request_metrics import PREFILL_TOKENS_MIN
 from hearth.shared.errors import Overloaded
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
 from tests.helpers.proxy.feed_events import (
     LOSS,
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def note(feed: DashboardFeed, usage: Usage | None = USAGE, key: str = "") -> None:
-    feed.requests.note(request_of(key=key), [ended(usage, key)], time.monotonic())
+    feed.requests.note(request_of(key=key), [ended(usage, key)], awake_s())
 
 
 # ---------------------------------------------------------------- requests
@@ -94,7 +94,7 @@ def test_a_prompt_counts_once_for_all_of_its_choices() -> None:
     feed = feed_of()
     second = dataclasses.replace(USAGE, cached_tokens=100, prefilled_tokens=0)
     answers = [ended(), ended(second)]
-    feed.requests.note(request_of(n=2), answers, time.monotonic())
+    feed.requests.note(request_of(n=2), answers, awake_s())
     told = asyncio.run(snapshot_of(feed))
     (row,) = told["requests"]
     assert (row["prompt"], row["cached"], row["completion"]) == (100, 0, 14)

@@ -14,6 +14,7 @@ from hearth.proxy.app import ProxyApp
 from hearth.proxy.monitoring import dashboard_routes as dashboard_module
 from hearth.proxy.monitoring.dashboard_routes import FORM_BYTES_MAX, SIGN_INS_MAX, SignIns
 from hearth.proxy.request.session_id import key_digest
+from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.feed_events import ended, request_of
 from tests.helpers.proxy.proxy_app import HOST, Reply, app_of, ask, serving
 
@@ -58,7 +59,7 @@ async def first_event(edge: ProxyApp, *headers: tuple[bytes, bytes]) -> str:
 
 def note(edge: ProxyApp, key: str) -> None:
     digest = key_digest({"x-api-key": key})
-    edge.routes.requests.note(request_of(key=digest), [ended(key=digest)], time.monotonic())
+    edge.routes.requests.note(request_of(key=digest), [ended(key=digest)], awake_s())
 
 
 # ---------------------------------------------------------------- the page
@@ -221,6 +222,14 @@ def test_sign_ins_are_bounded_and_run_out(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(dashboard_module, "SIGN_IN_S", 0.0)
     assert passes.key_of(passes.issue("late")) is None
     assert not any(token in repr(vars(passes)) for token in tokens)
+
+
+def test_a_sign_in_runs_out_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, now = SignIns(), time.time()
+    token = passes.issue("one")
+    assert passes.key_of(token) == "one"
+    monkeypatch.setattr(time, "time", lambda: now + dashboard_module.SIGN_IN_S + 1)
+    assert passes.key_of(token) is None
 
 
 # ---------------------------------------------------------------- keys

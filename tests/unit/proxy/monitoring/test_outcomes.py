@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 from typing import Any
 from unittest import mock
 
@@ -17,6 +16,7 @@ from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_link import WorkerLink
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Admitted, Cancel, Failed, Finished, Speaker, Usage
 from tests.helpers.clients.scraped_metrics import total
 from tests.helpers.proxy.app_over_workers import KEY, Front, front
@@ -196,7 +196,7 @@ def test_what_a_request_of_several_choices_cost_counts_its_prompt_once_when_its_
         for answer in answers:
             answer.close()
         edge.metrics.ended(request, answers)
-        edge.routes.requests.note(request, answers, time.monotonic())
+        edge.routes.requests.note(request, answers, awake_s())
         left_ids = [message.request_id for message in line.sent if isinstance(message, Cancel)]
         assert len(left_ids) == 6 - ended_first
         with edge.routes.feed.listening("") as events:

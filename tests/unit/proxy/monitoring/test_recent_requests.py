@@ -1,7 +1,6 @@
 """Checks what each key is shown of its recent requests, their sums and running prefills."""
 
 import asyncio
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
 from hearth.proxy.monitoring.recent_requests import RECENT_MAX
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.errors import RequestError
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Admitted, Delta, Progress, Usage
 from hearth.worker.sessions.session_manager import TREE_LINE_ROWS_MAX, TREE_LINES_MAX, TREE_ROWS_MAX
 from tests.helpers.proxy.app_over_workers import KEY, Front, front
@@ -24,7 +24,7 @@ from tests.helpers.worker.session_prompts import QUESTION, WORDS, Desk, echo
 
 
 def asked(feed: DashboardFeed, session: str, key: str = "", usage: Usage | None = USAGE) -> None:
-    feed.requests.note(request_of(session, key), [ended(usage, key)], time.monotonic())
+    feed.requests.note(request_of(session, key), [ended(usage, key)], awake_s())
 
 
 def test_the_last_requests_are_told_newest_first_without_a_word_of_them() -> None:

@@ -26,6 +26,7 @@ from hearth.proxy.workers import (
 from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.supervisor import RestartRules, Supervisor, WorkerProcess
 from hearth.shared.errors import RequestError, WorkerLost
+from hearth.shared.suspending_clock import awake_s
 from tests.helpers.proxy.fake_worker_pool import COMMAND, ROOT, read, request, stop
 from tests.helpers.worker_processes.fake_worker import MISSING
 
@@ -156,7 +157,7 @@ def test_choices_of_one_request_are_not_parted_by_a_switch(
 
     async def body() -> None:
         async with host(directory) as made:
-            came_at = time.monotonic()
+            came_at = awake_s()
             first = await made.open("pocket", "n=20 delay=0.05", "first")
             other = asyncio.create_task(made.ask("b", name="other"))
             await made.until(lambda: made.pool.links[0].closed_at is not None)
@@ -237,7 +238,7 @@ def test_who_has_not_yet_heard_of_a_failed_load_takes_no_other_models_worker(
                 await made.ask("broken")
             await made.until(lambda: made.rows("state") == [("ready",)])
             await asyncio.sleep(0.2)
-            made.pool.waiting.requests.append(ModelRequest("broken", time.monotonic()))
+            made.pool.waiting.requests.append(ModelRequest("broken", awake_s()))
             made.hosting.arrange()
             assert made.rows("state", "model") == [("ready", "pocket")]
             made.pool.waiting.requests.clear()

@@ -11,6 +11,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
+from hearth.worker.setup import kv_setup
 from hearth.worker.setup.kv_setup import make_disk_thread
 from tests.helpers.records.disk_records import ROOT, record
 
@@ -40,6 +41,17 @@ def test_kv_that_another_user_has_planted_is_not_read(
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(StartError, match=r"belongs to user .* Set KV_CACHE_DIR"):
         open_and_close(tmp_path)
+
+
+def test_a_worker_that_starts_has_its_directory_left_out_of_backups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    excluded: list[Path] = []
+    monkeypatch.setattr(kv_setup, "exclude_from_backup", excluded.append)
+    open_and_close(tmp_path / "kv")
+    assert excluded == [tmp_path / "kv"]
+    make_disk_thread(ROOT, load_settings({"MAX_KV_SIZE_GB": "0"}, None))
+    assert len(excluded) == 1, "nothing is written, so that nothing is made"
 
 
 @pytest.mark.parametrize("open_to", [0o777, 0o755, 0o701])

@@ -34,6 +34,7 @@ class Watch:
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     made = Watch(0.0)
     monkeypatch.setattr(progress_log, "time", made)
+    monkeypatch.setattr(progress_log, "awake_s", made.monotonic)
     return made
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from hearth.shared.suspending_clock import SuspendingClock
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
     Cancel,
@@ -25,6 +26,7 @@ from hearth.shared.wire_messages import (
     Welcome,
 )
 from hearth.shared.zmq_transport import LEASE_S
+from hearth.worker.schedule import request_state
 from hearth.worker.threads.thread_queues import PromptJobs
 from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 
@@ -215,6 +217,23 @@ def test_a_lease_lasts_as_long_as_it_is_renewed(monkeypatch: pytest.MonkeyPatch)
     assert not lease.is_gone
     now += 0.2
     assert lease.is_gone
+
+
+@pytest.mark.parametrize("jumps", [False, True], ids=["the clock stands still", "it goes on"])
+def test_a_lease_is_not_over_because_the_machine_has_slept(
+    jumps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(request_state, "awake_s", SuspendingClock(lambda: now).now)
+    desk = Desk()
+    desk.hear(submit("a"))
+    lease, _ = desk.jobs.get()
+    now += 8 * 3600 * jumps
+    assert not lease.is_gone, "nobody could renew it"
+    now += LEASE_S - 0.1
+    assert not lease.is_gone
+    now += 0.2
+    assert lease.is_gone, "but nobody does once it is awake"
 
 
 def test_counting_is_answered_like_everything_else() -> None:

@@ -1,0 +1,190 @@
+"""Checks when `caffeinate` runs: one that is not the system's, and that notes what it is told."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from hearth.proxy.monitoring.request_metrics import RequestMetrics
+from hearth.proxy.workers import keep_awake
+from hearth.proxy.workers.keep_awake import KeepAwake
+
+pytestmark = pytest.mark.process
+
+WAIT_S = 60.0
+FAKE = """#!/bin/sh
+echo "$$ $*" >> "{notes}"
+exec {body}
+"""
+
+
+class Notes:
+    """What the `caffeinate` on PATH has noted."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "notes"
+        self.program = directory / "bin" / "caffeinate"
+        self.program.parent.mkdir()
+        self.write("sleep 1000")
+
+    def write(self, body: str) -> None:
+        self.program.write_text(FAKE.format(notes=self.path, body=body))
+        self.program.chmod(0o755)
+
+    def starts(self) -> list[list[str]]:
+        return [row.split() for row in self.path.read_text().splitlines()] if self.exists else []
+
+    @property
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def running(self) -> list[int]:
+        """Return which are alive or were not waited for."""
+        return [int(row[0]) for row in self.starts() if is_there(int(row[0]))]
+
+
+def is_there(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
+    made = Notes(tmp_path)
+    monkeypatch.setenv("PATH", f"{made.program.parent}:{os.environ['PATH']}")
+    return made
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        await asyncio.sleep(0.005)
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(body(), WAIT_S))
+
+
+def test_one_runs_while_any_request_is_open_and_ends_with_the_last(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keep_awake, "GRACE_S", 0.0)
+
+    async def body() -> None:
+        awake, metrics = KeepAwake(True, "darwin"), RequestMetrics("0", "m")
+        metrics.watch(awake)
+        with awake.request():
+            await until(notes.starts)
+            with awake.request():
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)
+            assert awake.is_held and len(notes.running()) == 1
+            assert b"hearth_keep_awake 1.0" in metrics.text([], {})
+        await until(lambda: not awake.is_held and not notes.running())
+        with awake.request():
+            await until(lambda: len(notes.starts()) == 2)
+        await until(lambda: not notes.running())
+        assert awake.failures == 0
+
+    run(body)
+    assert [row[1:] for row in notes.starts()] == [["-i", "-w", str(os.getpid())]] * 2
+
+
+def test_between_two_requests_of_an_agent_it_stays(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        awake = KeepAwake(True, "darwin")
+        for _ in range(3):
+            with awake.request():
+                await until(notes.starts)
+            await asyncio.sleep(0.01)
+        assert awake.is_held and len(notes.starts()) == len(notes.running()) == 1
+        monkeypatch.setattr(keep_awake, "GRACE_S", 0.0)
+        with awake.request():
+            await asyncio.sleep(0)
+        await until(lambda: not notes.running())
+
+    run(body)
+
+
+def test_a_request_that_comes_as_it_ends_gets_another(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keep_awake, "GRACE_S", 0.0)
+
+    async def body() -> None:
+        awake = KeepAwake(True, "darwin")
+        with awake.request():
+            await until(lambda: awake.is_held)
+        while awake.is_held:
+            await asyncio.sleep(0)
+        with awake.request():  # the first one is killed, and not waited for
+            await until(lambda: awake.is_held)
+            assert len(notes.running()) <= 1
+        await until(lambda: not notes.running())
+
+    run(body)
+
+
+def test_it_ends_with_the_server(notes: Notes) -> None:
+    async def body() -> None:
+        awake = KeepAwake(True, "darwin")
+        with awake.request():
+            await until(notes.starts)
+        await awake.close()
+        assert not notes.running()
+        with awake.request():
+            await asyncio.sleep(0.02)
+        assert len(notes.starts()) == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize("fault", ["missing", "not a program", "ends at once"])
+def test_one_that_does_not_run_is_told_once_and_counted(
+    fault: str, notes: Notes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fault == "missing":
+        monkeypatch.setenv("PATH", str(notes.path.parent / "nowhere"))
+    elif fault == "not a program":
+        notes.program.write_bytes(b"\x00\x01")
+        monkeypatch.setenv("PATH", str(notes.program.parent))
+    else:
+        notes.write("false")
+
+    async def body() -> None:
+        awake, metrics = KeepAwake(True, "darwin"), RequestMetrics("0", "m")
+        metrics.watch(awake)
+        for number in range(1, 4):
+            with awake.request():
+                await until(lambda: awake.failures >= number)  # noqa: B023 -- waited for at once
+            await until(lambda: not awake.is_held)
+            assert awake.failures == number
+        assert not notes.running()
+        assert b"hearth_keep_awake_failures_total 3.0" in metrics.text([], {})
+
+    run(body)
+    (told,) = caplog.messages
+    assert told.startswith("caffeinate ") and "pmset" in told and "KEEP_AWAKE=false" in told
+
+
+@pytest.mark.parametrize(("is_wanted", "platform"), [(False, "darwin"), (True, "linux")])
+def test_nothing_runs_where_it_is_off_or_no_mac(
+    is_wanted: bool, platform: str, notes: Notes
+) -> None:
+    async def body() -> None:
+        awake = KeepAwake(is_wanted, platform)
+        with awake.request():
+            await asyncio.sleep(0.05)
+        await awake.close()
+
+    run(body)
+    assert not notes.exists
