@@ -7,6 +7,7 @@ tokeniser), libraries, what malloc keeps, and what a driver holds for the arrays
 import ctypes
 import os
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ _RUSAGE_INFO_V2: Final = 2
 _WORDS: Final = 64  # rusage_info_v2 is 20 words of 8 bytes; later kernels write no more into it
 _FOOTPRINT_WORD: Final = 9  # after a UUID of two words: ri_phys_footprint
 OVERHEAD_MAX: Final = 0.15
+MEASURES_MAX: Final = 20  # two a second are made: 10 s
 _STATM: Final = Path("/proc/self/statm")
 
 
@@ -59,6 +61,8 @@ class MemoryUse:
         self._process = process
         self._arrays = arrays
         self._freed = freed
+        # What has just gone is in the system's count for a while: the smallest of the last counts.
+        self._measures: deque[int] = deque(maxlen=MEASURES_MAX)
         self.beside_bytes = 0
         self.process_bytes = 0
         self.measure()
@@ -67,7 +71,8 @@ class MemoryUse:
         """Ask the system what the process takes. A GPU's own memory is not in its answer."""
         self.process_bytes = self._process()
         arrays = self._arrays() + self._freed()
-        self.beside_bytes = max(0, self.process_bytes - arrays)
+        self._measures.append(max(0, self.process_bytes - arrays))
+        self.beside_bytes = min(self._measures)
 
     @property
     def overhead(self) -> float:

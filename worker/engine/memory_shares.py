@@ -8,6 +8,7 @@ supervisor removes the files.
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,7 +16,8 @@ from typing import Final, NamedTuple
 from hearth.shared.weights_file import WEIGHTS_SUFFIX, weights_path
 
 _IPC: Final = "ipc://"
-_LOCK_NAME: Final = "weights.lock"
+_LOCK_TRIES: Final = 50
+_LOCK_WAIT_S: Final = 0.001
 _CHARS_MAX: Final = 64
 
 
@@ -101,12 +103,16 @@ class MemoryShare:
     def _lock(self) -> Iterator[None]:
         """Hold the workers' lock, for microseconds: two that look at once would both take a rest.
 
-        It ends with the process that holds it.
+        It is on the directory, and ends with the process that holds it. One that was stopped amid
+        its look holds up nobody for long.
         """
-        path = self._path.with_name(_LOCK_NAME)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            for _ in range(_LOCK_TRIES):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(_LOCK_WAIT_S)
             yield
         finally:
             os.close(descriptor)

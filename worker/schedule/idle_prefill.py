@@ -106,4 +106,5 @@ class IdlePrefill:
     def _open(self, query: PrefixQuery) -> LiveSlot | None:
         """Return a spare slot for `query`; None where memory or slots do not allow one."""
         cost = self._kv_manager.uncached.slot_cost(query, query.limit)
-        return None if self._config.memory.over(cost) else self._kv_manager.open_spare(query)
+        is_over = self._config.memory.over(cost, len(query.tokens))
+        return None if is_over else self._kv_manager.open_spare(query)

@@ -45,6 +45,7 @@ class PressureRelief:
         self._clock = clock
         self._look_at = 0.0
         self.level = Pressure.NORMAL
+        self._since = 0.0  # when it came to be so
         self.sheds = 0
         self.shed_bytes = 0
 
@@ -56,6 +57,7 @@ class PressureRelief:
         self._look_at = now + LOOK_S
         before, self.level = self.level, self._read_level()
         if self.level != before:
+            self._since = now
             log.warning("memory pressure of the system: %s", self.level.name.lower())
         if self.level > Pressure.NORMAL and self._holder is not None:
             self._shed(self._holder)
@@ -66,19 +68,21 @@ class PressureRelief:
         nbytes = min(there, max(there // SHED_SHARE, SHED_BYTES_MIN))
         if nbytes <= 0:
             return
+        before = holder.releasable()
         holder.release(nbytes)
         release_memory()
-        self.sheds += 1
-        self.shed_bytes += nbytes
-        log.info("kept KV is given back: %.2f GB of %.2f GB", nbytes / GB, there / GB)
+        freed = max(0, before - holder.releasable())
+        self.sheds += bool(freed)
+        self.shed_bytes += freed
+        log.info("kept KV is given back: %.2f GB of %.2f GB", freed / GB, there / GB)
 
     def holds_back(self) -> bool:
         """Whether a prompt that has not begun has to wait."""
         return self.level == Pressure.CRITICAL
 
     def has_waited(self, since: float) -> bool:
-        """Whether a prompt that came at `since`, by `awake_s`, has waited long enough."""
-        return self._clock() - since > WAIT_S_MAX
+        """Whether a prompt that came at `since`, by `awake_s`, has waited long enough for this."""
+        return self._clock() - max(since, self._since) > WAIT_S_MAX
 
     def refusal(self, request_id: str) -> Failed:
         """Return the answer to a prompt that has waited for the system's memory in vain."""

@@ -14,6 +14,7 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine import decoder
 from hearth.worker.engine.decoder import SampledToken
 from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.memory_pressure import Pressure
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.schedule.admission_and_disk_recall import Admission, rows_of
 from hearth.worker.schedule.answer_deltas import last_deltas, piece_deltas, token_logprob
@@ -159,7 +160,7 @@ class Scheduler:
     def prefill_idle(self) -> bool:
         """With nothing else to do, do one chunk of idle work; say whether there was any."""
         assert self.is_idle, (self.waiting, self.running)
-        return self._idle.step()
+        return self._config.relief.level == Pressure.NORMAL and self._idle.step()
 
     def prefill_later(self, query: PrefixQuery) -> None:
         """Prefill `query` when there is nothing else to do: a prompt that will be asked."""

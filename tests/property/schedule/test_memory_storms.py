@@ -203,7 +203,6 @@ def test_a_storm_loses_no_request_sheds_before_it_refuses_and_all_is_told(
 
 @slow(3)
 @given(storm=STORMS, seed=st.integers(0, 10**6))
-@pytest.mark.xfail(strict=True, reason="what has just gone counts again")
 def test_a_process_that_shrinks_late_refuses_nobody_whom_it_could_serve(
     storm: list[tuple[str, int]], seed: int
 ) -> None:
@@ -213,13 +212,11 @@ def test_a_process_that_shrinks_late_refuses_nobody_whom_it_could_serve(
 
 @slow(3)
 @given(storm=STORMS, seed=st.integers(0, 10**6))
-@pytest.mark.xfail(strict=True, reason="tells what it asked for")
 def test_what_is_told_as_given_back_was_given_back(storm: list[tuple[str, int]], seed: int) -> None:
     worker = storm_over("qwen3", 0, storm, seed)
     assert worker.relief.shed_bytes <= worker.shed.freed_bytes
 
 
-@pytest.mark.xfail(strict=True, reason="counts from its arrival")
 def test_a_prompt_that_queued_for_long_has_not_waited_for_the_systems_memory() -> None:
     worker = StormyWorker("qwen3", 0, 1)
     worker.befall("ask", 1)
@@ -261,6 +258,5 @@ def test_a_prompt_that_may_come_is_prefilled_in_idle_time() -> None:
 
 
 @pytest.mark.parametrize("level", ["warning", "critical"])
-@pytest.mark.xfail(strict=True, reason="idle work asks nobody")
 def test_nothing_is_prefilled_ahead_while_the_system_is_short_of_memory(level: str) -> None:
     assert prefilled_ahead(level) == 0

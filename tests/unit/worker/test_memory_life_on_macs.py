@@ -47,7 +47,6 @@ def test_the_wired_limit_moves_at_load_and_at_the_end_and_no_batch_moves_it(
     assert len(wired) == 3 and wired[-1] == 0
 
 
-@pytest.mark.xfail(strict=True, reason="wires less than whole pages and the heap")
 def test_no_kv_of_a_real_worker_is_wired(lived: tuple[FakeMac, Life]) -> None:
     assert "kv" not in lived[0].memory.residency.entered
 
@@ -124,7 +123,6 @@ def test_workers_that_have_seen_each_other_are_told_the_limit_together(
 
 @pytest.mark.usefixtures("measures")
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.xfail(strict=True, reason="a claim counts before others know of it")
 def test_workers_are_never_told_more_than_the_limit_together(count: int, tmp_path: Path) -> None:
     """Amid starts, and while the model is switched from a small one to a large one and back."""
     server = Server(MACS[-1], tmp_path, count)
@@ -139,7 +137,6 @@ def test_workers_are_never_told_more_than_the_limit_together(count: int, tmp_pat
 
 
 @pytest.mark.usefixtures("measures")
-@pytest.mark.xfail(strict=True, reason="others are not foreseen")
 def test_a_context_that_was_told_still_fits_when_the_other_worker_has_loaded(
     tmp_path: Path,
 ) -> None:

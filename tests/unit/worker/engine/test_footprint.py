@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hearth.worker.engine import footprint
-from hearth.worker.engine.footprint import MemoryUse, process_bytes
+from hearth.worker.engine.footprint import MEASURES_MAX, OVERHEAD_MAX, MemoryUse, process_bytes
 
 MB = 1024 * 1024
 STATM = Path("/proc/self/statm")
@@ -71,6 +71,12 @@ def test_what_is_beside_the_arrays_counts_once() -> None:
     sizes["process"] = 550
     use.measure()
     assert (use.process_bytes, use.beside_bytes, use.bytes_used()) == (550, 250, 450)
+    sizes["process"] = 900  # grown, perhaps by what went just now and is not noticed yet
+    use.measure()
+    assert use.beside_bytes == 250
+    for _ in range(MEASURES_MAX):
+        use.measure()
+    assert use.beside_bytes == 600 and use.overhead == OVERHEAD_MAX
     sizes["process"] = 100  # a GPU's own memory is in no process's
     use.measure()
     assert use.bytes_used() == 200

@@ -47,7 +47,8 @@ def test_a_model_is_told_with_the_context_that_fits(
     model = replace(model, facts=replace(model.facts, context_tokens=100_000))
     memory = memory_of(4_000, tmp_path)
     used = memory.use.bytes_used()
-    row_bytes = (4_000 * MB - used - working_bytes(4_000 * MB)) // 5_000
+    room = 4_000 * MB - used - working_bytes(4_000 * MB)
+    row_bytes = int(room / (1 + memory.use.overhead)) // 5_000
     with caplog.at_level(logging.WARNING, "hearth.worker"):
         fitted = memory.fit(model, lambda tokens: tokens * row_bytes, ForwardMemory())
     assert 4_900 <= fitted.facts.context_tokens <= 5_100

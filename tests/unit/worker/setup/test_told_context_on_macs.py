@@ -83,7 +83,12 @@ class ScaledWorker:
         self.machine: Machine = machine(name, tiny=True, memory=memory.guard(forward))
         ends = end_of_turn_ids(model.tokenizer, model.generation_config)
         self.builder: Any = make_builder(
-            model.tokenizer, marks(name), ends, self.context, load_settings({}, None)
+            model.tokenizer,
+            marks(name),
+            ends,
+            self.context,
+            load_settings({}, None),
+            context_by=fitted.facts.context_by,
         )
 
     def _held(self) -> int:
@@ -116,7 +121,6 @@ def test_a_prompt_of_the_told_length_is_answered_and_one_of_5_percent_more_refus
     assert f"{more:,} tokens" in str(refused.value) and f"{longest:,}" in str(refused.value)
 
 
-@pytest.mark.xfail(strict=True, reason="ends with no word of an answer: memory is full")
 def test_a_told_prompt_is_answered_whole_though_the_process_takes_more_than_its_arrays() -> None:
     """With a KV of three quarters of the limit, and a process of 15 % more than MLX counts."""
     worker = ScaledWorker("qwen3", 3_000, limit_mb=2, share=1.15)
@@ -139,7 +143,6 @@ def test_what_the_context_let_through_and_memory_has_no_room_for_is_refused_with
         assert figure in failed.text
 
 
-@pytest.mark.xfail(strict=True, reason="names MAX_KV_SIZE, which is not what limits it")
 def test_a_prompt_that_memory_refuses_is_told_what_would_give_it_room() -> None:
     worker = ScaledWorker("qwen3", 1_000)
     with pytest.raises(PromptTooLong, match="MEMORY_LIMIT_MB"):
