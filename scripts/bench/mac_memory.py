@@ -131,9 +131,14 @@ def server(mac: Mac, model: RealModel, count: int) -> tuple[list[ImaginedWorker]
 def print_contexts() -> None:
     """Print the context that is told for each model on each Mac, and its share of the model's."""
     print("\nThe context that is told, one worker (tokens; - = the model does not fit):\n")
-    print_rows(["Mac", *(model.name for model in MODELS)])
-    for mac in MACS:
-        print_row([f"{mac.memory_gb} GB", *(told(mac, model) for model in MODELS)])
+    print(context_table())
+
+
+def context_table() -> str:
+    """Return the context of each model on each Mac, as docs/hardware.md has it."""
+    rows = [["Mac", *(model.name for model in MODELS)], ["---"] * (len(MODELS) + 1)]
+    rows += [[f"{mac.memory_gb} GB", *(told(mac, model) for model in MODELS)] for mac in MACS]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def told(mac: Mac, model: RealModel) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hearth.shared.errors import PromptTooLong, StartError
+from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Failed
 from hearth.worker.engine.footprint import MemoryUse
@@ -17,6 +18,7 @@ from hearth.worker.engine.mlx_memory import MB
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.prompt_and_session_setup import make_builder
+from scripts.bench.mac_memory import context_table
 from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import MACS, Mac
 from scripts.harness.mac.real_model_sizes import MODELS, RealModel
@@ -51,6 +53,10 @@ def test_at_real_size_a_prompt_of_the_told_length_is_admitted_alone(mac: Mac) ->
         cost = model.slot_bytes(tokens + SPARE_TOKENS)
         guard = worker.memory.guard(worker.forward)
         assert not tokens or not guard.over(cost, tokens), (model.name, tokens)
+
+
+def test_the_documented_table_is_what_is_told() -> None:
+    assert context_table() in (PROJECT_DIR / "docs" / "hardware.md").read_text()
 
 
 # ---------------------------------------------------------------- scaled: real forwards
