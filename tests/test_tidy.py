@@ -42,7 +42,7 @@ ORDER: Final = (
     (
         *("worker/cache", "worker/disk", "worker/kv", "worker/stream", "worker/constraint"),
         *("worker/engine", "worker/prompt", "worker/sessions", "worker/schedule"),
-        *("worker/requests", "worker/threads", "worker/setup", "worker"),
+        *("worker/doctor", "worker/requests", "worker/threads", "worker/setup", "worker"),
     ),
 )
 # Rooms that stand side by side, or a library that a room does without: place -> what it must not

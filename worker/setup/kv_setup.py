@@ -1,8 +1,6 @@
 """Makes the KV manager of a loaded model from the settings and the model's own caches."""
 
-import hashlib
 import logging
-from collections.abc import Iterator
 from importlib.metadata import version
 
 import mlx.core as mx
@@ -17,6 +15,7 @@ from hearth.worker.cache.cache_budget import MB, Budget, auto_bytes, share_of
 from hearth.worker.disk.backup_exclusion import exclude_from_backup
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
+from hearth.worker.doctor.findings import weight_parts
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.mlx_memory import recommended_bytes
 from hearth.worker.engine.model_loader import LoadedModel
@@ -117,23 +116,13 @@ def cache_root(loaded: LoadedModel, settings: Settings, chunk: int) -> PrefixHas
     facts = loaded.facts
     group_size = settings.kv_group_size if settings.kv_bits else ROOT_GROUP_SIZE
     parts = [
-        *(SCHEMA, facts.path, *_weights(loaded), facts.cache_layout, facts.backend),
+        *(SCHEMA, facts.path, *weight_parts(loaded.directory), facts.cache_layout, facts.backend),
         *(str(chunk), str(settings.kv_bits), str(group_size)),
         *(str(settings.quantized_kv_start), ROOT_STORE_BITS),
         *(version("mlx"), version("mlx-lm")),
         *([version("mlx-vlm")] if loaded.vision is not None else []),
     ]
     return root_hash(parts)
-
-
-def _weights(loaded: LoadedModel) -> Iterator[str]:
-    """Yield what identifies these weights: the config's content, each file's size and time."""
-    for path in sorted(loaded.directory.glob("*")):
-        if path.name == "config.json":
-            yield hashlib.blake2b(path.read_bytes()).hexdigest()
-        elif path.suffix == ".safetensors":
-            stat = path.stat()
-            yield f"{path.name} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def _is_fp32(loaded: LoadedModel) -> bool:

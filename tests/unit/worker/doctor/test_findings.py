@@ -1,0 +1,131 @@
+"""Tests for worker/doctor/findings.py: what was found comes back, and nothing else is believed."""
+
+import json
+import math
+import stat
+from pathlib import Path
+
+import pytest
+
+from hearth.worker.doctor.findings import (
+    FILE_BYTES_MAX,
+    FOLDER,
+    CheckResult,
+    Findings,
+    FindingsFile,
+    Subject,
+    as_row,
+    model_fingerprint,
+)
+
+SUBJECT = Subject("Apple M2 Max", "metal", "ab" * 16, "0.32.4", "0.32.2")
+FOUND = Findings(
+    SUBJECT,
+    "bfloat16",
+    (
+        CheckResult("rows", "ok", {"cost_2": 1.25, "backend": "metal", "equal": True}, 0.5),
+        CheckResult("ssd", "left out", {"mb": None}, 0.0, "the day's writes are spent"),
+        CheckResult("rewinds", "fault", {}, 1.5, "3 of 80 tokens differ"),
+    ),
+    exact=True,
+    chunk=1024,
+    float16=None,
+    made_at=1.5e9,
+)
+
+
+def path_of(directory: Path) -> Path:
+    return directory / FOLDER / SUBJECT.file_name
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    file = FindingsFile(tmp_path / "kv", SUBJECT)
+    assert file.load() is None and file.misses == 0
+    file.save(FOUND)
+    file.save(FOUND)
+    assert file.load() == FOUND
+    assert file.misses == 0
+    assert [check.name for check in FOUND.faults] == ["rewinds"]
+
+
+def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
+    FindingsFile(tmp_path / "kv", SUBJECT).save(FOUND)
+    path = path_of(tmp_path / "kv")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b" " * (FILE_BYTES_MAX + 1),
+        json.dumps(as_row(FOUND) | {"schema": 99}).encode(),
+        json.dumps(as_row(FOUND) | {"exact": "yes"}).encode(),
+        json.dumps(as_row(FOUND) | {"chunk": True}).encode(),
+        json.dumps(as_row(FOUND) | {"checks": [{"name": "rows"}]}).encode(),
+        json.dumps(
+            as_row(FOUND) | {"checks": [{**as_row(FOUND)["checks"][0], "verdict": "?"}]}
+        ).encode(),
+        json.dumps(as_row(FOUND) | {"subject": {**as_row(FOUND)["subject"], "mlx": "1"}}).encode(),
+        json.dumps({k: v for k, v in as_row(FOUND).items() if k != "dtype"}).encode(),
+    ],
+)
+def test_a_torn_or_foreign_file_is_a_counted_miss(tmp_path: Path, text: bytes) -> None:
+    file = FindingsFile(tmp_path, SUBJECT)
+    file.save(FOUND)
+    path_of(tmp_path).write_bytes(text)
+    assert file.load() is None
+    assert file.misses == 1
+    file.save(FOUND)
+    assert file.load() == FOUND
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    file = FindingsFile(tmp_path, SUBJECT)
+    file.save(FOUND)
+    path_of(tmp_path).rename(tmp_path / "elsewhere")
+    path_of(tmp_path).symlink_to(tmp_path / "elsewhere")
+    assert file.load() is None and file.misses == 1
+
+
+def test_figures_that_are_no_numbers_become_none(tmp_path: Path) -> None:
+    file = FindingsFile(tmp_path, SUBJECT)
+    odd = CheckResult("logits", "fault", {"worst": math.nan, "best": math.inf, "count": 3})
+    file.save(Findings(SUBJECT, "float16", (odd,)))
+    found = file.load()
+    assert found is not None
+    assert found.checks[0].figures == {"worst": None, "best": None, "count": 3}
+
+
+def test_another_machine_model_or_version_has_a_file_of_its_own() -> None:
+    others = [
+        Subject("Apple M1", "metal", "ab" * 16, "0.32.4", "0.32.2"),
+        Subject("Apple M2 Max", "cpu", "ab" * 16, "0.32.4", "0.32.2"),
+        Subject("Apple M2 Max", "metal", "cd" * 16, "0.32.4", "0.32.2"),
+        Subject("Apple M2 Max", "metal", "ab" * 16, "0.33.0", "0.32.2"),
+        Subject("Apple M2 Max", "metal", "ab" * 16, "0.32.4", "0.33.0"),
+    ]
+    assert len({SUBJECT.file_name, *(other.file_name for other in others)}) == 6
+
+
+def test_findings_hold_for_the_dtype_that_was_checked() -> None:
+    assert FOUND.holds_for("bfloat16") and not FOUND.holds_for("float16")
+
+
+def test_a_checkpoint_is_told_by_its_config_and_its_weights_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "a.safetensors").write_bytes(b"1234")
+    first = model_fingerprint(tmp_path)
+    (tmp_path / "README.md").write_text("of no account")
+    assert model_fingerprint(tmp_path) == first
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    second = model_fingerprint(tmp_path)
+    (tmp_path / "a.safetensors").write_bytes(b"12345")
+    assert len({first, second, model_fingerprint(tmp_path)}) == 3
