@@ -358,7 +358,7 @@ class Settings:
         "PREFILL_CHUNK",
         "0",
         integer(0, 16_384),
-        "Prompt tokens in one forward; 0 = 256 on a CPU, 512 on a GPU",
+        "Prompt tokens in one forward; 0 = 256 on a CPU, 512 on a GPU, or what DOCTOR found better",
     )
     live_slots_max: int = _setting(
         "LIVE_SLOTS_MAX",
@@ -385,6 +385,12 @@ class Settings:
         "auto",
         one_of("auto", "true", "false"),
         "Reuse only KV that a cold run would have made to the bit; auto = where it shows",
+    )
+    doctor: str = _setting(
+        "DOCTOR",
+        "auto",
+        one_of("auto", "off"),
+        "auto = check a new model on this machine once, in idle time, for what auto means; or off",
     )
     prompt_cache_ttl_seconds: int = _setting(
         "PROMPT_CACHE_TTL_SECONDS",

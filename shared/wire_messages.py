@@ -188,7 +188,8 @@ class Status:
     """Tell about the cache, empty it, or give up a pin. Answered by Told or Failed."""
 
     request_id: str
-    # "cache" | "clear_cache" | "unpin" | "prompt" | "sessions" | "session" | "tree", in brief
+    # "cache" | "clear_cache" | "unpin" | "prompt" | "sessions" | "session" | "tree", in brief;
+    # "doctor" | "check_again": what the checks of this model found; the latter has them run again
     what: str
     about: str = ""  # the request id whose prompt or pin, or the session that is asked for
     key: str = ""  # digest of the API key whose sessions, prompts, pins it is; "" = everyone's

@@ -69,7 +69,7 @@ ONLY_IN: Final = {
     "zmq": ("shared/zmq_transport.py",),
     "litellm": ("proxy/gateway/litellm_app.py", "proxy/gateway/litellm_handlers.py"),
     "mlx": (
-        *("worker/engine/", "worker/kv/", "worker/setup/kv_setup.py"),
+        *("worker/engine/", "worker/kv/", "worker/doctor/", "worker/setup/kv_setup.py"),
         *("worker/constraint/token_mask.py", "worker/stream/logprobs.py"),
         "worker/threads/inference_thread.py",
     ),

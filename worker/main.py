@@ -51,6 +51,7 @@ from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
+from hearth.worker.setup.doctor_setup import ModelDoctor
 from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -89,6 +90,7 @@ class ServingParts:
     scheduler: Scheduler
     loop: InferenceThread
     memory: WorkerMemory
+    doctor: ModelDoctor
 
 
 class Worker:
@@ -174,9 +176,11 @@ class Worker:
         memory = self._memory = WorkerMemory(self._settings, self._endpoint)
         steps = StartSteps(held_bytes, on_step=self._shutdown.note_step)
         loaded, vision = self._load(steps, memory)
+        doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0 or self._is_on_network)
+        self._settings = doctor.settings
         engine = self._make_engine(loaded, vision)
         with engine.stream():
-            parts = self._make_parts(loaded, vision, engine, memory, steps)
+            parts = self._make_parts(loaded, vision, engine, memory, steps, doctor)
             self._wire.run_in_inference = functools.partial(self._answer_in_inference, parts)
             self._parts = parts
             facts = loaded.facts
@@ -215,6 +219,7 @@ class Worker:
         engine: Engine,
         memory: WorkerMemory,
         steps: StartSteps,
+        doctor: ModelDoctor,
     ) -> ServingParts:
         """Make what serves the model, bottom up: cache, sessions, scheduler, the other threads."""
         cut_rule = CutRule(
@@ -250,8 +255,11 @@ class Worker:
             relief.step()
             return memory.use.bytes_used()
 
-        loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire, watch_memory)
-        return ServingParts(loaded, vision, kv_manager, sessions, scheduler, loop, memory)
+        checks = doctor.checks(cut_rule, guard)
+        loop = InferenceThread(
+            self._inbox, scheduler, self._wire.send, sweep, expire, checks, watch_memory
+        )
+        return ServingParts(loaded, vision, kv_manager, sessions, scheduler, loop, memory, doctor)
 
     def _make_sessions(self, loaded: LoadedModel, chunk: int) -> SessionManager:
         settings = self._settings
@@ -303,6 +311,8 @@ class Worker:
     def _answer_status(self, parts: ServingParts, message: Status) -> Told | Failed:
         """Report on the cache, after it was emptied or a pin given up. Inference thread."""
         kv_manager, scheduler = parts.kv_manager, parts.scheduler
+        if message.what in ("doctor", "check_again"):
+            return Told(message.request_id, parts.doctor.answer(message.what))
         if message.what == "unpin" and not kv_manager.unpin(message.about, message.key):
             text = f"No pin {message.about!r:.80} is in this worker; /v1/cache lists them."
             return Failed(message.request_id, 404, "not_found", text)

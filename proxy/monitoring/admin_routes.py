@@ -60,6 +60,7 @@ class AdminRoutes:
             "/v1/models": {"GET": self._models},
             "/models": {"GET": self._models},
             "/v1/cache": {"GET": self._cache, "DELETE": self._clear_cache},
+            "/v1/doctor": {"GET": self._doctor, "POST": self._check_again},
             "/v1/sessions": {"GET": self._sessions},
             request_metrics.PATH: {"GET": self._metrics},
         }
@@ -144,6 +145,22 @@ class AdminRoutes:
         totals = self.requests.totals(self._whose(exchange))
         body = {"object": "cache", "totals": totals, "telemetry_dropped": dropped, "workers": rows}
         await exchange.send_json(200, body)
+
+    async def _doctor(self, exchange: HttpExchange) -> None:
+        await self._ask_doctors(exchange, "doctor")
+
+    async def _check_again(self, exchange: HttpExchange) -> None:
+        await self._ask_doctors(exchange, "check_again")
+
+    async def _ask_doctors(self, exchange: HttpExchange, what: ReportKind) -> None:
+        """Answer with what each worker's checks found; no key's prompts are in it."""
+        reports = await exchange.while_connected(self._pool.ask(what))
+        rows = []
+        for worker in self._workers:
+            row = reports.get(worker.worker_id)
+            error = _absent(worker) if row is None else {"error": str(row)}
+            rows.append({"worker": worker.worker_id, **(row if isinstance(row, dict) else error)})
+        await exchange.send_json(200, {"object": "doctor", "workers": rows})
 
     async def _unpin(self, exchange: HttpExchange) -> None:
         """Have every worker that holds the pin give it up."""

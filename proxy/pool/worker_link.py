@@ -44,9 +44,10 @@ log = logging.getLogger(__name__)
 COUNT_WAIT_S_MAX = 30.0
 STATUS_WAIT_S_MAX = 5.0
 
-ReportKind = Literal[
-    "cache", "clear_cache", "unpin", "prompt", "sessions", "session", "tree"
-]  # of Status
+ReportKind = (  # of Status
+    Literal["cache", "clear_cache", "unpin", "prompt", "sessions", "session", "tree"]
+    | Literal["doctor", "check_again"]
+)
 WorkerReply = TypeVar("WorkerReply", Counted, Told)
 CountUnread = Callable[[AnswerStream, Usage], None]  # (an answer whose client left, what it cost)
 

@@ -65,6 +65,7 @@ class OwnServer:
             "RUN_DIR": str(self.directory / "run"),
             "LOG_ROOT": str(self.directory / "logs"),
             "KV_CACHE_DIR": str(self.kv_dir),
+            "DOCTOR": "off",
             **settings,
         }
         run = ["-c", LAUNCH.format(worker)] if worker else ["-m", "hearth.proxy.main"]

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "serve": Command("serve", "starts the server and its workers"),
     "service": Command("service.command", "runs the server from login on (launchd, systemd)"),
     "check": Command("check", "says whether a start would succeed: packages, settings, port"),
+    "doctor": Command("doctor", "checks the model on this machine, and says what auto means"),
     "top": Command("top", "shows what a running server does, once a second"),
     "why": Command("why", "says why requests of a session lost what was kept"),
     "cache": Command("inspect_cache", "shows what a server's workers keep"),

@@ -24,7 +24,8 @@ FILE_BYTES_MAX: Final = 1 << 18
 FOLDER: Final = "doctor"  # in KV_CACHE_DIR
 
 Figure = str | int | float | bool | None
-Verdict = Literal["ok", "fault", "left out"]
+# "differs": beyond rounding, and what is `auto` is set so that no answer depends on it.
+Verdict = Literal["ok", "differs", "fault", "left out"]
 VERDICTS: Final = get_args(Verdict)
 
 
@@ -71,6 +72,7 @@ class Findings:
     chunk: int | None = None  # prompt tokens of one forward that are worth another cache root
     float16: bool | None = None  # whether float16 stands in for the checkpoint's bfloat16
     made_at: float = 0.0  # seconds since 1970
+    attempts: int = 0  # runs that began; without `checks` none has come to its end
 
     def holds_for(self, dtype: str) -> bool:
         """Whether the checks ran with weights of `dtype`."""
@@ -121,6 +123,8 @@ class FindingsFile:
             return None
         try:
             with open(handle, "rb") as file:
+                if os.fstat(handle).st_uid != os.getuid():
+                    raise ValueError("it is another user's")
                 text = file.read(FILE_BYTES_MAX + 1)
             if len(text) > FILE_BYTES_MAX:
                 raise ValueError(f"it is over {FILE_BYTES_MAX:,} bytes")
@@ -151,6 +155,7 @@ class FindingsFile:
 def as_row(findings: Findings) -> dict[str, Any]:
     """Return findings as JSON: figures that are no numbers become None."""
     row = asdict(findings)
+    row["checks"] = list(row["checks"])
     for check in row["checks"]:
         check["figures"] = {name: _finite(value) for name, value in check["figures"].items()}
     return {"schema": SCHEMA} | row
@@ -172,6 +177,7 @@ def findings_from(row: Any) -> Findings:
         chunk=_maybe(int, row["chunk"]),
         float16=_maybe(bool, row["float16"]),
         made_at=float(_a((int, float), row["made_at"])),
+        attempts=_a(int, row["attempts"]),
     )
 
 

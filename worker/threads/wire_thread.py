@@ -35,7 +35,8 @@ from hearth.worker.threads.thread_queues import ImageJobs, PromptJobs
 log = logging.getLogger(__name__)
 
 WireJob = Submit | Count | Status
-INFERENCE_TASKS = ("cache", "clear_cache", "unpin")  # a Status that the inference thread answers
+# A Status that the inference thread answers:
+INFERENCE_TASKS = ("cache", "clear_cache", "unpin", "doctor", "check_again")
 ANSWERS = (Finished, Failed, Counted, Told)
 ENDING = "The worker of this request ends. Send the request again."
 

@@ -49,6 +49,7 @@ class Server:
             "RUN_DIR": str(self.run_dir / "run"),
             "LOG_ROOT": str(self.run_dir / "logs"),
             "KV_CACHE_DIR": str(self.run_dir / "kv"),
+            "DOCTOR": "off",  # no checks in a test that pauses for a minute
             **settings,
         }
         self.process: subprocess.Popen[bytes] | ForkedProcess | None = None

@@ -1,0 +1,185 @@
+"""Plants faults of the kinds that checks are for, in the real path of a test's process.
+
+None of them shows in an assertion of the code that it is planted in: only the answers are wrong.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from hearth.worker.doctor import kept_conversation
+from hearth.worker.engine.engine import Engine
+from hearth.worker.kv import serialise_kv
+from hearth.worker.kv.kv_transfer import KVTransfer
+from hearth.worker.kv.layer_adapters import LayerMap, LayerStates
+from hearth.worker.kv.quantise_kv import LayerRows
+from hearth.worker.prompt.prefill_cuts import CutRule
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def cut_one_late(patch: pytest.MonkeyPatch) -> None:
+    """Every second prompt is cut one token behind the end of its first chunk."""
+    rule = CutRule.cuts
+
+    def cuts(self: CutRule, ids: Any) -> list[int]:
+        found = rule(self, ids)
+        return [found[0] + len(ids) % 2, *found[1:]] if len(found) > 1 else found
+
+    patch.setattr(CutRule, "cuts", cuts)
+
+
+def cut_one_late_always(patch: pytest.MonkeyPatch) -> None:
+    """All prompts alike: warm is cold, and neither is cut where other workers cut."""
+    rule = CutRule.cuts
+
+    def cuts(self: CutRule, ids: Any) -> list[int]:
+        return [cut + (cut == self.chunk) for cut in rule(self, ids)]
+
+    patch.setattr(CutRule, "cuts", cuts)
+
+
+def forward_one_short(patch: pytest.MonkeyPatch) -> None:
+    """The engine reads a chunk in two forwards, of which the last reads one token."""
+    prefill = Engine.prefill
+
+    def shifted(self: Engine, cache: list[Any], ids: list[int], images: Any = ()) -> None:
+        if len(ids) > 1:
+            prefill(self, cache, ids[:-1], images)
+        prefill(self, cache, ids[-1:], images)
+
+    patch.setattr(Engine, "prefill", shifted)
+
+
+def stale_state(patch: pytest.MonkeyPatch) -> None:
+    """What is put back into a slot is that of an earlier place: states, windows, else rows."""
+    put_state, put_window, put_rows = LayerMap.put_state, LayerMap.put_window, LayerMap.put_rows
+    first: list[LayerStates] = []
+    take = LayerMap.take_state
+
+    def take_state(self: LayerMap, cache: list[Any]) -> LayerStates:
+        state = take(self, cache)
+        first.append(state)
+        return state
+
+    def put_old(self: LayerMap, cache: list[Any], state: LayerStates) -> None:
+        put_state(self, cache, first[0])
+
+    def put_old_window(self: LayerMap, cache: list[Any], runs: Any, position: int) -> None:
+        put_window(self, cache, [_one_late(run) for run in runs], position)
+
+    def put_old_rows(self: LayerMap, cache: list[Any], runs: Any, position: int, rows: int) -> None:
+        layout = self.layout
+        stale = runs if layout.has_state or layout.window else [_one_late(run) for run in runs]
+        put_rows(self, cache, stale, position, rows)
+
+    patch.setattr(LayerMap, "take_state", take_state)
+    patch.setattr(LayerMap, "put_state", put_old)
+    patch.setattr(LayerMap, "put_window", put_old_window)
+    patch.setattr(LayerMap, "put_rows", put_old_rows)
+
+
+def stale_rewind(patch: pytest.MonkeyPatch) -> None:
+    """Only a slot that is taken back in place has an older state, window, or one row too few."""
+    rewind = KVTransfer.rewind
+
+    def stale(self: KVTransfer, slot: Any, plan: Any) -> None:
+        before = plan.position < slot.position
+        rewind(self, slot, plan)
+        for leaf in leaves(slot.cache) if before else ():
+            if getattr(leaf, "keys", None) is not None:
+                leaf.keys = mx.concatenate([leaf.keys[:, :, :1], leaf.keys[:, :, :-1]], axis=2)
+            elif hasattr(leaf, "cache"):
+                leaf.cache = [None if a is None else a * 0.5 for a in leaf.cache]
+
+    patch.setattr(KVTransfer, "rewind", stale)
+
+
+def wrong_positions(patch: pytest.MonkeyPatch) -> None:
+    """Behind a restore, all that is read gets the position one too far."""
+    restore, rope = KVTransfer.restore, mx.fast.rope
+    is_behind: list[bool] = []
+
+    def restored(self: KVTransfer, slot: Any, plan: Any, rows: int) -> None:
+        restore(self, slot, plan, rows)
+        is_behind.extend([True] * (plan.position > 0))
+
+    def shifted(*args: Any, offset: Any = 0, **more: Any) -> mx.array:
+        return rope(*args, offset=offset + bool(is_behind), **more)
+
+    patch.setattr(KVTransfer, "restore", restored)
+    patch.setattr(mx.fast, "rope", shifted)
+
+
+def offset_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """A restored layer believes to hold one token more."""
+    put_rows, put_window = LayerMap.put_rows, LayerMap.put_window
+
+    def one_more(self: LayerMap, cache: list[Any], *args: Any) -> None:
+        put_rows(self, cache, *args)
+        for leaf in leaves(cache):
+            if hasattr(leaf, "offset") and not hasattr(leaf, "max_size"):
+                leaf.offset += 1
+
+    def one_more_window(self: LayerMap, cache: list[Any], *args: Any) -> None:
+        put_window(self, cache, *args)
+        for leaf in leaves(cache):
+            if hasattr(leaf, "max_size"):
+                leaf.offset += 1
+
+    patch.setattr(LayerMap, "put_rows", one_more)
+    patch.setattr(LayerMap, "put_window", one_more_window)
+
+
+def bytes_lost_in_files(patch: pytest.MonkeyPatch) -> None:
+    """What goes into a file is rounded."""
+
+    def rounded(layers: Any) -> Any:
+        return serialise_kv.arrays_of_rows(
+            LayerRows(tuple(a.astype(mx.bfloat16).astype(a.dtype) for a in rows.arrays))
+            for rows in layers
+        )
+
+    patch.setattr(kept_conversation, "arrays_of_rows", rounded)
+
+
+class RowDependentModel(nn.Module):
+    """A model whose logits depend on how many rows share a forward."""
+
+    def __init__(self, model: Any, error: float, rows_min: int = 2) -> None:
+        super().__init__()
+        self.inner = model
+        self._error = error
+        self._rows_min = rows_min
+
+    def make_cache(self) -> list[Any]:
+        return list(make_prompt_cache(self.inner))
+
+    def __call__(self, ids: mx.array, cache: Any = None, **more: Any) -> mx.array:
+        logits = self.inner(ids, cache=cache, **more)
+        if ids.shape[0] < self._rows_min:
+            return logits
+        waves = mx.sin(mx.arange(logits.shape[-1]).astype(mx.float32))
+        return logits + (self._error * waves).astype(logits.dtype)
+
+
+def leaves(cache: list[Any]) -> list[Any]:
+    found = []
+    for layer in cache:
+        found += leaves(list(layer.caches)) if hasattr(layer, "caches") else [layer]
+    return found
+
+
+def _one_late(run: Any) -> Any:
+    """Return rows each of which is that of the token before: the last token's are lost."""
+    return tuple(
+        LayerRows(
+            tuple(mx.concatenate([a[..., :1, :], a[..., :-1, :]], axis=2) for a in rows.arrays),
+            rows.format,
+        )
+        for rows in run
+    )

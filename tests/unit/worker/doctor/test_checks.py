@@ -1,0 +1,182 @@
+"""Four real architectures pass the checks; five planted faults are found by the check for each."""
+
+import functools
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from hearth.worker.doctor.check_context import CheckContext
+from hearth.worker.doctor.findings import CheckResult
+from hearth.worker.engine.footprint import process_bytes
+from tests.helpers.worker import planted_faults
+from tests.helpers.worker.checked_fixture import checked, context_of, run_of
+from tests.helpers.worker.planted_faults import Plant, RowDependentModel
+
+# Full attention; states; windows; a compressed cache (MLA).
+FIXTURES: Final = ("qwen3", "qwen3_5", "gemma3_text", "glm4_moe_lite")
+WARM: Final = ("exact", "rewinds", "restores")
+CORE: Final = (
+    *("speed", "logits", *WARM, "default", "live slots", "fast restores", "cuts", "batches"),
+)
+
+
+@functools.cache
+def sound(name: str) -> CheckContext:
+    """Return the context of a run of the fixture with no fault, of all that no clock decides."""
+    context = context_of(name)
+    checked(context, *CORE)
+    return context
+
+
+def found(name: str, *names: str, **how: Any) -> dict[str, CheckResult]:
+    """Return what checks of the fixture tell, which begin with the sound run's cold answers."""
+    context = context_of(name, **how)
+    context.canary, context.cold = sound(name).canary, sound(name).cold
+    context.prefill_tokens_per_s = 1e6  # no prompt is too long for one forward
+    return checked(context, *names)
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_a_sound_model_passes(name: str) -> None:
+    results = sound(name).results
+    assert set(results) == set(CORE)
+    assert {check.name: (check.verdict, check.reason) for check in results.values()} == {
+        each: ("ok", results["speed"].reason if each == "speed" else "") for each in CORE
+    }
+    for each in (*WARM, "live slots", "fast restores"):
+        assert results[each].figures["bits_equal"] is True, each
+    assert results["exact"].figures["tokens"] == 5 * 3
+    assert results["rewinds"].figures["in_place"] == 1, "else nothing was taken back"
+    assert results["cuts"].figures["engine_bits_equal"] is True
+    assert results["cuts"].figures["cuts"] > 5, "chunks and headers"
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize(
+    ("plant", "checks"),
+    [
+        (planted_faults.cut_one_late, {"cuts"}),
+        (planted_faults.stale_state, {"restores"}),
+        (planted_faults.wrong_positions, {"restores"}),
+    ],
+    ids=["wrong cut", "stale state", "wrong positions"],
+)
+def test_a_planted_fault_is_found_by_its_check(
+    name: str, plant: Plant, checks: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound(name)
+    plant(monkeypatch)
+    results = found(name, *({"exact"} if "restores" in checks else checks))
+    faults = {check.name for check in results.values() if check.verdict == "fault"}
+    assert checks <= faults <= (checks if "cuts" in checks else set(WARM)), results
+    assert all(results[each].reason for each in checks)
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_a_kernel_that_differs_by_rows_is_found(name: str) -> None:
+    """By a thousandth of what a log probability spreads: no token changes, as none may have to."""
+    spread = float(np.mean([answer.logprobs.std() for answer in sound(name).cold]))
+    wrap = functools.partial(RowDependentModel, error=3e-3 * spread)
+    results = found(name, "batches", model=wrap)
+    assert results["batches"].verdict == "fault", results["batches"]
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("share", [0.85, 1.15])
+def test_a_footprint_that_lies_is_found(name: str, share: float) -> None:
+    lying = found(name, "footprint", process=lambda: int(share * process_bytes()))
+    assert lying["footprint"].verdict == "fault", lying["footprint"]
+    assert abs(lying["footprint"].figures["grown_per_byte_taken"] - share) < 0.05  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("name", "plant", "checks"),
+    [
+        ("qwen3", planted_faults.cut_one_late_always, {"cuts"}),
+        ("qwen3", planted_faults.forward_one_short, {"cuts"}),
+        ("qwen3_5", planted_faults.stale_rewind, {"exact", "rewinds"}),
+        ("gemma3_text", planted_faults.offset_off_by_one, {"exact"}),
+        ("glm4_moe_lite", planted_faults.bytes_lost_in_files, {"restores"}),
+    ],
+)
+def test_faults_of_other_kinds_are_found_too(
+    name: str, plant: Plant, checks: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound(name)
+    plant(monkeypatch)
+    results = found(name, *checks)
+    assert checks <= {check.name for check in results.values() if check.verdict == "fault"}
+
+
+def test_log_probabilities_that_are_no_numbers_are_found() -> None:
+    wrap = functools.partial(RowDependentModel, error=float("nan"), rows_min=1)
+    context = context_of("qwen3", model=wrap, depth_max=120)
+    results = checked(context, "speed", "logits")
+    assert results["logits"].verdict == "fault"
+    assert results["logits"].figures["odd_tokens"] == 5 * 3
+
+
+def test_where_default_reuse_says_other_tokens_auto_becomes_exact() -> None:
+    """4-bit MLA: its formula for one token is another; a cold answer differs, and no check fails."""
+    context = context_of("glm4_moe_lite", ("bfloat16", 4), answer_tokens=8)
+    run = run_of(context, "speed", "logits", "default")
+    while run.step():
+        pass
+    findings = run.findings()
+    assert findings.exact is True and not findings.faults, findings
+    assert context.results["default"].verdict == "differs"
+    assert context.results["fast restores"].verdict == "ok"
+
+
+def test_one_check_that_breaks_is_a_fault_and_the_others_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: Any) -> None:
+        raise OSError(5, "it is broken", str(Path.home() / "secret"))
+
+    context = context_of("qwen3", depth_max=120)
+    monkeypatch.setattr("hearth.worker.kv.layer_adapters.LayerMap.reserve", broken)
+    results = checked(context, "speed", "KV estimate", "logits")
+    assert results["KV estimate"].verdict == "fault"
+    assert results["KV estimate"].reason == "the check broke: OSError it is broken"
+    assert results["logits"].verdict == "ok"
+
+
+def test_what_does_not_fit_beside_what_is_kept_is_left_out() -> None:
+    context = context_of("qwen3", depth_max=120)
+    checked(context, "speed", "logits")
+    context.room = lambda: 1000
+    results = checked(context, "exact", "batches", "KV estimate", "decode rows")
+    assert {check.name for check in results.values() if check.verdict == "left out"} == {
+        *("exact", "rewinds", "restores", "batches", "KV estimate", "decode rows"),
+    }
+    assert "0 MB are free" in results["exact"].reason
+
+
+def test_what_finds_no_time_is_left_out_and_told() -> None:
+    now = iter(range(10_000))
+    context = context_of("qwen3", depth_max=120, seconds_max=30)
+    context.clock = lambda: float(next(now))  # each step takes a second
+    results = checked(context)
+    assert results["speed"].verdict == "ok" and results["SSD"].verdict == "left out"
+    assert results["SSD"].reason == "the 30 s of all checks were spent"
+    assert context.spent_s <= 30 + 20
+
+
+def test_a_check_that_was_dropped_begins_anew_and_frees_what_it_held() -> None:
+    context = context_of("qwen3", depth_max=120)
+    run = run_of(context, "speed", "logits", "exact")
+    while run.running != "exact":
+        run.step()
+    for _ in range(5):
+        run.step()
+    spent, held = context.spent_s, mx.get_active_memory()
+    run.drop()
+    run.drop()
+    assert context.spent_s < spent and mx.get_active_memory() < held
+    while run.step():
+        pass
+    assert {check.verdict for check in run.findings().checks} == {"ok"}

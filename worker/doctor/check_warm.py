@@ -1,0 +1,156 @@
+"""Checks warm answers against cold ones: in exact mode, by default, rewound and restored."""
+
+from collections.abc import Generator, Sequence
+from typing import Final
+
+from hearth.worker.doctor.check_context import CheckContext, Steps
+from hearth.worker.doctor.difference import Difference, difference, together
+from hearth.worker.doctor.findings import Figure
+from hearth.worker.doctor.kept_conversation import KeptAnswer, KeptConversation
+from hearth.worker.doctor.upstream_forwards import Answer, UpstreamSequence, cold_answer
+
+COLD, EXACT, REWINDS, RESTORES = "logits", "exact", "rewinds", "restores"
+DEFAULT, SLOTS, FAST_RESTORES = "default", "live slots", "fast restores"
+FORKED_TURN: Final = 2  # of the canary's, counted from 0: another one is asked in its place
+_NAN: Final = "log probabilities are no numbers"
+
+
+def check_cold(context: CheckContext) -> Steps:
+    """Answer each of the canary's prompts with nothing kept; all that follows compares with it."""
+    context.begin(COLD)
+    assert context.canary is not None
+    context.cold = []
+    for _ in context.canary.turns:
+        ids = context.prompts()[-1]
+        count = context.canary.answer_tokens
+        answer = yield from cold_answer(context.model, ids, context.cuts_of(ids), count)
+        context.cold.append(answer)
+    odd = sum(not bool((row == row).all()) for each in context.cold for row in each.logprobs)
+    figures: dict[str, Figure] = {
+        "depth": context.canary.depth,
+        "tokens": sum(len(each.logprobs) for each in context.cold),
+        "odd_tokens": odd,
+    }
+    context.tell("fault" if odd else "ok", figures, f"{odd} tokens' {_NAN}" if odd else "")
+
+
+def check_exact(context: CheckContext) -> Steps:
+    """Play the canary in exact mode, take it back, restore it: each must be cold to the bit."""
+    context.begin(EXACT)
+    kept = _conversation(context, is_exact=True)
+    prompts = context.prompts()
+    found, lost = [], 0
+    for number, ids in enumerate(prompts):
+        answer = yield from kept.ask(ids, context.cold[number].tokens)
+        found.append(difference(answer.answer, context.cold[number]))
+        if number and answer.position < _resumable(context, prompts[number - 1], ids):
+            lost += 1
+    _tell_bits(context, found, lost)
+    context.begin(REWINDS)
+    yield from _check_rewinds(context, kept, prompts)
+    context.begin(RESTORES)
+    yield from _check_restores(context, kept, context.cold[-1])
+
+
+def check_default(context: CheckContext) -> Steps:
+    """Play the canary by default, where answers go on from what decoding wrote."""
+    context.begin(DEFAULT)
+    kept = _conversation(context, is_exact=False)
+    prompts = context.prompts()
+    warm: list[KeptAnswer] = []
+    for ids, cold in zip(prompts, context.cold, strict=True):
+        warm.append((yield from kept.ask(ids, cold.tokens)))
+    found = together([difference(w.answer, c) for w, c in zip(warm, context.cold, strict=True)])
+    reason = str(found) if found.has_other_tokens else ""
+    context.tell("differs" if reason else "ok", found.figures(), reason)
+    context.begin(SLOTS)
+    reached = [
+        0,
+        *(len(ids) + len(c.tokens) - 1 for ids, c in zip(prompts, context.cold, strict=True)),
+    ]
+    anew = sum(each.position < end for each, end in zip(warm, reached, strict=False))
+    if anew:
+        _tell_bits(context, [], anew)
+        return
+    straight = yield from _straight(context, prompts, warm)
+    pairs = zip(warm, straight, strict=True)
+    _tell_bits(context, [difference(w.answer, s) for w, s in pairs], 0)
+    context.begin(FAST_RESTORES)
+    yield from _check_restores(context, kept, straight[-1])
+
+
+def _conversation(context: CheckContext, is_exact: bool) -> KeptConversation:
+    context.needs_cold()
+    return KeptConversation(context, context.layers(), is_exact)
+
+
+def _resumable(context: CheckContext, before: Sequence[int], ids: Sequence[int]) -> int:
+    """Return from where on `ids` has to be read at most, `before` having been read.
+
+    Where the answer to `before` begins is a cut of every prompt that goes on from there.
+    """
+    wanted = context.cuts_of(before)[-1:]
+    return wanted[0] if wanted and wanted[0] in context.cuts_of(ids) else 0
+
+
+def _check_rewinds(
+    context: CheckContext, kept: KeptConversation, prompts: list[list[int]]
+) -> Steps:
+    """Ask something else in the place of a late turn, twice: the slot is taken back each time."""
+    assert context.canary is not None
+    history = prompts[FORKED_TURN - 1] + context.cold[FORKED_TURN - 1].tokens
+    forked = history + list(context.canary.other)
+    count, cuts = context.canary.answer_tokens, context.cuts_of(forked)
+    cold = yield from cold_answer(context.model, forked, cuts, count)
+    found, rewound, lost = [], 0, 0
+    for ids, answer in ((forked, cold), (prompts[FORKED_TURN], context.cold[FORKED_TURN])):
+        warm = yield from kept.ask(ids, answer.tokens)
+        found.append(difference(warm.answer, answer))
+        rewound += warm.is_rewound
+        lost += warm.position == 0
+    _tell_bits(context, found, lost, {"in_place": rewound})
+
+
+def _check_restores(context: CheckContext, kept: KeptConversation, expected: Answer) -> Steps:
+    """Copy all out of the live slots, and in again; once more through the bytes of files."""
+    ids, forced = context.prompts()[-1], context.cold[-1].tokens
+    found, lost = [], 0
+    for is_filed in (False, True):
+        kept.give_up_slots()
+        if is_filed:
+            yield from kept.through_files()
+        warm = yield from kept.ask(ids, forced)
+        found.append(difference(warm.answer, expected))
+        lost += warm.source != "ram" or bool(warm.ends)
+    _tell_bits(context, found, lost)
+
+
+def _straight(
+    context: CheckContext, prompts: list[list[int]], warm: list[KeptAnswer]
+) -> Generator[None, None, list[Answer]]:
+    """Return what the same forwards answer in one cache that is never stored nor taken back."""
+    sequence = UpstreamSequence(context.model)
+    answers = []
+    fed = 0
+    for ids, kept, cold in zip(prompts, warm, context.cold, strict=True):
+        assert kept.position == fed, (kept.position, fed)
+        ends = [end - fed for end in kept.ends]
+        yield from sequence.read(ids[fed:], ends)
+        tail = ids[kept.ends[-1] if kept.ends else fed :]
+        answers.append((yield from sequence.answer(tail, len(cold.tokens), cold.tokens)))
+        fed = len(ids) + len(cold.tokens) - 1
+    return answers
+
+
+def _tell_bits(
+    context: CheckContext,
+    parts: list[Difference],
+    lost: int,
+    more: dict[str, Figure] | None = None,
+) -> None:
+    """Tell a fault where an answer is not the expected one to the bit, or was read anew."""
+    found = together(parts)
+    figures = {**found.figures(), "read_anew": lost, **(more or {})}
+    reasons = [] if found.is_none else [str(found)]
+    reasons += [f"{lost} prompts were read anew that are kept"] if lost else []
+    context.tell("fault" if reasons else "ok", figures, "; ".join(reasons))

@@ -1,0 +1,83 @@
+"""Names this machine and a loaded model, as findings do."""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from hearth.shared.settings_from_env import POCKET
+from hearth.shared.version import VERSION
+from hearth.worker.doctor.findings import Subject, model_fingerprint
+from hearth.worker.engine.model_loader import POCKET_DIR, LoadedModel, backend
+
+
+def subject_of(directory: Path) -> Subject:
+    """Return what findings about the checkpoint in `directory` are filed under on this machine.
+
+    The weights need not be loaded. Raises: OSError.
+    """
+    return Subject(
+        chip=chip(),
+        backend=backend(),
+        model=model_fingerprint(directory),
+        mlx=version("mlx"),
+        mlx_lm=version("mlx-lm"),
+    )
+
+
+def chip() -> str:
+    """Return how the device names itself, e.g. "Apple M2 Max"."""
+    name: Any = mx.device_info().get("device_name")
+    return str(name or platform.processor() or platform.machine())
+
+
+def weights_dtype(loaded: LoadedModel) -> str:
+    """Return the type that most of the weights' bytes which are no packed integers have."""
+    sizes: dict[mx.Dtype, int] = {}
+    for _, array in tree_flatten(loaded.model.parameters()):
+        if mx.issubdtype(array.dtype, mx.floating):
+            sizes[array.dtype] = sizes.get(array.dtype, 0) + array.nbytes
+    if not sizes:
+        return "unknown"
+    return str(max(sizes, key=lambda dtype: sizes[dtype])).removeprefix("mlx.core.")
+
+
+def machine_row() -> dict[str, Any]:
+    """Return what a report tells of this machine: no name of it, nor of who uses it."""
+    mac = platform.mac_ver()[0]
+    system = f"macOS {mac}" if mac else f"{platform.system()} {platform.release()}"
+    return {
+        "hearth": VERSION,
+        "chip": chip(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "cores": os.cpu_count(),
+        "system": f"{system} {platform.machine()}",
+        "python": platform.python_version(),
+        "backend": backend(),
+        "mlx": version("mlx"),
+        "mlx_lm": version("mlx-lm"),
+    }
+
+
+def model_row(loaded: LoadedModel, dtype: str) -> dict[str, Any]:
+    """Return what a report tells of the model: a hub's id, but no directory's name."""
+    facts = loaded.facts
+    is_local = Path(facts.path).expanduser().exists() or facts.path.count("/") != 1
+    name = "a local checkpoint" if is_local else facts.path
+    if loaded.directory == POCKET_DIR:
+        name = POCKET
+    quantisation = loaded.config.get("quantization") or {}
+    return {
+        "model": name,
+        "architecture": facts.architecture,
+        "parameters": facts.parameter_count,
+        "weights_mb": round(facts.weight_bytes / 1e6),
+        "dtype": dtype,
+        "bits": quantisation.get("bits"),
+        "cache": facts.cache_layout,
+        "context_tokens": facts.context_tokens,
+    }

@@ -1,0 +1,149 @@
+"""Plays a conversation through a KV manager of the checks' own, as the scheduler does for requests.
+
+Owner: the inference thread.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from mlx_lm.generate import generation_stream
+
+from hearth.worker.cache.block_hash import pack, prefix_hashes
+from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.extent_store import Extent
+from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.disk.file_format import Record, decode, encode
+from hearth.worker.disk.file_names import FileKind
+from hearth.worker.doctor.check_context import ROOT, CheckContext
+from hearth.worker.doctor.upstream_forwards import Answer, as_numbers, forced_choice
+from hearth.worker.engine.decoder import Decoder, Sequence as DecodedSequence
+from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.kv_transfer import KeepRules
+from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
+from hearth.worker.kv.serialise_kv import (
+    arrays_of_rows,
+    arrays_of_state,
+    rows_from,
+    state_from,
+)
+
+CUTS_BESIDE_CHUNKS: Final = 16  # at most, of a canary: message headers
+SPARE_ROWS: Final = 3  # times the last prompt: a slot, what is kept of it, what is being restored
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """An answer, and from where its prompt was resumed."""
+
+    answer: Answer
+    position: int
+    source: str  # "slot", "ram" or "none"
+    is_rewound: bool  # the slot was taken back
+    ends: tuple[int, ...]  # of the forwards that read the prompt, from `position` on
+
+
+def bytes_needed(layers: LayerMap, depth: int, chunk: int) -> int:
+    """Return what a conversation of the canary may take at most."""
+    cuts = depth // chunk + CUTS_BESIDE_CHUNKS
+    a_cut = layers.state_bytes + layers.window_bytes(min(layers.layout.window, depth))
+    return SPARE_ROWS * layers.slot_bytes(depth, None) + cuts * a_cut
+
+
+class KeptConversation:
+    """One conversation whose KV is kept. Owner: the inference thread."""
+
+    def __init__(self, context: CheckContext, layers: LayerMap, is_exact: bool) -> None:
+        assert context.canary is not None
+        chunk = context.rule.chunk
+        nbytes = bytes_needed(layers, context.canary.depth, chunk)
+        context.needs(nbytes, "the canary's KV")
+        self._context = context
+        self._layers = layers
+        rules = KeepRules(slots_max=2, chunk=chunk, is_exact=is_exact)
+        self._kv_manager = KVManager(ROOT, layers, context.engine.new_cache, Budget(nbytes), rules)
+
+    def ask(self, ids: Sequence[int], forced: Sequence[int]) -> Generator[None, None, KeptAnswer]:
+        """Read a prompt from where it is resumed; answer it with the tokens `forced`."""
+        kv_manager, keys = self._kv_manager, pack(ids)
+        cuts = self._context.cuts_of(ids)
+        query = PrefixQuery(keys, cuts, prefix_hashes(ROOT, keys, cuts))
+        depths = {slot.number: slot.position for slot in kv_manager.slots}
+        slot, plan = kv_manager.open(query, len(ids) + len(forced))
+        is_rewound = plan.slot is not None and depths[plan.slot] > plan.position
+        ends = []
+        for cut, name in zip(cuts, query.names, strict=True):
+            if cut > slot.position:
+                self._context.engine.prefill(slot.cache, list(ids[slot.position : cut]))
+                kv_manager.commit(slot, keys[:cut], name)
+                ends.append(cut)
+                yield
+        answer = yield from self._decode(slot, ids, forced)
+        return KeptAnswer(answer, plan.position, plan.source, is_rewound, tuple(ends))
+
+    def _decode(
+        self, slot: Any, ids: Sequence[int], forced: Sequence[int]
+    ) -> Generator[None, None, Answer]:
+        kv_manager = self._kv_manager
+        rows: list[Any] = []
+        decoder = Decoder(self._context.model, generation_stream, False)
+        position = slot.position
+        decoder.add(
+            DecodedSequence(
+                key="canary",
+                cache=slot.cache,
+                tokens=list(ids[:position]),
+                tail=list(ids[position:]),
+                choice=TokenChoice(forced_choice(forced, rows), (), None),
+                tokens_max=len(forced),
+                before_forward=lambda count: kv_manager.grow(slot, count),
+            )
+        )
+        yield
+        for _ in forced:
+            decoder.step()
+            yield
+        left = decoder.remove("canary")
+        assert left is not None
+        kv_manager.close(slot, left.cache, pack(left.tokens), is_prefilled=True)
+        return Answer(np.stack([as_numbers(row) for row in rows[: len(forced)]]))
+
+    def give_up_slots(self) -> None:
+        """Copy what the live slots hold into what is kept, and empty them."""
+        for slot in self._kv_manager.slots:
+            self._kv_manager.give_up(slot)
+
+    def through_files(self) -> Generator[None]:
+        """Make all that is kept a file's bytes, and what these bytes hold what is kept."""
+        store = self._kv_manager.store
+        for extent in list(store.extents):
+            body, window, snapshot = extent.body, extent.window, extent.end.snapshot
+            if isinstance(body, KVRows):
+                store.set_body(extent, self._rows(extent, FileKind.ROWS, body))
+            if isinstance(window, KVRows):
+                kept = self._rows(extent, FileKind.WINDOW, window)
+                store.set_window(extent, kept, extent.window_from)
+            if isinstance(snapshot, LayerStates) and extent.end.arrival is extent:
+                arrays = self._through_file(extent, FileKind.STATE, arrays_of_state(snapshot))
+                store.set_snapshot(extent.end, state_from(arrays.arrays))
+            yield
+
+    def _rows(self, extent: Extent, kind: FileKind, rows: KVRows) -> KVRows:
+        record = self._through_file(extent, kind, arrays_of_rows(rows.layers))
+        return rows_from(record.arrays)
+
+    def _through_file(self, extent: Extent, kind: FileKind, arrays: Any) -> Record:
+        record = Record(
+            root=ROOT,
+            start=extent.start.name,
+            end=extent.end.name,
+            position=extent.start.position,
+            tokens=extent.tokens,
+            is_canonical=extent.is_canonical,
+            kind=kind,
+            arrays=arrays,
+        )
+        whole = np.concatenate([np.frombuffer(part, np.uint8) for part in encode(record)])
+        return decode(whole, ROOT, record.name)

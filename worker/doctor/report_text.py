@@ -1,0 +1,113 @@
+"""Writes what the checks found as text that can be pasted into an issue: no prompt, no name."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from hearth.worker.doctor.findings import CheckResult, Findings, findings_from
+
+ABOUT: Final = {
+    "speed": "how fast it reads and decodes",
+    "footprint": "what the system says of the process's memory against MLX's count",
+    "KV estimate": "what a live cache takes against what is expected",
+    "logits": "log probabilities of cold answers are numbers",
+    "exact": "CACHE_EXACT=true: warm answers against cold ones",
+    "rewinds": "a conversation taken back to an earlier turn",
+    "restores": "KV stored and restored, through the format of files too",
+    "default": "CACHE_EXACT=false: warm answers against cold ones",
+    "live slots": "the same forwards in one cache that is never stored",
+    "fast restores": "KV that decoding wrote, stored and restored",
+    "cuts": "a prompt read in its cuts against one forward",
+    "batches": "sequences that decode together against each alone",
+    "decode rows": "what a decode step of several rows costs, one row being 1",
+    "chunk": "reading by chunks of several sizes, tokens per second",
+    "SSD": "KV_CACHE_DIR written and read",
+    "float16": "float16 in the place of bfloat16",
+}
+STATES: Final = {
+    "running": "The checks are running, while no request is there: {running}.",
+    "waiting": "The checks wait for a minute without requests.",
+    "idle": "",
+}
+
+
+def report_text(row: Mapping[str, Any]) -> str:
+    """Return the report `row` as Markdown."""
+    lines = ["## hearth doctor", ""]
+    lines += _list(row["machine"]) + _list(row["model"])
+    lines += ["", "Settings: " + ", ".join(_pairs(row["settings"]))]
+    state = STATES.get(row["state"], "").format(running=row["running"])
+    lines += ["", state] if state else []
+    found = findings_of(row)
+    if found is None or not found.checks:
+        lines += ["", "Nothing was found out yet. `hearth doctor --again` runs the checks."]
+    else:
+        lines += ["", *_table(found), "", *_verdict(found)]
+    lines += ["", *_auto(row["auto"])]
+    return "\n".join(lines) + "\n"
+
+
+def findings_of(row: Mapping[str, Any]) -> Findings | None:
+    """Return the findings in a report; None where there are none, or none that can be read."""
+    try:
+        return findings_from(row["findings"]) if row["findings"] is not None else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _table(found: Findings) -> Iterator[str]:
+    when = time.strftime("%Y-%m-%d", time.gmtime(found.made_at))
+    seconds = sum(check.seconds for check in found.checks)
+    yield f"Checked on {when} in {seconds:.0f} s, weights in {found.dtype}:"
+    yield ""
+    yield "| check | verdict | figures | s |"
+    yield "|---|---|---|---|"
+    for check in found.checks:
+        about = ABOUT.get(check.name, "")
+        figures = ", ".join(_pairs(check.figures))
+        said = "; ".join(part for part in (check.reason, figures) if part)
+        name = f"**{check.name}**: {about}" if about else f"**{check.name}**"
+        yield f"| {name} | {check.verdict} | {said.replace('|', '/')} | {check.seconds:.1f} |"
+
+
+def _verdict(found: Findings) -> Iterator[str]:
+    names = ", ".join(check.name for check in found.faults)
+    if names:
+        yield f"Faults: {names}. Please open an issue with this report."
+    else:
+        yield "No fault was found."
+    left_out = _named(found.checks, "left out")
+    if left_out:
+        yield f"Left out: {left_out}."
+
+
+def _named(checks: Sequence[CheckResult], verdict: str) -> str:
+    return ", ".join(check.name for check in checks if check.verdict == verdict)
+
+
+def _auto(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Say what settings that are `auto` mean, and from when."""
+    if not rows:
+        yield "No setting that the checks look at is `auto`."
+    for row in rows:
+        text = f"{row['setting']} is `auto` and means {row['now']} now"
+        if row["next_start"] != row["now"]:
+            text += f", and {row['next_start']} from the next start on"
+        yield text + "."
+
+
+def _list(row: Mapping[str, Any]) -> list[str]:
+    return [f"- {name.replace('_', ' ')}: {_shown(value)}" for name, value in row.items()]
+
+
+def _pairs(row: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in row.items():
+        yield f"{name} {_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "-" if value is None else str(value)

@@ -1,0 +1,175 @@
+"""Runs all checks a forward at a time, within their time, and makes findings of their results."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import mlx.core as mx
+
+from hearth.worker.doctor.check_batches import BATCHES, ROWS, check_batches, measure_rows
+from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
+from hearth.worker.doctor.check_cuts import NAME as CUTS, check_cuts
+from hearth.worker.doctor.check_memory import (
+    ESTIMATE,
+    FOOTPRINT,
+    check_estimate,
+    check_footprint,
+)
+from hearth.worker.doctor.check_warm import (
+    COLD,
+    DEFAULT,
+    EXACT,
+    FAST_RESTORES,
+    RESTORES,
+    REWINDS,
+    SLOTS,
+    check_cold,
+    check_default,
+    check_exact,
+)
+from hearth.worker.doctor.findings import CheckResult, Findings, Subject
+from hearth.worker.doctor.measure_speed import CHUNK, SPEED, measure_chunk, measure_speed
+from hearth.worker.doctor.measure_ssd import SSD, measure_ssd
+
+Check = Callable[[CheckContext], Steps]
+
+# The checks in order, what matters most first, and the results that each is to tell.
+CHECKS: Final[tuple[tuple[Check, tuple[str, ...]], ...]] = (
+    (measure_speed, (SPEED,)),
+    (check_footprint, (FOOTPRINT,)),
+    (check_estimate, (ESTIMATE,)),
+    (check_cold, (COLD,)),
+    (check_exact, (EXACT, REWINDS, RESTORES)),
+    (check_default, (DEFAULT, SLOTS, FAST_RESTORES)),
+    (check_cuts, (CUTS,)),
+    (check_batches, (BATCHES,)),
+    (measure_rows, (ROWS,)),
+    (measure_chunk, (CHUNK,)),
+    (measure_ssd, (SSD,)),
+)
+FLOAT16: Final = "float16"  # names a check, and the figure in which it says yes or no
+REASON_CHARS_MAX: Final = 300
+
+
+class CheckRun:
+    """One run of all checks. `step` does a forward's work; `drop` gives up the check in progress.
+
+    A check that was dropped begins anew; what others have found stays.
+    Owner: the inference thread.
+    """
+
+    def __init__(
+        self,
+        context: CheckContext,
+        subject: Subject,
+        checks: tuple[tuple[Check, tuple[str, ...]], ...] = CHECKS,
+    ) -> None:
+        self._context = context
+        self._subject = subject
+        self._checks = checks
+        self._number = 0
+        self._steps: Steps | None = None
+        self._began_s = 0.0  # what was spent when the check in progress began
+
+    @property
+    def is_done(self) -> bool:
+        return self._number == len(self._checks)
+
+    @property
+    def running(self) -> str:
+        """The name of the check in progress, "" where there is none."""
+        return self._context.stage if self._steps is not None else ""
+
+    def step(self) -> bool:
+        """Do some of the work; say whether there is more."""
+        if self.is_done:
+            return False
+        context, (check, names) = self._context, self._checks[self._number]
+        if self._steps is None:
+            self._steps, self._began_s = check(context), context.spent_s
+            context.begin(names[0])
+        began = context.clock()
+        try:
+            if context.left_s <= 0:
+                raise LeftOut(f"the {context.rules.seconds_max:g} s of all checks were spent")
+            with context.engine.stream():
+                next(self._steps)
+        except StopIteration:
+            self._end(names, f"{context.stage} ended before")
+        except LeftOut as why:
+            self._end(names, str(why))
+        except Exception as error:  # a fault of the device, a library or ours: it is the finding
+            context.tell("fault", {}, f"the check broke: {_told(error)}")
+            self._end(names, f"{context.stage} broke")
+        finally:
+            context.spent_s += context.clock() - began
+        return not self.is_done
+
+    def drop(self) -> None:
+        """Give up the check in progress and its memory; the time that it took is not counted."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+            self._context.spent_s = self._began_s
+            mx.clear_cache()
+
+    def findings(self) -> Findings:
+        """Return what was found so far."""
+        context = self._context
+        found = {name: context.results[name] for name in _names(self._checks, context)}
+        return Findings(
+            subject=self._subject,
+            dtype=context.dtype,
+            checks=tuple(found.values()),
+            exact=_needs_exact(found),
+            chunk=_chunk(found),
+            float16=_float16(found),
+            made_at=time.time(),
+        )
+
+    def _end(self, names: tuple[str, ...], why: str) -> None:
+        """Go on to the next check; what this one has not told is left out, and why is told."""
+        for name in names:
+            if name not in self._context.results:
+                self._context.results[name] = CheckResult(name, "left out", reason=why)
+        if self._steps is not None:
+            self._steps.close()
+        self._steps = None
+        self._number += 1
+        mx.clear_cache()
+
+
+def _told(error: Exception) -> str:
+    """Return what an error says, in one line, without where the user's files are."""
+    text = error.strerror if isinstance(error, OSError) else str(error)
+    text = " ".join((text or "").replace(str(Path.home()), "~").split())[:REASON_CHARS_MAX]
+    return f"{type(error).__name__} {text}".strip()
+
+
+def _names(
+    checks: tuple[tuple[Check, tuple[str, ...]], ...], context: CheckContext
+) -> Iterator[str]:
+    for _, names in checks:
+        yield from (name for name in names if name in context.results)
+
+
+def _needs_exact(found: dict[str, CheckResult]) -> bool | None:
+    """Whether answers that go on from what decoding wrote were others than cold ones."""
+    result = found.get(DEFAULT)
+    if result is None or result.verdict not in ("ok", "differs"):
+        return None
+    return result.verdict == "differs"
+
+
+def _chunk(found: dict[str, CheckResult]) -> int | None:
+    """Return the chunk that is worth another cache root."""
+    figures = found[CHUNK].figures if CHUNK in found else {}
+    best = figures.get("best")
+    return int(best) if isinstance(best, int) and best != figures.get("default") else None
+
+
+def _float16(found: dict[str, CheckResult]) -> bool | None:
+    """Return what the check of that name, which some devices need, has decided."""
+    figure = found[FLOAT16].figures.get("float16") if FLOAT16 in found else None
+    return figure if isinstance(figure, bool) else None

@@ -1,0 +1,187 @@
+"""Makes the checks of a loaded model, and sets what is `auto` by what they found before."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from hearth.shared.settings_from_env import Settings
+from hearth.worker.doctor.check_context import DEPTH_MAX, CheckContext, CheckRules
+from hearth.worker.doctor.checked_machine import machine_row, model_row, subject_of, weights_dtype
+from hearth.worker.doctor.findings import Findings, FindingsFile
+from hearth.worker.doctor.idle_checks import IdleChecks, is_due
+from hearth.worker.doctor.run_checks import CheckRun
+from hearth.worker.engine.engine import Engine, default_chunk
+from hearth.worker.engine.footprint import process_bytes
+from hearth.worker.engine.mlx_memory import GB
+from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.prompt.prefill_cuts import CutRule
+from hearth.worker.schedule.memory_guard import MemoryGuard
+from hearth.worker.setup.kv_setup import is_exact
+
+ROOM_SHARE: Final = 0.5  # of what is free: a request that comes amid a check finds the rest
+
+log = logging.getLogger(__name__)
+
+
+def findings_file(settings: Settings, directory: Path) -> FindingsFile | None:
+    """Return where what is found of a checkpoint is kept; None where nothing is written."""
+    if not settings.max_kv_size_gb:
+        return None
+    return FindingsFile(settings.kv_cache_dir, subject_of(directory))
+
+
+def with_findings(settings: Settings, found: Findings | None, dtype: str) -> Settings:
+    """Return the settings in which what is `auto` is what was found of weights of `dtype`.
+
+    Findings only make reuse stricter: what an architecture is known to do stays so where a short
+    conversation did not show it.
+    """
+    if found is None or settings.doctor == "off" or not found.holds_for(dtype):
+        return settings
+    meant: dict[str, Any] = {}
+    if settings.cache_exact == "auto" and found.exact:
+        meant["cache_exact"] = "true"
+    if not settings.prefill_chunk and found.chunk:
+        meant["prefill_chunk"] = found.chunk
+    return dataclasses.replace(settings, **meant)
+
+
+def check_run(
+    loaded: LoadedModel,
+    settings: Settings,
+    rule: CutRule,
+    room: Callable[[], int],
+    counted_bytes: Callable[[], int],
+) -> CheckRun:
+    """Return a run of all checks, which may take the bytes that `room` tells."""
+    context = CheckContext(
+        loaded=loaded,
+        engine=Engine(loaded),
+        rule=rule,
+        rules=CheckRules(
+            default_chunk=default_chunk(),
+            ssd_directory=settings.kv_cache_dir if settings.max_kv_size_gb else None,
+            ssd_bytes_per_day=settings.kv_disk_write_gb_per_day * GB,
+        ),
+        room=room,
+        process_bytes=process_bytes,
+        counted_bytes=counted_bytes,
+    )
+    return CheckRun(context, subject_of(loaded.directory))
+
+
+def free_bytes(memory: MemoryGuard) -> int:
+    """Return what is free beside what is kept, and beside a forward of the deepest check."""
+    return max(0, memory.limit() - memory.used() - memory.forward(DEPTH_MAX))
+
+
+class ModelDoctor:
+    """The findings about one loaded model, and the checks that make them. Reads one file.
+
+    Owner: the inference thread.
+    """
+
+    def __init__(self, settings: Settings, loaded: LoadedModel, starts_itself: bool) -> None:
+        """`starts_itself` is false in a worker beside another that checks the same model."""
+        self._asked = settings
+        self._loaded = loaded
+        self._dtype = weights_dtype(loaded)
+        self._file = findings_file(settings, loaded.directory)
+        self._found = self._file.load() if self._file is not None else None
+        self._starts_itself = starts_itself and settings.doctor == "auto"
+        self.settings = with_findings(settings, self._found, self._dtype)
+        self._checks: IdleChecks | None = None
+        for name, now, _ in self._auto_rows(self._found):
+            if self.settings != settings:
+                log.info("%s is %s by what was found on this machine (hearth doctor)", name, now)
+
+    def checks(self, rule: CutRule, memory: MemoryGuard) -> IdleChecks:
+        """Return the checks, to be run in idle time; make them once."""
+
+        def room() -> int:
+            return int(free_bytes(memory) * ROOM_SHARE)
+
+        def make_run() -> CheckRun:
+            return check_run(self._loaded, self.settings, rule, room, memory.used)
+
+        is_wanted = (
+            self._starts_itself and self._file is not None and is_due(self._found, self._dtype)
+        )
+        self._checks = IdleChecks(make_run, self._file, self._found, is_wanted)
+        return self._checks
+
+    def answer(self, what: str) -> dict[str, Any]:
+        """Return the report; "check_again" has the checks run again."""
+        assert self._checks is not None, "a worker that is ready has them"
+        if what == "check_again":
+            self._checks.ask_again()
+        return self.report(self._checks.report(), self._checks.found)
+
+    def check_now(
+        self, rule: CutRule, memory: MemoryGuard, tell: Callable[[str], None]
+    ) -> dict[str, Any]:
+        """Run all checks, telling each one's name; keep and return what they found."""
+        run = check_run(
+            self._loaded,
+            self.settings,
+            rule,
+            lambda: free_bytes(memory),
+            memory.used,
+        )
+        name = ""
+        while run.step():
+            if run.running not in ("", name):
+                name = run.running
+                tell(name)
+        checks = IdleChecks(lambda: run, self._file, self._found, False)
+        checks.take(run)
+        return self.report(checks.report(), checks.found)
+
+    def report(self, state: dict[str, Any], found: Findings | None) -> dict[str, Any]:
+        """Return all that is told of this machine and model, without a name or a path."""
+        return {
+            "machine": machine_row(),
+            "model": model_row(self._loaded, self._dtype),
+            "settings": settings_row(self._asked),
+            "auto": [
+                {"setting": name, "now": now, "next_start": later}
+                for name, now, later in self._auto_rows(found)
+            ],
+            **state,
+        }
+
+    def _auto_rows(self, found: Findings | None) -> list[tuple[str, str, str]]:
+        """Return, for each setting that is `auto`, what it means now and after a restart."""
+        later = with_findings(self._asked, found, self._dtype)
+        rows = []
+        for name, is_auto, meaning in (
+            ("CACHE_EXACT", self._asked.cache_exact == "auto", self._exact),
+            ("PREFILL_CHUNK", not self._asked.prefill_chunk, _chunk),
+        ):
+            if is_auto:
+                rows.append((name, meaning(self.settings), meaning(later)))
+        return rows
+
+    def _exact(self, settings: Settings) -> str:
+        return str(is_exact(self._loaded, settings)).lower()
+
+
+def _chunk(settings: Settings) -> str:
+    return str(chunk_of(settings))
+
+
+def chunk_of(settings: Settings) -> int:
+    """Return how many prompt tokens one forward reads."""
+    return settings.prefill_chunk or default_chunk()
+
+
+def settings_row(settings: Settings) -> dict[str, Any]:
+    """Return the settings that matter to the checks: none names a person, a place or a key."""
+    names = (
+        *("cache_exact", "prefill_chunk", "doctor", "kv_bits", "cache_store_bits", "workers"),
+        *("live_slots_max", "max_kv_size", "memory_limit_mb", "cache_ram_budget_mb"),
+        *("max_kv_size_gb", "kv_disk_write_gb_per_day", "use_kv_cache"),
+    )
+    return {name.upper(): getattr(settings, name) for name in names}
