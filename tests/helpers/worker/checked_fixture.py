@@ -18,7 +18,7 @@ from hearth.worker.prompt.prefill_cuts import CutRule
 from scripts.harness.socketless_worker import loaded, marks
 
 CHUNK = 64
-DEPTH = 200  # tokens of the canary's last prompt
+DEPTH = 150  # tokens of the canary's last prompt
 ANSWER_TOKENS = 3
 BLOCK_BYTES = 64 << 20  # by which the footprint is measured
 ROOM_BYTES = 1 << 30

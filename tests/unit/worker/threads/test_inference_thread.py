@@ -19,6 +19,19 @@ from hearth.worker.threads.thread_queues import InferenceTask
 LONG_S = 10.0
 
 
+class ScriptedChecks:
+    def __init__(self) -> None:
+        self.steps = 0
+        self.interrupted = 0
+
+    def step(self) -> bool:
+        self.steps -= 1
+        return self.steps >= 0
+
+    def interrupt(self) -> None:
+        self.interrupted += 1
+
+
 class ScriptedScheduler:
     def __init__(self, is_idle: bool) -> None:
         self.is_idle = is_idle
@@ -27,6 +40,7 @@ class ScriptedScheduler:
         self.idle_chunks = 0
         self.expiry_steps = 0
         self.is_blocked = False
+        self.checks = ScriptedChecks()
 
     def submit(self, request: str) -> Progress:
         self.taken.append(request)
@@ -138,3 +152,27 @@ def test_a_flood_cannot_keep_the_engine_from_stepping() -> None:
     scheduler = ScriptedScheduler(is_idle=False)
     turn(scheduler, *[f"r{n}" for n in range(1000)])
     assert scheduler.stepped_with == [INBOX_DRAIN_MAX]
+
+
+def test_checks_run_only_behind_all_other_idle_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = ScriptedScheduler(is_idle=True)
+    scheduler.idle_chunks, scheduler.expiry_steps, scheduler.checks.steps = 1, 1, 2
+    loop, _ = looping(scheduler, [])
+    wait_long(monkeypatch)
+    left = []
+    for _ in range(4):
+        loop.run_once()
+        left.append(scheduler.checks.steps)
+    assert left == [2, 2, 1, 0]
+    assert scheduler.checks.interrupted == 0
+
+
+def test_a_request_stops_the_checks_before_its_own_first_step() -> None:
+    scheduler = ScriptedScheduler(is_idle=True)
+    scheduler.checks.steps = 5
+    seen: list[int] = []
+    scheduler.step = lambda: iter(seen.append(scheduler.checks.interrupted) or ())  # type: ignore[func-returns-value,method-assign]
+    turn(scheduler, "a")
+    assert seen == [] or seen == [1]
+    assert scheduler.checks.interrupted == 1
+    assert scheduler.checks.steps == 5, "nothing is checked while a request is there"

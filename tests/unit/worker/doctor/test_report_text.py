@@ -1,0 +1,63 @@
+"""Tests for worker/doctor/report_text.py: what a report says, and what it never says."""
+
+import getpass
+import platform
+from pathlib import Path
+from typing import Any
+
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.doctor.checked_machine import machine_row, model_row
+from hearth.worker.doctor.findings import CheckResult, Findings, Subject, as_row
+from hearth.worker.doctor.report_text import ABOUT, report_text
+from hearth.worker.doctor.run_checks import CHECKS
+from hearth.worker.setup.doctor_setup import settings_row
+from scripts.harness.socketless_worker import loaded
+
+FOUND = Findings(
+    Subject("Apple M2 Max", "metal", "ab", "0.32.4", "0.32.2"),
+    "bfloat16",
+    (
+        CheckResult("exact", "fault", {"largest": 0.125}, 12.0, "7 of 80 tokens | differ"),
+        CheckResult("SSD", "left out", {}, 0.0, "nothing is written here"),
+    ),
+)
+
+
+def row(found: Findings | None, auto: list[dict[str, str]]) -> dict[str, Any]:
+    return {
+        "machine": machine_row(),
+        "model": model_row(loaded("qwen3"), "float32"),
+        "settings": settings_row(
+            load_settings({"MODEL_PATH": str(Path.home()), "PROXY_API_KEY": "hush"}, None)
+        ),
+        "auto": auto,
+        "state": "idle",
+        "running": "",
+        "findings": as_row(found) if found is not None else None,
+    }
+
+
+def test_it_tells_verdicts_figures_and_what_auto_means() -> None:
+    auto = [{"setting": "CACHE_EXACT", "now": "false", "next_start": "true"}]
+    text = report_text(row(FOUND, auto))
+    assert "| **exact**: CACHE_EXACT=true: warm answers against cold ones | fault |" in text
+    assert "7 of 80 tokens / differ; largest 0.125 | 12.0 |" in text
+    assert "Faults: exact." in text and "Left out: SSD." in text
+    assert "CACHE_EXACT is `auto` and means false now, and true from the next start on." in text
+
+
+def test_it_says_when_nothing_was_found_yet() -> None:
+    assert "`hearth doctor --again`" in report_text(row(None, []))
+
+
+def test_it_names_no_person_no_host_no_place_and_no_key() -> None:
+    text = report_text(row(FOUND, []))
+    for secret in (str(Path.home()), platform.node(), "hush", str(loaded("qwen3").directory)):
+        assert secret not in text, secret
+    assert f"/{getpass.getuser()}/" not in text
+    assert "- model: a local checkpoint" in text and "- architecture: qwen3" in text
+
+
+def test_every_check_says_what_it_looks_at() -> None:
+    told = {name for _, names in CHECKS for name in names}
+    assert told <= set(ABOUT)
