@@ -255,10 +255,8 @@ class Worker:
             relief.step()
             return memory.use.bytes_used()
 
-        checks = doctor.checks(cut_rule, guard)
-        loop = InferenceThread(
-            self._inbox, scheduler, self._wire.send, sweep, expire, checks, watch_memory
-        )
+        loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire, watch_memory)
+        loop.checks = doctor.checks(cut_rule, guard)
         return ServingParts(loaded, vision, kv_manager, sessions, scheduler, loop, memory, doctor)
 
     def _make_sessions(self, loaded: LoadedModel, chunk: int) -> SessionManager:

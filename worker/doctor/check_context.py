@@ -18,6 +18,7 @@ from hearth.worker.prompt.prefill_cuts import CutRule
 
 SECONDS_MAX: Final = 170.0  # of computing, of the three minutes in which all has to be over
 FORWARD_S_MAX: Final = 2.0  # a request waits for one forward, and a display for the GPU
+FORWARD_TOKENS_MAX: Final = 2048
 DEPTH_MIN: Final = 320  # tokens of the canary's last prompt, on the slowest machine ...
 DEPTH_MAX: Final = 4096  # ... and on a fast one
 ROOT: Final[PrefixHash] = root_hash(["doctor"])
@@ -75,6 +76,15 @@ class CheckContext:
     @property
     def left_s(self) -> float:
         return self.rules.seconds_max - self.spent_s
+
+    @property
+    def forward_tokens_max(self) -> int:
+        """Tokens of the longest forward that a request, or a Mac's display, may have to wait for.
+
+        Half of what the rate allows, which was measured where attention looks back on little.
+        """
+        by_rate = int(self.prefill_tokens_per_s * FORWARD_S_MAX / 2)
+        return max(self.rule.chunk, min(FORWARD_TOKENS_MAX, by_rate))
 
     def layers(self) -> LayerMap:
         """Return the map of the model's caches. Raises: LeftOut."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hearth.worker.doctor.check_context import FORWARD_S_MAX, CheckContext, Steps
+from hearth.worker.doctor.check_context import CheckContext, Steps
 from hearth.worker.doctor.difference import difference, rounding_limit
 from hearth.worker.doctor.findings import Figure, Verdict
 from hearth.worker.doctor.upstream_forwards import Forwards, UpstreamSequence, cold_answer
@@ -77,13 +77,12 @@ def _shortened(context: CheckContext, prompts: list[list[int]]) -> tuple[list[in
 
     A forward of seconds would hold up a request, and the display of a Mac.
     """
-    rate = context.prefill_tokens_per_s
-    most = max(rate * FORWARD_S_MAX, context.rule.chunk + 1) if rate else float("inf")
+    most = max(context.forward_tokens_max, context.rule.chunk + 1)
     fits = [number for number, ids in enumerate(prompts) if len(ids) <= most]
     number = fits[-1] if fits else 0
     ids = prompts[number]
     if not fits:
-        ids = ids[: int(most)]
+        ids = ids[:most]
     return ids, context.cold[number].tokens
 
 

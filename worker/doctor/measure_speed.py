@@ -7,7 +7,6 @@ from typing import Final
 from hearth.worker.doctor.canary import make_canary
 from hearth.worker.doctor.check_context import (
     DEPTH_MIN,
-    FORWARD_S_MAX,
     CheckContext,
     LeftOut,
     Steps,
@@ -91,8 +90,8 @@ def measure_chunk(context: CheckContext) -> Steps:
     budget_s = context.left_s * CANARY_SHARE
     affordable = int(budget_s * rate / (READ_ROUNDS * len(sizes)))
     tokens = min(max(CHUNKS), affordable)
-    largest = max(rate * FORWARD_S_MAX, default)
-    sizes = [size for size in sizes if size <= min(tokens, largest)]
+    largest = min(tokens, max(context.forward_tokens_max, default))
+    sizes = [size for size in sizes if size <= largest]
     if default not in sizes or len(sizes) < 2:
         raise LeftOut(f"{tokens} tokens can be read in the time that is left")
     context.needs(context.layers().slot_bytes(tokens, None), f"the KV of {tokens} tokens")

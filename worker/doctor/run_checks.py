@@ -65,8 +65,8 @@ class CheckRun:
         subject: Subject,
         checks: tuple[tuple[Check, tuple[str, ...]], ...] = CHECKS,
     ) -> None:
-        self._context = context
-        self._subject = subject
+        self.context = context
+        self.subject = subject
         self._checks = checks
         self._number = 0
         self._steps: Steps | None = None
@@ -79,13 +79,13 @@ class CheckRun:
     @property
     def running(self) -> str:
         """The name of the check in progress, "" where there is none."""
-        return self._context.stage if self._steps is not None else ""
+        return self.context.stage if self._steps is not None else ""
 
     def step(self) -> bool:
         """Do some of the work; say whether there is more."""
         if self.is_done:
             return False
-        context, (check, names) = self._context, self._checks[self._number]
+        context, (check, names) = self.context, self._checks[self._number]
         if self._steps is None:
             self._steps, self._began_s = check(context), context.spent_s
             context.begin(names[0])
@@ -111,15 +111,15 @@ class CheckRun:
         if self._steps is not None:
             self._steps.close()
             self._steps = None
-            self._context.spent_s = self._began_s
+            self.context.spent_s = self._began_s
             mx.clear_cache()
 
     def findings(self) -> Findings:
         """Return what was found so far."""
-        context = self._context
+        context = self.context
         found = {name: context.results[name] for name in _names(self._checks, context)}
         return Findings(
-            subject=self._subject,
+            subject=self.subject,
             dtype=context.dtype,
             checks=tuple(found.values()),
             exact=_needs_exact(found),
@@ -131,8 +131,8 @@ class CheckRun:
     def _end(self, names: tuple[str, ...], why: str) -> None:
         """Go on to the next check; what this one has not told is left out, and why is told."""
         for name in names:
-            if name not in self._context.results:
-                self._context.results[name] = CheckResult(name, "left out", reason=why)
+            if name not in self.context.results:
+                self.context.results[name] = CheckResult(name, "left out", reason=why)
         if self._steps is not None:
             self._steps.close()
         self._steps = None

@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from hearth.shared.wire_messages import Up
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.doctor.idle_checks import IdleChecks
+from hearth.worker.doctor.idle_checks import IdleChecks, NoChecks
 from hearth.worker.schedule.request_state import RecallDone
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.threads.thread_queues import Inbox, InferenceItem, InferenceTask
@@ -43,7 +43,7 @@ class InferenceThread:
         self._send = send
         self._sweep = sweep
         self._expire = expire
-        self._checks = checks
+        self.checks: IdleChecks = NoChecks()  # what runs behind all other idle work
         self._watch_memory = watch_memory
         self._idle_wait_s = IDLE_BEFORE_PREFILL_S
         self._turns = 0  # of the loop
@@ -53,11 +53,11 @@ class InferenceThread:
         """One turn. Blocks only when there is nothing to compute."""
         self._drain(self._wait_s())
         if not self._scheduler.is_idle:
-            self._checks.interrupt()
+            self.checks.interrupt()
             for message in self._scheduler.step():
                 self._send(message)
             self._idle_wait_s = IDLE_BEFORE_PREFILL_S
-        elif self._scheduler.prefill_idle() or self._expire() or self._checks.step():
+        elif self._scheduler.prefill_idle() or self._expire() or self.checks.step():
             self._idle_wait_s = 0.0
         else:
             self._idle_wait_s = IDLE_WAIT_S

@@ -5,9 +5,11 @@ import logging
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hearth.proxy.pool.worker_pool import WorkerPool
 from tests.helpers.proxy.app_over_workers import DEBUG, KEY, front
 from tests.helpers.proxy.fake_worker_pool import request, run
 from tests.helpers.proxy.proxy_app import HOST, app_of, ask
@@ -167,3 +169,26 @@ def test_no_page_of_another_site_can_empty_the_cache(tmp_path: Path) -> None:
     foreign = (b"origin", b"http://evil.example")
     assert ask(edge, "DELETE", "/v1/cache", foreign).status == 403
     assert ask(edge, "DELETE", "/v1/cache", host=(HOST[0], b"evil.example")).status == 403
+
+
+def test_the_checks_are_told_of_and_asked_for_with_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def answer(_: WorkerPool, what: str, about: str = "", key: str = "") -> dict[int, Any]:
+        asked.append(what)
+        return {0: {"state": "waiting", "running": "", "findings": None}}
+
+    edge = app_of(tmp_path, **DEBUG)
+    assert ask(edge, "GET", "/v1/doctor").status == 401
+    assert ask(edge, "POST", "/v1/doctor").status == 401
+    absent = ask(edge, "GET", "/v1/doctor", KEY).json["workers"]
+    assert absent[0]["worker"] == 0 and "not ready" in absent[0]["error"]
+    monkeypatch.setattr(WorkerPool, "ask", answer)
+    told = ask(edge, "GET", "/v1/doctor", KEY)
+    assert told.json["workers"] == [
+        {"worker": 0, "state": "waiting", "running": "", "findings": None}
+    ]
+    assert ask(edge, "POST", "/v1/doctor", KEY).status == 200
+    assert asked == ["doctor", "check_again"]

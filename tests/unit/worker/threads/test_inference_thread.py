@@ -72,9 +72,8 @@ def turn(scheduler: ScriptedScheduler, *requests: str) -> list[Up]:
 
 def looping(scheduler: ScriptedScheduler, sent: list[Up]) -> tuple[InferenceThread, Any]:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    loop = InferenceThread(
-        inbox, scheduler, sent.append, lambda: False, scheduler.expire, scheduler.checks
-    )  # type: ignore[arg-type]
+    loop = InferenceThread(inbox, scheduler, sent.append, lambda: False, scheduler.expire)  # type: ignore[arg-type]
+    loop.checks = scheduler.checks  # type: ignore[assignment]
     return loop, inbox
 
 

@@ -1,0 +1,72 @@
+"""The command `hearth doctor` without a server: it loads the model, checks it and tells."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.commands import doctor
+from hearth.shared.settings_from_env import POCKET
+from hearth.worker.doctor.check_context import CheckContext, Steps
+from hearth.worker.doctor.findings import FOLDER
+from hearth.worker.doctor.measure_speed import SPEED, measure_speed
+from hearth.worker.doctor.run_checks import CheckRun
+from hearth.worker.setup import doctor_setup
+from tests.helpers.servers.server import free_port
+
+Verdicts = dict[str, Any]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the cache's directory of a machine without a server, whose settings are defaults."""
+    settings = {"KV_CACHE_DIR": str(tmp_path / "kv"), "PROXY_PORT": str(free_port())}
+    for name, value in {**settings, "MODEL_PATH": POCKET, "LD_PRELOAD": "none"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("hearth.commands.doctor.openblas_environment", lambda _: {})
+    return tmp_path / "kv"
+
+
+def only(monkeypatch: pytest.MonkeyPatch, verdict: Any) -> None:
+    """Have the checks be a measurement, and one that comes to `verdict`."""
+
+    def judge(context: CheckContext) -> Steps:
+        context.begin("exact")
+        yield
+        context.tell(verdict, {"tokens": 80}, "as planted" if verdict == "fault" else "")
+
+    def make(*arguments: Any) -> CheckRun:
+        run = real(*arguments)
+        return CheckRun(run.context, run.subject, ((measure_speed, (SPEED,)), (judge, ("exact",))))
+
+    real = doctor_setup.check_run
+    monkeypatch.setattr(doctor_setup, "check_run", make)
+
+
+@pytest.mark.parametrize(("verdict", "status"), [("ok", 0), ("differs", 0), ("fault", 1)])
+def test_it_checks_here_where_no_server_runs_and_keeps_what_it_found(
+    machine: Path,
+    verdict: str,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    only(monkeypatch, verdict)
+    assert doctor.main([]) == status
+    shown = capsys.readouterr()
+    assert "- model: builtin:pocket" in shown.out and f"| {verdict} |" in shown.out
+    assert ("Faults: exact." in shown.out) == (verdict == "fault")
+    assert shown.err.split() == ["speed", "exact"], "what it is doing"
+    assert str(Path.home()) not in shown.out
+    assert len(list((machine / FOLDER).glob("*.json"))) == 1
+
+
+def test_what_cannot_be_checked_says_so(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--model", "/nowhere/at/all"]) == 2
+    assert "neither a directory nor a hub id" in capsys.readouterr().err
+    assert not machine.exists()
+
+
+def test_workers_that_tell_nothing_are_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.show([{"worker": 0, "error": "it is loading"}]) == 2
+    assert "worker 0: it is loading" in capsys.readouterr().err
