@@ -40,7 +40,8 @@ def report_text(row: Mapping[str, Any]) -> str:
     lines += ["", state] if state else []
     found = findings_of(row)
     if found is None or not found.checks:
-        lines += ["", "Nothing was found out yet. `hearth doctor --again` runs the checks."]
+        remedy = "" if state else " `hearth doctor --again` runs the checks."
+        lines += ["", f"Nothing was found out yet.{remedy}"]
     else:
         lines += ["", *_table(found), "", *_verdict(found)]
     lines += ["", *_auto(row["auto"])]
