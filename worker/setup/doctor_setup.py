@@ -14,6 +14,7 @@ from hearth.worker.doctor.idle_checks import IdleChecks, is_due
 from hearth.worker.doctor.run_checks import CheckRun
 from hearth.worker.engine.engine import Engine, default_chunk
 from hearth.worker.engine.footprint import process_bytes
+from hearth.worker.engine.memory_pressure import Pressure, system_pressure
 from hearth.worker.engine.mlx_memory import GB
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.prompt.prefill_cuts import CutRule
@@ -73,7 +74,12 @@ def check_run(
 
 
 def free_bytes(memory: MemoryGuard) -> int:
-    """Return what is free beside what is kept, and beside a forward of the deepest check."""
+    """Return what is free beside what is kept, and beside a forward of the deepest check.
+
+    Nothing is, while the system is short of memory.
+    """
+    if system_pressure() is not Pressure.NORMAL:
+        return 0
     return max(0, memory.limit() - memory.used() - memory.forward(DEPTH_MAX))
 
 

@@ -11,10 +11,11 @@ from hearth.worker.doctor.checked_machine import subject_of
 from hearth.worker.doctor.findings import CheckResult, Findings, FindingsFile
 from hearth.worker.doctor.measure_speed import best_chunk
 from hearth.worker.engine.engine import default_chunk
+from hearth.worker.engine.memory_pressure import Pressure
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.setup import doctor_setup
-from hearth.worker.setup.doctor_setup import ModelDoctor, chunk_of, with_findings
+from hearth.worker.setup.doctor_setup import ModelDoctor, chunk_of, free_bytes, with_findings
 from hearth.worker.setup.kv_setup import cache_root, is_exact
 from scripts.harness.socketless_worker import loaded, marks
 
@@ -135,6 +136,16 @@ def test_findings_take_effect_at_the_next_start_and_the_report_says_so(
         "CACHE_EXACT": "true",
         "PREFILL_CHUNK": "1024",
     }
+
+
+def test_checks_take_what_is_free_beside_a_forward_and_nothing_under_pressure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = MemoryGuard(lambda: 1000, lambda: 300, lambda depth: 100 * (depth > 4000))
+    assert free_bytes(memory) == 600
+    assert free_bytes(dataclasses.replace(memory, used=lambda: 2000)) == 0
+    monkeypatch.setattr(doctor_setup, "system_pressure", lambda: Pressure.WARNING)
+    assert free_bytes(memory) == 0
 
 
 def test_findings_of_another_machine_are_not_read(tmp_path: Path) -> None:
