@@ -11,9 +11,11 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.doctor import kept_conversation
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv import serialise_kv
+from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap, LayerStates
 from hearth.worker.kv.quantise_kv import LayerRows
@@ -145,6 +147,11 @@ def bytes_lost_in_files(patch: pytest.MonkeyPatch) -> None:
         )
 
     patch.setattr(kept_conversation, "arrays_of_rows", rounded)
+
+
+def nothing_is_reused(patch: pytest.MonkeyPatch) -> None:
+    """Every prompt is read from its beginning: right answers, for the wrong price."""
+    patch.setattr(KVManager, "plan", lambda self, query: ResumePlan.cold())
 
 
 class RowDependentModel(nn.Module):

@@ -100,6 +100,7 @@ def test_a_footprint_that_lies_is_found(name: str, share: float) -> None:
         ("qwen3_5", planted_faults.stale_rewind, {"exact", "rewinds"}),
         ("gemma3_text", planted_faults.offset_off_by_one, {"exact"}),
         ("glm4_moe_lite", planted_faults.bytes_lost_in_files, {"restores"}),
+        ("qwen3", planted_faults.nothing_is_reused, {"exact", "restores", "live slots"}),
     ],
 )
 def test_faults_of_other_kinds_are_found_too(
