@@ -33,6 +33,7 @@ from hearth.proxy.workers.warm_prompts import WarmPrompts
 from hearth.shared import logging_setup as logs
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
+from hearth.shared.macos_network_hints import listening_hint
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
@@ -118,6 +119,9 @@ class Hearth:
         for number in numbers:
             loop.add_signal_handler(number, self._signals.take, number)
         print(starting_line(self._settings, self._version), flush=True)
+        program = os.path.realpath(sys.executable)
+        if hint := listening_hint(self._settings.proxy_host, program):
+            log.info("%s", hint)
         serving = asyncio.create_task(self._serve(), name="serve")
         stopping = asyncio.create_task(self._stop.wait())
         refused = asyncio.create_task(self._supervisor.cannot_start.wait())

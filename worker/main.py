@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.logging_setup import configure
+from hearth.shared.macos_network_hints import listening_hint
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
 from hearth.shared.start_failure_file import leave_reason
@@ -449,6 +450,9 @@ def main() -> int:
         if options.endpoint.startswith("tcp://"):  # else the proxy, with the same file, says it
             for text in setting_warnings(os.environ, env_file()):
                 log.warning("%s", text)
+            host = options.endpoint.removeprefix("tcp://").rpartition(":")[0]
+            if hint := listening_hint(host, os.path.realpath(sys.executable)):
+                log.info("%s", hint)
         worker = Worker(settings, options.worker_id, options.endpoint)
     except StartError as error:
         _refuse(options.endpoint, error)

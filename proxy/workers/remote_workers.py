@@ -7,6 +7,7 @@ server runs; it keeps what it computed on its own disk, so what it was sent is s
 import asyncio
 import logging
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -15,6 +16,7 @@ from hearth.proxy.pool.worker_link import WorkerLink, link_row
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
 from hearth.shared.errors import StartError
+from hearth.shared.macos_network_hints import MACOS, refused_hint
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.zmq_transport import (
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 WATCH_S: Final = 1.0
 RETRY_S: Final = 1.0  # after a line that was good
 REFUSED_RETRY_S: Final = 15.0  # after a peer that we cannot work with
+CONNECT_S_MAX: Final = 3.0  # of a connection that only finds out why there is none
 _ENDPOINT: Final = re.compile(r"tcp://[A-Za-z0-9][A-Za-z0-9.-]*:([0-9]{1,5})")
 
 # What a worker did whose line is given up.
@@ -54,12 +57,17 @@ class RemoteWorker:
     boot_id: str = ""  # of the start that was last heard of
     restarts: int = 0
     problem: str = "has not answered yet"  # or what it did when its line was last given up
+    hint: str = ""  # what this machine's own system may have to do with it, and what helps
 
     @property
     def state(self) -> RemoteState:
         if self.link is None or self.link.is_closed or self.link.heartbeat is None:
             return "unreachable"
         return "ready" if self.link.is_ready else "loading"
+
+    @property
+    def told_problem(self) -> str:
+        return f"{self.problem}. {self.hint}" if self.hint else self.problem
 
     def row(self) -> dict[str, Any]:
         """Return this worker's entry in /health. Its pid is another machine's, and not told."""
@@ -68,7 +76,7 @@ class RemoteWorker:
             "state": self.state,
             "pid": None,
             "endpoint": self.endpoint,
-            "problem": self.problem if self.state == "unreachable" else None,
+            "problem": self.told_problem if self.state == "unreachable" else None,
             "restarts": self.restarts,
             **link_row(self.link),
         }
@@ -77,18 +85,24 @@ class RemoteWorker:
         """Note that the worker is there, and count another start of it."""
         if self.state == "unreachable":
             return
-        self.problem = ""
+        self.problem = self.hint = ""
         welcome = self.link.welcome if self.link is not None else None
         if welcome is not None and welcome.boot_id != self.boot_id:
             self.restarts += bool(self.boot_id)
             self.boot_id = welcome.boot_id
             log.info("remote worker found id=%d endpoint=%s", self.worker_id, self.endpoint)
 
-    def lose(self, problem: str) -> None:
-        """Note that the line is given up because of what the worker did."""
-        if problem != self.problem:  # else it is tried in vain again
-            log.error("remote worker id=%d endpoint=%s %s", self.worker_id, self.endpoint, problem)
-        self.problem = problem
+    def lose(self, problem: str, hint: str = "") -> None:
+        """Note that the line is given up because of what the worker did; `hint` says what helps."""
+        is_new = (problem, hint) != (self.problem, self.hint)  # else it is tried in vain again
+        self.problem, self.hint = problem, hint
+        if is_new:
+            log.error(
+                "remote worker id=%d endpoint=%s %s",
+                self.worker_id,
+                self.endpoint,
+                self.told_problem,
+            )
         self.link = None
 
 
@@ -126,9 +140,11 @@ class RemoteWorkers:
                 worker.worker_id, worker.endpoint, self._keys, self._models
             )
             problem = await _until_lost(worker, link)
-            worker.lose(problem)
+            is_unheard = problem == SILENT and link.welcome is None
+            worker.lose(problem, await hint_of(worker.endpoint) if is_unheard else "")
             self._pool.why_nobody = (
-                f"No worker is ready: worker {worker.worker_id}, on another machine, {problem}."
+                f"No worker is ready: worker {worker.worker_id}, on another machine, "
+                f"{worker.told_problem.rstrip('.')}."
             )
             text = f"The worker that held this request {problem}; send the request again."
             self._pool.disconnect(worker.worker_id, text, keeps_cache=True)
@@ -153,6 +169,23 @@ async def _until_lost(worker: RemoteWorker, link: WorkerLink) -> str:
                 return SILENT
     finally:
         broken.cancel()
+
+
+async def hint_of(endpoint: str, platform: str = sys.platform) -> str:
+    """Return what a plain connection to `endpoint` shows of this machine's refusals, "" if none.
+
+    zmq tries for ever and tells nobody why a connection fails. Only macOS has such refusals.
+    """
+    if platform != MACOS:
+        return ""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_S_MAX):
+            _, writer = await asyncio.open_connection(host, int(port))
+    except OSError as error:
+        return refused_hint(error, platform)
+    writer.close()
+    return ""
 
 
 def check_endpoints(endpoints: Sequence[str]) -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from hearth.proxy.workers.remote_workers import (
     UNKNOWN,
     RemoteWorkers,
     check_endpoints,
+    hint_of,
 )
 from hearth.proxy.workers.supervisor import Supervisor
 from hearth.shared.errors import Overloaded, StartError, WorkerLost
@@ -317,6 +320,60 @@ def test_a_worker_that_does_not_know_this_proxys_key_is_told_nothing(
             assert made.worker.state == "unreachable"
 
     run(body)
+
+
+def test_a_worker_that_this_machine_may_not_reach_is_told_once_with_what_helps(
+    keys_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a Mac that refuses Hearth its local network: nobody ever answers."""
+    monkeypatch.setattr(remote_module, "SILENCE_S_MAX", 0.3)
+    monkeypatch.setattr(remote_module.asyncio, "open_connection", no_route)
+    monkeypatch.setattr(remote_module, "hint_of", partial(hint_of, platform="darwin"))
+
+    async def body() -> None:
+        async with bench(settings_of(keys_dir, free_port())) as made:
+            await made.until(lambda: made.worker.hint)
+            links = {made.worker.link}
+            await made.until(lambda: links.add(made.worker.link) or len(links - {None}) > 2)
+            problem = made.worker.row()["problem"]
+            assert problem == f"{SILENT}. {made.worker.hint}"
+            assert "Local Network" in made.worker.hint
+            with pytest.raises(Overloaded, match="Local Network"):
+                await made.pool.open(request("n=1"), "r")
+        told = [record.message for record in caplog.records if "Local Network" in record.message]
+        assert len(told) == 1, "and not at each try"
+
+    run(body)
+
+
+def test_only_a_mac_tries_why_a_worker_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module.asyncio, "open_connection", no_route)
+    endpoint = "tcp://192.168.1.9:5555"
+    assert "No route to host" in asyncio.run(hint_of(endpoint, "darwin"))
+    monkeypatch.setattr(remote_module.asyncio, "open_connection", None)  # a call would break
+    assert asyncio.run(hint_of(endpoint, "linux")) == ""
+    monkeypatch.setattr(remote_module, "CONNECT_S_MAX", 0.01)
+    monkeypatch.setattr(remote_module.asyncio, "open_connection", no_answer)
+    assert "firewall" in asyncio.run(hint_of(endpoint, "darwin"))
+
+
+def test_a_worker_that_takes_the_connection_is_not_refused_by_this_machine() -> None:
+    async def body() -> None:
+        port = free_port()
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", port)
+        async with server:
+            assert await hint_of(f"tcp://127.0.0.1:{port}", "darwin") == ""
+
+    run(body)
+
+
+async def no_route(host: str, port: int) -> Any:
+    assert isinstance(port, int), port
+    raise OSError(errno.EHOSTUNREACH, "No route to host", host)
+
+
+async def no_answer(host: str, port: int) -> Any:
+    await asyncio.sleep(60)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""Says what macOS asks its user before a program may use the network, where that may be in the way.
+
+Two things ask: Local Network privacy (since macOS 15) when a program connects to a neighbour, and
+the firewall when one listens. Neither shows as more than a failed connection.
+Source: Apple's technote TN3179.
+"""
+
+import errno
+import ipaddress
+import os
+import sys
+from typing import Final
+
+MACOS: Final = "darwin"
+
+# What is exempt is a launchd daemon, not an agent; Apple's Terminal, and no other one.
+_LOCAL_NETWORK: Final = (
+    "On macOS 15 and newer this is also what a program gets that may not use the local network. "
+    "Allow Python, or the app that started Hearth, in System Settings > Privacy & Security > Local "
+    "Network; or start Hearth from Terminal or over ssh, and leave that open, or as a launchd "
+    "daemon."
+)
+_FIREWALL_THERE: Final = (
+    "If the worker's machine is a Mac, its firewall may be asking there whether Python may accept "
+    "connections: allow it in System Settings > Network > Firewall > Options."
+)
+
+
+def refused_hint(error: OSError, platform: str = sys.platform) -> str:
+    """Return why this machine may not reach another one, and what helps; "" where nothing is known.
+
+    `error` is what connecting gave; a TimeoutError is one.
+    """
+    if platform != MACOS:
+        return ""
+    if error.errno == errno.EHOSTUNREACH:
+        return f"Connecting gives {os.strerror(errno.EHOSTUNREACH)!r}. {_LOCAL_NETWORK}"
+    if isinstance(error, TimeoutError):
+        return f"Connecting gets no answer. {_FIREWALL_THERE}"
+    return ""
+
+
+def listening_hint(host: str, program: str, platform: str = sys.platform) -> str:
+    """Return what to do where others cannot reach `program` on `host`; "" where nothing asks."""
+    if platform != MACOS or _is_loopback(host):
+        return ""
+    tool = "/usr/libexec/ApplicationFirewall/socketfilterfw"
+    return (
+        f"listening on {host}: where macOS's firewall is on, it asks once, in a window, whether "
+        "Python may accept connections, and drops them until then. Without a screen: "
+        f"sudo {tool} --add {program} && sudo {tool} --unblockapp {program}"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
