@@ -360,6 +360,12 @@ class Settings:
         integer(0, 16_384),
         "Prompt tokens in one forward; 0 = 256 on a CPU, 512 on a GPU, or what DOCTOR found better",
     )
+    dtype: str = _setting(
+        "DTYPE",
+        "auto",
+        one_of("auto", "bfloat16", "float16"),
+        "What bfloat16 weights are computed in; auto = float16 on M1 and M2 where checked as good",
+    )
     live_slots_max: int = _setting(
         "LIVE_SLOTS_MAX",
         "4",

@@ -26,7 +26,8 @@ LONG_FILES: Final = {
     "scripts/fixtures/vision_family_configs.py": "one table: what each family's checkpoint says",
 }
 FULL_FOLDERS: Final = {
-    "shared": "no concept of its own: what both processes and the installer need"
+    "shared": "no concept of its own: what both processes and the installer need",
+    "worker/doctor": "one concept, a file for each check",
 }
 
 # ---------------------------------------------------------------- layers

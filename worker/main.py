@@ -52,7 +52,7 @@ from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
-from hearth.worker.setup.doctor_setup import ModelDoctor
+from hearth.worker.setup.doctor_setup import ModelDoctor, is_float16_good
 from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -202,7 +202,8 @@ class Worker:
         self, steps: StartSteps, memory: WorkerMemory
     ) -> tuple[LoadedModel, VisionParts | None]:
         """Load the weights, and what encodes images."""
-        loaded = load_model(self._settings, steps.begin, memory.admit)
+        is_good = functools.partial(is_float16_good, self._settings)
+        loaded = load_model(self._settings, steps.begin, memory.admit, is_good)
         steps.begin("images")
         vision = make_vision(loaded, self._settings)
         memory.loaded(weight.nbytes for weight in weights_of(loaded))
@@ -328,6 +329,7 @@ class Worker:
             scheduler.batch_bytes,
         )
         report["quantisation"] = quantisation_report(kv_manager)
+        report["dtype"] = parts.loaded.dtype.row()
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)
         report |= scheduler.report(message.key) | parts.memory.report()

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from hearth.shared.settings_from_env import POCKET
 from hearth.shared.version import VERSION
 from hearth.worker.doctor.findings import Subject, model_fingerprint
+from hearth.worker.engine.compute_dtype import dtype_of
 from hearth.worker.engine.model_loader import POCKET_DIR, LoadedModel, backend
 
 
@@ -36,14 +36,8 @@ def chip() -> str:
 
 
 def weights_dtype(loaded: LoadedModel) -> str:
-    """Return the type that most of the weights' bytes which are no packed integers have."""
-    sizes: dict[mx.Dtype, int] = {}
-    for _, array in tree_flatten(loaded.model.parameters()):
-        if mx.issubdtype(array.dtype, mx.floating):
-            sizes[array.dtype] = sizes.get(array.dtype, 0) + array.nbytes
-    if not sizes:
-        return "unknown"
-    return str(max(sizes, key=lambda dtype: sizes[dtype])).removeprefix("mlx.core.")
+    """Return the type that most of the weights which are no packed integers have."""
+    return dtype_of(loaded.model) or "unknown"
 
 
 def machine_row() -> dict[str, Any]:

@@ -10,6 +10,7 @@ import mlx.core as mx
 from hearth.worker.doctor.check_batches import BATCHES, ROWS, check_batches, measure_rows
 from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
 from hearth.worker.doctor.check_cuts import NAME as CUTS, check_cuts
+from hearth.worker.doctor.check_float16 import NAME as FLOAT16, check_float16
 from hearth.worker.doctor.check_memory import (
     ESTIMATE,
     FOOTPRINT,
@@ -44,11 +45,11 @@ CHECKS: Final[tuple[tuple[Check, tuple[str, ...]], ...]] = (
     (check_default, (DEFAULT, SLOTS, FAST_RESTORES)),
     (check_cuts, (CUTS,)),
     (check_batches, (BATCHES,)),
+    (check_float16, (FLOAT16,)),
     (measure_rows, (ROWS,)),
     (measure_chunk, (CHUNK,)),
     (measure_ssd, (SSD,)),
 )
-FLOAT16: Final = "float16"  # names a check, and the figure in which it says yes or no
 REASON_CHARS_MAX: Final = 300
 
 
@@ -171,5 +172,5 @@ def _chunk(found: dict[str, CheckResult]) -> int | None:
 
 def _float16(found: dict[str, CheckResult]) -> bool | None:
     """Return what the check of that name, which some devices need, has decided."""
-    figure = found[FLOAT16].figures.get("float16") if FLOAT16 in found else None
+    figure = found[FLOAT16].figures.get(FLOAT16) if FLOAT16 in found else None
     return figure if isinstance(figure, bool) else None

@@ -174,7 +174,7 @@ class ImageEncoder:
         odd = made.keys() - _SLICED_INPUTS - _UNUSED_INPUTS
         if odd:
             raise UnknownImageInputs(f"its language model is given {', '.join(sorted(odd))}")
-        return _rows_of(made, len(ids))
+        return _rows_of(self._language.cast_inputs(made), len(ids))
 
     def _positions(self, at: int, end: int, runs: Sequence[ImageRun]) -> NDArray[np.int32]:
         """Return the positions (3, n) of the tokens [at, end)."""

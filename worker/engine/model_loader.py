@@ -26,6 +26,14 @@ from hearth.shared.errors import StartError
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import POCKET, Settings
 from hearth.shared.wire_messages import ModelFacts
+from hearth.worker.engine.compute_dtype import (
+    ComputeDtype,
+    cast_rule,
+    cast_to_float16,
+    choose_dtype,
+    device_architecture,
+    dtype_of,
+)
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
 from hearth.worker.engine.remote_code_check import CODE_PATTERNS, remote_code
 from hearth.worker.engine.vlm_loader import (
@@ -56,18 +64,21 @@ class LoadedModel:
     directory: Path
     facts: ModelFacts
     vision: VisionModel | None = None  # None for a model of text alone
+    dtype: ComputeDtype = ComputeDtype()
 
 
 def load_model(
     settings: Settings,
     begin: Callable[[str, int], None] = lambda _step, _nbytes: None,
     admit: Callable[[int], None] | None = None,
+    is_float16_good: Callable[[Path], bool | None] = lambda _directory: None,
 ) -> LoadedModel:
     """Load what MODEL_PATH names: the builtin model, a directory or a hub id.
 
     `begin` is told of each step before it is taken, and the bytes that it brings into memory.
     `admit` is called with the weights' bytes before they are read, and raises StartError where they
     do not fit; by default they have the machine to themselves.
+    `is_float16_good` says of a checkpoint what `choose_dtype` is told.
 
     Raises:
         StartError: it cannot be loaded; one line says why.
@@ -96,9 +107,11 @@ def load_model(
             tokenizer, config = _tokenizer_and_config(directory, runs_code)
         else:
             model, tokenizer, config = _load_text(directory, runs_code)
-        if source == str(POCKET_DIR) and mx.default_device() == mx.cpu:
-            model.set_dtype(mx.float32)  # MLX prefills bfloat16 4 to 5 times slower there
         weights: Any = model if vision is None else vision.model
+        is_slow = source == str(POCKET_DIR) and mx.default_device() == mx.cpu
+        if is_slow and settings.dtype != "float16":
+            model.set_dtype(mx.float32)  # MLX prefills bfloat16 4 to 5 times slower there
+        dtype = _set_dtype(model, vision, settings, is_float16_good(directory))
         mx.eval(weights.parameters())
     except StartError:
         raise
@@ -113,6 +126,7 @@ def load_model(
         directory=directory,
         facts=_facts(model, weights, tokenizer, config, source, settings),
         vision=vision,
+        dtype=dtype,
     )
 
 
@@ -120,6 +134,25 @@ def weights_of(loaded: LoadedModel) -> list[mx.array]:
     """Return all weights of a model, those of its towers too."""
     weights: Any = loaded.model if loaded.vision is None else loaded.vision.model
     return [array for _, array in tree_flatten(weights.parameters())]
+
+
+def _set_dtype(
+    model: Any, vision: VisionModel | None, settings: Settings, is_float16_good: bool | None
+) -> ComputeDtype:
+    """Have the language model compute in what DTYPE says, and return that.
+
+    A vision tower stays as it is: its activations are known to leave float16's range.
+    """
+    dtype = choose_dtype(settings.dtype, dtype_of(model), device_architecture(), is_float16_good)
+    if dtype.is_cast and vision is None:
+        cast_to_float16(model, cast_rule(model))
+    elif dtype.is_cast:
+        assert vision is not None
+        language = vision.language
+        cast_to_float16(language.model, cast_rule(language.model, vision.model))
+        language.input_dtype = mx.float16
+    log.info("weights are computed in %s: %s", dtype.name, dtype.reason)
+    return dtype
 
 
 def _checked(source: str) -> str:

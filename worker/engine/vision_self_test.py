@@ -114,7 +114,8 @@ class _TestPrompt:
         ids, pixels = mx.array([self._ids]), inputs.pop("pixel_values")
         mask = mx.ones(ids.shape, dtype=mx.int32)
         made = self._model.get_input_embeddings(ids, pixels, mask=mask, **inputs).to_dict()
-        made = inputs | {name: value for name, value in made.items() if value is not None}
+        made = {name: value for name, value in made.items() if value is not None}
+        made = inputs | self._language.cast_inputs(made)
         cache = self._language.make_cache()
         return self._last(self._language.model(ids, cache=cache, **made).logits)
 

@@ -3,10 +3,11 @@
 Owner: the inference thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
+from mlx.utils import tree_map
 
 AXES: Final = 3  # time, height and width, in which mRoPE counts positions
 
@@ -22,6 +23,7 @@ class VLMLanguageModel:
         self.model = model
         self.make_cache = make_cache  # gives empty caches, one a layer, of mlx-vlm's own classes
         self.takes_positions = _takes_positions(model)
+        self.input_dtype: mx.Dtype | None = None  # of what it is given of images; None = as made
 
     def __call__(
         self, ids: mx.array, cache: list[Any] | None = None, shift: int = 0, **embeds: Any
@@ -38,6 +40,19 @@ class VLMLanguageModel:
             embeds["position_ids"] = mx.broadcast_to(positions, (AXES, 1, count))
         logits: mx.array = self.model(ids, cache=cache, **embeds).logits
         return logits
+
+    def cast_inputs(self, made: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what mlx-vlm made of images, in the dtype that this model computes in.
+
+        Its towers may have another one, and two of them together would be computed in float32.
+        """
+        if self.input_dtype is None:
+            return dict(made)
+        return {name: tree_map(self._cast, value) for name, value in made.items()}
+
+    def _cast(self, value: Any) -> Any:
+        is_float = isinstance(value, mx.array) and mx.issubdtype(value.dtype, mx.floating)
+        return value.astype(self.input_dtype) if is_float else value
 
     def parameters(self) -> Any:
         return self.model.parameters()

@@ -33,6 +33,13 @@ def findings_file(settings: Settings, directory: Path) -> FindingsFile | None:
     return FindingsFile(settings.kv_cache_dir, subject_of(directory))
 
 
+def is_float16_good(settings: Settings, directory: Path) -> bool | None:
+    """Return what the checks of a checkpoint found of float16; None before they did."""
+    file = findings_file(settings, directory) if settings.doctor != "off" else None
+    found = file.load() if file is not None else None
+    return found.float16 if found is not None else None
+
+
 def with_findings(settings: Settings, found: Findings | None, dtype: str) -> Settings:
     """Return the settings in which what is `auto` is what was found of weights of `dtype`.
 
@@ -168,6 +175,9 @@ class ModelDoctor:
         ):
             if is_auto:
                 rows.append((name, meaning(self.settings), meaning(later)))
+        if self._asked.dtype == "auto" and found is not None and found.float16 is not None:
+            later_dtype = "float16" if found.float16 else self._dtype
+            rows.append(("DTYPE", self._dtype, later_dtype))
         return rows
 
     def _exact(self, settings: Settings) -> str:
@@ -186,7 +196,8 @@ def chunk_of(settings: Settings) -> int:
 def settings_row(settings: Settings) -> dict[str, Any]:
     """Return the settings that matter to the checks: none names a person, a place or a key."""
     names = (
-        *("cache_exact", "prefill_chunk", "doctor", "kv_bits", "cache_store_bits", "workers"),
+        *("cache_exact", "prefill_chunk", "dtype", "doctor", "kv_bits", "cache_store_bits"),
+        "workers",
         *("live_slots_max", "max_kv_size", "memory_limit_mb", "cache_ram_budget_mb"),
         *("max_kv_size_gb", "kv_disk_write_gb_per_day", "use_kv_cache"),
     )

@@ -121,6 +121,7 @@ def cache_root(loaded: LoadedModel, settings: Settings, chunk: int) -> PrefixHas
         *(str(settings.quantized_kv_start), ROOT_STORE_BITS),
         *(version("mlx"), version("mlx-lm")),
         *([version("mlx-vlm")] if loaded.vision is not None else []),
+        *([f"dtype {loaded.dtype.name}"] if loaded.dtype.is_cast else []),
     ]
     return root_hash(parts)
 

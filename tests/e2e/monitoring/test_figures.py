@@ -344,6 +344,11 @@ def test_what_made_way_is_told_with_its_entry_and_adds_up(seen: Seen) -> None:
     assert words in rest.evicted[0]
 
 
+def test_what_is_computed_in_is_told(seen: Seen) -> None:
+    dtype = seen.rest.cache["dtype"]
+    assert dtype == {"name": "float32", "cast": False, "reason": "the weights are float32"}
+
+
 def test_the_bits_of_kv_are_told(seen: Seen) -> None:
     rest = seen.rest
     stored = {"bits": 8, "group_size": 32, "scheme": "uniform", "from_tokens": 256}

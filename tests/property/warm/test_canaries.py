@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.engine.model_loader import load_model
 from hearth.worker.prompt.prefill_cuts import CutRule
+from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.socketless_worker import Machine, loaded, machine, marks, vocabulary
 from tests.helpers.worker.cold_difference import difference
 
@@ -26,6 +30,20 @@ def test_in_four_bits_exact_mode_is_a_cold_run_to_the_bit(name: str) -> None:
     rules: dict[str, Any] = {"dtype": "bfloat16", "quant": 4, "is_exact": True}
     warm, cold = machine(name, **rules), machine(name, keeps=False, **rules)
     assert difference(warm, cold, name, length=25) == 0
+
+
+@pytest.mark.parametrize(("name", "quant"), [("qwen3", None), ("qwen3_5", None), ("qwen3", 4)])
+def test_in_float16_that_bfloat16_was_cast_to_exact_mode_is_a_cold_run_to_the_bit(
+    name: str, quant: int | None
+) -> None:
+    path = str(fixture_dir(name, "bfloat16", quant))
+    model = load_model(load_settings({"MODEL_PATH": path, "DTYPE": "float16"}, None))
+    warm, cold = (
+        Machine(model, marks(name), vocabulary(name), keeps=keeps, is_exact=True)
+        for keeps in (True, False)
+    )
+    assert difference(warm, cold, name, length=4 if quant else 20) == 0
+    assert set(warm.layers.row_dtypes) == {mx.float16}, "rows of as many bytes as before"
 
 
 class EveryEight(CutRule):

@@ -1,0 +1,270 @@
+"""Checks that float16 is taken where it is as good as bfloat16, and that no weight is touched."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.doctor import check_float16 as module
+from hearth.worker.doctor.canary import Canary
+from hearth.worker.doctor.check_float16 import DtypeComparison, check_bytes, compare_dtypes
+from hearth.worker.doctor.checked_machine import subject_of
+from hearth.worker.doctor.findings import CheckResult, Findings, FindingsFile
+from hearth.worker.engine import model_loader
+from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.model_loader import LoadedModel, load_model
+from hearth.worker.setup.doctor_setup import is_float16_good
+from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.worker.checked_fixture import context_of, run_of
+
+TOKENS = [(7 * n * n + 31 * n) % 2_900 + 100 for n in range(30)]
+PIECE = 12
+FLOAT16_MAX = 65_504
+
+
+def load(name: str = "qwen3", quant: int | None = None, dtype: str = "bfloat16") -> LoadedModel:
+    directory = fixture_dir(name, "bfloat16", quant)
+    return load_model(load_settings({"MODEL_PATH": str(directory), "DTYPE": dtype}, None))
+
+
+def leaves(loaded: LoadedModel) -> dict[str, mx.array]:
+    return dict(tree_flatten(loaded.model.parameters()))
+
+
+def result_of(
+    loaded: LoadedModel, steps: int | None = None, tokens: Sequence[int] = TOKENS
+) -> CheckResult | None:
+    """What the check found; None where it was closed after some steps."""
+
+    def new_cache() -> list[Any]:
+        return make_prompt_cache(loaded.model)
+
+    running = compare_dtypes(loaded, new_cache, tokens, PIECE)
+    done = 0
+    while steps is None or done < steps:
+        try:
+            next(running)
+        except StopIteration as end:
+            assert isinstance(end.value, CheckResult)
+            return end.value
+        done += 1
+    running.close()
+    return None
+
+
+def found(loaded: LoadedModel, tokens: Sequence[int] = TOKENS) -> CheckResult:
+    """What the check found; the weights are afterwards what they were, to the bit and the object"""
+    before = leaves(loaded)
+    result = result_of(loaded, tokens=tokens)
+    after = leaves(loaded)
+    assert result is not None and before.keys() == after.keys()
+    assert all(after[path] is leaf for path, leaf in before.items())
+    return result
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "tokens"),
+    [
+        *((name, None, TOKENS) for name in ("qwen3", "qwen3_5", "falcon_h1", "qwen3_vl")),
+        ("gpt_oss", 4, TOKENS[:5]),  # quantised experts are slow on a CPU
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_float16_is_as_good_where_nothing_leaves_its_range(
+    name: str, quant: int | None, tokens: list[int]
+) -> None:
+    result = found(load(name, quant), tokens)
+    assert result.verdict == "ok" and result.reason == ""
+    figures = result.figures
+    assert figures["float16"] is True and figures["positions"] == len(tokens)
+    errors = figures["float16_error"], figures["bfloat16_error"]
+    assert isinstance(errors[0], float) and isinstance(errors[1], float)
+    assert 0 < errors[0] < errors[1] / 2, "float16 has three bits more"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text"], ids=["own head", "tied head"])
+def test_what_is_called_float16_is_what_a_model_cast_for_good_computes(name: str) -> None:
+    """Each part is cast alone, so the whole must be compared with a model that is cast whole."""
+    loaded, cast = load(name), load(name, dtype="float16")
+    comparison = DtypeComparison(loaded, lambda: make_prompt_cache(loaded.model))
+    logits = comparison.logits(TOKENS, "float16")
+    cache = make_prompt_cache(cast.model)
+    assert mx.array_equal(logits, cast.model(mx.array([TOKENS]), cache=cache)[0])
+    held = [layer.state[0] for layer in comparison.caches["float16"]]
+    assert all(mx.array_equal(was, layer.state[0]) for was, layer in zip(held, cache, strict=True))
+
+
+class Plain(nn.Module):
+    """Reads leaves of its parts itself, and has one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 8)
+        self.layers = [nn.Linear(8, 8)]
+        self.scale = mx.full((8,), 1.7)
+        self.set_dtype(mx.bfloat16)
+
+    def __call__(self, ids: mx.array, cache: list[Any]) -> mx.array:
+        hidden = self.layers[0](self.embedding(ids) * self.scale)
+        return self.embedding.as_linear(hidden) @ self.embedding.weight
+
+
+def test_leaves_that_are_read_beside_the_parts_are_cast_too() -> None:
+    mx.random.seed(1)
+    loaded = replace(load(), model=Plain())
+    logits = DtypeComparison(loaded, list).logits([3, 4, 5], "float16")
+    loaded.model.set_dtype(mx.float16)
+    expected = loaded.model(mx.array([[3, 4, 5]]), [])[0]
+    assert expected.dtype == mx.float16 and mx.array_equal(logits, expected)
+
+
+def test_a_weight_beyond_its_range_is_found() -> None:
+    loaded = load()
+    weight = loaded.model.model.layers[1].mlp.down_proj.weight
+    weight[3, 5] = 1e5
+    result = found(loaded)
+    assert result.figures["float16"] is False
+    assert result.figures["finite"] is False and "not finite" in result.reason
+
+
+def test_an_activation_beyond_its_range_is_found_though_every_weight_is_within() -> None:
+    loaded = load()
+    layer = loaded.model.model.layers[0].mlp
+    for projection in (layer.up_proj, layer.down_proj):
+        projection.weight = projection.weight * 600
+    largest = max(float(mx.abs(leaf).max()) for leaf in leaves(loaded).values())
+    assert largest < FLOAT16_MAX / 4
+    result = found(loaded)
+    assert result.figures["float16"] is False and "not finite" in result.reason
+
+
+def test_an_activation_near_the_end_of_its_range_is_refused() -> None:
+    """Another prompt may take it further."""
+    loaded = load()
+    embedding = loaded.model.model.embed_tokens
+    embedding.weight = embedding.weight * 8_000
+    result = found(loaded)
+    assert result.figures["finite"] is True and result.figures["float16"] is False
+    assert "an activation is" in result.reason and "65,504" in result.reason
+
+
+def test_a_layer_that_goes_on_in_float32_is_refused() -> None:
+    """Its KV would take twice the memory: a bfloat16 leaf beside float16 makes float32."""
+    loaded = load()
+    object.__setattr__(loaded.model, "cast_predicate", lambda path: "layers.1.input" not in path)
+    result = found(loaded)
+    assert result.figures["float16"] is False and "twice the KV" in result.reason
+
+
+def test_a_model_that_answers_worse_in_float16_is_refused() -> None:
+    """As where values lie below its range: they become 0 there."""
+    loaded = load()
+    for layer in loaded.model.model.layers:
+        norm, mlp = layer.post_attention_layernorm, layer.mlp
+        norm.weight = norm.weight * 2.0**-24
+        mlp.gate_proj.weight = mlp.gate_proj.weight * 2.0**17
+        mlp.up_proj.weight = mlp.up_proj.weight * 2.0**17
+        mlp.down_proj.weight = mlp.down_proj.weight * 2.0**14
+    result = found(loaded)
+    assert result.figures["finite"] is True and result.figures["float16"] is False
+    assert "the likeliest token is another one" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "dtype", "reason"),
+    [("qwen3", None, "float16", "in float16 already"), ("qwen3_moe", None, "bfloat16", "Gather")],
+)
+def test_what_cannot_be_compared_is_left_out(
+    name: str, quant: int | None, dtype: str, reason: str
+) -> None:
+    result = found(load(name, quant, dtype))
+    assert result.verdict == "left out" and reason in result.reason
+    assert "float16" not in result.figures
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_a_check_that_is_dropped_leaves_the_model_as_it_was(steps: int) -> None:
+    loaded = load()
+    before = leaves(loaded)
+    cold = loaded.model(mx.array([TOKENS]))
+    assert result_of(loaded, steps) is None
+    assert all(leaf is before[path] for path, leaf in leaves(loaded).items())
+    assert mx.array_equal(loaded.model(mx.array([TOKENS])), cold)
+
+
+def test_between_two_steps_others_compute_as_ever() -> None:
+    loaded = load()
+    cold = loaded.model(mx.array([TOKENS]))
+    running = compare_dtypes(loaded, lambda: make_prompt_cache(loaded.model), TOKENS, PIECE)
+    count = 0
+    for _ in running:
+        count += 1
+        assert mx.array_equal(loaded.model(mx.array([TOKENS])), cold)
+    assert count == 3 * 3, "three dtypes, three pieces"
+
+
+def test_it_takes_one_part_of_the_model_beside_the_weights() -> None:
+    loaded = load()
+    largest = check_bytes(loaded)
+    assert largest == loaded.model.model.embed_tokens.weight.size * 4, "the largest, in float32"
+    comparison = DtypeComparison(loaded, lambda: make_prompt_cache(loaded.model))
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    comparison.logits(TOKENS[:1], "float32")
+    kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in comparison.caches["float32"])
+    taken = mx.get_peak_memory() - before - kept
+    assert largest <= taken < 1.1 * largest
+
+
+def run_on(architecture: str, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Findings:
+    monkeypatch.setattr(module, "device_architecture", lambda: architecture)
+    context = replace(context_of("qwen3"), loaded=loaded, engine=Engine(loaded))
+    context.canary = Canary(turns=(tuple(TOKENS),), other=(), answer_tokens=1)
+    run = run_of(context, "float16")
+    while run.step():
+        pass
+    return run.findings()
+
+
+def test_on_a_chip_that_emulates_bfloat16_the_canary_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    findings = run_on("applegpu_g14s", load(), monkeypatch)
+    assert findings.float16 is True
+    assert findings.checks[0].figures["positions"] == len(TOKENS)
+    loaded = load()
+    loaded.model.model.norm.weight = loaded.model.model.norm.weight * 1e6
+    findings = run_on("applegpu_g13g", loaded, monkeypatch)
+    assert findings.float16 is False and not findings.faults, "a fact, and no fault"
+
+
+def test_on_another_chip_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = run_on("applegpu_g16s", load(), monkeypatch)
+    assert findings.float16 is None and findings.checks[0].verdict == "left out"
+    assert "computes bfloat16 itself" in findings.checks[0].reason
+
+
+def test_a_model_that_was_found_good_is_cast_at_the_next_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(model_loader, "device_architecture", lambda: "applegpu_g13g")
+    directory = fixture_dir("qwen3", "bfloat16")
+    environ = {"MODEL_PATH": str(directory), "KV_CACHE_DIR": str(tmp_path)}
+    dtypes = []
+    for doctor, good in (("auto", None), ("auto", True), ("off", True), ("auto", False)):
+        settings = load_settings({**environ, "DOCTOR": doctor}, None)
+        if good is not None:
+            found = Findings(subject_of(directory), "bfloat16", float16=good)
+            FindingsFile(tmp_path, found.subject).save(found)
+        read = partial(is_float16_good, settings)
+        dtypes.append(load_model(settings, is_float16_good=read).dtype.name)
+    assert dtypes == ["bfloat16", "float16", "bfloat16", "bfloat16"]
