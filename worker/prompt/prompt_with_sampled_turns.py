@@ -8,7 +8,7 @@ rendered. Owner: the prompt thread. Touches no MLX.
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hearth.shared.errors import PromptTooLong, RequestError
 from hearth.worker.cache.block_hash import Tokens, pack
@@ -65,6 +65,13 @@ class BuiltPrompt:
     doubtful: int  # turns whose tokens were known, and whose span was not found
 
 
+class ContextLimit(NamedTuple):
+    """The longest context, and what makes it no longer, as ModelFacts has it."""
+
+    tokens: int
+    by: str = "setting"
+
+
 class PromptBuilder:
     """Builds prompts for one model. Owner: the prompt thread.
 
@@ -76,21 +83,16 @@ class PromptBuilder:
         renderer: Renderer,
         tokeniser: PieceTokeniser,
         history: HistoryMarks,
-        context_tokens: int,
+        context: ContextLimit,
         preserves_thinking: bool = True,
         form: ImageForm | None = None,
-        context_by: str = "setting",
     ) -> None:
-        """`form` has the text around the model's images; None where it takes none.
-
-        `context_by` is what makes the context no longer, as ModelFacts has it.
-        """
-        self._context_by = context_by
+        """`form` has the text around the model's images; None where it takes none."""
         self._form = form or ImageForm()
         self._renderer = renderer
         self.tokeniser = tokeniser
         self._history = history
-        self._context_tokens = context_tokens
+        self._context_tokens, self._context_by = context
         self.preserves_thinking = preserves_thinking
 
     @property

@@ -9,7 +9,7 @@ from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.prompt.images.image_placeholders import ImageForm
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
-from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder
+from hearth.worker.prompt.prompt_with_sampled_turns import ContextLimit, PromptBuilder
 from hearth.worker.prompt.render_messages import Renderer
 from hearth.worker.prompt.template_turn_tokens import (
     end_of_turn_ids,
@@ -43,10 +43,9 @@ def make_builder(
         renderer,
         PieceTokeniser(tokenizer, template_of(tokenizer) + renderer.markup),
         history_marks(tokenizer, marks, end_ids),
-        context_tokens,
+        ContextLimit(context_tokens, context_by),
         preserves,
         form,
-        context_by,
     )
 
 
