@@ -141,7 +141,7 @@ def budget_bytes(settings: Settings) -> int:
         return settings.cache_ram_budget_mb * MB
     budget = auto_bytes(recommended_bytes())
     share = share_of(settings.memory_limit_mb * MB)
-    return (min(budget, share) if share else budget) // settings.workers
+    return (min(budget, share) if share else budget) // max(1, settings.workers)
 
 
 def _store_format(

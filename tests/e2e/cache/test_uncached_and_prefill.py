@@ -100,6 +100,8 @@ def _state(server: Server) -> dict[str, Any]:
     (cache,) = server.get("/v1/cache")["workers"]
     for row in cache["entries"]:
         del row["age_s"], row["idle_s"]
+    for name in ("memory_bytes", "process_bytes", "beside_arrays_bytes"):
+        del cache[name]  # of the whole process, Python's objects too
     cache["entries"].sort(key=lambda row: int(row["line"]))  # told by their idle times
     rows = server.get("/v1/sessions")["sessions"]
     sessions = [(row["session"], row["turns"], row["lines"]) for row in rows]

@@ -4,12 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
 from hearth.shared.processes import PID_FILE, read_pid_file
 from hearth.shared.settings_from_env import PROJECT_DIR
@@ -32,8 +35,15 @@ def install_package(site: Path) -> None:
         shutil.copytree(PROJECT_DIR / folder, site / "hearth" / name)
 
 
-def test_a_real_server_is_installed_upgraded_and_uninstalled(tmp_path: Path) -> None:
-    home, port = tmp_path / "home", free_port()
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home whose path is short: its sockets' names have a limit of some 100 bytes."""
+    with tempfile.TemporaryDirectory(prefix="hearth-") as directory:
+        yield Path(directory) / "home"
+
+
+def test_a_real_server_is_installed_upgraded_and_uninstalled(home: Path, tmp_path: Path) -> None:
+    port = free_port()
     (home / ".hearth").mkdir(parents=True)
     (home / ".hearth" / ".env").write_text(f"PROXY_PORT={port}\n")
     install_package(tmp_path / "site")

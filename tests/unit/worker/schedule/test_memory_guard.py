@@ -156,6 +156,9 @@ def test_weights_that_would_not_fit_are_refused_before_they_are_loaded(tmp_path:
         ({"MEMORY_LIMIT_MB": "1000", "CACHE_RAM_BUDGET_MB": "900"}, 900),
         ({"MEMORY_LIMIT_MB": "16000000"}, 512),
         ({}, 512),
+        ({"WORKERS": "2"}, 256),
+        ({"WORKERS": "2", "CACHE_RAM_BUDGET_MB": "900"}, 900),
+        ({"WORKERS": "0", "WORKER_ENDPOINTS": "tcp://10.0.0.5:5555"}, 512),  # started by hand
     ],
 )
 def test_kept_kv_takes_a_fifth_of_the_limit_at_most_unless_told_otherwise(
