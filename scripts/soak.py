@@ -100,9 +100,9 @@ class Soak:
         began = time.monotonic()
         while (now := time.monotonic()) < end:
             rows = (await self.server.cache()).get("workers", [])
-            active = sum(row["active_bytes"] for row in await self.server.workers())
             if rows and not any("error" in row for row in rows):
-                self.samples.append(self._sample(now - began, rows, active))
+                arrays = sum(row["memory_bytes"] - row["beside_arrays_bytes"] for row in rows)
+                self.samples.append(self._sample(now - began, rows, arrays))
             else:
                 self.counts["samples missed"] += 1
             await asyncio.sleep(max(0.0, now + self.sample_s - time.monotonic()))

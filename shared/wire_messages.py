@@ -216,7 +216,7 @@ class Heartbeat:
     running: int  # requests that hold a cache
     waiting: int  # requests that do not yet
     steps: int  # scheduler steps since start: stands still while running > 0 = stuck
-    active_bytes: int  # MLX memory in use
+    active_bytes: int  # memory in use: MLX's arrays, and what the process takes beside them
     model: ModelFacts | None
     wait_s: float = 0.0  # estimated, until a request that came now would hold one
     queue: list[str] = field(default_factory=list)  # ids of the first that wait, the next one first

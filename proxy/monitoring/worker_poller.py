@@ -24,7 +24,7 @@ ENTRIES_MAX: Final = 40  # of the cache, the most recently used
 
 _CACHE_FIELDS: Final = (
     *("budget_bytes", "bytes", "slots_bytes", "slots_max", "extents", "snapshots", "evictions"),
-    *("memory_limit_bytes", "vision", "evicted", "quantisation", "exact"),
+    *("memory_limit_bytes", "vision", "evicted", "quantisation", "exact", "pressure"),
 )
 _TURN_FIELDS: Final = (
     *("request_id", "turn", "at", "prompt", "cached", "prefilled", "source", "completion"),

@@ -148,7 +148,7 @@ function workerCard(worker) {
   const rows = [
     ["Model", worker.model ?? NONE],
     ["Running, waiting", `${count(worker.running)}, ${count(worker.waiting)}`],
-    ["Memory of the model runtime", ofLimit(worker.active_bytes, cache?.memory_limit_bytes)],
+    ["Memory", ofLimit(worker.active_bytes, cache?.memory_limit_bytes)],
     ["Restarts", count(worker.restarts)],
   ];
   const card = element("article", {}, element("h3", {}, `Worker ${worker.id}`, state));
@@ -168,6 +168,11 @@ function workerCard(worker) {
   if (cache?.budget_bytes) card.append(...budgetMeter(worker.id, cache));
   if (cache && worker.active_bytes > FULL * cache.memory_limit_bytes) {
     const text = "Memory is over 80 % of its limit: prompts wait for room, or are refused (MEMORY_LIMIT_MB).";
+    card.append(element("p", { className: "warning" }, text));
+  }
+  if (cache?.pressure?.severity) {
+    const waits = cache.pressure.level === "critical" ? ", and new prompts wait" : "";
+    const text = `The system is short of memory (${cache.pressure.level}): kept KV is given back${waits}.`;
     card.append(element("p", { className: "warning" }, text));
   }
   if (worker.problem) card.append(element("p", { className: "warning" }, worker.problem));

@@ -49,6 +49,7 @@ WORKER: Row = {
             "live": {"bits": 8, "group_size": 64, "scheme": "uniform", "from_tokens": 5_000},
             **{"stored": None, "ignored": {"CACHE_STORE_BITS": "it reuses exact KV only"}},
         },
+        "pressure": {"level": "critical", "severity": 2},
     },
 }
 ANSWERS: list[Row] = [
@@ -312,9 +313,10 @@ def test_nothing_of_images_is_shown_where_there_were_none(seen: Seen) -> None:
 
 
 def test_what_is_nearly_full_says_which_setting_gives_it_room(seen: Seen) -> None:
-    cache, memory, dead = seen.warnings
+    cache, memory, system, dead = seen.warnings
     assert cache.startswith("95.0 % of the budget") and "CACHE_RAM_BUDGET_MB" in cache
     assert "MEMORY_LIMIT_MB" in memory
+    assert "short of memory (critical)" in system and "new prompts wait" in system
     assert dead == "It was killed."
 
 
