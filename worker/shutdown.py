@@ -16,10 +16,12 @@ from typing import Final
 from hearth.shared.errors import EXIT_STUCK
 from hearth.shared.stop_signals import SAY_AFTER_S, StopSignals
 from hearth.shared.stop_times import CHUNK_WAIT_S
+from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
 
 EXIT_BROKEN: Final = 70  # EX_SOFTWARE: a bug, or a fault of the device; a clean start may help
+JOIN_S_MAX: Final = 0.5
 FETCHING: Final = "files"  # the step of a start that computes nothing, and may take hours
 
 
@@ -99,7 +101,9 @@ class Shutdown:
                 "waiting for a chunk to end (up to %g s); a second Ctrl-C ends the worker at once",
                 CHUNK_WAIT_S,
             )
-        inference.join(CHUNK_WAIT_S - SAY_AFTER_S)
+        until = awake_s() + CHUNK_WAIT_S - SAY_AFTER_S
+        while inference.is_alive() and (left_s := until - awake_s()) > 0:
+            inference.join(min(left_s, JOIN_S_MAX))  # one long wait may be over at a Mac's wake
 
     def note_end(self, inference: threading.Thread) -> None:
         """Note whether the device is left amid its work, now that all else is done."""
