@@ -62,7 +62,9 @@ def test_nothing_but_loopback_listens_by_default(server: Server) -> None:
     assert listening == {("127.0.0.1", server.port)}
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/cache", "/v1/messages"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/v1/models", "/v1/cache", "/v1/doctor", "/v1/messages"]
+)
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.nip.io", "localhost.evil.example", "[::2]", "0.0.0.0", ""]
 )
@@ -87,7 +89,7 @@ def test_a_foreign_page_cannot_make_the_model_compute(
 
 
 @pytest.mark.parametrize("key", [None, "", "sk-canary-min", "sk-canary-mine ,", "x" * 10_000])
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/sessions", "/v1/cache", "/"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/sessions", "/v1/cache", "/v1/doctor", "/"])
 def test_a_wrong_key_reads_nothing(server: Server, path: str, key: str | None) -> None:
     assert ask(server, "GET", path, key=key)[0] == 401
 
