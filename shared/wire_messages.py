@@ -58,6 +58,7 @@ class Speaker:
     session: str = ""
     agent: str = ""  # of a sub-agent inside the session
     parent: str = ""  # the session that this one works for
+    client: str = field(default="", compare=False)  # "claude-code", where the program is known
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,17 @@ VALUE_CHARS_MAX: Final = 256
 KEY_DIGITS: Final = 16
 USER_ID_CHARS_MAX: Final = 4_096  # of a metadata.user_id, which holds more than the session
 
+_CLAUDE_CODE_HEADER: Final = "x-claude-code-session-id"
 # A session's header, its agent's, and its parent's, of which the first that is there counts.
 _HEADERS: Final = (
-    ("x-claude-code-session-id", "x-claude-code-agent-id", ()),
+    (_CLAUDE_CODE_HEADER, "x-claude-code-agent-id", ()),
     ("x-session-id", "", ("x-parent-session-id",)),
     # Codex: the thread is a sub-agent's own, the session is its main thread's in all of them.
     ("thread-id", "", ("x-codex-parent-thread-id", "session-id")),
     ("session-id", "", ("x-codex-parent-thread-id",)),
     ("session_id", "", ("x-codex-parent-thread-id",)),
 )
+_CLAUDE_CODE_AGENT: Final = "claude-cli/"  # what its User-Agent begins with
 _FIELDS: Final = ("prompt_cache_key", "session_id", "conversation_id", "thread_id", "chat_id")
 _USER_SESSION: Final = "_session_"  # in Claude Code's older user ids, before a UUID
 _UUID_LENGTHS: Final = [8, 4, 4, 4, 12]
@@ -42,13 +44,21 @@ def key_digest(headers: Mapping[str, str]) -> str:
 
 def session_of(headers: Mapping[str, str], body: Mapping[str, Any], key: str) -> Speaker:
     """Return who sent a request, as far as it tells. Never raises; `key` is `key_digest`'s."""
+    client = _client(headers)
     for session_header, agent_header, parent_headers in _HEADERS:
         if session := _name(headers.get(session_header)):
             parents = [_name(headers.get(header)) for header in parent_headers]
             parent = next((name for name in parents if name), "")
             agent = _name(headers.get(agent_header))
-            return Speaker(key, session, agent, parent if parent != session else "")
-    return Speaker(key, next(_session_names(body), ""))
+            return Speaker(key, session, agent, parent if parent != session else "", client)
+    return Speaker(key, next(_session_names(body), ""), client=client)
+
+
+def _client(headers: Mapping[str, str]) -> str:
+    """Return the program that sends, where it is one whose habits matter; else ""."""
+    agent = headers.get("user-agent", "")
+    is_named = _CLAUDE_CODE_HEADER in headers or agent.startswith(_CLAUDE_CODE_AGENT)
+    return "claude-code" if is_named else ""
 
 
 def _session_names(body: Mapping[str, Any]) -> Iterator[str]:

@@ -2,18 +2,17 @@
 
 Clients re-serialise, trim and strip. Each habit that leaves the meaning alone is a rule of RULES,
 with its evidence; a difference that no rule explains is a change by the client or its user, and
-then the client's version is what the model must be shown. Most rules have a direction: what the
-record has and the echo lost, never the reverse. What parsing takes away (white space between JSON
-tokens, key order, unicode escapes) and what is not in a `TurnContent` (call ids, signatures) needs
-none.
+then the client's version is what the model must be shown. A rule takes as equal only what is equal
+to the tool that reads it; where a person could make the same change and mean it, the rule holds for
+the client alone that makes it of itself. Rules have a direction: what the record has and the echo
+lost, never the reverse. What parsing takes away (white space between JSON tokens, key order,
+unicode escapes) and what is not in a `TurnContent` (call ids, signatures) needs none.
 """
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
-from functools import lru_cache
 from typing import Any, Final, NoReturn
 
 CONTENT_TRIMMED: Final = "content-trimmed"
@@ -29,19 +28,22 @@ UNEXPLAINED: Final = "unexplained"
 # Rule -> what it allows, and who does it. Requests of a trace count from 0; "facts" is the
 # project's study of what agent clients send, section 3.
 RULES: Final[Mapping[str, str]] = {
-    CONTENT_TRIMMED: "content lost white space at its ends, or was nothing else: Claude Code and "
-    "PI drop a blank text (facts)",
+    CONTENT_TRIMMED: "content lost all blank lines before it or all white space behind it, or was "
+    "nothing else: Claude Code and PI drop a blank text (facts); an indent is never lost",
     THINKING_STRIPPED: "thinking is not sent back: OpenClaw over Responses after a reload (facts)",
     THINKING_TRIMMED: "thinking lost white space at its ends: qwen-code-session-1, request 4",
     THINKING_MOVED: "thinking stands in the content as a leading <think> block, on either side",
-    NUMBER_PRINTED: "a number as JavaScript prints it, 5000.0 as 5000: all but Codex (facts)",
+    NUMBER_PRINTED: "the same number, as JavaScript prints it: 5000.0 as 5000, all but Codex "
+    "(facts)",
     VALUE_COERCED: 'a string became the number or boolean that the tool declares: Claude Code, "3" '
     "as Read's offset (facts)",
-    CD_STRIPPED: "a command lost `cd X && ` before it, X the session's working directory: "
-    "claude-code-session-1, request 7; claude-code-session-9, request 6",
-    REPLACE_ALL_ADDED: "Edit gained replace_all: false: claude-code-session-1, request 10",
+    CD_STRIPPED: "a command lost `cd X && ` before it, X the directory that Claude Code says it "
+    "runs in: claude-code-session-1, request 7; claude-code-session-9, request 6",
+    REPLACE_ALL_ADDED: "Edit gained replace_all: false, which its schema declares as the default: "
+    "claude-code-session-1, request 10",
 }
 
+CLAUDE_CODE: Final = "claude-code"  # a `Speaker.client`
 HEAD_MESSAGES_MAX: Final = 6  # Claude Code's sub-agents are told their directory in the fifth
 _HEAD_CHARS_MAX: Final = 65_536
 _BLANK: Final = (  # what JavaScript's trim() takes
@@ -52,15 +54,13 @@ _EXPONENT_FROM: Final = 1e21  # JavaScript prints whole numbers below it digit b
 _DECIMAL: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,20})(\.[0-9]{1,20})?")
 _BOOLEANS: Final = {"true": True, "false": False}
 
-_PATH: Final = r"((?:/|~/|[A-Za-z]:[\\/])[^\n\"'`<>]{0,1000})"
-_TAGGED: Final = re.compile(r"<cwd>[ \t]{0,8}\n?[ \t]{0,8}" + _PATH + r"\n?[ \t]{0,8}</cwd>")
-_NAMED: Final = re.compile(
-    r"(?i)\b(?:working[ _]directory|working in the directory|cwd|workdir)"
-    r"[\"'`*]{0,3}[ \t]{0,4}[:=][ \t*]{0,4}[\"'`]?" + _PATH
+# The list that Claude Code tells its environment in: where it runs, then whether that is a
+# repository. Labels are in the words of the client's version.
+_ENVIRONMENT: Final = re.compile(
+    r":[ ]?\n - [^\n:]{1,60}: (/[^\n]{0,1000}|[A-Za-z]:[\\/][^\n]{0,1000})"
+    r"\n - Is a git [^\n:]{1,40}: (?:true|false)\n"
 )
-_LABELLED: Final = re.compile(
-    r"(?m)^[ \t]*(?:[-*] |[0-9]{1,2}\. )?[^\W\d_][^\n:/]{0,40}:[ \t]{1,4}(/[^\s\"'`<>]*)[ \t]*$"
-)
+_REMINDER: Final = re.compile(r"(?s)\s*<system-reminder>(.*?)</system-reminder>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,9 @@ class TurnContent:
 class Known:
     """The facts about the session that sends an echo. Immutable."""
 
-    directories: frozenset[str]  # that its commands run in
     schemas: Mapping[str, dict[str, Any]]  # tool name -> JSON schema of its parameters
+    client: str = ""  # `Speaker.client`
+    directory: str = ""  # that Claude Code says its commands run in
 
 
 def turn_content(message: dict[str, Any]) -> TurnContent:
@@ -140,35 +141,52 @@ def _spoken_changes(record: TurnContent, echo: TurnContent) -> list[str] | None:
     if opened == (ours, theirs):
         return None
     rules = _text_changes(*opened)
-    return None if rules is None else [*rules, THINKING_MOVED]
+    # What stood in the content was part of the answer: a client that cuts it out changes that.
+    is_cut = rules is not None and THINKING_STRIPPED in rules
+    return None if rules is None or is_cut else [*rules, THINKING_MOVED]
 
 
 def _text_changes(ours: tuple[str, str], theirs: tuple[str, str]) -> list[str] | None:
     """Compare (reasoning, content): the rules it takes, None where none explains it."""
     rules = []
     if ours[1] != theirs[1]:
-        if ours[1].strip(_BLANK) != theirs[1].strip(_BLANK):
+        if not is_trimmed(ours[1], theirs[1]):
             return None
         rules.append(CONTENT_TRIMMED)
     if ours[0] != theirs[0]:
-        sent = theirs[0].strip(_BLANK)
-        if ours[0].strip(_BLANK) == sent:
+        if is_trimmed(ours[0], theirs[0]):
             rules.append(THINKING_TRIMMED)
-        elif not sent:
+        elif not theirs[0].strip(_BLANK):
             rules.append(THINKING_STRIPPED)
         else:
             return None
     return rules
 
 
+def is_trimmed(text: str, echo: str) -> bool:
+    """Return whether `echo` is `text`, as it is or without the white space at one end or both.
+
+    The indent of the first line is none: the lines below are indented with it. An end is trimmed
+    as a whole, and nothing is added.
+    """
+    ended = text.rstrip(_BLANK)
+    if not ended:
+        return echo in (text, "")
+    first = text.rfind("\n", 0, len(text) - len(text.lstrip(_BLANK))) + 1
+    return echo in (text, ended, text[first:], ended[first:])
+
+
 def _unfolded(spoken: tuple[str, str]) -> tuple[str, str]:
-    """Take the <think> block that a content begins with for its reasoning, if there is none."""
+    """Take the <think> block that a content begins with for its reasoning, if there is none.
+
+    The line breaks around what it holds, and behind it, are how a block is written.
+    """
     reasoning, content = spoken
-    start = content.lstrip(_BLANK)
+    start = content.lstrip("\n")
     if reasoning.strip(_BLANK) or not start.startswith("<think>"):
         return spoken
     block, closed, rest = start.removeprefix("<think>").partition("</think>")
-    return (block, rest) if closed else spoken
+    return (block.strip("\n"), rest.lstrip("\n")) if closed else spoken
 
 
 # ---------------------------------------------------------------- calls
@@ -185,15 +203,17 @@ def _is_same_call(
     if type(arguments) is not dict or type(echoed) is not dict:
         return _is_same_value(arguments, echoed, needed)
     if arguments.keys() != echoed.keys():
-        if not _is_replace_all_added(name, arguments, echoed):
+        if not _is_replace_all_added(name, arguments, echoed, known.schemas.get(name)):
             return False
         needed.add(REPLACE_ALL_ADDED)
     for key, value in arguments.items():
         if _is_same_value(value, echoed[key], needed):
             continue
+        if known.client != CLAUDE_CODE:
+            return False
         if _is_coerced(value, echoed[key], known.schemas.get(name), key):
             needed.add(VALUE_COERCED)
-        elif key == "command" and _is_cd_stripped(value, echoed[key], known.directories):
+        elif key == "command" and _is_cd_stripped(value, echoed[key], known.directory):
             needed.add(CD_STRIPPED)
         else:
             return False
@@ -231,25 +251,20 @@ def _is_same_number(ours: int | float, theirs: Any, needed: set[str]) -> bool:
         return True
     if ours != ours:  # NaN
         return bool(theirs != theirs)
-    if ours != theirs and _as_javascript(ours) != theirs:
+    if ours != theirs or type(_as_javascript(ours)) is not type(theirs):
         return False
     needed.add(NUMBER_PRINTED)
     return True
 
 
-def _as_javascript(number: int | float) -> int | float | None:
-    """Return what reading the JSON that JavaScript prints for `number` gives.
+def _as_javascript(number: int | float) -> int | float:
+    """Return what reading the JSON that JavaScript prints for a double gives.
 
-    Digits past a double's are lost, and whole numbers are printed from the shortest digits that
-    name the double: 12345678901234567891 as 12345678901234567000. None where it has no such JSON.
+    Whole numbers are printed digit by digit, larger ones with an exponent.
     """
-    try:
-        double = float(number)
-    except OverflowError:
-        return None
-    if abs(double) < _EXPONENT_FROM and double.is_integer():
-        return int(Decimal(repr(double)))
-    return double
+    if abs(number) >= _EXPONENT_FROM:
+        return float(number)
+    return int(number) if number == int(number) else number
 
 
 def _is_coerced(ours: Any, theirs: Any, schema: Any, key: str) -> bool:
@@ -270,51 +285,55 @@ def _is_coerced(ours: Any, theirs: Any, schema: Any, key: str) -> bool:
 
 def _declared(schema: Any, key: str) -> set[str]:
     """Return the types that `schema` declares for `key`; none where a string is one of them."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    declared = properties.get(key) if isinstance(properties, dict) else None
-    kind = declared.get("type") if isinstance(declared, dict) else None
+    kind = _property(schema, key).get("type")
     kinds = {each for each in (kind if isinstance(kind, list) else [kind]) if type(each) is str}
     return set() if "string" in kinds else kinds
 
 
-def _is_cd_stripped(ours: Any, theirs: Any, directories: frozenset[str]) -> bool:
-    if type(ours) is not str or type(theirs) is not str or not theirs.strip():
+def _property(schema: Any, key: str) -> dict[str, Any]:
+    """Return what `schema` declares for `key`; {} where it declares nothing."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    declared = properties.get(key) if isinstance(properties, dict) else None
+    return declared if isinstance(declared, dict) else {}
+
+
+def _is_cd_stripped(ours: Any, theirs: Any, directory: str) -> bool:
+    if type(ours) is not str or type(theirs) is not str or not theirs.strip() or not directory:
         return False
-    return any(
-        ours == f"cd {quote}{directory}{quote} && {theirs}"
-        for directory in directories
-        for quote in ("", '"', "'")
-    )
+    return any(ours == f"cd {quote}{directory}{quote} && {theirs}" for quote in ("", '"', "'"))
 
 
-def _is_replace_all_added(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+def _is_replace_all_added(
+    name: str, ours: dict[str, Any], theirs: dict[str, Any], schema: Any
+) -> bool:
     return (
         name == "Edit"
         and theirs.get("replace_all") is False
         and theirs.keys() - ours.keys() == {"replace_all"}
         and ours.keys() <= theirs.keys()
+        and _property(schema, "replace_all").get("default") is False
     )
 
 
 # ---------------------------------------------------------------- the session's directory
 
 
-def working_directories(messages: list[dict[str, Any]]) -> frozenset[str]:
-    """Return the directories that the first messages name as those that the session works in.
+def working_directory(messages: list[dict[str, Any]]) -> str:
+    """Return the directory that Claude Code states in the head of a conversation; "" of none.
 
-    Where no wording that we know does, a line "label: /path" counts, if all such lines name one
-    path: prompts come in any language.
+    It stands in a system message that the client sends, or in a reminder that the first user
+    message begins with. What a user writes names none, and two that differ are none.
     """
-    named: set[str] = set()
-    labelled: set[str] = set()
+    found: set[str] = set()
+    is_first = True
     for message in messages[:HEAD_MESSAGES_MAX]:
-        if message.get("role") in ("system", "user"):
-            found = _directories_in(_text_of(message.get("content"))[:_HEAD_CHARS_MAX])
-            named |= found[0]
-            labelled |= found[1]
-    if named or len(labelled) != 1:
-        return frozenset(named)
-    return frozenset(labelled)
+        role, text = message.get("role"), _text_of(message.get("content"))[:_HEAD_CHARS_MAX]
+        if role == "system":
+            found |= _stated_in(text)
+        elif role == "user" and is_first:
+            is_first = False
+            found |= _stated_in(_reminders(text))
+    return found.pop() if len(found) == 1 else ""
 
 
 def _text_of(content: Any) -> str:
@@ -324,12 +343,14 @@ def _text_of(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-@lru_cache(maxsize=64)  # each request repeats its head; at most 64 x _HEAD_CHARS_MAX characters
-def _directories_in(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the paths that `text` calls a working directory, and those behind any label."""
-    named = [*_TAGGED.findall(text), *_NAMED.findall(text)]
-    return _paths(named), _paths(_LABELLED.findall(text))
+def _reminders(text: str) -> str:
+    """Return the reminders that `text` begins with."""
+    at, found = 0, []
+    while match := _REMINDER.match(text, at):
+        found.append(match[1])
+        at = match.end()
+    return "\0".join(found)
 
 
-def _paths(found: list[str]) -> frozenset[str]:
-    return frozenset(path.strip().rstrip("/") or "/" for path in found)
+def _stated_in(text: str) -> set[str]:
+    return {path.rstrip(" /") or "/" for path in _ENVIRONMENT.findall(text)}

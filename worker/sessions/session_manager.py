@@ -28,11 +28,13 @@ from hearth.worker.sessions.conversation_lines import (
 )
 from hearth.worker.sessions.divergence_cause import SLACK, Divergence, not_kept
 from hearth.worker.sessions.echoed_turn_match import (
+    CLAUDE_CODE,
     Known,
     TurnContent,
+    is_trimmed,
     says_the_same,
     turn_content,
-    working_directories,
+    working_directory,
 )
 from hearth.worker.sessions.session_archive import (
     ArchiveEntry,
@@ -471,12 +473,14 @@ def _note_loaded(session: Session, place: LinePosition, prompt: Prompt) -> None:
 def _known(prompt: Prompt) -> Known:
     functions = (tool["function"] for tool in (*prompt.tools, *prompt.deferred))
     schemas = {row["name"]: row.get("parameters") or {} for row in functions}
-    return Known(working_directories(prompt.messages), schemas)
+    client = prompt.speaker.client
+    directory = working_directory(prompt.messages) if client == CLAUDE_CODE else ""
+    return Known(schemas, client, directory)
 
 
 def is_echo(turn: Turn, said: TurnContent, known: Known) -> bool:
     """Whether an echo says what the turn said: as it was written, or as it was parsed."""
-    if not (said.calls or said.reasoning) and said.content.strip() == turn.text.strip():
+    if not (said.calls or said.reasoning) and is_trimmed(turn.text, said.content):
         return True
     return says_the_same(turn.said, said, known)
 

@@ -11,6 +11,10 @@ from typing import Any
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 
 CWD = "/home/dev/project"
+ENVIRONMENT = (  # Claude Code's
+    "# Environment\nYou have been invoked in the following environment: \n"
+    f" - Primary working directory: {CWD}\n - Is a git repository: true\n - Platform: linux\n"
+)
 
 
 @dataclass
@@ -49,8 +53,13 @@ def as_javascript(value: Any) -> Any:
     return value
 
 
+@dataclass
 class ClaudeCode(Client):
     """Messages: `cd <cwd> &&` stripped, replace_all put first, keys reordered, strings coerced."""
+
+    headers: dict[str, str] = field(
+        default_factory=lambda: {"user-agent": "claude-cli/2.1.329 (external, cli)"}
+    )
 
     def body(self) -> dict[str, Any]:
         tools = [
@@ -59,7 +68,8 @@ class ClaudeCode(Client):
         ]
         billing = "x-anthropic-billing-header: cc_version=2.1.329.649; cc_entrypoint=sdk-cli;"
         system = [{"type": "text", "text": billing}, {"type": "text", "text": self.system}]
-        messages = [dict(turn) for turn in self.turns]
+        first, *others = [dict(turn) for turn in self.turns]
+        messages = [first, {"role": "system", "content": ENVIRONMENT}, *others]
         last = messages[-1]
         if isinstance(last["content"], str):  # the marker moves with the last message
             marker = {"cache_control": {"type": "ephemeral"}}

@@ -23,7 +23,10 @@ TOOLS = [
         "description": f"{name} does what its name says. " * 3,
         "parameters": {
             "type": "object",
-            "properties": {field: {"type": kind} for field, kind in types.items()},
+            "properties": {
+                field: {"type": kind} | ({"default": False} if kind == "boolean" else {})
+                for field, kind in types.items()
+            },
         },
     }
     for name, types in TYPES.items()

@@ -51,6 +51,16 @@ def test_a_header_names_the_session(headers: dict[str, str], speaker: Speaker) -
     assert session_of(headers, {}, "k") == speaker
 
 
+def test_the_program_is_known_by_its_headers_alone() -> None:
+    """Its habits explain what an echo lost: a body that anybody may write says nothing of it."""
+    assert session_of({"x-claude-code-session-id": UUID}, {}, "k").client == "claude-code"
+    agent = {"user-agent": "claude-cli/2.1.329 (external, cli)"}
+    assert session_of(agent, {}, "k").client == "claude-code"
+    body = {"session_id": "s", "user-agent": "claude-cli/2", "x-claude-code-session-id": UUID}
+    for headers in ({}, {"user-agent": "codex/1 claude-cli/2"}, {"x-session-id": "s"}):
+        assert session_of(headers, body, "k").client == ""
+
+
 def test_a_header_counts_more_than_the_body() -> None:
     body = {"prompt_cache_key": MAIN, "metadata": {"user_id": CLAUDE_USER}}
     assert session_of({"thread-id": THREAD}, body, "").session == THREAD

@@ -29,9 +29,12 @@ TOOLS = [
     {
         "name": name,
         "description": "Does what its name says.",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
+        "parameters": {"type": "object", "properties": properties},
     }
-    for name in ("Bash", "Edit")
+    for name, properties in {
+        "Bash": {"command": {"type": "string"}},
+        "Edit": {"replace_all": {"type": "boolean", "default": False}},
+    }.items()
 ]
 SCRIPT = [
     AnswerParts("Look first.", "", (ToolCall("Bash", {"command": f"cd {CWD} && ls -la"}),)),

@@ -16,7 +16,7 @@ from hearth.worker.sessions.echoed_turn_match import (
     changes,
     says_the_same,
     turn_content,
-    working_directories,
+    working_directory,
 )
 
 HOME = "/home/dev/textkit"
@@ -34,8 +34,9 @@ SCHEMAS = {  # as Claude Code declares them, without descriptions
     "Bash": {
         "properties": {"command": {"type": "string"}, "timeout": {"type": "number"}},
     },
+    "Edit": {"properties": {"replace_all": {"type": "boolean", "default": False}}},
 }
-KNOWN = Known(frozenset((HOME,)), SCHEMAS)
+KNOWN = Known(SCHEMAS, "claude-code", HOME)
 THOUGHT = "Mocec zes pal disasosuded, so zuda zoc be read at beco."
 ANSWER = "Kug me besal nut humumon — “fuvihe” dubilek nacu… ✓"
 WRITTEN = "# Notes\n\n- café → naïve “quotes” & <tags>\n\ttabbed line\n- price: 1.0 / 2.50\n"
@@ -114,9 +115,9 @@ SAME = {
         turn("", bash("ls", timeout=5000), ("does_not_exist", {"b": 1, "a": [1, 2.5, 1000]})),
         ["number-printed"],
     ),
-    "minus zero, a large exponent, more digits than a double has": (
-        turn("", ("f", '{"a": -0.0, "b": 1e21, "c": 9007199254740993, "d": 12345678901234567891}')),
-        turn("", ("f", '{"a":0,"b":1e+21,"c":9007199254740992,"d":12345678901234567000}')),
+    "minus zero, a large exponent": (
+        turn("", ("f", '{"a": -0.0, "b": 1e21, "c": 1000000000000000000000}')),
+        turn("", ("f", '{"a":0,"b":1e+21,"c":1e+21}')),
         ["number-printed"],
     ),
     "cline-session-1, 19 to 20: unicode escapes and white space between tokens": (
@@ -148,17 +149,12 @@ SAME = {
     "thinking that a client put into the content": (
         turn(ANSWER, thought=THOUGHT),
         turn(f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"),
-        ["content-trimmed", "thinking-trimmed", "thinking-moved"],
+        ["thinking-moved"],
     ),
     "thinking that our record has in its content": (
         turn(f"<think>{THOUGHT}</think>{ANSWER}"),
         turn(ANSWER, thought=THOUGHT),
         ["thinking-moved"],
-    ),
-    "thinking that our record has in its content, stripped": (
-        turn(f"<think>{THOUGHT}</think>{ANSWER}"),
-        turn(ANSWER),
-        ["thinking-stripped", "thinking-moved"],
     ),
     "an answer about tags, its thinking stripped": (
         turn("<think> opens and </think> closes.", thought=THOUGHT),
@@ -246,6 +242,21 @@ OTHER = {
         turn("", ("f", {"a": 9007199254740992})),
         turn("", ("f", {"a": 9007199254740993})),
     ),
+    "digits that JavaScript loses: the tool reads another number": (
+        turn("", ("f", {"a": 12345678901234567891})),
+        turn("", ("f", {"a": 12345678901234567000})),
+    ),
+    "a fraction where there was none": (turn("", ("f", {"a": 5})), turn("", ("f", {"a": 5.0}))),
+    "an indent that was removed": (turn("    a\n    b"), turn("a\n    b")),
+    "an indent that was added": (turn("a\n    b"), turn("    a\n    b")),
+    "a blank line that was added": (turn("a"), turn("\na")),
+    "a newline behind that was added": (turn("a"), turn("a\n")),
+    "a blank that was added": (turn("a"), turn("a\u00a0")),
+    "a byte order mark that was added": (turn("a"), turn("\ufeffa")),
+    "white space where there was none": (turn("", bash("ls")), turn(" ", bash("ls"))),
+    "one of two newlines": (turn("a\n\n"), turn("a\n")),
+    "white space added to thinking": (turn("a", thought="b"), turn("a", thought=" b")),
+    "a think block cut out of an answer": (turn(f"<think>a</think>{ANSWER}"), turn(ANSWER)),
     "digits that JavaScript would not print": (
         turn("", ("f", {"a": 9007199254740993})),
         turn("", ("f", {"a": 9007199254740994})),
@@ -351,7 +362,7 @@ def test_several_rules_may_be_needed_at_once_and_come_in_one_order() -> None:
     + [{"properties": {"offset": {"type": kind}}} for kind in (None, 3, [], [3, {}], {"a": 1})],
 )
 def test_a_schema_that_declares_nothing_allows_nothing(schema: Any) -> None:
-    known = Known(frozenset(), {"Read": schema})
+    known = Known({"Read": schema}, "claude-code")
     assert compared(turn("", read(offset="3")), turn("", read(offset=3)), known) == ["unexplained"]
 
 
@@ -372,59 +383,74 @@ def test_nesting_that_no_parser_takes_stays_text_or_is_compared() -> None:
     assert says_the_same(same, same, KNOWN) and not says_the_same(same, changed, KNOWN)
 
 
-# ---------------------------------------------------------------- the session's directory
+# ---------------------------------------------------------------- what Claude Code alone does
+
+CLAUDE_CODES = {
+    "cd-stripped": (turn("", bash(f"cd {HOME} && ls")), turn("", bash("ls"))),
+    "value-coerced": (turn("", read(offset="3")), turn("", read(offset=3))),
+}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        # Claude Code, OpenClaw, opencode, Cline, Qwen Code, Codex, PI; words as in the clients
-        f"You run in this environment: \n - Primary working directory: {HOME}\n - Platform: linux",
-        f"## Workspace\nYour working directory: {HOME}\nTreat this directory as the workspace.",
-        f"<env>\n  Working directory: {HOME}\n  Workspace root folder: /home/dev\n</env>",
-        f"3. IDE: Terminal Shell\n4. Working Directory: {HOME}\n",
-        f"I'm currently working in the directory: {HOME}\nHere is its structure:\n\n{HOME}/\n",
-        f"<environment_context>\n  <cwd>{HOME}</cwd>\n  <shell>bash</shell>",
-        f"Additional docs: /home/dev/node/pi/docs\n<cwd>\n{HOME}\n</cwd>",
-        f"cwd: {HOME}\n",
-        f'{{"cwd": "{HOME}/", "os": "linux"}}',
-        f"**Working directory:** `{HOME}`",
-    ],
-)
-def test_a_working_directory_is_found_as_clients_name_it(text: str) -> None:
-    assert working_directories([{"role": "system", "content": text}]) == {HOME}
+@pytest.mark.parametrize("rule", CLAUDE_CODES)
+def test_what_claude_code_does_is_a_change_where_another_client_does_it(rule: str) -> None:
+    record, sent_back = CLAUDE_CODES[rule]
+    assert compared(record, sent_back) == [rule]
+    assert compared(record, sent_back, Known(SCHEMAS, "", HOME)) == ["unexplained"]
 
 
-def test_a_directory_may_have_blanks_and_be_of_windows() -> None:
-    def found(path: str) -> frozenset[str]:
-        return working_directories([{"role": "user", "content": f"Working directory: {path}\nx"}])
-
-    assert found("/home/a b/c  ") == {"/home/a b/c"}
-    assert found("C:\\work\\kit") == {"C:\\work\\kit"}
-    assert found("/") == {"/"}
-    assert found("none yet") == set()
+def test_a_default_that_no_schema_declares_is_a_change() -> None:
+    record, sent_back = turn("", ("Edit", EDIT)), turn("", ("Edit", EDIT | {"replace_all": False}))
+    assert compared(record, sent_back, Known(SCHEMAS)) == ["replace-all-added"]
+    for declared in ({}, {"default": True}, {"default": 0}, 3):
+        schemas = {"Edit": {"properties": {"replace_all": declared}}}
+        assert compared(record, sent_back, Known(schemas)) == ["unexplained"]
 
 
-def test_an_unknown_label_counts_where_only_one_path_is_labelled() -> None:
-    """claude-code-session-1, whose captured words are pseudo-words; so may a language be."""
-    line = f" - Merohum tavocet fumavuveg: {HOME}\n"
-    memory = "Rol nahe a bariti at `/home/dev/.claude/memory/`. Voki fumavuveg.\n"
-    head = [{"role": "system", "content": memory}, {"role": "system", "content": line}]
-    assert working_directories(head) == {HOME}
-    parts = [{"type": "image", "image": "d"}, {"type": "text", "text": line}]
-    assert working_directories([{"role": "user", "content": parts}]) == {HOME}
-    assert working_directories([*head, {"role": "user", "content": line}]) == {HOME}
-    assert working_directories([*head, {"role": "user", "content": "Docs: /usr/doc"}]) == set()
-    known = {"role": "user", "content": "Docs: /usr/doc\nWorking directory: /work"}
-    assert working_directories([*head, known]) == {"/work"}
+def environment(path: str = HOME, is_repository: str = "true") -> str:
+    """Claude Code's message, as claude-code-session-1 has it but for the pseudo-words."""
+    return (
+        "# Environment\nYou have been invoked in the following environment: \n"
+        f" - Primary working directory: {path}\n"
+        f" - Is a git repository: {is_repository}\n - Platform: linux\n"
+    )
 
 
-def test_only_the_first_messages_of_system_and_user_name_a_directory() -> None:
-    named = f"Working directory: {HOME}"
-    other = [{"role": "user", "content": "x"}] * echoed_turn_match.HEAD_MESSAGES_MAX
-    assert working_directories([*other, {"role": "user", "content": named}]) == set()
-    assert working_directories([*other[1:], {"role": "user", "content": named}]) == {HOME}
+def stated(role: str, text: str, *before: dict[str, Any]) -> str:
+    return working_directory([*before, {"role": role, "content": text}])
+
+
+def test_the_directory_is_where_claude_code_states_it() -> None:
+    asked = {"role": "user", "content": "x"}
+    assert stated("system", environment()) == HOME
+    assert stated("system", environment(is_repository="false"), asked) == HOME
+    assert stated("system", environment("/home/a b/c  ")) == "/home/a b/c"
+    assert stated("system", environment("C:\\work\\kit")) == "C:\\work\\kit"
+    assert stated("system", environment("/")) == "/"
+    reminder = f"<system-reminder>\n{environment()}</system-reminder>\n"
+    assert stated("user", f"{reminder}hello") == HOME
+    assert stated("user", f"<system-reminder>x</system-reminder>\n{reminder}hello") == HOME
+    parts = [{"type": "image", "image": "d"}, {"type": "text", "text": environment()}]
+    assert working_directory([{"role": "system", "content": parts}]) == HOME
+
+
+def test_a_directory_that_somebody_else_names_is_none() -> None:
+    """Whoever writes a user's text, a tool's result or a label would choose what is left out."""
+    reminder = f"<system-reminder>\n{environment('/srv/prod')}</system-reminder>"
+    others = [
+        *("workdir: /srv/prod", "Working directory: /srv/prod", "<cwd>/srv/prod</cwd>"),
+        *("Backup target: /srv/prod", "Home: /srv/prod", " - Primary working directory: /srv/prod"),
+    ]
+    for role in ("system", "user"):
+        for text in others:
+            assert stated(role, text) == ""
+    asked = {"role": "user", "content": "x"}
+    assert stated("user", environment("/srv/prod")) == ""
+    assert stated("user", f"hello {reminder}") == "", "it does not begin with it"
+    assert stated("user", reminder, asked) == "", "it is not the first"
     for role in ("assistant", "tool"):
-        assert working_directories([{"role": role, "content": named}]) == set()
-    assert working_directories([]) == set()
-    assert working_directories([{"role": "user"}, {"role": "user", "content": None}]) == set()
+        assert stated(role, environment("/srv/prod")) == ""
+    system = {"role": "system", "content": environment()}
+    assert stated("user", reminder, system) == "", "two that differ are none"
+    late = [asked] * echoed_turn_match.HEAD_MESSAGES_MAX
+    assert stated("system", environment(), *late) == ""
+    assert working_directory([{"role": "user"}, {"role": "system", "content": None}]) == ""

@@ -137,9 +137,9 @@ def test_a_signature_finds_the_turn_behind_other_messages() -> None:
 
 def test_an_answer_that_its_client_never_parsed_is_known_as_it_was_written() -> None:
     desk = Desk()
-    text = "Let me check.\n<tool_call>read /a</tool_call>"
+    text = "Let me check.\n<tool_call>read /a</tool_call>\n"
     first = desk.ask(QUESTION, SAID, text=text)
-    sent = {"role": "assistant", "content": f"{text}\n"}
+    sent = {"role": "assistant", "content": text.rstrip()}
     assert desk.arrive([*QUESTION, sent]).turns[2] is first.turn
 
 
