@@ -45,12 +45,16 @@ import json, os, sys
 from hearth.shared.settings_from_env import load_settings, setting_warnings
 from hearth.shared.paths import env_file
 from hearth.shared.errors import StartError
+from hearth.shared.model_path import check_model
 try:
     found = load_settings(os.environ, env_file())
+    sources = (found.model_path, *found.models) if "--check" in sys.argv else ()
+    models = [check_model(each) for each in sources]
 except StartError as error:
     print(error, file=sys.stderr), sys.exit(78)
 print(json.dumps({"host": found.proxy_host, "port": found.proxy_port, "model": found.model_path,
                   "workers": found.workers, "instance_dir": str(found.instance_dir),
+                  "models": models,
                   "warnings": setting_warnings(os.environ, env_file())}))
 """
 CONFIGURED = r"^version(?:_info)?\s*=\s*(\d+\.\d+)"
@@ -426,10 +430,13 @@ def server_environment(options: argparse.Namespace) -> "dict[str, str]":
     return environ
 
 
-def read_settings(python: str, environ: "dict[str, str]") -> "dict[str, Any]":
-    """Return the settings that the server will see, read by the server's own code."""
+def read_settings(python: str, environ: "dict[str, str]", is_check: bool) -> "dict[str, Any]":
+    """Return the settings that the server will see, read by the server's own code.
+
+    With `is_check`, the models that they name are looked for too.
+    """
     done = subprocess.run(
-        [python, "-c", SETTINGS_PROBE],
+        [python, "-c", SETTINGS_PROBE, *(["--check"] if is_check else [])],
         cwd=str(PROJECT),
         env=environ,
         capture_output=True,
@@ -457,7 +464,7 @@ def start(version: str, options: argparse.Namespace) -> None:
 
     environ = server_environment(options)
     python = str(VENV / "bin/python")
-    found = read_settings(python, environ)
+    found = read_settings(python, environ, options.check)
     directory = Path(found["instance_dir"])
     about_port = take_port(found["host"], found["port"], directory, is_check=options.check)
     if options.check:
@@ -465,6 +472,8 @@ def start(version: str, options: argparse.Namespace) -> None:
         say(f"Settings  model {found['model']}, workers {found['workers']}")
         for text in found["warnings"]:
             say(f"Warning   {text}")
+        for text in found["models"]:
+            say(f"Model     {text}")
         say(f"Port      {about_port}")
         return
     if "freed" in about_port:

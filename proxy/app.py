@@ -169,7 +169,7 @@ class ProxyApp:
             if exchange.method == "OPTIONS":
                 await _preflight(exchange)
                 return
-        if Dashboard.serves(exchange.path):
+        if Dashboard.serves(exchange):
             await self.dashboard.serve(exchange)  # which knows keys, and cookies too
             return
         exchange.is_trusted = exchange.path != _OPEN_PATH or self._keys.passes(exchange.raw_headers)

@@ -11,7 +11,7 @@ from typing import Final
 from hearth.shared.settings import Settings
 
 NAMES: Final = tuple(row.metadata["name"] for row in dataclasses.fields(Settings))
-LIKENESS_MIN: Final = 0.8  # of a misspelt name and the one that was meant
+LIKENESS_MIN: Final = 0.6  # of a misspelt name and the one that was meant
 
 # What stands in its place, or why nothing does. docs/settings.md has this table.
 DROPPED: Final = {
@@ -40,8 +40,8 @@ REFUSED: Final = {
 def warnings_of(environment: Iterable[str], file: Iterable[str]) -> Iterator[str]:
     """Yield a warning for each name that is set and not read; values are not told.
 
-    In the file, which is ours, that is a misspelt setting too; the environment has other
-    programs' names.
+    In the file, which is ours, that is any other name too; the environment has other programs'
+    names.
     """
     in_file = dict.fromkeys(file)
     given = {**in_file, **dict.fromkeys(environment)}
@@ -53,5 +53,6 @@ def warnings_of(environment: Iterable[str], file: Iterable[str]) -> Iterator[str
             yield f"{name} is set and has no effect; true is refused: {reason}."
     for name in in_file:
         if name not in NAMES and name not in DROPPED and name not in REFUSED:
-            for meant in difflib.get_close_matches(name.upper(), NAMES, 1, LIKENESS_MIN):
-                yield f"{name} in the settings file is not read. Is {meant} meant?"
+            meant = difflib.get_close_matches(name.upper(), NAMES, 1, LIKENESS_MIN)
+            hint = f"Is {meant[0]} meant?" if meant else "docs/settings.md lists those that are."
+            yield f"{name} in the settings file is not read. {hint}"

@@ -1,4 +1,4 @@
-"""Serves `/dashboard`: the page, its files, the sign-in and the stream of events.
+"""Serves `/dashboard`, the page, its files, the sign-in and the events, and the start page.
 
 A page can send no header with its event stream, so it carries a cookie: a random token that stands
 for a key which was checked once. The cookie is good for /dashboard only, never for the API.
@@ -92,8 +92,10 @@ class Dashboard:
         }
 
     @staticmethod
-    def serves(path: str) -> bool:
-        return path == PATH or path.startswith(PATH + "/")
+    def serves(exchange: HttpExchange) -> bool:
+        """Whether the request is for something under PATH, or for the start page by a browser."""
+        path = exchange.path
+        return path == PATH or path.startswith(PATH + "/") or _is_start(exchange)
 
     async def serve(self, exchange: HttpExchange) -> None:
         """Answer a request under PATH, whose Host and Origin were checked.
@@ -103,6 +105,9 @@ class Dashboard:
         """
         exchange.reply_headers += _HEADERS
         path = exchange.path.rstrip("/")
+        if _is_start(exchange):
+            await self._file(exchange, f"{PATH}/start.html")
+            return
         if path == f"{PATH}/login":
             await self._log_in(exchange)
             return
@@ -173,6 +178,12 @@ class Dashboard:
             except TimeoutError:
                 self._feed.dropped += 1
                 log.info("a dashboard has read nothing for %g s: ended", SEND_WAIT_S_MAX)
+
+
+def _is_start(exchange: HttpExchange) -> bool:
+    """Whether a person looks at the server's address: programs ask for no page."""
+    wants_page = "text/html" in exchange.headers.get("accept", "")
+    return exchange.path == "/" and exchange.method in ("GET", "HEAD") and wants_page
 
 
 def _digest_of(key: str | None) -> str:

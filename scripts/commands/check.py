@@ -1,4 +1,4 @@
-"""Says whether a start would succeed, and with what: packages, settings, port. Changes nothing.
+"""Says whether a start would succeed, and with what: packages, settings, model. Changes nothing.
 
     hearth check
     hearth check --model mlx-community/Qwen3-8B-4bit --port 4001
@@ -17,6 +17,7 @@ from typing import Final
 
 from hearth.commands.serve import add_settings, port_of, settings_of
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
+from hearth.shared.model_path import check_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.paths import CODE_DIR, env_file
 from hearth.shared.settings_from_env import setting_warnings
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"Settings  model {settings.model_path}, workers {settings.workers}, from {source}")
         for text in setting_warnings(os.environ, file):
             print(f"Warning   {text}")
+        for source in (settings.model_path, *settings.models):
+            print(f"Model     {check_model(source)}")
         status = 1
         print(f"Port      {port_of(settings, is_check=True)}")
     except StartError as error:

@@ -1,8 +1,8 @@
 """Says why requests of a session lost what was kept: which message, what changed, what it cost.
 
-    hearth why SESSION --base-url http://127.0.0.1:4000 [--key K]
+    hearth why [SESSION] --base-url http://127.0.0.1:4000 [--key K]
 
-SESSION is a session's id, or a file of its cache trace (LOG_ROOT).
+SESSION is a session's id, or a file of its cache trace (LOG_ROOT); without it, all are listed.
 Exit status 0: nothing was lost, or all is explained; 1: something unexplained was; 2: the session
 is not known, or the server does not answer.
 """
@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from hearth.commands.server_client import (
     SLACK_TOKENS,
     Line,
+    Row,
     Step,
     lines_of,
     parser_of,
     run,
+    server_of,
     steps,
     table,
     verdict,
@@ -82,13 +84,38 @@ def judge(lines: Sequence[Line], slack: int) -> int:
     return verdict(misses, f"{sum(step.lost for step in found):,} tokens lost, all explained")
 
 
+def session_rows(told: Row) -> list[tuple[object, ...]]:
+    """Return a row of the table for each session of `GET /v1/sessions`, as it lists them."""
+    return [
+        (row["session"] or "-", row["agent"] or "-", row["lines"], row["turns"], row["idle_s"])
+        for row in told["sessions"]
+    ]
+
+
+async def list_sessions(options: argparse.Namespace) -> int:
+    """Print the sessions that the server knows; return the exit status."""
+    async with server_of(options) as server:
+        rows = session_rows(await server.get("/v1/sessions"))
+    if not rows:
+        return verdict([], "no session yet: ask the server something first")
+    print(table(("session", "agent", "lines", "turns", "idle s"), rows))
+    return verdict([], f"{len(rows):,} sessions; `hearth why SESSION` says what one of them lost")
+
+
 async def why(options: argparse.Namespace) -> int:
+    if not options.session:
+        return await list_sessions(options)
     return judge(await lines_of(options, options.session), options.slack)
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of("why", __doc__)
-    parser.add_argument("session", metavar="SESSION", help="an id, or a file of the cache trace")
+    parser.add_argument(
+        "session",
+        metavar="SESSION",
+        nargs="?",
+        help="an id, or a file of the cache trace; all are listed without it",
+    )
     parser.add_argument("--slack", type=int, default=SLACK_TOKENS, help="tokens that are no loss")
     return parser.parse_args(arguments)
 

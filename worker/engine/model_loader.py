@@ -23,6 +23,7 @@ from mlx_lm.utils import (
 )
 
 from hearth.shared.errors import StartError
+from hearth.shared.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import POCKET, Settings
 from hearth.shared.wire_messages import ModelFacts
@@ -83,13 +84,8 @@ def load_model(
     Raises:
         StartError: it cannot be loaded; one line says why.
     """
-    source = settings.model_path
-    if source == POCKET:
-        source = str(POCKET_DIR)
-    elif source.startswith("builtin:"):
-        raise StartError(f"MODEL_PATH is {source!r}; the only builtin model is {POCKET}.")
-    else:
-        source = _checked(source)
+    named = named_model(settings.model_path)
+    source = str(POCKET_DIR if named == POCKET else named)
     model: Any
     try:
         runs_code = _may_run_code(settings)
@@ -153,21 +149,6 @@ def _set_dtype(
         language.input_dtype = mx.float16
     log.info("weights are computed in %s: %s", dtype.name, dtype.reason)
     return dtype
-
-
-def _checked(source: str) -> str:
-    """Return the directory or hub id; a mistyped path is refused before a hub is asked."""
-    path = Path(source).expanduser()
-    looks_local = source.startswith(("/", ".", "~")) or source.count("/") != 1
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise StartError(f"MODEL_PATH is {source!r}, a directory without a config.json.")
-        return str(path)
-    if looks_local:
-        raise StartError(
-            f"MODEL_PATH is {source!r}, which is neither a directory nor a hub id (owner/name)."
-        )
-    return source
 
 
 def _may_run_code(settings: Settings) -> bool:

@@ -65,6 +65,7 @@ class FakeServer:
         app.router.add_post("/v1/messages/count_tokens", self.count)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/v1/cache", self.cache)
+        app.router.add_get("/v1/sessions", self.sessions)
         app.router.add_get("/v1/sessions/{session}", self.session)
         return app
 
@@ -79,6 +80,13 @@ class FakeServer:
         told = {name: value for half in halves for name, value in half.items()}
         workers = [{"worker": 0, "counts": told}, {"worker": 1, "sessions": rest}]
         return web.json_response({"workers": self.workers or workers})
+
+    async def sessions(self, _: web.Request) -> web.Response:
+        rows = [
+            {"session": name, "agent": "", "lines": len(found), "turns": 2, "idle_s": 1.5}
+            for name, found in self.lines.items()
+        ]
+        return web.json_response({"sessions": rows})
 
     async def session(self, request: web.Request) -> web.Response:
         lines = self.lines.get(request.match_info["session"])

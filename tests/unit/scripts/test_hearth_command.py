@@ -102,8 +102,9 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(proxy, "main", become)
     monkeypatch.setattr(serve, "take_port", lambda *given, is_check: f"{given[1]} is free")
-    for name in ("MODEL_PATH", "WORKERS", "PROXY_PORT"):
-        monkeypatch.setenv(name, "1")  # so that it is put back
+    given = {"MODEL_PATH": "builtin:pocket", "WORKERS": "1", "PROXY_PORT": "1"}
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)  # so that it is put back
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

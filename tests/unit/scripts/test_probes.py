@@ -180,6 +180,10 @@ def test_a_session_is_asked_of_the_server_under_its_quoted_id(capsys: Any) -> No
     assert played(diff_turns.diff_turns, diff_turns.options_of, fake, "--session", "a/b c") == 1
     assert "session a/b c, line 3 main" in capsys.readouterr().out
     assert played(why.why, why.options_of, fake, "nobody") == 2
+    assert played(why.why, why.options_of, FakeServer()) == 0
+    assert "no session yet" in capsys.readouterr().out
+    assert played(why.why, why.options_of, fake) == 0
+    assert re.search(r"(?m)^a/b c +- +1 +", capsys.readouterr().out)
 
 
 # ---------------------------------------------------------------- inspect_cache

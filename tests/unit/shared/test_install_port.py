@@ -324,17 +324,26 @@ def environment(**given: str) -> dict[str, str]:
 
 def test_the_settings_are_those_that_the_server_reads(tmp_path: Path) -> None:
     environ = environment(PROXY_PORT="4321", PROXY_HOST="127.0.0.1", RUN_DIR=str(tmp_path))
-    found = install_and_run.read_settings(sys.executable, environ)
+    found = install_and_run.read_settings(sys.executable, environ, is_check=False)
     assert (found["host"], found["port"]) == ("127.0.0.1", 4321)
     assert found["instance_dir"] == str(tmp_path / "4321")
 
 
 def test_a_bad_setting_ends_the_command_with_the_servers_own_words_and_78() -> None:
     with pytest.raises(Stop) as refusal:
-        install_and_run.read_settings(sys.executable, environment(PROXY_PORT="99999"))
+        install_and_run.read_settings(sys.executable, environment(PROXY_PORT="99999"), False)
     assert str(refusal.value).startswith("PROXY_PORT is '99999'; allowed is a whole number")
     assert "\n" not in str(refusal.value)
     assert refusal.value.code == 78
+
+
+def test_a_model_that_is_not_there_ends_the_check_with_78_and_its_words() -> None:
+    environ = environment(MODEL_PATH="/does/not/exist")
+    with pytest.raises(Stop, match="'/does/not/exist', which is neither") as refusal:
+        install_and_run.read_settings(sys.executable, environ, is_check=True)
+    assert refusal.value.code == 78
+    found = install_and_run.read_settings(sys.executable, environment(), is_check=True)
+    assert found["models"] == ["builtin:pocket, which comes with the code"]
 
 
 def test_a_python_without_the_packages_is_told_apart_from_a_bad_setting(tmp_path: Path) -> None:
@@ -342,7 +351,7 @@ def test_a_python_without_the_packages_is_told_apart_from_a_bad_setting(tmp_path
     broken.write_text("#!/bin/sh\necho No module named dotenv >&2; exit 1\n")
     broken.chmod(0o755)
     with pytest.raises(Stop, match=r"No module named dotenv\n.*delete \.venv") as refusal:
-        install_and_run.read_settings(str(broken), environment())
+        install_and_run.read_settings(str(broken), environment(), is_check=False)
     assert refusal.value.code == 1
 
 
@@ -368,11 +377,12 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(
         install_and_run,
         "read_settings",
-        lambda python, environ: {
+        lambda python, environ, is_check: {
             "host": HOST,
             "port": int(environ["PROXY_PORT"]),
             "model": "builtin:pocket",
             "workers": 1,
+            "models": ["builtin:pocket, which comes with the code"],
             "instance_dir": str(tmp_path / "run"),
             "warnings": ["MLX_PORT is set and has no effect: so it is."],
         },

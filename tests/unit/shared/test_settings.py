@@ -149,6 +149,7 @@ def test_every_setting_that_a_warning_points_at_is_there(name: str, reason: str)
     ("name", "meant"),
     [
         ("PROXY_PROT", "PROXY_PORT"),
+        ("WORKRES", "WORKERS"),
         ("CACHE_RAM_BUDGET", "CACHE_RAM_BUDGET_MB"),
         ("default_temperature", "DEFAULT_TEMPERATURE"),
     ],
@@ -159,7 +160,10 @@ def test_a_misspelt_setting_in_the_file_is_told_with_the_one_that_is_meant(
     file = tmp_path / ".env"
     file.write_text(f"{name}=sk-secret\nHF_TOKEN=sk-secret\nPROXY_PORT=4001\n{name}=2\n")
     warnings = setting_warnings({name: "1", "PROXY_HOTS": "x"}, file)
-    assert warnings == [f"{name} in the settings file is not read. Is {meant} meant?"]
+    assert warnings == [
+        f"{name} in the settings file is not read. Is {meant} meant?",
+        "HF_TOKEN in the settings file is not read. docs/settings.md lists those that are.",
+    ]
 
 
 def test_what_is_read_or_anothers_is_not_warned_of() -> None:

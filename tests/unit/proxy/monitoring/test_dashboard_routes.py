@@ -325,3 +325,37 @@ def test_a_page_that_reads_nothing_of_a_real_connection_loses_it_and_others_go_o
 
     asyncio.run(body())
     assert (feed.dropped, feed.listeners) == (1, 0)
+
+
+# ---------------------------------------------------------------- the start page
+
+BROWSER = (b"accept", b"text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8")
+
+
+def test_a_browser_at_the_servers_address_gets_a_page_with_links_to_what_is_served(
+    tmp_path: Any,
+) -> None:
+    edge = app_of(tmp_path)
+    reply = ask(edge, "GET", "/", BROWSER)
+    assert reply.status == 200 and reply.headers["content-type"].startswith("text/html")
+    assert reply.headers["content-security-policy"].startswith("default-src 'self'")
+    links = re.findall(r'<a href="([^"]+)"', reply.content.decode())
+    assert links[0] == "/dashboard" and len(links) == 6
+    assert {ask(edge, "GET", link).status for link in links} <= {200, 503}  # no worker is ready
+
+
+def test_a_program_at_the_servers_address_gets_json(tmp_path: Any) -> None:
+    edge = app_of(tmp_path)
+    for accept in ([], [(b"accept", b"*/*")], [(b"accept", b"application/json")]):
+        assert ask(edge, "GET", "/", *accept).json["name"] == "hearth"
+    assert ask(edge, "POST", "/", BROWSER).status == 405
+
+
+def test_the_start_page_tells_a_stranger_nothing_of_the_server(tmp_path: Any) -> None:
+    closed = app_of(tmp_path, **KEYED)
+    shown = ask(closed, "GET", "/", BROWSER)
+    assert (shown.status, shown.content) == (
+        200,
+        ask(app_of(tmp_path), "GET", "/", BROWSER).content,
+    )
+    assert ask(closed, "GET", "/").status == 401

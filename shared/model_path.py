@@ -1,0 +1,52 @@
+"""Tells what MODEL_PATH names: the builtin model, a directory, or a hub id. Loads nothing."""
+
+from pathlib import Path
+from typing import Final
+
+from hearth.shared.errors import StartError
+from hearth.shared.settings import POCKET
+
+_BUILTIN: Final = "builtin:"
+
+
+def named_model(source: str) -> Path | str:
+    """Return the directory that `source` names, or else the builtin model or the hub id.
+
+    A mistyped path is refused here, before a hub is asked for it.
+
+    Raises:
+        StartError: it names nothing that could be a model.
+    """
+    if source.startswith(_BUILTIN):
+        if source != POCKET:
+            raise StartError(f"MODEL_PATH is {source!r}; the only builtin model is {POCKET}.")
+        return source
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise StartError(f"MODEL_PATH is {source!r}, a directory without a config.json.")
+        return path
+    if source.startswith(("/", ".", "~")) or source.count("/") != 1:
+        raise StartError(
+            f"MODEL_PATH is {source!r}, which is neither a directory nor a hub id (owner/name)."
+        )
+    return source
+
+
+def check_model(source: str) -> str:
+    """Return a sentence about where the model is, without reading it.
+
+    Raises:
+        StartError: it is not there.
+    """
+    named = named_model(source)
+    if named == POCKET:
+        return f"{source}, which comes with the code"
+    if isinstance(named, Path):
+        if next(named.glob("*.safetensors"), None) is None:
+            raise StartError(f"MODEL_PATH is {source!r}, a directory without *.safetensors files.")
+        return f"{source}, a directory"
+    from huggingface_hub import try_to_load_from_cache  # takes a second
+
+    is_here = isinstance(try_to_load_from_cache(named, "config.json"), str)
+    return f"{source}, {'in the cache of the hub' if is_here else 'which the first start fetches'}"

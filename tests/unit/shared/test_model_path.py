@@ -1,0 +1,53 @@
+"""Checks that a model which is not there is told before anything is started."""
+
+from pathlib import Path
+
+import pytest
+
+from hearth.commands import check
+from hearth.shared.errors import EXIT_CANNOT_START, StartError
+from hearth.shared.model_path import check_model, named_model
+
+
+def checkpoint(directory: Path, *names: str) -> Path:
+    for name in names:
+        (directory / name).write_text("{}")
+    return directory
+
+
+def test_a_model_is_named_as_a_directory_a_hub_id_or_the_builtin_one(tmp_path: Path) -> None:
+    whole = checkpoint(tmp_path, "config.json", "model.safetensors")
+    assert named_model(str(whole)) == whole
+    assert named_model("owner/name") == "owner/name"
+    assert named_model("builtin:pocket") == "builtin:pocket"
+    assert check_model(str(whole)) == f"{whole}, a directory"
+    assert check_model("builtin:pocket") == "builtin:pocket, which comes with the code"
+    assert check_model("owner/name") == "owner/name, which the first start fetches"
+
+
+@pytest.mark.parametrize("source", ["/does/not/exist", "./x", "~/x-y-z", "name", "a/b/c"])
+def test_a_path_that_leads_nowhere_is_no_hub_id(source: str) -> None:
+    with pytest.raises(StartError, match="neither a directory nor a hub id"):
+        check_model(source)
+
+
+def test_a_directory_that_lacks_a_file_says_which(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"without a config\.json"):
+        check_model(str(tmp_path))
+    checkpoint(tmp_path, "config.json", "model.gguf")
+    with pytest.raises(StartError, match=r"without \*\.safetensors files"):
+        check_model(str(tmp_path))
+
+
+def test_a_check_of_a_model_that_is_not_there_says_so_and_ends_with_78(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("MODEL_PATH", "MODELS"):
+        monkeypatch.setenv(name, "builtin:pocket")  # so that it is put back
+    monkeypatch.setattr(check, "port_of", lambda settings, is_check: "4000 is free")
+    assert check.main(["--model", "/does/not/exist"]) == EXIT_CANNOT_START
+    shown = capsys.readouterr()
+    assert "'/does/not/exist', which is neither a directory nor a hub id" in shown.err
+    monkeypatch.setenv("MODELS", "builtin:rocket")
+    assert check.main(["--model", "builtin:pocket"]) == EXIT_CANNOT_START
+    assert "builtin:rocket" in capsys.readouterr().err
