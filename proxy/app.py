@@ -7,8 +7,11 @@ itself are checked here, in the caller's dialect, before LiteLLM or a worker see
 import dataclasses
 import functools
 import logging
+import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
+
+import orjson
 
 from hearth.proxy.api import legacy_completions, prefill_endpoint
 from hearth.proxy.api.error_bodies import error_body, error_headers
@@ -18,6 +21,7 @@ from hearth.proxy.api.responses import responses_events
 from hearth.proxy.gateway.litellm_relay import Relay
 from hearth.proxy.http.api_keys import ApiKeyCheck
 from hearth.proxy.http.body_memory_budget import BodyBudget
+from hearth.proxy.http.connection_places import ConnectionPlaces
 from hearth.proxy.http.http_exchange import (
     App,
     ClientGone,
@@ -69,6 +73,7 @@ _WITHOUT_LITELLM: Final = {
     "completions": legacy_completions,
     "responses": responses_events,
 }  # by dialect: what makes its answer; the others go through LiteLLM
+_ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
 _CACHE_HEADER: Final = b"x-hearth-cache"
 _CORS_METHODS: Final = b"GET, POST, DELETE, OPTIONS"
 
@@ -87,8 +92,9 @@ class ProxyApp:
         routes: AdminRoutes,
         litellm_app: App,
         token: str,
+        places: ConnectionPlaces | None = None,
     ) -> None:
-        """`litellm_app` is LiteLLM's app, `token` what it accepts."""
+        """`litellm_app` is LiteLLM's app, `token` what it accepts; `places` are the listener's."""
         self._origins = OriginRules(settings.proxy_host, settings.cors_origins)
         self._keys = ApiKeyCheck(settings.api_keys)
         self._names = routes.names
@@ -103,6 +109,8 @@ class ProxyApp:
         self.dashboard = Dashboard(settings, routes.feed)
         self.keep_awake = KeepAwake(settings.keep_awake)
         self.metrics.watch(self.keep_awake)
+        self.places = ConnectionPlaces() if places is None else places
+        self.metrics.watch_connections(self.places)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -113,7 +121,7 @@ class ProxyApp:
             await self._serve_http(HttpExchange(scope, receive, send, self.body_budget))
 
     async def _serve_http(self, exchange: HttpExchange) -> None:
-        for name in (b"x-request-id", b"request-id"):  # OpenAI's SDK reads one, Anthropic's other
+        for name in _ID_HEADERS:
             exchange.reply_headers.append((name, exchange.request_id.encode()))
         try:
             await self._check_caller(exchange)
@@ -146,12 +154,25 @@ class ProxyApp:
         await exchange.drain()
         await exchange.send_json(error.status, body, error_headers(error))
 
+    def refuse_unread(self, error: RequestError, is_anthropic: bool) -> tuple[RawHeaders, bytes]:
+        """Return headers and body that tell a client why its connection is read no further."""
+        request_id = uuid.uuid4().hex
+        log.info("refused id=%s status=%d code=%s", request_id, error.status, error.code)
+        body = orjson.dumps(error_body(error, "messages" if is_anthropic else "chat", request_id))
+        return [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            *((name, request_id.encode()) for name in _ID_HEADERS),
+        ], body
+
     async def _check_caller(self, exchange: HttpExchange) -> None:
         """Check who asks, then dispatch.
 
         Raises:
             RequestError: the caller may not, or the request is refused further on.
         """
+        if exchange.path != _OPEN_PATH:
+            exchange.check_place()
         if len(exchange.raw_headers) > HEADERS_MAX:
             raise RequestError(
                 f"The request has {len(exchange.raw_headers)} headers and this server accepts "
@@ -175,6 +196,7 @@ class ProxyApp:
         exchange.is_trusted = exchange.path != _OPEN_PATH or self._keys.passes(exchange.raw_headers)
         if exchange.is_trusted:
             key = self._keys.check(exchange.raw_headers)
+            exchange.keep_place()
             if key is not None:  # whoever sends another beside it is known by this one all the same
                 exchange.headers["x-api-key"] = key
         await self._dispatch(exchange)

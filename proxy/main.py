@@ -18,8 +18,9 @@ from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.gateway import litellm_app
+from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
+from hearth.proxy.http.http1_protocol import protocol_of
 from hearth.proxy.http.origin_rules import OriginRules
-from hearth.proxy.http.uvicorn_timeouts import HeadTimeout
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool.cache_affinity import CacheAffinity
 from hearth.proxy.pool.worker_pool import WorkerPool
@@ -48,7 +49,6 @@ WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "hearth.worker.main")
 GRACE_S: Final = 2  # for streams to say goodbye after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512
-CONNECTIONS_MAX: Final = 1_000  # what their bodies take together is BodyBudget's
 OPEN_FILES: Final = 4096  # two a connection, and some
 
 
@@ -145,18 +145,18 @@ class Hearth:
         await self._supervisor.start()
         self._remote.start()
         litellm, token = await asyncio.to_thread(litellm_app.load, self._settings)
-        app = ProxyApp(self._settings, self._pool, self._routes, litellm, token)
+        places = ConnectionPlaces(places_within(open_files_max()))
+        app = ProxyApp(self._settings, self._pool, self._routes, litellm, token, places)
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=HeadTimeout,
+                http=protocol_of(places, app.refuse_unread),
                 log_config=None,
                 access_log=False,
                 lifespan="on",
                 server_header=False,
                 proxy_headers=False,
                 backlog=BACKLOG,
-                limit_concurrency=CONNECTIONS_MAX,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=GRACE_S,
             )
@@ -206,6 +206,12 @@ def _log_bug(swapping: asyncio.Task[None]) -> None:
     """Log that a bug of ours ended the task; what is loaded is served on."""
     if not swapping.cancelled() and (error := swapping.exception()) is not None:
         log.error("no model is loaded or unloaded any more", exc_info=error)
+
+
+def open_files_max() -> int:
+    """Return how many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return OPEN_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_open_file_limit() -> None:

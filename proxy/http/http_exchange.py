@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 import orjson
 
 from hearth.proxy.http.body_memory_budget import BodyBudget
-from hearth.shared.errors import RequestError
+from hearth.shared.errors import Overloaded, RequestError
 
 AsgiMessage = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -20,6 +20,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 T = TypeVar("T")
 
+CONNECTION: Final = "connection"  # in a scope's state: the ClientConnection that it came on
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 BODY_WAIT_S_MAX: Final = 120.0
 DRAIN_BYTES_MAX: Final = 4 * BODY_BYTES_MAX  # read past the limit so that the 413 can be read
@@ -29,6 +30,20 @@ _SSE: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+class ClientConnection(Protocol):
+    """The connection that a request came on, as far as its exchange has to do with it."""
+
+    streams_events: bool  # the answer under way is an event stream
+
+    @property
+    def has_place(self) -> bool: ...
+
+    @property
+    def places_max(self) -> int: ...
+
+    def trust(self) -> None: ...
 
 
 class ClientGone(RequestError):
@@ -56,6 +71,7 @@ class HttpExchange:
         self.reply_headers: RawHeaders = []  # added to whatever is replied
         self.late_headers: Callable[[], RawHeaders] = list  # the same, as known when it begins
         self.is_trusted = False  # it came with a key, or needs none
+        self._connection: ClientConnection | None = scope.get("state", {}).get(CONNECTION)
         self.is_anthropic = (  # what a refusal looks like
             self.path.startswith("/v1/messages") or "anthropic-version" in self.headers
         )
@@ -70,6 +86,21 @@ class HttpExchange:
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
+
+    # -------------------------------------------------- what the connection is to others
+
+    def check_place(self) -> None:
+        """Refuse a request for which no connection is free. Raises: Overloaded."""
+        if self._connection is not None and not self._connection.has_place:
+            raise Overloaded(
+                f"{self._connection.places_max:,} connections are amid requests, and this server "
+                "serves no more at once. Try again in a few seconds."
+            )
+
+    def keep_place(self) -> None:
+        """Have the connection closed for no other while the request is served: it has a key."""
+        if self._connection is not None:
+            self._connection.trust()
 
     # -------------------------------------------------- what the client sends
 
@@ -200,13 +231,13 @@ class HttpExchange:
         assert not self.has_started, self.path
         self.has_started = True
         self._client_was_there = not self.gone.is_set()
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [*headers, *self.reply_headers, *self.late_headers()],
-            }
-        )
+        headers = [*headers, *self.reply_headers, *self.late_headers()]
+        if self._connection is not None:
+            kind = next((value for name, value in headers if name == b"content-type"), b"")
+            self._connection.streams_events = kind.startswith(b"text/event-stream")
+            if status == 401 or not self._connection.has_place:
+                headers.append((b"connection", b"close"))  # the place is another's
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def body(self, chunk: bytes, *, more: bool) -> None:
         assert self.has_started and not self._has_ended, (self.path, self.has_started)

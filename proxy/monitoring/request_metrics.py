@@ -19,6 +19,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from hearth.proxy.http.connection_places import ConnectionPlaces, Why
 from hearth.proxy.monitoring.worker_metrics import WorkerMetrics
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerReports
@@ -154,6 +155,23 @@ class RequestMetrics:
             registry=self.registry,
         )
         keep_awake.on_failure = failures.inc
+
+    def watch_connections(self, places: ConnectionPlaces) -> None:
+        """Tell how many connections are open, and how many this server had to end."""
+        open_now = Gauge(
+            "hearth_http_connections", "Connections that are open.", registry=self.registry
+        )
+        open_now.set_function(lambda: len(places))
+        closed = Counter(
+            "hearth_http_connections_closed_total",
+            "Connections that were ended to make room for another (displaced), or because what "
+            "they sent was no HTTP (malformed).",
+            ["why"],
+            registry=self.registry,
+        )
+        for why in get_args(Why):
+            closed.labels(why)
+        places.on_closed = lambda why: closed.labels(why).inc()
 
     def refused(self, dialect: str | None, error: RequestError) -> None:
         """Count a request that ended before a worker had taken it; None = it asked for no text."""

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import time
 import uuid
@@ -92,6 +93,62 @@ def test_a_foreign_page_cannot_make_the_model_compute(
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/sessions", "/v1/cache", "/v1/doctor", "/"])
 def test_a_wrong_key_reads_nothing(server: Server, path: str, key: str | None) -> None:
     assert ask(server, "GET", path, key=key)[0] == 401
+
+
+# ---------------------------------------------------------------- what it takes for HTTP
+
+
+def said_to(server: Server, sent: bytes, *, ends: bool = False) -> bytes:
+    """Return all that comes back for `sent`; the client `ends` its side behind it."""
+    with socket.create_connection(("127.0.0.1", server.port), 60) as client:
+        client.sendall(sent)
+        if ends:
+            client.shutdown(socket.SHUT_WR)
+        with client.makefile("rb") as file:
+            return file.read()
+
+
+def post_of(server: Server, path: str, body: Any, *more: str) -> bytes:
+    payload = json.dumps(body).encode()
+    rows = [
+        f"POST {path} HTTP/1.1",
+        f"Host: 127.0.0.1:{server.port}",
+        f"Authorization: Bearer {MINE}",
+    ]
+    rows += [f"Content-Length: {len(payload)}", *more, "", ""]
+    return "\r\n".join(rows).encode() + payload
+
+
+@pytest.mark.parametrize("path", sorted(GENERATE))
+def test_smuggling_a_request_behind_another_is_a_400_and_it_is_not_served(
+    server: Server, path: str
+) -> None:
+    hidden = post_of(server, path, body_of(path, "hidden"), "Connection: close")
+    answer = said_to(
+        server, post_of(server, path, {}, "Transfer-Encoding: chunked") + b"0\r\n\r\n" + hidden
+    )
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request") and answer.count(b"HTTP/1.1 ") == 1
+    row = json.loads(body)
+    assert (row.get("type") == "error") is (path == "/v1/messages")
+    assert "Transfer-Encoding" in row["error"]["message"]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("path", sorted(GENERATE))
+def test_a_half_closing_client_gets_its_whole_answer(
+    server: Server, path: str, is_stream: bool
+) -> None:
+    body = body_of(path, "half-closed", stream=is_stream)
+    answer = said_to(server, post_of(server, path, body), ends=True)
+    assert b"HTTP/1.1 200 OK" in answer
+    if is_stream:
+        last = {"/v1/messages": b"message_stop", "/v1/responses": b"response.completed"}
+        incomplete = answer.replace(b"response.incomplete", b"response.completed")
+        assert last.get(path, b"data: [DONE]") in incomplete
+        assert answer.endswith(b"0\r\n\r\n")
+    else:
+        assert json.loads(answer.rpartition(b"\r\n\r\n")[2])["id"]
 
 
 # ---------------------------------------------------------------- what another key sees

@@ -10,7 +10,8 @@ import orjson
 import uvicorn
 
 from hearth.proxy.app import ProxyApp
-from hearth.proxy.http.uvicorn_timeouts import HeadTimeout
+from hearth.proxy.http.connection_places import ConnectionPlaces
+from hearth.proxy.http.http1_protocol import protocol_of
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.workers.supervisor import Supervisor
@@ -34,14 +35,14 @@ async def no_gateway(scope: Any, receive: Any, send: Any) -> None:
     raise AssertionError(f"LiteLLM was asked: {scope['path']}")
 
 
-def app_of(tmp_path: Any, **environ: str) -> ProxyApp:
+def app_of(tmp_path: Any, places: ConnectionPlaces | None = None, **environ: str) -> ProxyApp:
     settings: Settings = load_settings(
         {"RUN_DIR": str(tmp_path), "MAX_KV_SIZE_GB": "0", **environ}, None
     )
     pool = WorkerPool()
     supervisor = Supervisor(["true"], 1, tmp_path, pool, {})
     routes = AdminRoutes(settings, "0", supervisor, pool)
-    return ProxyApp(settings, pool, routes, no_gateway, "token")
+    return ProxyApp(settings, pool, routes, no_gateway, "token", places)
 
 
 def ask(edge: ProxyApp, *request: Any, **more: Any) -> Reply:
@@ -86,11 +87,21 @@ async def asked(
 
 
 @contextlib.asynccontextmanager
-async def serving(edge: ProxyApp, **options: Any) -> AsyncIterator[int]:
-    """Serve `edge` as hearth.proxy.main does, and give the port."""
+async def serving(
+    edge: ProxyApp, told: ProxyApp | None = None, **options: Any
+) -> AsyncIterator[int]:
+    """Serve `edge` as hearth.proxy.main does, and give the port.
+
+    `told` is what refuses for it, where `edge` is no ProxyApp.
+    """
+    told = edge if isinstance(edge, ProxyApp) else told
+    if told is not None:
+        protocol = protocol_of(told.places, told.refuse_unread)
+    else:
+        protocol = protocol_of(ConnectionPlaces(), lambda error, _: ([], str(error).encode()))
     config = uvicorn.Config(
         edge,
-        http=HeadTimeout,
+        http=protocol,
         port=0,
         log_config=None,
         access_log=False,

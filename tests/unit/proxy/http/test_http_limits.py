@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from hearth.proxy.app import HEADERS_MAX, ProxyApp
-from hearth.proxy.http import http_exchange as exchange_module, uvicorn_timeouts
+from hearth.proxy.http import http1_protocol, http_exchange as exchange_module
 from hearth.proxy.http.strict_json import DEPTH_MAX, parse_object
 from hearth.shared.errors import RequestError
 from tests.helpers.proxy.proxy_app import app_of, ask, asked, serving
@@ -47,7 +47,7 @@ async def drip(writer: asyncio.StreamWriter, data: bytes, wait_s: float) -> None
 def test_slowloris_a_head_that_never_ends_loses_its_connection(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(uvicorn_timeouts, "HEAD_WAIT_S_MAX", 0.5)
+    monkeypatch.setattr(http1_protocol, "HEAD_WAIT_S_MAX", 0.5)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(sent)
@@ -63,7 +63,7 @@ def test_slowloris_a_byte_now_and_then_does_not_set_the_clock_back(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     """`first` is a whole request before it, on the same connection."""
-    monkeypatch.setattr(uvicorn_timeouts, "HEAD_WAIT_S_MAX", 0.5)
+    monkeypatch.setattr(http1_protocol, "HEAD_WAIT_S_MAX", 0.5)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if first:
@@ -84,7 +84,7 @@ def test_a_connection_that_waits_between_requests_is_kept(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent thinks for longer than a head may take."""
-    monkeypatch.setattr(uvicorn_timeouts, "HEAD_WAIT_S_MAX", 0.3)
+    monkeypatch.setattr(http1_protocol, "HEAD_WAIT_S_MAX", 0.3)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(3):
@@ -97,7 +97,7 @@ def test_a_connection_that_waits_between_requests_is_kept(
 
 
 def test_a_slow_body_is_not_a_slow_head(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn_timeouts, "HEAD_WAIT_S_MAX", 0.3)
+    monkeypatch.setattr(http1_protocol, "HEAD_WAIT_S_MAX", 0.3)
     head = b"POST /v1/messages HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\n"
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -120,7 +120,7 @@ def test_a_head_without_an_end_is_refused_before_it_fills_memory(tmp_path: Any) 
                 sent += 1010
                 await asyncio.sleep(0)
         with contextlib.suppress(ConnectionError):  # reset: it was still being sent to
-            assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 400")
+            assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 431")
         assert sent < 1_000_000
 
     talking(app_of(tmp_path), talk)

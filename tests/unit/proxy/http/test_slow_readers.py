@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.http import uvicorn_timeouts
+from hearth.proxy.http import http1_protocol
 from hearth.proxy.pool import answer_stream as answer_module
 from hearth.proxy.pool.answer_stream import LOOSE_MAX, MERGED_CHARS_MAX, AnswerStream
 from hearth.shared.errors import RequestError
@@ -168,7 +168,7 @@ async def read_all(client: socket.socket, at_once: int, pause_s: float = 0.0) ->
 
 
 def test_a_client_that_never_reads_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uvicorn_timeouts, "WRITE_WAIT_S_MAX", 0.2)
+    monkeypatch.setattr(http1_protocol, "WRITE_WAIT_S_MAX", 0.2)
 
     async def body() -> None:
         async with serving(lavish) as port:  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_a_client_that_never_reads_loses_its_connection(monkeypatch: pytest.Monk
 
 def test_a_client_that_reads_slowly_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for it takes longer than the limit, and never stands still."""
-    monkeypatch.setattr(uvicorn_timeouts, "WRITE_WAIT_S_MAX", 1.0)
+    monkeypatch.setattr(http1_protocol, "WRITE_WAIT_S_MAX", 1.0)
 
     async def body() -> None:
         async with serving(lavish) as port:  # type: ignore[arg-type]

@@ -1,0 +1,153 @@
+"""Attacks the reader of HTTP/1.1: what two readers could take for different requests is refused."""
+
+import h11
+import pytest
+from hypothesis import given, strategies as st
+
+from hearth.proxy.http.strict_http1 import CHUNK_LINE_BYTES_MAX, HEAD_BYTES_MAX, StrictConnection
+from tests.helpers.proxy.raw_http import HIDDEN, HOST, SMUGGLED
+
+pytestmark = pytest.mark.pure
+
+POST = b"POST /v1/messages HTTP/1.1\r\n" + HOST
+
+
+def requests_in(*reads: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the targets and bodies of all requests in `reads`, each answered when it is whole.
+
+    Raises:
+        h11.RemoteProtocolError: what came is none.
+    """
+    connection = StrictConnection()
+    found: list[tuple[bytes, bytes]] = []
+    for data in reads:
+        connection.receive_data(data)
+        while (event := connection.next_event()) is not h11.NEED_DATA:
+            if isinstance(event, h11.Request):
+                found.append((event.target, b""))
+            elif isinstance(event, h11.Data):
+                found[-1] = (found[-1][0], found[-1][1] + event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+                connection.send(h11.EndOfMessage())
+                if connection.our_state is h11.MUST_CLOSE:
+                    return found
+                connection.start_next_cycle()
+    return found
+
+
+def in_parts(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+@pytest.mark.parametrize("wrong", sorted(SMUGGLED))
+@pytest.mark.parametrize("size", [1 << 24, 7])
+def test_smuggling_what_could_be_read_in_two_ways_is_a_fault_and_nothing_behind_it_is_read(
+    wrong: str, size: int
+) -> None:
+    connection = StrictConnection()
+    targets = []
+    with pytest.raises(h11.RemoteProtocolError):
+        for data in in_parts(SMUGGLED[wrong][:70_000] + HIDDEN, size):
+            connection.receive_data(data)
+            while (event := connection.next_event()) not in (h11.NEED_DATA, h11.PAUSED):
+                targets += [event.target] if isinstance(event, h11.Request) else []
+    assert connection.fault is not None and connection.fault.status == 400
+    assert str(connection.fault).endswith(".") and len(str(connection.fault)) < 300
+    assert b"/hidden" not in targets
+    connection.receive_data(HIDDEN)
+    with pytest.raises(h11.RemoteProtocolError):
+        connection.next_event()
+
+
+@pytest.mark.parametrize("wrong", ["HTTP/0.9", "lines that end in LF", "TLS", "an end of LF"])
+def test_a_fault_is_told_as_soon_as_it_is_there(wrong: str) -> None:
+    """Nothing comes behind it: whoever waited for more would wait until a timeout."""
+    with pytest.raises(h11.RemoteProtocolError):
+        requests_in(SMUGGLED[wrong])
+
+
+def test_a_head_without_an_end_is_refused_at_its_bound() -> None:
+    connection = StrictConnection()
+    connection.receive_data(POST + b"X: " + b"a" * HEAD_BYTES_MAX)
+    with pytest.raises(h11.RemoteProtocolError):
+        connection.next_event()
+    assert connection.fault is not None and connection.fault.status == 431
+    assert requests_in(POST + b"X: " + b"a" * (HEAD_BYTES_MAX - 100) + b"\r\n\r\n")
+
+
+def test_a_key_in_a_bad_header_is_not_told() -> None:
+    connection = StrictConnection()
+    connection.receive_data(POST + b"Authorization: Bearer \x01secret\r\n\r\n")
+    with pytest.raises(h11.RemoteProtocolError) as caught:
+        connection.next_event()
+    assert "Authorization" in str(caught.value) and "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("head", "is_anthropic"),
+    [
+        (b"POST /v1/messages HTTP/1.1\r\n\r\n", True),
+        (b"POST http://127.0.0.1:4000/v1/messages HTTP/1.1\r\n\r\n", True),
+        (b"GET /v1/models HTTP/1.1\r\nAnthropic-Version: 2023-06-01\r\n\r\n", True),
+        (b"POST /v1/messages\n", True),
+        (b"POST /v1/chat/completions HTTP/1.1\r\n\r\n", False),
+        (b"GET /x?/v1/messages HTTP/1.1\r\nX: anthropic-version: 1\r\n\r\n", False),
+    ],
+)
+def test_a_fault_is_told_in_the_callers_dialect(head: bytes, is_anthropic: bool) -> None:
+    connection = StrictConnection()
+    connection.receive_data(head)
+    with pytest.raises(h11.RemoteProtocolError):
+        connection.next_event()
+    assert connection.is_anthropic is is_anthropic
+
+
+def test_what_clients_send_is_read() -> None:
+    extension = b";a=" + b"b" * (CHUNK_LINE_BYTES_MAX - 20)
+    good = [
+        POST + b"Content-Length: 0003\r\n\r\nabc",
+        POST + b"content-length:3\t \r\nX-Empty:\r\nX-Latin: \xe9\r\n\r\nabc",
+        POST + b"TRANSFER-ENCODING: Chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n1%b\r\na\r\n02\r\nbc\r\n00\r\n\r\n" % extension,
+        POST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Sum: 1\r\nX-B:\r\n\r\n",
+    ]
+    for size in (1 << 20, 1, 5):
+        reads = in_parts(b"".join(good) + HIDDEN, size)
+        assert requests_in(*reads) == [(b"/v1/messages", b"abc")] * len(good) + [(b"/hidden", b"")]
+    assert requests_in(b"GET /a HTTP/1.0\r\n\r\n") == [(b"/a", b"")]
+
+
+def test_what_follows_a_request_that_was_the_last_is_not_read() -> None:
+    last = POST + b"Connection: close\r\nContent-Length: 3\r\n\r\nabc"
+    assert requests_in(last + HIDDEN) == [(b"/v1/messages", b"abc")]
+
+
+def test_what_comes_before_the_answer_waits() -> None:
+    connection = StrictConnection()
+    connection.receive_data(HIDDEN + HIDDEN)
+    assert isinstance(connection.next_event(), h11.Request)
+    assert isinstance(connection.next_event(), h11.EndOfMessage)
+    assert connection.next_event() is h11.PAUSED
+
+
+@given(
+    bodies=st.lists(st.binary(max_size=40), max_size=4),
+    cuts=st.lists(st.integers(1, 30), min_size=1, max_size=60),
+)
+def test_bodies_are_read_alike_however_they_are_cut(bodies: list[bytes], cuts: list[int]) -> None:
+    sent = b""
+    for number, body in enumerate(bodies):
+        if number % 2:
+            sent += POST + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        else:
+            parts = [body[:3], body[3:]]
+            chunks = b"".join(b"%x;e\r\n%b\r\n" % (len(part), part) for part in parts if part)
+            sent += POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    reads = []
+    for cut in cuts * (len(sent) + 1):
+        if not sent:
+            break
+        reads.append(sent[:cut])
+        sent = sent[cut:]
+    assert requests_in(*reads) == [(b"/v1/messages", body) for body in bodies]
