@@ -7,6 +7,7 @@ from typing import Final, Literal, Protocol
 Why = Literal["displaced", "malformed"]  # why a connection was closed
 
 CONNECTIONS_MAX: Final = 1_000  # what their bodies take together is BodyBudget's
+OVERSHOOT: Final = 2  # times the places, for as long as newcomers are not judged
 FILES_A_CONNECTION: Final = 2  # its own, and one that an image is fetched by
 FILES_SPARE: Final = 128  # the workers' sockets, journals and LiteLLM's
 
@@ -32,8 +33,9 @@ class Closable(Protocol):
 class ConnectionPlaces:
     """All open connections by standing, the longest at it first. Owner: the event loop.
 
-    Invariant: there are `count_max` of them, or one more while that many are amid requests of
-    trusted clients: the newcomer is not closed but told so (`are_taken`).
+    A newcomer is not judged before what it sends could be read: for a moment there may be twice
+    `count_max`. Invariant: behind each `trim` there are `count_max`, or one more where that many
+    are amid requests of trusted clients: that one is told so (`are_taken`).
     """
 
     def __init__(self, count_max: int = CONNECTIONS_MAX) -> None:
@@ -51,11 +53,21 @@ class ConnectionPlaces:
         """Tell whether there is no place that a newcomer may have."""
         return len(self._rows[Standing.BUSY_TRUSTED]) >= self.count_max
 
+    @property
+    def are_short(self) -> bool:
+        """Tell whether `trim` has connections to close."""
+        return len(self) > self.count_max and self._closable > 1
+
     def enter(self, newcomer: Closable) -> None:
-        """Give `newcomer` a place, another's where there is none left."""
-        if len(self) >= self.count_max:
+        """Take `newcomer` in."""
+        if len(self) >= OVERSHOOT * self.count_max:
             self._displace()
         self._put(newcomer, Standing.IDLE_STRANGER)
+
+    def trim(self) -> None:
+        """Close what there is no place for."""
+        while self.are_short:
+            self._displace()
 
     def move(self, connection: Closable, standing: Standing) -> None:
         """Note what `connection` is at now; of one that has left, nothing."""
@@ -68,6 +80,10 @@ class ConnectionPlaces:
         standing = self._standings.pop(connection, None)
         if standing is not None:
             del self._rows[standing][connection]
+
+    @property
+    def _closable(self) -> int:
+        return len(self) - len(self._rows[Standing.BUSY_TRUSTED])
 
     def _put(self, connection: Closable, standing: Standing) -> None:
         self._standings[connection] = standing

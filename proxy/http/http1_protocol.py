@@ -26,6 +26,7 @@ WRITE_WAIT_S_MAX: Final = 600.0  # for a client to take anything at all of what 
 HEAD_WAIT_S_MAX: Final = 20.0  # from a connection's start, or a request's first byte, to its body
 PROBE_S_MIN: Final = 0.03  # from the end of sending to the question whether a client is there
 PROBE_S_MAX: Final = 5.0
+JUDGE_S: Final = 0.05  # for a newcomer to show what it is, before one without a key is closed
 LINGER_S_MAX: Final = 2.0  # for a refused client to read why, while it still sends
 _COMMENT: Final = b": \n\n"  # an event stream's way to say nothing
 
@@ -89,6 +90,9 @@ class Http1Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.places.enter(self)
+        if self.places.are_short:
+            # From the loop's next turn on, in which it reads what these clients have sent already.
+            self.loop.call_soon(self.loop.call_later, JUDGE_S, self.places.trim)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
