@@ -2,6 +2,7 @@
 """Plays faults against its own server under steady traffic, and checks that it keeps its promises.
 
     python -m scripts.chaos [--minutes N] [--seed S] [--only FAULT,...] [--workers N] [--json FILE]
+    python -m scripts.chaos --alone [--only FAULT,...] [--json FILE]
 
 Faults are played in random order, one at a time, while clients of all dialects go on. Each request
 must have exactly one well-formed end: a whole answer (the one that a cold cache gave before the
@@ -14,6 +15,8 @@ Memory is compared like with like: the RSS of each process after the same warm-u
 conversations, and three times each fault that clients alone play), DELETE /v1/cache and a pause, at
 the start and at the end. One that was started anew in between has only the warm-up behind it; so
 that the figure says something, faults that end processes are dealt in the first two thirds only.
+With --alone each fault is played once, without traffic but one client that says "Hi", and a table
+tells how much longer that client waits than in the 5 s before.
 Exit status: 0 all of it held, 1 something did not, 2 the server does not start.
 """
 
@@ -22,6 +25,7 @@ import asyncio
 import contextlib
 import json
 import random
+import resource
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -32,13 +36,13 @@ from typing import Any, Final
 import psutil
 
 from hearth.commands.server_client import table
-from scripts.chaos.clients import GOOD, Client, Known, Ledger, known, steady
+from scripts.chaos.attacks import huge
+from scripts.chaos.clients import GOOD, KEY, Client, Known, Ledger, known, steady
+from scripts.chaos.delays import Delay, delay_lines, delay_rows, delays
 from scripts.chaos.faults import (
     BY_CLIENTS,
     ENDS_PROCESSES,
     PLAYS,
-    Play,
-    Scene,
     drop_disk,
     launcher,
     own_disk,
@@ -48,8 +52,10 @@ from scripts.chaos.faults import (
 from scripts.chaos.judge_replies import KINDS
 from scripts.chaos.own_server import MB, OwnServer, ServerError, rss_bytes
 from scripts.chaos.request_bodies import body_of, pages
+from scripts.chaos.scene import Play, Scene
 
-PRESSED_WORKER: Final = "scripts.harness.mac.pressed_worker"
+WORKER: Final = "scripts.chaos.chaos_worker"
+OPEN_FILES: Final = 4_096  # of this script: it opens more connections than the server has places
 CLIENTS: Final = 3
 REST_S: Final = 0.5  # of a client between two requests, at most
 GAP_S: Final = 1.0  # between two faults
@@ -314,6 +320,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="faults, comma-separated: " + ", ".join(PLAYS))
+    parser.add_argument("--alone", action="store_true", help='beside one "Hi" only')
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--flood", type=int, default=500, help="requests of a flood")
     parser.add_argument("--talks", type=int, default=6, help="conversations with known answers")
@@ -330,25 +337,35 @@ async def chaos(options: argparse.Namespace) -> int:
         name: play for name, play in playable().items() if name in options.only or not options.only
     }
     settings = {"WORKERS": str(options.workers), "MAX_KV_SIZE_GB": "1", "LOG_LEVEL": "INFO"}
-    server = OwnServer(settings, launcher(), PRESSED_WORKER)
+    settings["PROXY_API_KEY"] = KEY
+    _, files_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = min(OPEN_FILES, files_max) if files_max != resource.RLIM_INFINITY else OPEN_FILES
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files_max))
+    server = OwnServer(settings, launcher(), WORKER)
     server.set("PRESSURE_FILE", str(pressure_file(server)))
     ledger = Ledger()
     slow_s = min(SLOW_S_MAX, options.minutes * 60 * SLOW_SHARE)
     client = Client(server.port, ledger)
     scene = Scene(server, client, ledger, random.Random(options.seed), options.flood, slow_s)
     run = Run(scene, faults)
+    found: list[Delay] = []
     own_disk(server.kv_dir)
     try:
         await server.started()
-        await run.play(options.minutes, options.talks)
+        if "huge bodies" in faults:
+            huge()  # made before anything is measured
+        if options.alone:
+            found = await delays(scene, faults)
+        else:
+            await run.play(options.minutes, options.talks)
     except ServerError as error:
         print(error, file=sys.stderr)
         return 2
     finally:
         server.close(keeps=bool(ledger.misses))
         drop_disk(server.kv_dir)
-    report = run.report()
-    print(*lines(report), sep="\n")
+    report = run.report() | {"delays": delay_rows(found)}
+    print(*(delay_lines(found) if options.alone else []), *lines(report), sep="\n")
     if ledger.misses:
         print(f"the server's log: {server.log}")
     if options.json:

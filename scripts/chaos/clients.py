@@ -19,6 +19,7 @@ END_S_MAX: Final = 150.0  # a request without an end by then hangs
 CHUNK_BYTES: Final = 65_536
 SMALL_BUFFER_BYTES: Final = 4_096
 TOLD_MAX: Final = 20  # misses that are kept as text
+KEY: Final = "chaos"  # that the server takes; some attacks come without it
 CALM: Final = "(no fault)"
 GOOD: Final = frozenset[Kind](("answered", "busy", "failed"))
 CALM_ENDS: Final = frozenset[Kind](("answered",))
@@ -109,6 +110,7 @@ class Manner:
     sends_part: float = 1.0  # of its bytes
     pause_s: float = 0.0  # in which it reads nothing
     buffer_bytes: int = 0  # of its socket; 0 = the system's
+    half_closes: bool = False  # it ends its side behind the request
 
 
 PLAIN: Final = Manner()
@@ -179,6 +181,8 @@ class Client:
                     with contextlib.suppress(ConnectionError):  # there may be an answer even so
                         part = int(len(payload) * manner.sends_part)
                         await loop.sock_sendall(sock, payload[:part])
+                        if manner.half_closes:
+                            sock.shutdown(socket.SHUT_WR)
                     await asyncio.sleep(manner.pause_s)
                     while chunk := await loop.sock_recv(sock, CHUNK_BYTES):
                         raw += chunk
@@ -195,6 +199,7 @@ class Client:
 def head(port: int, dialect: str, size: int) -> bytes:
     return (
         f"POST {PATHS[dialect]} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
+        f"Authorization: Bearer {KEY}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
     ).encode()
 

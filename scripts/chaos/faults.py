@@ -6,22 +6,28 @@ Which of them a system lets be played `playable` tells; the others are named in 
 import asyncio
 import contextlib
 import os
-import random
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
 from hearth.shared.zmq_transport import SILENCE_S_MAX
-from scripts.chaos.clients import GOOD, SMALL_BUFFER_BYTES, Client, Ledger, Manner, head
+from scripts.chaos.attacks import (
+    connection_flood,
+    half_closing,
+    huge_bodies,
+    poison_prompts,
+    poison_schemas,
+    smuggling,
+)
+from scripts.chaos.clients import GOOD, SMALL_BUFFER_BYTES, Manner, head
 from scripts.chaos.judge_replies import Kind
 from scripts.chaos.own_server import OwnServer, is_alive
 from scripts.chaos.request_bodies import (
@@ -35,6 +41,7 @@ from scripts.chaos.request_bodies import (
     malformed,
     odd,
 )
+from scripts.chaos.scene import Play, Scene, can_be_poisoned
 
 STOP_S: Final = 3.0  # less than a server takes a worker for hung after
 SLEEP_S: Final = 7.0  # longer than the lease of a request
@@ -56,21 +63,6 @@ ODD: Final = GOOD | REFUSED
 LEFT: Final = GOOD | frozenset[Kind](("left",))
 # Whoever speaks no HTTP is owed an end of the connection, not an answer.
 NO_HTTP: Final = frozenset[Kind](("answered", "refused", "cut"))
-
-
-@dataclass(slots=True)
-class Scene:
-    """What the faults act on."""
-
-    server: OwnServer
-    client: Client
-    ledger: Ledger
-    rng: random.Random
-    flood: int  # requests at once
-    slow_s: float  # for which slow readers read nothing
-
-
-Play = Callable[[Scene], Awaitable[None]]
 
 # ---------------------------------------------------------------- processes
 
@@ -301,10 +293,23 @@ PLAYS: Final[dict[str, Play]] = {
     "malformed": malformed_bodies,
     "oversized": oversized_bodies,
     "garbage": garbage_heads,
+    "poison prompts": poison_prompts,
+    "poison schemas": poison_schemas,
+    "huge bodies": huge_bodies,
+    "connection flood": connection_flood,
+    "half-closing": half_closing,
+    "smuggling": smuggling,
 }
 # What only clients do: any process outlives it, and it is part of the warm-up.
-BY_CLIENTS: Final = ("leavers", "slow readers", "flood", "malformed", "oversized", "garbage")
-ENDS_PROCESSES: Final = frozenset(("worker killed", "worker hung", "proxy killed"))
+BY_CLIENTS: Final = (
+    *("leavers", "slow readers", "flood", "malformed", "oversized", "garbage"),
+    *("poison schemas", "huge bodies", "connection flood", "half-closing", "smuggling"),
+)
+ENDS_PROCESSES: Final = frozenset(
+    ("worker killed", "worker hung", "proxy killed", "poison prompts")
+)
+# What must delay nobody else: all that clients do, but for asking much at once.
+DELAYS_NOBODY: Final = frozenset(BY_CLIENTS) - {"leavers", "slow readers", "flood"}
 
 
 def playable() -> dict[str, Play]:
@@ -314,4 +319,6 @@ def playable() -> dict[str, Play]:
         del found["disk full"]
     if os.geteuid() == 0 and not launcher():
         del found["disk read-only"]
+    if not can_be_poisoned():
+        del found["poison prompts"]
     return found

@@ -174,6 +174,8 @@ def events(body: bytes) -> list[Any]:
     found = []
     for block in text[:-2].split("\n\n"):
         lines = [line for line in block.split("\n") if not line.startswith(":")]
+        if not lines:
+            continue  # a comment: a client that has finished sending is asked by it
         named = [line[6:].strip() for line in lines if line.startswith("event:")]
         data = [line[5:].strip() for line in lines if line.startswith("data:")]
         if len(data) != 1 or len(named) > 1 or len(named) + 1 != len(lines):

@@ -181,7 +181,8 @@ class OwnServer:
 
     async def _json(self, method: str, path: str) -> dict[str, Any]:
         head = (
-            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n"
+            f"Authorization: Bearer {self._environment.get('PROXY_API_KEY', '')}\r\n\r\n"
         )
         reply = await self.ask(head.encode())
         return dict(json.loads(reply.body)) if reply is not None and reply.status == 200 else {}

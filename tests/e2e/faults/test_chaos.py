@@ -34,7 +34,7 @@ def report_of(tmp_path: Path, *command: str) -> tuple[dict[str, Any], str]:
 
 
 def test_faults_are_played_and_every_request_has_its_one_end(tmp_path: Path) -> None:
-    faults = ("worker killed", "disk read-only", "garbage")
+    faults = ("worker killed", "disk read-only", "garbage", "half-closing", "smuggling")
     options = ("--minutes", "0.01", "--only", ",".join(faults), "--talks", "1")
     report, told = report_of(tmp_path, "-m", "scripts.chaos", *options)
     assert [miss for miss in report["misses"] if "memory" not in miss] == [], told
@@ -42,6 +42,7 @@ def test_faults_are_played_and_every_request_has_its_one_end(tmp_path: Path) -> 
     for fault in faults:
         assert rows[fault]["times"] == 1 and f"{fault} ..." in told
     assert rows["garbage"]["ends"]["refused"] > 10
+    assert rows["smuggling"]["ends"]["refused"] > 60
     assert sum(sum(row["ends"].values()) for row in rows.values()) == report["requests"]
     assert [row["role"] for row in report["memory"]] == ["proxy", "worker 0"]
     assert all(row["rss_after"] > 0 for row in report["memory"])

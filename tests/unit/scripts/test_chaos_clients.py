@@ -10,6 +10,7 @@ import pytest
 from hearth.proxy.api import chat_completions, legacy_completions
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
+from scripts.chaos import attacks, delays, judge_replies
 from scripts.chaos.clients import CALM, CALM_ENDS, GOOD, Client, Known, Ledger, Manner, known
 from scripts.chaos.judge_replies import End, Said
 from scripts.chaos.request_bodies import TALKING, bulky, fresh, garbage, malformed, odd, pages
@@ -139,3 +140,51 @@ def test_pages_whose_answer_depends_on_what_was_asked_before_are_left_out() -> N
     client.asked = []
     found = asyncio.run(known(client, book, forget))
     assert found == [Known(page, Said("1")) for page in book[:-1]]
+
+
+def test_huge_bodies_are_json_that_the_server_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MESSAGES", "OPTIONS", "PROPERTIES", "TOOLS"):
+        assert getattr(attacks, name) > 10_000
+        monkeypatch.setattr(attacks, name, 10)
+    rows = [(dialect, json.loads(body)) for dialect, body in attacks.huge.__wrapped__()]
+    assert len(rows) == 6 and {dialect for dialect, _ in rows} == set(TALKING)
+    for dialect, body in rows:
+        PARSERS[dialect](body)
+    assert len(rows[0][1]["chat_template_kwargs"]) == len(rows[1][1]["messages"]) == 10
+    assert len(rows[-1][1]["tools"]) == 10
+
+
+def test_a_client_that_half_closes_is_judged_by_its_whole_answer_less_what_it_was_asked_by() -> (
+    None
+):
+    events = b"data: {}\n\n: \n\ndata: [DONE]\n\n"
+    assert judge_replies.events(events) == [{}, "[DONE]"]
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.read())  # to the end of its side
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" + BUSY)
+        writer.close()
+
+    async def run() -> str:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            client = Client(server.sockets[0].getsockname()[1], Ledger())
+            return (await client.ask("chat", {}, Manner(half_closes=True), GOOD)).kind
+
+    assert asyncio.run(run()) == "busy"
+    assert seen[0].endswith(b"{}")
+
+
+def delay(fault: str, worst_s: float, deaths: int = 0) -> delays.Delay:
+    return delays.Delay(fault, 5, 0, calm_worst_s=0.5, worst_s=worst_s, deaths=deaths)
+
+
+def test_a_delay_is_too_long_over_a_second_but_for_a_death_and_for_much_work_asked_for() -> None:
+    assert not delay("huge bodies", 1.4).is_too_long
+    assert delay("huge bodies", 1.6).is_too_long
+    assert not delay("huge bodies", 1.6, deaths=1).is_too_long
+    assert not delay("flood", 9.0).is_too_long
+    assert not delay("worker killed", 9.0).is_too_long
+    text = "\n".join(delays.delay_lines([delay("huge bodies", 1.6), delay("flood", 9.0)]))
+    assert text.count("TOO LONG") == 1
