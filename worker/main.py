@@ -32,6 +32,7 @@ from hearth.worker.cache_report import (
     quantisation_report,
     vision_report,
 )
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.engine.engine import Engine, default_chunk, leave_device
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
@@ -92,6 +93,7 @@ class ServingParts:
     loop: InferenceThread
     memory: WorkerMemory
     doctor: ModelDoctor
+    grammars: GrammarCompiler
 
 
 class Worker:
@@ -248,7 +250,7 @@ class Worker:
             functools.partial(self.token_choice, loaded.facts.vocab_size),
             self._scheduler_config(cut_rule, vision, recorder, guard, relief),
         )
-        self._start_prompt_thread(loaded, vocabulary, cut_rule, sessions, vision)
+        grammars = self._start_prompt_thread(loaded, vocabulary, cut_rule, sessions, vision)
         self._start_image_thread(vision)
         sweep, expire = sweep_of(kv_manager, guard), expire_of(kv_manager)
 
@@ -259,7 +261,9 @@ class Worker:
 
         loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire, watch_memory)
         loop.checks = doctor.checks(cut_rule, guard)
-        return ServingParts(loaded, vision, kv_manager, sessions, scheduler, loop, memory, doctor)
+        return ServingParts(
+            loaded, vision, kv_manager, sessions, scheduler, loop, memory, doctor, grammars
+        )
 
     def _make_sessions(self, loaded: LoadedModel, chunk: int) -> SessionManager:
         settings = self._settings
@@ -332,6 +336,7 @@ class Worker:
         report["dtype"] = parts.loaded.dtype.row()
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)
+        report["grammars"] = parts.grammars.report()
         report |= scheduler.report(message.key) | parts.memory.report()
         report["wire_waiting_frames"] = self._port.waiting_frames
         return Told(message.request_id, report)
@@ -345,7 +350,7 @@ class Worker:
         cut_rule: CutRule,
         sessions: SessionManager,
         vision: VisionParts | None,
-    ) -> None:
+    ) -> GrammarCompiler:
         builder = make_builder(
             loaded.tokenizer,
             cut_rule.marks,
@@ -360,6 +365,7 @@ class Worker:
         thread = PromptThread(SessionPromptBuilder(builder, sessions, facts), facts, self._settings)
         run = functools.partial(thread.run, self._jobs, self._inbox.put, self._wire.send)
         self._shutdown.start_thread("prompt", run)
+        return facts.grammar_compiler
 
     def _start_image_thread(self, vision: VisionParts | None) -> None:
         """Have the images of messages read, where the model takes any."""

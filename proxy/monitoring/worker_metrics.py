@@ -115,6 +115,21 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_vision_encoder_calls_total", ("vision", "encoder_calls"), "Images encoded."),
     ("hearth_vision_encoder_seconds_total", ("vision", "encoder_s"), "Spent on encoding images."),
     ("hearth_vision_failures_total", ("vision", "failures"), "Images that could not be encoded."),
+    (
+        "hearth_grammar_refusals_total",
+        ("grammars", "refused"),
+        "Requests whose schemas or tools could not be enforced.",
+    ),
+    (
+        "hearth_grammar_ends_total",
+        ("grammars", "ended"),
+        "Grammars that passed a limit of time or memory while they were compiled.",
+    ),
+    (
+        "hearth_grammar_answer_ends_total",
+        ("grammars", "answers_ended"),
+        "Answers whose grammar could not go on.",
+    ),
     ("hearth_wire_waiting_frames", ("wire_waiting_frames",), "Messages a worker has yet to send."),
 )
 _TIGHT: Final = (

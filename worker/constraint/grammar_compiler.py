@@ -2,18 +2,25 @@
 
 import json
 import logging
-import re
-from collections import OrderedDict
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-
-from hearth.shared.errors import RequestError
+from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.call_grammars import call_grammar
+from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, refused
+from hearth.worker.constraint.grammar_client import (
+    GrammarAnswer,
+    GrammarEnded,
+    GrammarError,
+    GrammarProcess,
+    base_process,
+)
 from hearth.worker.constraint.harmony_grammar import call_message, final_message, turn
-from hearth.worker.constraint.json_schemas import ToolSchema, fault, tool_of
+from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
 from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, TEXT, Expression, Lark
 from hearth.worker.constraint.thinking_budget import ThinkingBudget, think_marks
 from hearth.worker.constraint.token_mask import TokenMask
@@ -23,18 +30,24 @@ from hearth.worker.stream.model_output_format import OutputFormat
 log = logging.getLogger(__name__)
 
 COMPILED_MAX: Final = 32  # grammars that are remembered
-SCHEMA_BYTES_MAX: Final = 1_000_000
 GRAMMAR_CHARS_MAX: Final = 2_000_000  # of all schemas in it together
-LEXER_STATES_MAX: Final = 50_000
-_SILENT: Final = 0  # llguidance's log level: above it the answer is quoted on stderr
 ANY_OBJECT: Final = {"type": "object"}
 
 
-class GrammarCompiler:
-    """Makes token masks for one model's answers. Owner: the prompt thread.
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A grammar that is remembered, in a process of its own. Immutable."""
 
-    Invariant: at most COMPILED_MAX grammars are remembered, and each answer gets a matcher of its
-    own.
+    process: GrammarProcess
+    first_mask: bytes
+    largest_pattern: str  # a sentence for the client
+
+
+class GrammarCompiler:
+    """Makes token masks for one model's answers. Any thread may ask.
+
+    Invariant: at most COMPILED_MAX grammars are remembered, each for the one owner that asked for
+    it, and each answer has a process of its own.
     """
 
     def __init__(
@@ -60,22 +73,40 @@ class GrammarCompiler:
         self._call_grammar = call_grammar(tokenizer, tool_form)
         self.think_marks = think_marks(tokenizer, self._has_channels, output_format.think_marks)
         self._marks = _marks(tokenizer, output_format.think_marks)
-        self._limits = LLParserLimits(verbose_errors=False, max_lexer_states=LEXER_STATES_MAX)
-        self._ll_tokenizer: LLTokenizer | None = None  # made at first need: it takes seconds
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._loaded: GrammarProcess | None = None  # made at first need: it takes seconds
+        self._loading = threading.Lock()
+        self._lock = threading.Lock()  # of what follows
+        self._compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()  # by owner, source
+        self.hits: Counter[str] = Counter()  # by owner
+        self.counts: Counter[str] = Counter()
 
     @property
     def compiled_count(self) -> int:
         """How many grammars are remembered."""
         return len(self._compiled)
 
+    def report(self) -> dict[str, int]:
+        """Return how many requests were refused for their schemas, and what ended by a limit."""
+        return {
+            "remembered": len(self._compiled),
+            "refused": self.counts["refused"],
+            "ended": self.counts["ended"],
+            "answers_ended": self.counts["answers_ended"],
+        }
+
     def token_mask(
-        self, constraints: Constraints, tools: list[Any], opening: str, prompt_tokens: int
+        self,
+        constraints: Constraints,
+        tools: list[Any],
+        opening: str,
+        prompt_tokens: int,
+        owner: str = "",
     ) -> TokenMask | None:
         """Return the mask that holds an answer to its constraints; None where it has none.
 
         `tools` are those that may be called, in OpenAI's shape; `opening` is the generation
-        prompt, and `prompt_tokens` the length of the whole one.
+        prompt, and `prompt_tokens` the length of the whole one. What is compiled is remembered
+        for `owner` alone: how fast it is tells nobody what another asked for.
 
         Raises:
             RequestError: a schema cannot be compiled, or the model has no way to do what is asked.
@@ -83,30 +114,58 @@ class GrammarCompiler:
         assert prompt_tokens >= 0, prompt_tokens
         is_open = self._is_thinking_open(opening)
         try:
-            matcher = self._matcher(constraints, tools, opening, is_open)
-        except RecursionError:
-            raise _refused("A JSON schema is nested too deeply.", None) from None
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            log.warning("a schema is of a shape that nobody expects", exc_info=error)
-            raise _refused("A JSON schema is not one.", None) from None
+            compiled = self._grammar(constraints, tools, opening, is_open, owner)
+        except RequestError:
+            with self._lock:
+                self.counts["refused"] += 1
+            raise
         thinking = None
         if self.think_marks is not None and constraints.thinking_budget is not None:
             budget = constraints.thinking_budget
             thinking = ThinkingBudget(self.think_marks, budget, is_open, self._token_bytes)
         banned = None
-        if constraints.tool_choice == "none" and matcher is None:
+        if constraints.tool_choice == "none" and compiled is None:
             banned = self._marks.get(self.tokenizer.tool_call_start or "")
-        if matcher is None and thinking is None and banned is None:
+        if compiled is None and thinking is None and banned is None:
             return None
-        return TokenMask(prompt_tokens, matcher, thinking, banned)
+        if compiled is None:
+            return TokenMask(prompt_tokens, None, thinking, banned)
+        answer = GrammarAnswer(compiled.process, compiled.first_mask)
+        return TokenMask(
+            prompt_tokens, answer, thinking, banned, compiled.largest_pattern, self.counts
+        )
 
     # ------------------------------------------------------------ grammars
 
-    def _matcher(
-        self, constraints: Constraints, tools: list[Any], opening: str, is_open: bool
-    ) -> LLMatcher | None:
-        """Return the matcher of the whole answer, None where it needs none."""
-        callable_tools = _callable(constraints, tools)
+    def _grammar(
+        self,
+        constraints: Constraints,
+        tools: list[Any],
+        opening: str,
+        is_open: bool,
+        owner: str,
+    ) -> _Compiled | None:
+        """Return the grammar of the whole answer, None where it needs none. Raises RequestError."""
+        try:
+            callable_tools = _callable(constraints, tools)
+            source = self._source(constraints, callable_tools, opening, is_open)
+            if source is None:
+                return None
+            return self._recalled(owner, source, constraints, callable_tools)
+        except RecursionError:
+            raise refused("A JSON schema is nested too deeply.", None) from None
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            log.warning("a schema is of a shape that nobody expects", exc_info=error)
+            raise refused("A JSON schema is not one.", None) from None
+
+    def _source(
+        self,
+        constraints: Constraints,
+        callable_tools: list[ToolSchema],
+        opening: str,
+        is_open: bool,
+    ) -> str | None:
+        """Return the grammar in Lark, None where the answer needs none."""
         lark = Lark(self._marks)
         if constraints.tool_choice == "required":
             last = self._calls(lark, callable_tools, constraints.parallel_calls)
@@ -117,8 +176,7 @@ class GrammarCompiler:
             last = final_message(lark, lark.optional(TEXT))
         else:
             return None
-        source = lark.source(self._answer(lark, last, opening, is_open))
-        return self._compile(source, constraints, callable_tools)
+        return lark.source(self._answer(lark, last, opening, is_open))
 
     def _json(
         self, lark: Lark, schema: dict[str, Any], tools: list[ToolSchema], constraints: Constraints
@@ -158,62 +216,85 @@ class GrammarCompiler:
         block = lark.optional(start, lark.optional(TEXT), end, NEWLINES)
         return lark.row(NEWLINES, block, last)
 
-    # ------------------------------------------------------------ llguidance
+    # ------------------------------------------------------------ processes
 
-    def _compile(self, source: str, constraints: Constraints, tools: list[ToolSchema]) -> LLMatcher:
-        """Return a matcher of its own for one answer. Raises RequestError."""
-        compiled = self._compiled.pop(source, None)
-        if compiled is None:
-            if len(source) > GRAMMAR_CHARS_MAX:
-                raise _refused(
-                    f"The JSON schemas of what may be called are {len(source):,} characters; the "
-                    f"limit is {GRAMMAR_CHARS_MAX:,}.",
-                    "tools",
-                )
-            if constraints.schema is not None:
-                self._check(constraints.schema, "the answer", "response_format", {})
-            compiled = LLMatcher(
-                self.ll_tokenizer(), source, log_level=_SILENT, limits=self._limits
+    def _recalled(
+        self, owner: str, source: str, constraints: Constraints, tools: list[ToolSchema]
+    ) -> _Compiled:
+        """Return a grammar from memory, or compile it. Raises RequestError."""
+        name = owner, source
+        with self._lock:
+            compiled = self._compiled.get(name)
+            is_hit = compiled is not None and not compiled.process.is_gone
+            if is_hit:
+                self.hits[owner] += 1
+        if compiled is None or not is_hit:
+            compiled = self._compile(source, constraints, tools)
+        with self._lock:
+            self._compiled[name] = compiled
+            self._compiled.move_to_end(name)
+            if len(self._compiled) > COMPILED_MAX:
+                self._compiled.popitem(last=False)
+            assert len(self._compiled) <= COMPILED_MAX, len(self._compiled)
+        return compiled
+
+    def _compile(self, source: str, constraints: Constraints, tools: list[ToolSchema]) -> _Compiled:
+        """Return a grammar in a process of its own. Raises RequestError."""
+        if len(source) > GRAMMAR_CHARS_MAX:
+            raise refused(
+                f"The JSON schemas of what may be called are {len(source):,} characters; the "
+                f"limit is {GRAMMAR_CHARS_MAX:,}.",
+                "tools",
             )
-            if compiled.is_error():
-                for tool in tools:  # one by one they take longer than all of them together
-                    self._check(tool.schema, f"the tool {tool.name!r}", "tools", LENIENT)
-                raise _refused(f"The answer's grammar: {_error_text(compiled.get_error())}.", None)
-        self._compiled[source] = compiled
-        if len(self._compiled) > COMPILED_MAX:
-            self._compiled.popitem(last=False)
-        assert len(self._compiled) <= COMPILED_MAX, len(self._compiled)
-        return compiled.deep_copy()
+        schemas = [
+            NamedSchema(tool.schema, f"the tool {tool.name!r}", "tools", LENIENT) for tool in tools
+        ]
+        if constraints.schema is not None:
+            schemas.append(NamedSchema(constraints.schema, "the answer", "response_format", {}))
+        try:
+            process = self._tokenizer_process().fork()
+        except (GrammarEnded, GrammarError) as error:
+            raise Overloaded(
+                f"No process can be started for the answer's grammar: {error}."
+            ) from error
+        build = GrammarBuild(process, self._marks, schemas)
+        try:
+            mask = build.compile(source)
+        finally:
+            with self._lock:
+                self.counts["ended"] += process.is_ended
+        return _Compiled(process, mask, build.largest_pattern)
 
-    def _check(
-        self, schema: dict[str, Any], whose: str, param: str, options: dict[str, bool]
-    ) -> None:
-        """Raise RequestError where a schema cannot be compiled, or allows no value."""
-        size = len(json.dumps(schema))
-        if size > SCHEMA_BYTES_MAX:
-            raise _refused(
-                f"The JSON schema of {whose} is {size:,} bytes; the limit is {SCHEMA_BYTES_MAX:,}.",
-                param,
-            )
-        place, said = fault(schema, lambda part: self._error(part, options))
-        if said:
-            raise _refused(f"The JSON schema of {whose} at {place}: {said}.", param)
+    def _tokenizer_process(self) -> GrammarProcess:
+        """Return the process that knows the model's tokens.
 
-    def _error(self, schema: dict[str, Any], options: dict[str, bool]) -> str:
-        """Return what llguidance says against a schema, "" where it says nothing."""
-        lark = Lark(self._marks)
-        source = lark.source(lark.json(schema, **options))
-        matcher = LLMatcher(self.ll_tokenizer(), source, log_level=_SILENT, limits=self._limits)
-        matcher.compute_bitmask()  # some of what allows no value is found at the first token only
-        return _error_text(matcher.get_error())
+        Raises RequestError without one, GrammarError and GrammarEnded where it cannot be started.
+        """
+        with self._loading:
+            if self._loaded is None or self._loaded.is_gone:
+                config = self.tokenizer_config()
+                process = base_process().fork()
+                try:
+                    size = max(self._vocab_size, len(self.tokenizer))
+                    process.load(config, size, sorted(self.end_ids))
+                except GrammarError as error:
+                    raise _unreadable(str(error)) from None
+                self._loaded = process
+            return self._loaded
 
-    def ll_tokenizer(self) -> LLTokenizer:
-        """Return llguidance's form of the tokenizer. Raises RequestError where there is none."""
-        if self._ll_tokenizer is None:
-            self._ll_tokenizer = _make_ll_tokenizer(
-                self.tokenizer, self._vocab_size, self.end_ids, set(self._marks.values())
-            )
-        return self._ll_tokenizer
+    def tokenizer_config(self) -> str:
+        """Return the tokenizer's JSON with the marks as tokens that are never part of a text.
+
+        Raises RequestError where there is none.
+        """
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise _unreadable("it has no fast form")
+        config = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
+        marks = set(self._marks.values())
+        for token in config["added_tokens"]:
+            token["special"] = token["special"] or token["id"] in marks
+        return json.dumps(config)
 
 
 def _callable(constraints: Constraints, tools: list[Any]) -> list[ToolSchema]:
@@ -233,21 +314,6 @@ def _callable(constraints: Constraints, tools: list[Any]) -> list[ToolSchema]:
     return chosen
 
 
-def _refused(text: str, param: str | None) -> RequestError:
-    return RequestError(
-        f"{text} Only what can be enforced is accepted; leave that out, or ask in words.",
-        code="invalid_grammar",
-        param=param,
-    )
-
-
-def _error_text(error: str) -> str:
-    """Return the words of llguidance's error without its listing of our grammar."""
-    lines = [line.strip() for line in error.partition("<backtrace>")[0].splitlines()]
-    kept = [line for line in lines if line and not re.match(r"\d+ \||\^", line)]
-    return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(kept))
-
-
 def _marks(tokenizer: Any, think_marks: tuple[str, str]) -> dict[str, int]:
     """Return the added tokens that mean something: special ones, and those the format is made of.
 
@@ -260,26 +326,6 @@ def _marks(tokenizer: Any, think_marks: tuple[str, str]) -> dict[str, int]:
         for number, token in tokenizer.added_tokens_decoder.items()
         if token.content.strip() and (token.special or token.content in written)
     }
-
-
-def _make_ll_tokenizer(
-    tokenizer: Any, vocab_size: int, end_ids: frozenset[int], marks: set[int]
-) -> LLTokenizer:
-    """Return llguidance's form of a tokenizer in which the marks are never part of a text.
-
-    Raises RequestError where llguidance cannot read it.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise _unreadable("it has no fast form")
-    config = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
-    for token in config["added_tokens"]:
-        token["special"] = token["special"] or token["id"] in marks
-    size = max(vocab_size, len(tokenizer))
-    try:
-        return LLTokenizer(json.dumps(config), n_vocab=size, eos_token=sorted(end_ids))
-    except ValueError as error:
-        raise _unreadable(str(error)) from error
 
 
 def _unreadable(why: str) -> RequestError:

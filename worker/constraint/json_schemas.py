@@ -134,7 +134,7 @@ def _parts(node: Any, root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         return
     for key in _BY_NAME:
         for name, part in _mapping(node.get(key)).items():
-            yield f"/{key}/{_escaped(name)}", part
+            yield f"/{key}/{escaped(name)}", part
     for key in _BY_NUMBER:
         for number, part in enumerate(node[key] if isinstance(node.get(key), list) else ()):
             yield f"/{key}/{number}", part
@@ -151,7 +151,8 @@ def _target(schema: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
     return referred(schema.get("$ref"), root) if isinstance(schema, dict) else None
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
+    """Return a name as a step of a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 

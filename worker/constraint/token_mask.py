@@ -1,17 +1,23 @@
 """Masks the logits of one answer so that only tokens can come that its constraints allow."""
 
 import logging
+import re
+from collections import Counter
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from llguidance import LLMatcher
 
+from hearth.worker.constraint.grammar_build import error_text
+from hearth.worker.constraint.grammar_client import GrammarAnswer, GrammarEnded, GrammarError
 from hearth.worker.constraint.thinking_budget import ThinkingBudget
 
 log = logging.getLogger(__name__)
 
 NEVER = -float("inf")
+TOO_LARGE = re.compile(
+    r"too (many|big|large|complex)|exhausted", re.IGNORECASE
+)  # llguidance's words
 
 
 class TokenMask:
@@ -25,13 +31,19 @@ class TokenMask:
     def __init__(
         self,
         prompt_tokens: int,
-        matcher: LLMatcher | None = None,  # of the whole answer; the mask advances it
+        answer: GrammarAnswer | None = None,  # the whole answer's; the mask advances it
         thinking: ThinkingBudget | None = None,
         banned: int | None = None,  # a token that never may come
+        largest_pattern: str = "",  # of the grammar, as a sentence for the client
+        counts: Counter[str] | None = None,
     ) -> None:
         self.failure = ""
+        self.failure_status = 500  # of HTTP; 400 where the grammar is what is wrong
         self._prompt_tokens = prompt_tokens
-        self.matcher = matcher
+        self._answer = answer
+        self._largest_pattern = largest_pattern
+        self._counts: Counter[str] = Counter() if counts is None else counts
+        self._unread: list[int] = []  # tokens of the answer that the grammar has not had yet
         self._thinking = thinking
         self._banned = banned
         self._seen = 0  # tokens of the answer
@@ -44,13 +56,25 @@ class TokenMask:
         if self.failure:
             return logits
         try:
-            if self.matcher is not None or self._thinking is not None:
+            if self._answer is not None or self._thinking is not None:
                 self._advance(tokens)
             return self._masked(logits)
+        except (GrammarError, GrammarEnded) as error:
+            self._fail_by_grammar(error)
         except Exception as error:
             log.exception("a constraint broke")
             self.failure = f"{type(error).__name__}: {error}"
-            return logits
+        return logits
+
+    def _fail_by_grammar(self, error: GrammarError | GrammarEnded) -> None:
+        """Fail; a grammar that is too large to go on with is the client's to change."""
+        said = error_text(error)
+        self._counts["answers_ended"] += 1
+        log.warning("a grammar ended amid its answer by %s", type(error).__name__)
+        self.failure = f"its grammar could not go on ({said}). {self._largest_pattern}"
+        if isinstance(error, GrammarEnded) or TOO_LARGE.search(said):
+            self.failure_status = 400
+            self.failure += " Let patterns repeat less, or ask for their form in words"
 
     def _advance(self, tokens: mx.array) -> None:
         known = self._prompt_tokens + self._seen
@@ -60,18 +84,16 @@ class TokenMask:
             self._seen += 1
             if self._thinking is not None:
                 self._thinking.see(token)
-            # A grammar that has ended takes no token, and what follows it is the turn's end.
-            if self.matcher is not None and not self.matcher.is_stopped():
-                self.matcher.consume_token(token)
+        self._unread += unseen
 
     def _masked(self, logits: mx.array) -> mx.array:
         assert logits.ndim == 2, logits.shape
         if self._thinking is not None and self._thinking.forced is not None:
             return self._only(self._thinking.forced, logits)
-        if self.matcher is not None:
-            allowed = mx.array(np.frombuffer(self.matcher.compute_logit_bias(), np.uint8))
-            if self.matcher.is_error():
-                raise ValueError(self.matcher.get_error())
+        if self._answer is not None:
+            unread, self._unread = self._unread, []
+            bits = np.frombuffer(self._answer.mask(unread), np.uint8)
+            allowed = mx.array(np.unpackbits(bits, bitorder="little"))
             logits = mx.where(_fitted(allowed, logits.shape[-1]), logits, NEVER)
         for banned in (self._banned, self._thinking.banned if self._thinking is not None else None):
             if banned is not None:

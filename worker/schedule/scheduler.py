@@ -11,6 +11,7 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Failed, Finished, Progress, Up
 from hearth.worker.cache.image_keys import ImageName
 from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine import decoder
 from hearth.worker.engine.decoder import SampledToken
 from hearth.worker.engine.engine import Engine
@@ -393,7 +394,7 @@ class Scheduler:
         request.times.note_token()
         request.completion_tokens += 1
         if request.guide is not None and request.guide.failure:
-            yield self._end_unconstrained(request, request.guide.failure)
+            yield self._end_unconstrained(request, request.guide)
             return
         if sampled.token_id in self._end_ids:
             request.end_id = sampled.token_id
@@ -453,12 +454,12 @@ class Scheduler:
         self._close_slot(request)
         return Failed(request.request_id, error.status, error.code, str(error))
 
-    def _end_unconstrained(self, request: Request, why: str) -> Failed:
+    def _end_unconstrained(self, request: Request, guide: TokenMask) -> Failed:
         """End a request whose answer can not be held to its constraints any more."""
         self._close_slot(request)
         log.error("constraint broke request=%s", request.request_id)  # why quotes the answer
-        text = f"The answer could not be held to what was asked of it: {why}."
-        return Failed(request.request_id, 500, "constraint_failed", text)
+        text = f"The answer could not be held to what was asked of it: {guide.failure}."
+        return Failed(request.request_id, guide.failure_status, "constraint_failed", text)
 
     def _close_slot(self, request: Request) -> None:
         """Check the slot in with all that was computed, also for a client that left."""

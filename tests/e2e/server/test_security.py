@@ -337,6 +337,44 @@ def test_no_prompt_tool_output_or_key_is_in_any_log_whatever_goes_wrong(server: 
             assert not found, (path, found[:3])
 
 
+BOMBS = ("((a{100}){100}){100}", "(.{1,500}a){500}", "^((a{100}){100}){100}$")
+
+
+def bombs_of(pattern: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return a path and a body for each way in which a client can send a schema."""
+    text = {"type": "string", "pattern": pattern}
+    schema = {"type": "object", "properties": {"a": text}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    named = {"name": "s", "strict": True, "schema": schema}
+    function = {"name": "f", "parameters": schema, "strict": True}
+    chat, responses, messages = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+    more: list[tuple[str, dict[str, Any]]] = [
+        (chat, {"response_format": {"type": "json_schema", "json_schema": named}}),
+        (chat, {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}),
+        (responses, {"text": {"format": {"type": "json_schema"} | named}}),
+        (messages, {"output_config": {"format": {"type": "json_schema", "schema": schema}}}),
+        (
+            messages,
+            {"tools": [{"name": "f", "input_schema": schema}], "tool_choice": {"type": "any"}},
+        ),
+    ]
+    return [(path, body_of(path, "a") | each) for path, each in more]
+
+
+def test_a_schema_bomb_is_a_400_in_each_dialect_and_ends_no_other_request(server: Server) -> None:
+    """What cannot be known before the answer may be answered; what fails is a 400 that says why."""
+    worker = server.worker()["pid"]
+    for pattern in BOMBS:
+        for path, body in bombs_of(pattern):
+            status, answer = ask(server, "POST", path, body)
+            assert status == 400 or (pattern == BOMBS[0] and status == 200), (path, answer)
+            if status == 400:
+                said = answer.decode()
+                assert pattern in said and "repeats a part" in said, said
+            assert ask(server, "POST", path, body_of(path, "Hi"))[0] == 200
+    assert server.worker()["pid"] == worker
+
+
 def kill_the_worker_amid(text: str, server: Server) -> None:
     pid = server.worker()["pid"]
     even = {"temperature": 2, "top_p": 1, "top_k": 0, "min_p": 0}  # it hardly ends by itself

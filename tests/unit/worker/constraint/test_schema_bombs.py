@@ -10,6 +10,7 @@ from mlx_lm.tool_parsers import gemma4
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.json_schemas import is_text
+from hearth.worker.constraint.schema_patterns import patterns_of
 from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from scripts.harness.constrained_answers import constrainer_for, tool, with_parser
 from scripts.harness.model_families import FAMILIES, family
@@ -90,3 +91,77 @@ def test_a_schema_that_holds_itself_many_times_is_refused_and_soon(fan: int) -> 
     with pytest.raises(RequestError, match="rules"):
         maker.token_mask(CALL, [tool("f", schema)], "", 4)
     assert time.process_time() - started < SECONDS_MAX
+
+
+# ---------------------------------------------------------------- bombs against llguidance
+
+
+def pattern(text: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": text}
+
+
+# Attack -> a value's schema that costs seconds, or fails at a later token, without a limit.
+REFUSED: dict[str, dict[str, Any]] = {
+    "repeats of repeats": pattern("(.{1,500}a){500}"),
+    "repeats of repeats, whole": pattern("^((a{100}){100}){100}$"),
+    "a count that no answer reaches": pattern("^(é){100000,}$"),
+    "a name's pattern": {
+        "type": "object",
+        "patternProperties": {"(.{1,500}a){500}": {"type": "integer"}},
+        "additionalProperties": False,
+    },
+    "names held to a pattern": {"type": "object", "propertyNames": pattern("(.{1,500}a){500}")},
+    "multiples of a large number": {"type": "integer", "multipleOf": 99_991},
+    "multiples in a large range": {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 10**18,
+        "multipleOf": 10**9 + 7,
+    },
+}
+# Attack -> a value's schema that only looks as if it cost much.
+TAKEN: dict[str, dict[str, Any]] = {
+    "repeats that an answer need not reach": pattern("((a{100}){100}){100}"),
+    "letters of any script": pattern(r"(\p{L}{1,50}x){1,50}"),
+    "a long text": {"type": "string", "minLength": 10**7},
+    "many items of many items": {
+        "type": "array",
+        "items": {"type": "array", "items": {"type": "integer"}, "minItems": 10**6},
+        "minItems": 10**6,
+    },
+    "a domain's name": pattern(r"^([a-z0-9-]{1,63}\.){1,127}[a-z]{2,63}$"),
+    "base64": pattern("^([A-Za-z0-9+/]{4}){0,250000}$"),
+}
+
+
+def with_value(value: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": value}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("attack", "how"),
+    [*((attack, "answer") for attack in REFUSED), ("repeats of repeats", "tool")],
+)
+def test_a_schema_bomb_is_a_400_and_what_is_asked_next_is_served(attack: str, how: str) -> None:
+    """A token mask that is returned has passed its first step in a process of its own."""
+    maker = constrainer_for(family("qwen3"))
+    schema = with_value(REFUSED[attack])
+    answer, tools = Constraints(is_json=True, schema=schema), [tool("f", schema)]
+    try:
+        maker.token_mask(CALL if how == "tool" else answer, tools, "", 4)
+    except RequestError as error:
+        assert error.status == 400
+        assert error.code == "invalid_grammar"
+        for each in patterns_of(schema):
+            assert repr(each.pattern)[:40] in str(error), "it names the pattern"
+        assert maker.report()["refused"] == 1
+    else:
+        raise AssertionError("it was taken")
+    assert maker.token_mask(Constraints(is_json=True), [], "", 4) is not None
+
+
+@pytest.mark.parametrize("attack", TAKEN)
+def test_a_schema_that_only_looks_like_a_bomb_is_taken(attack: str) -> None:
+    maker = constrainer_for(family("qwen3"))
+    answer = Constraints(is_json=True, schema=with_value(TAKEN[attack]))
+    assert maker.token_mask(answer, [], "", 4) is not None

@@ -1,0 +1,239 @@
+"""The processes that llguidance runs in: their limits, their ends, and whose words they hold."""
+
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import mlx.core as mx
+import psutil
+import pytest
+
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Constraints
+from hearth.worker.constraint import grammar_client
+from hearth.worker.constraint.grammar_client import GrammarError
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from hearth.worker.constraint.grammar_protocol import COMPILE_CPU_S, MEMORY_BYTES_MAX
+from scripts.harness.constrained_answers import constrainer_for, walk
+from scripts.harness.model_families import family
+
+pytestmark = pytest.mark.process
+
+WAIT_S_MAX = 60.0
+SECRET = "cAnArY-4419"
+JSON = Constraints(is_json=True, schema={"const": "x"})
+MODULE = "hearth.worker.constraint.grammar_process"
+
+
+def processes() -> set[psutil.Process]:
+    """Return all grammar processes of this one."""
+    everyone = psutil.Process().children(recursive=True)
+    return {each for each in everyone if is_alive(each) and MODULE in each.cmdline()}
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def wait_until_gone(gone: set[psutil.Process]) -> None:
+    deadline = time.monotonic() + WAIT_S_MAX
+    while any(map(is_alive, gone)):
+        assert time.monotonic() < deadline, gone
+        time.sleep(0.02)
+
+
+def schema_of(pattern: str) -> Constraints:
+    text = {"type": "string", "pattern": pattern}
+    schema = {"type": "object", "properties": {"a": text}, "required": ["a"]}
+    return Constraints(is_json=True, schema=schema)
+
+
+@pytest.fixture
+def compiler() -> GrammarCompiler:
+    return constrainer_for(family("llama3"))
+
+
+# ---------------------------------------------------------------- limits
+
+
+BOMB = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 99_991}}}
+LONG = Constraints(is_json=True, schema=BOMB | {"required": ["a"]})  # takes many seconds
+
+
+def test_a_schema_that_is_compiled_for_long_is_refused_and_the_next_is_served(
+    compiler: GrammarCompiler,
+) -> None:
+    with pytest.raises(RequestError, match=f"more than {COMPILE_CPU_S:g} s of CPU time") as caught:
+        compiler.token_mask(LONG, [], "", 0)
+    assert caught.value.status == 400
+    assert compiler.report() == {"remembered": 0, "refused": 1, "ended": 1, "answers_ended": 0}
+    assert compiler.token_mask(JSON, [], "", 0) is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory so")
+def test_a_process_that_takes_much_memory_is_ended_alone(compiler: GrammarCompiler) -> None:
+    before = processes()
+    compiler.token_mask(JSON, [], "", 0)
+    (tokenizer, grammar) = sorted(processes() - before, key=lambda each: each.pid)[-2:]
+    (base,) = {tokenizer.parent()}
+    assert base is not None and base.rlimit(psutil.RLIMIT_AS)[0] == psutil.RLIM_INFINITY
+    assert 0 < grammar.rlimit(psutil.RLIMIT_AS)[0] - grammar.memory_info().vms <= MEMORY_BYTES_MAX
+
+    small = grammar.memory_info().vms + (4 << 20)
+    tokenizer.rlimit(psutil.RLIMIT_AS, (small, small))
+    with pytest.raises(RequestError) as caught:
+        compiler.token_mask(LONG, [], "", 0)
+    assert caught.value.status == 400
+    assert constrainer_for(family("llama3")).token_mask(JSON, [], "", 0) is not None
+
+
+def test_a_pattern_that_repeats_within_repeats_is_refused_by_its_name(
+    compiler: GrammarCompiler,
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        compiler.token_mask(schema_of("(.{1,500}a){500}"), [], "", 0)
+    said = str(caught.value)
+    assert caught.value.status == 400
+    assert "'(.{1,500}a){500}' at /properties/a/pattern" in said
+    assert "250,000 times" in said and "Let it repeat less" in said
+
+
+def test_a_pattern_that_fails_amid_its_answer_ends_that_answer_with_a_400(
+    compiler: GrammarCompiler,
+) -> None:
+    bomb = walk(compiler, schema_of("^((a{99}){3}|(b{99}){3})*$"), [])
+    healthy = walk(compiler, schema_of("^a*$"), [])
+    assert bomb.guide.process(mx.array([0])[:0], mx.zeros((1, 8))).shape == (1, 8)
+    bomb.guide.process(mx.array(tokens_of('{"a": "')), mx.zeros((1, 8)))
+    kill_newest_answer()
+    zeros = mx.zeros((1, 8))
+    assert bomb.guide.process(mx.array(tokens_of('{"a": "aaa')), zeros) is zeros
+    assert bomb.guide.failure_status == 400
+    assert "(a{99}){3}" in bomb.guide.failure and "repeats a part 297 times" in bomb.guide.failure
+    assert compiler.report()["answers_ended"] == 1
+    assert healthy.takes(tokens_of('{"a": "aa"}'))
+
+
+def tokens_of(text: str) -> list[int]:
+    return list(family("llama3").tokenizer.encode(text, add_special_tokens=False))
+
+
+def kill_newest_answer() -> None:
+    newest = max(processes(), key=lambda each: (each.create_time(), each.pid))
+    newest.kill()
+    wait_until_gone({newest})
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_an_answer_that_is_over_leaves_no_process(compiler: GrammarCompiler) -> None:
+    compiler.token_mask(JSON, [], "", 0)
+    before = processes()
+    answer = walk(compiler, JSON, [])
+    answer.tokens = tokens_of('"')
+    answer.allowed()
+    begun = processes() - before
+    assert len(begun) == 1
+    del answer
+    wait_until_gone(begun)
+
+
+def test_a_grammar_whose_process_was_killed_is_compiled_anew(compiler: GrammarCompiler) -> None:
+    compiler.token_mask(JSON, [], "", 0)
+    for each in processes():
+        each.kill()
+    wait_until_gone(processes())
+    assert walk(compiler, JSON, []).takes(tokens_of('"x"'))
+    assert compiler.hits.total() == 0
+    assert compiler.compiled_count == 1
+
+
+def test_an_answer_whose_grammar_was_killed_ends_with_a_500(compiler: GrammarCompiler) -> None:
+    """It is nothing that its client did."""
+    answer = walk(compiler, JSON, [])
+    for each in processes():
+        each.kill()
+    zeros = mx.zeros((1, 8))
+    assert answer.guide.process(mx.array(tokens_of('"')), zeros) is zeros
+    assert answer.guide.failure_status == 500
+    assert "the system has ended it" in answer.guide.failure
+
+
+WORKER = """
+import time
+from hearth.worker.constraint.grammar_client import base_process
+line = [base_process()]
+for _ in range(3):
+    line.append(line[-1].fork())
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_outlives_a_worker_that_is_killed(how: signal.Signals) -> None:
+    command = [sys.executable, "-c", WORKER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None and worker.stdout.readline() == b"begun\n"
+        theirs = set(psutil.Process(worker.pid).children(recursive=True))
+        assert len(theirs) == 4, "base, tokenizer, grammar, answer"
+        max(theirs, key=lambda each: each.pid).suspend()  # it would not see that its worker is gone
+        worker.send_signal(how)
+    wait_until_gone(theirs)
+
+
+# ---------------------------------------------------------------- whose words
+
+
+def test_what_was_compiled_for_one_key_is_not_there_for_another(compiler: GrammarCompiler) -> None:
+    for owner in ("a", "a", "b"):
+        compiler.token_mask(JSON, [], "", 0, owner)
+    assert compiler.hits == {"a": 1}
+    compiler.token_mask(JSON, [], "", 0, "b")
+    assert compiler.hits == {"a": 1, "b": 1}
+    assert compiler.compiled_count == 2
+
+
+def test_no_word_of_a_client_and_no_key_is_in_an_argument_or_the_environment(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROXY_API_KEY", SECRET)
+    grammar_client.end_base()  # the next one starts with what is in the environment now
+    walk(compiler, Constraints(is_json=True, schema={"const": SECRET}), [])
+    assert len(processes()) == 3
+    for each in processes():
+        assert SECRET not in " ".join(each.cmdline())
+        assert SECRET not in repr(each.environ())
+
+
+def test_llguidance_is_not_in_the_worker_nor_mlx_in_its_processes() -> None:
+    said = subprocess.check_output(
+        [
+            sys.executable,
+            "-c",
+            "import sys, hearth.worker.constraint.grammar_compiler\nworker = set(sys.modules)\n"
+            f"import {MODULE}\n"
+            "print('llguidance' in worker, 'llguidance' in sys.modules)",
+        ],
+        text=True,
+    )
+    assert said.split() == ["False", "True"]
+    script = f"import sys, {MODULE}; print(*sys.modules)"
+    loaded = set(subprocess.check_output([sys.executable, "-c", script], text=True).split())
+    assert not loaded & {"mlx", "mlx.core", "mlx_lm", "numpy", "transformers", "zmq"}
+
+
+def test_a_system_that_gives_no_process_is_told_as_a_503(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Any) -> None:
+        raise GrammarError("Resource temporarily unavailable")
+
+    compiler.token_mask(JSON, [], "", 0)
+    monkeypatch.setattr(grammar_client.GrammarProcess, "fork", refuse)
+    with pytest.raises(RequestError, match="No process can be started") as caught:
+        compiler.token_mask(schema_of("^a$"), [], "", 0)
+    assert caught.value.status == 503

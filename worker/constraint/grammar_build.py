@@ -1,0 +1,153 @@
+"""Compiles one request's grammar in a process of its own, and names what of it is refused."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hearth.shared.errors import RequestError
+from hearth.worker.constraint.grammar_client import GrammarEnded, GrammarError, GrammarProcess
+from hearth.worker.constraint.json_schemas import fault
+from hearth.worker.constraint.lark_builder import Lark
+from hearth.worker.constraint.schema_patterns import SchemaPattern, patterns_of
+
+SCHEMA_BYTES_MAX: Final = 1_000_000
+PATTERNS_TRIED: Final = 8  # of one request, before its grammar is compiled
+TRIED_REPEATS: Final = 1_000  # a pattern that repeats a part less often is not tried
+_OTHER_CAUSES: Final = (
+    "It has too many parts, too many values to choose from, or a large multipleOf."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSchema:
+    """A schema of a request, `whose` in words, `param` as the client wrote it. Immutable."""
+
+    schema: dict[str, Any]
+    whose: str
+    param: str
+    options: Mapping[str, bool]  # of llguidance
+
+
+class GrammarBuild:
+    """Compiles what one request asks for. Owner: the prompt thread.
+
+    All that is compiled draws on the one limit of `process`: each part that is looked at alone, so
+    that a refusal can name it, and the whole.
+    """
+
+    def __init__(
+        self, process: GrammarProcess, marks: Mapping[str, int], schemas: Sequence[NamedSchema]
+    ) -> None:
+        self.process = process
+        self._marks = marks
+        self._schemas = schemas
+        found = [(each, pattern) for each in schemas for pattern in patterns_of(each.schema)]
+        self._patterns = sorted(found, key=lambda row: -row[1].repeats)[:PATTERNS_TRIED]
+
+    @property
+    def largest_pattern(self) -> str:
+        """The pattern that repeats most, as a sentence; "" where none repeats anything."""
+        if not self._patterns or self._patterns[0][1].repeats <= 1:
+            return ""
+        schema, pattern = self._patterns[0]
+        return f"The pattern that repeats most is {pattern} in the JSON schema of {schema.whose}."
+
+    def compile(self, source: str) -> bytes:
+        """Return the first mask of the grammar `source`, at which the process stands then.
+
+        Raises RequestError where it cannot be compiled, allows nothing, or passes a limit.
+        """
+        try:
+            for schema, pattern in self._patterns:
+                if pattern.repeats >= TRIED_REPEATS:
+                    self._try(schema, pattern)
+            for schema in self._schemas:
+                if not schema.options:  # what is left unenforced elsewhere is refused in these
+                    self._check(schema)
+            return self._compile_whole(source)
+        except GrammarEnded as error:
+            raise refused(
+                f"The answer's grammar is too large to be compiled: {error}. "
+                f"{self.largest_pattern or _OTHER_CAUSES}",
+                self._schemas[-1].param if self._schemas else None,
+            ) from error
+
+    def _compile_whole(self, source: str) -> bytes:
+        try:
+            return self.process.compile(source)
+        except GrammarError as error:
+            for schema in self._schemas:  # one by one they take longer than all of them together
+                self._check(schema)
+            raise refused(f"The answer's grammar: {error_text(error)}.", None) from None
+
+    def _try(self, schema: NamedSchema, pattern: SchemaPattern) -> None:
+        """Raise RequestError where a pattern fails by itself, maybe at a later character."""
+        text = {"type": "string", "pattern": pattern.pattern}
+        try:
+            self.process.attempt(self._source(text, schema.options))
+        except (GrammarError, GrammarEnded) as error:
+            raise refused(
+                f"The JSON schema of {schema.whose}: {pattern}, cannot be followed: "
+                f"{error_text(error)}. Let it repeat less.",
+                schema.param,
+            ) from error
+
+    def _check(self, named: NamedSchema) -> None:
+        """Raise RequestError where a schema cannot be compiled, or allows no value."""
+        size = len(json.dumps(named.schema))
+        if size > SCHEMA_BYTES_MAX:
+            raise refused(
+                f"The JSON schema of {named.whose} is {size:,} bytes; the limit is "
+                f"{SCHEMA_BYTES_MAX:,}.",
+                named.param,
+            )
+        place, said = fault(named.schema, self._error_of(named.options))
+        if said:
+            raise refused(f"The JSON schema of {named.whose} at {place}: {said}.", named.param)
+
+    def _error_of(self, options: Mapping[str, bool]) -> Callable[[Any], str]:
+        """Return what tells llguidance's words against a part of a schema, "" without any.
+
+        Once it has any, the limits only end the search for a smaller part.
+        """
+        has_error = False
+
+        def error_of(part: Any) -> str:
+            nonlocal has_error
+            try:
+                self.process.compile(self._source(part, options))
+            except GrammarEnded:
+                if not has_error:
+                    raise
+            except GrammarError as error:
+                has_error = True
+                return error_text(error)
+            return ""
+
+        return error_of
+
+    def _source(self, schema: Mapping[str, Any], options: Mapping[str, bool]) -> str:
+        lark = Lark(self._marks)
+        return lark.source(lark.json(schema, **options))
+
+
+def refused(text: str, param: str | None) -> RequestError:
+    """Return the refusal of a schema."""
+    return RequestError(
+        f"{text} Only what can be enforced is accepted; leave that out, or ask in words.",
+        code="invalid_grammar",
+        param=param,
+    )
+
+
+def error_text(error: Exception) -> str:
+    """Return the words of llguidance's error without its listing of our grammar."""
+    text = str(error).partition("<backtrace>")[0].partition("<non-verbose/>")[0]
+    kept = [line for line in map(str.strip, text.splitlines()) if _is_said(line)]
+    return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(kept))
+
+
+def _is_said(line: str) -> bool:
+    return bool(line) and not re.match(r"\d+ \||\^", line)

@@ -1,0 +1,223 @@
+"""Runs llguidance in processes of its own: `python -m hearth.worker.constraint.grammar_process`.
+
+A client's schema is a program, and llguidance's own limits do not bound what it costs. So one
+process runs no more than one client's grammar, has limits of its own, and ends where it passes
+them; no one else's answer is in it. Each is a fork of the one that it goes on from:
+
+    base        llguidance is imported; the worker starts it, and its end ends all
+      tokenizer   knows one model's tokens
+        grammar     knows one grammar and its first mask, and is remembered
+          answer      is somewhere in that grammar
+
+Imports no MLX and starts no thread, as it forks. Nothing that it is asked is logged.
+"""
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from typing import Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from hearth.worker.constraint.grammar_protocol import (
+    COMPILE,
+    COMPILE_CPU_S,
+    ERROR,
+    FORK,
+    LOAD,
+    MEMORY_BYTES_MAX,
+    OK,
+    STEP,
+    STEP_CPU_S,
+    STEP_REFILL_CPU_S,
+    TOO_LARGE,
+    TRY,
+)
+
+LEXER_STATES_MAX: Final = 50_000
+TRIED_STEPS: Final = 64  # tokens of random answers with which a pattern is tried
+_SILENT: Final = 0  # llguidance's log level: above it the answer is quoted on stderr
+
+
+class _Process:
+    """The state of this process. Everything is asked, and answered, over one connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._tokenizer: LLTokenizer | None = None
+        self._matcher: LLMatcher | None = None
+        self._cpu_s = COMPILE_CPU_S  # that what is asked may take yet
+        self._memory_max = 0  # 0 = no limit
+        self._limits = LLParserLimits(verbose_errors=False, max_lexer_states=LEXER_STATES_MAX)
+        self._answers: dict[bytes, Callable[[bytes], bytes]] = {
+            LOAD: self._load,
+            COMPILE: self._compile,
+            TRY: self._try,
+            STEP: self._step,
+        }
+
+    def run(self) -> None:
+        """Answer until the worker has nothing more to ask. Raises EOFError then."""
+        while True:
+            asked = self._connection.recv_bytes()
+            what, about = asked[:1], asked[1:]
+            if what == FORK:
+                self._fork()
+            else:
+                answer = self._within_limits(self._answers[what], about)
+                self._connection.send_bytes(answer)
+
+    def _fork(self) -> None:
+        """Make a process that goes on from here, and give the worker a connection to it."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            try:
+                is_parent = os.fork() > 0
+            except OSError as error:
+                self._connection.send_bytes(ERROR + str(error).encode())
+                return
+            if is_parent:
+                self._connection.send_bytes(OK)
+                send_handle(self._connection, theirs.fileno(), None)
+                return
+            theirs.close()
+            self._connection.close()
+            self._connection = Connection(ours.detach())
+        if self._matcher is not None:
+            self._cpu_s = STEP_CPU_S
+        if self._tokenizer is not None and not self._memory_max:
+            self._limit_memory()
+
+    def _limit_memory(self) -> None:
+        """Limit what this process and its forks take. Where the system has no such limit, it is
+        looked at behind each step: the time that a step has bounds what it can take.
+        """
+        self._memory_max = _resident_bytes() + MEMORY_BYTES_MAX
+        with contextlib.suppress(OSError, ValueError):
+            limit = _virtual_bytes() + MEMORY_BYTES_MAX
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    def _within_limits(self, answer: Callable[[bytes], bytes], about: bytes) -> bytes:
+        """Return the answer. The system ends this process where that takes more time than is left.
+
+        Python could not: a signal's handler waits for llguidance to return.
+        """
+        began = time.process_time()
+        is_limited = answer != self._load  # what a checkpoint costs is no client's doing
+        if is_limited:
+            signal.setitimer(signal.ITIMER_PROF, max(self._cpu_s, 0.001))
+        try:
+            answered = answer(about)
+        except MemoryError:
+            answered = TOO_LARGE
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if is_limited:
+            self._cpu_s -= time.process_time() - began
+        if self._memory_max and _resident_bytes() > self._memory_max:
+            return TOO_LARGE
+        return answered
+
+    # ------------------------------------------------------------ what is asked
+
+    def _load(self, about: bytes) -> bytes:
+        """Read a tokenizer: its vocabulary's size, the number of end tokens, these, its JSON."""
+        size, count = struct.unpack_from("<II", about)
+        ends = list(struct.unpack_from(f"<{count}I", about, 8))
+        config = about[8 + 4 * count :].decode()
+        try:
+            self._tokenizer = LLTokenizer(config, n_vocab=size, eos_token=ends)
+        except ValueError as error:
+            return ERROR + str(error).encode()
+        return OK
+
+    def _compile(self, about: bytes) -> bytes:
+        """Compile a grammar, which replaces the one before, and return its first mask."""
+        assert self._tokenizer is not None
+        self._matcher = LLMatcher(
+            self._tokenizer, about.decode(), log_level=_SILENT, limits=self._limits
+        )
+        return self._masked(self._matcher)
+
+    def _try(self, about: bytes) -> bytes:
+        """Compile a grammar, and write random answers with it, as some fail at a later token."""
+        answer = self._compile(about)
+        dice, walk = random.Random(0), self._matcher
+        for _ in range(TRIED_STEPS):
+            if answer[:1] != OK:
+                break
+            assert self._matcher is not None and walk is not None
+            if walk.is_stopped():
+                walk = self._matcher
+            if walk is self._matcher:
+                walk = walk.deep_copy()
+                answer = self._masked(walk)
+            walk.consume_token(_drawn(answer[1:], dice))
+            answer = OK if walk.is_stopped() and not walk.is_error() else self._masked(walk)
+        return answer if answer[:1] == ERROR else OK
+
+    def _step(self, about: bytes) -> bytes:
+        """Go on by tokens and return the mask of the next one."""
+        assert self._matcher is not None
+        tokens = struct.unpack(f"<{len(about) // 4}I", about)
+        self._cpu_s = min(self._cpu_s + STEP_REFILL_CPU_S * len(tokens), STEP_CPU_S)
+        for token in tokens:
+            # A grammar that has ended takes no token, and what follows it is the turn's end.
+            if not self._matcher.is_stopped():
+                self._matcher.consume_token(token)
+        return self._masked(self._matcher)
+
+    @staticmethod
+    def _masked(matcher: LLMatcher) -> bytes:
+        mask = matcher.compute_bitmask()
+        return ERROR + matcher.get_error().encode() if matcher.is_error() else OK + mask
+
+
+def _drawn(mask: bytes, dice: random.Random) -> int:
+    """Return a token that a mask lets come: that of a random set bit, or the next one."""
+    bits, start = int.from_bytes(mask, "little"), dice.randrange(len(mask) * 8)
+    higher = bits >> start << start
+    rest = higher or bits
+    return (rest & -rest).bit_length() - 1
+
+
+def _resident_bytes() -> int:
+    """Return the most memory that this process had so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _virtual_bytes() -> int:
+    """Return the address space that is taken. Raises OSError where the system does not tell."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def main() -> None:
+    """Answer the worker on standard input, a socket, until it is gone; then end all forks too."""
+    base = os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end leave nothing behind
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold a client's words
+    worker = Connection(os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)  # a fork must not hold the socket of what it comes from
+    try:
+        with contextlib.suppress(EOFError, OSError):
+            _Process(worker).run()
+    finally:
+        if os.getpid() == base:
+            os.killpg(0, signal.SIGKILL)
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
