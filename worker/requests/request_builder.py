@@ -1,9 +1,11 @@
 """Turns a Submit into a Request: the prompt's tokens, its cuts, its constraints, its reader."""
 
+import contextlib
+import threading
 from collections.abc import Sequence
 from typing import Any
 
-from hearth.shared.wire_messages import Prompt, Submit
+from hearth.shared.wire_messages import Constraints, Prompt, Submit
 from hearth.worker.cache.block_hash import PrefixHash, key_root, prefix_hashes
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
@@ -22,9 +24,10 @@ _NO_IMAGES: PromptImages = {}
 
 
 class RequestBuilder:
-    """Makes a Request of each Submit. Owner: the prompt thread.
+    """Makes a Request of each Submit. The prompt threads share it.
 
-    Invariant: a request is either complete or refused by a RequestError; it leaves as a whole.
+    Invariants: a request is either complete or refused by a RequestError; it leaves as a whole.
+    One grammar is compiled at a time.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class RequestBuilder:
         self._recent = recent
         self._facts = facts
         self._default_max_tokens = default_max_tokens
+        self._grammar_lock = threading.Lock()
 
     def build(
         self, lease: ClientLease, message: Submit, images: PromptImages = _NO_IMAGES
@@ -108,8 +112,17 @@ class RequestBuilder:
             may_think=output_format.may_think(opening) and not constraints.is_json,
         )
         shown = _shown_tools(prompt, [*constraints.tool_names, *(visit.loaded if visit else ())])
-        guide = self._facts.grammar_compiler.token_mask(constraints, shown, opening, len(built.ids))
-        return splitter, guide
+        return splitter, self._guide(constraints, shown, opening, len(built.ids))
+
+    def _guide(
+        self, constraints: Constraints, shown: list[Any], opening: str, prompt_tokens: int
+    ) -> TokenMask | None:
+        """Return what holds an answer to its constraints. A free one waits for no grammar."""
+        is_free = constraints.tool_choice == "auto" and not constraints.is_json
+        with contextlib.nullcontext() if is_free else self._grammar_lock:
+            return self._facts.grammar_compiler.token_mask(
+                constraints, shown, opening, prompt_tokens
+            )
 
 
 def root_of(message: Submit, root: PrefixHash) -> PrefixHash:
