@@ -3,10 +3,12 @@
 Touches no MLX.
 """
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
+import jinja2
 from transformers.utils import chat_template_utils
 
 from hearth.worker.prompt.awaited_work import joined
@@ -94,11 +96,13 @@ def _make_stoppable(source: Any) -> None:
     """Have a Jinja template's rendering end between two of its parts once nobody waits for it.
 
     transformers compiles a template once and renders that; `concat` is what Jinja joins the parts
-    with. A function instead of a template runs to its end.
+    with. A function instead of a template runs to its end; what cannot be compiled says so when it
+    is rendered.
     """
     for each in source.values() if isinstance(source, dict) else [source]:
-        if isinstance(each, str):
-            chat_template_utils._compile_jinja_template(each).environment.concat = joined
+        with contextlib.suppress(jinja2.TemplateError):
+            if isinstance(each, str):
+                chat_template_utils._compile_jinja_template(each).environment.concat = joined
 
 
 def _text_part(text: str) -> dict[str, str]:

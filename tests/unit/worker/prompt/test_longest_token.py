@@ -1,4 +1,4 @@
-"""How long a text may be so that it might fit: no text that could is refused unread."""
+"""A text is refused unread only where no tokens of the model could make it fit."""
 
 from types import SimpleNamespace
 from typing import Any
