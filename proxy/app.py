@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import logging
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -21,6 +21,7 @@ from hearth.proxy.api.responses import responses_events
 from hearth.proxy.gateway.litellm_relay import Relay
 from hearth.proxy.http.api_keys import ApiKeyCheck
 from hearth.proxy.http.body_memory_budget import BodyBudget
+from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.connection_places import ConnectionPlaces
 from hearth.proxy.http.http_exchange import (
     App,
@@ -30,6 +31,7 @@ from hearth.proxy.http.http_exchange import (
     Receive,
     Scope,
     Send,
+    T,
     wrong_method,
 )
 from hearth.proxy.http.origin_rules import OriginRules
@@ -223,29 +225,39 @@ class ProxyApp:
                 await self._prefill(exchange)
 
     async def _parse_body(self, exchange: HttpExchange, dialect: Dialect) -> ParsedRequest:
-        body = await read_object(await exchange.read_body())
-        return await self._parse(exchange, dialect, body)
+        octets = await exchange.read_body()
+        body = await self._work(exchange, len(octets), read_object(octets))
+        return await self._parse(exchange, dialect, body, len(octets))
 
     async def _parse(
-        self, exchange: HttpExchange, dialect: Dialect, body: dict[str, Any]
+        self, exchange: HttpExchange, dialect: Dialect, body: dict[str, Any], size: int
     ) -> ParsedRequest:
         """Return the request in `body`, its images read, while the client is there."""
         target = self._names.target(self._names.check(body.get("model")))
-        request = self.body_parser.read(dialect, body, exchange.headers)
-        completing = self.body_parser.complete(request, exchange.hold)
+        whole = self.body_parser.expanded(dialect, body, exchange.headers)
+        if whole is not body:  # with a conversation of any size
+            size += SMALL_BYTES_MAX
+        parse = functools.partial(self.body_parser.parsed, dialect, whole, exchange.headers)
+        request = await self._work(exchange, size, work_on_body(size, parse))
+        completing = self.body_parser.complete(request, exchange.hold, size)
         if shows_images(request.prompt):
             request = await exchange.while_connected(completing)
         else:
-            request = await completing
+            request = await self._work(exchange, size, completing)
         return dataclasses.replace(request, target=target)
+
+    async def _work(self, exchange: HttpExchange, size: int, work: Awaitable[T]) -> T:
+        """Return what `work` on a body of `size` bytes gives, while the client is there."""
+        return await (exchange.while_connected(work) if size > SMALL_BYTES_MAX else work)
 
     async def _prefill(self, exchange: HttpExchange) -> None:
         """Have a prompt read, and pinned where that is wished, without an answer to it."""
         started = awake_s()
-        body = await read_object(await exchange.read_body())
+        octets = await exchange.read_body()
+        body = await self._work(exchange, len(octets), read_object(octets))
         dialect = prefill_endpoint.dialect_of(body, exchange.headers, exchange.query)
         exchange.is_anthropic |= dialect == "messages"
-        request = prefill_endpoint.prepared(await self._parse(exchange, dialect, body))
+        request = prefill_endpoint.prepared(await self._parse(exchange, dialect, body, len(octets)))
         opening = self.pool.open(request, exchange.request_id)
         answer = await exchange.while_connected(opening)
         exchange.on_disconnect(answer.close)

@@ -39,6 +39,7 @@ from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
 from hearth.shared.stop_signals import StopSignals
+from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.version import VERSION
 from hearth.shared.zmq_transport import private_directory
 
@@ -248,6 +249,7 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     """Run the server; return its exit code."""
     environ = dict(os.environ)  # as it was: workers get it without LiteLLM's additions
     map_large_blocks(environ)
+    take_short_turns()
     try:
         settings = load_settings(environ, env_file())
         logs.configure(settings.log_level.upper(), "proxy", settings.log_prompts)

@@ -3,8 +3,8 @@
 With an endpoint on tcp:// it is started by hand, for a proxy on another machine.
 
 Threads: this one is the wire thread (socket, heartbeats); `inference` loads the model and is the
-only one that touches MLX; `prompt` renders and tokenises; `image`, where the model takes images,
-reads their files.
+only one that touches MLX; `prompt-0` to `prompt-2` render and tokenise; `image`, where the model
+takes images, reads their files.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from hearth.shared.macos_network_hints import listening_hint
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
 from hearth.shared.start_failure_file import leave_reason
+from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
 from hearth.worker.cache_report import (
@@ -72,8 +73,9 @@ from hearth.worker.shutdown import Shutdown
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.threads.image_thread import ImageThread
 from hearth.worker.threads.inference_thread import InferenceThread
+from hearth.worker.threads.prompt_lanes import PromptLanes
 from hearth.worker.threads.prompt_thread import PromptThread
-from hearth.worker.threads.thread_queues import ImageJobs, Inbox, InferenceTask, PromptJobs
+from hearth.worker.threads.thread_queues import ImageJobs, Inbox, InferenceTask
 from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 
 log = logging.getLogger("hearth.worker")
@@ -106,7 +108,7 @@ class Worker:
         self._settings = settings
         self._worker_id = worker_id
         self._endpoint = endpoint
-        self._jobs: PromptJobs = queue.SimpleQueue()
+        self._jobs = PromptLanes()
         self._inbox: Inbox = queue.SimpleQueue()
         self._parts: ServingParts | None = None
         self._sessions: SessionManager | None = None  # to be closed, even if the start is cut short
@@ -250,7 +252,7 @@ class Worker:
             functools.partial(self.token_choice, loaded.facts.vocab_size),
             self._scheduler_config(cut_rule, vision, recorder, guard, relief),
         )
-        grammars = self._start_prompt_thread(loaded, vocabulary, cut_rule, sessions, vision)
+        grammars = self._start_prompt_threads(loaded, vocabulary, cut_rule, sessions, vision)
         self._start_image_thread(vision)
         sweep, expire = sweep_of(kv_manager, guard), expire_of(kv_manager)
 
@@ -343,7 +345,7 @@ class Worker:
 
     # ------------------------------------------------------------ the other threads
 
-    def _start_prompt_thread(
+    def _start_prompt_threads(
         self,
         loaded: LoadedModel,
         vocabulary: Vocabulary,
@@ -363,8 +365,9 @@ class Worker:
         root = cache_root(loaded, self._settings, cut_rule.chunk)
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule)
         thread = PromptThread(SessionPromptBuilder(builder, sessions, facts), facts, self._settings)
-        run = functools.partial(thread.run, self._jobs, self._inbox.put, self._wire.send)
-        self._shutdown.start_thread("prompt", run)
+        for number, lane in enumerate(self._jobs.lanes):
+            run = functools.partial(thread.run, lane, self._inbox.put, self._wire.send)
+            self._shutdown.start_thread(f"prompt-{number}", run)
         return facts.grammar_compiler
 
     def _start_image_thread(self, vision: VisionParts | None) -> None:
@@ -451,6 +454,7 @@ def main() -> int:
     parser.add_argument("--worker-id", type=int, required=True)
     parser.add_argument("--endpoint", required=True)
     options = parser.parse_args()
+    take_short_turns()
     try:
         settings = load_settings(os.environ, env_file())
         name = f"worker-{options.worker_id}"

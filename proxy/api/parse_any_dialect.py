@@ -1,14 +1,20 @@
 """Parses a client's body into our request: its dialect's fields, and what all dialects share."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from hearth.proxy.api import chat_completions, legacy_completions
-from hearth.proxy.api.body import field_readers as fields, unknown_blocks_to_text as unknown_blocks
+from hearth.proxy.api.body import (
+    field_readers as fields,
+    prompt_limits,
+    unknown_blocks_to_text as unknown_blocks,
+)
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
 from hearth.proxy.api.responses.response_store import ResponseStore
+from hearth.proxy.http.body_threads import work_on_body
 from hearth.proxy.images.image_fetch import ImageFetcher
 from hearth.proxy.images.prompt_images import shows_images, with_images
 from hearth.proxy.request.message_digests import MessageDigester
@@ -43,10 +49,22 @@ class BodyParser:
         Raises:
             RequestError: a field is not what the API allows, or needs what this server lacks.
         """
+        return self.parsed(dialect, self.expanded(dialect, body, headers), headers)
+
+    def expanded(
+        self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Return `body` with what it refers to of stored responses. Raises: RequestError."""
+        return self._stored.expanded(key_digest(headers), body) if dialect == "responses" else body
+
+    def parsed(
+        self, dialect: Dialect, body: dict[str, Any], headers: Mapping[str, str]
+    ) -> ParsedRequest:
+        """Return the request in an expanded `body`, as `read` does. Any thread."""
         key = key_digest(headers)
-        if dialect == "responses":
-            body = self._stored.expanded(key, body)
+        prompt_limits.check_body(body)
         request = _PARSERS[dialect](body)
+        prompt_limits.check_prompt(request.prompt, request.constraints)
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=self._uses_kv_cache)
         unknown_blocks.note(request.left_out)
         speaker = session_of(headers, body, key)
@@ -57,11 +75,15 @@ class BodyParser:
         )
 
     async def complete(
-        self, request: ParsedRequest, hold: Callable[[int], None] = lambda _: None
+        self,
+        request: ParsedRequest,
+        hold: Callable[[int], None] = lambda _: None,
+        size: int = 0,
     ) -> ParsedRequest:
         """Return a request of `read` with its images read and its messages named.
 
-        It waits only where there are images. `hold` is told the bytes that are kept of them.
+        It waits only where there are images, or where `size`, its body's, is that of a large one.
+        `hold` is told the bytes that are kept of images.
 
         Raises:
             RequestError: an image cannot be had; or what `hold` raises.
@@ -69,6 +91,7 @@ class BodyParser:
         prompt = request.prompt
         if shows_images(prompt):
             prompt = await with_images(prompt, self.images, hold)
-        names, delta_chars = self._digester.names(prompt.messages)
+        naming = functools.partial(self._digester.names, prompt.messages)
+        names, delta_chars = await work_on_body(size, naming)
         prompt = dataclasses.replace(prompt, names=names, delta_chars=delta_chars)
         return dataclasses.replace(request, prompt=prompt)

@@ -4,6 +4,7 @@ A name has two digests: the exact one is of all that a template may show to the 
 canonical one of what the message means (`hearth.proxy.request.volatile_fields` has the rules).
 """
 
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -29,15 +30,17 @@ class _KnownMessage:
 
 
 class MessageDigester:
-    """Names messages, and remembers the names of those it has seen. Owner: the event loop.
+    """Names messages, and remembers the names of those it has seen. Any thread.
 
-    Invariant: at most REMEMBERED_MAX are remembered; a name depends on the message alone.
+    Invariant: at most REMEMBERED_MAX are remembered; a name depends on the message alone. What is
+    remembered changes under a lock.
     """
 
     def __init__(self, is_on: bool, checks_size: bool) -> None:
         """With `checks_size` a conversation that would lose too much is known by its exact text."""
         self._is_on = is_on
         self._checks_size = checks_size
+        self._lock = threading.Lock()
         self._known: OrderedDict[bytes, _KnownMessage] = OrderedDict()  # by exact digest
 
     @property
@@ -57,10 +60,11 @@ class MessageDigester:
 
     def _named(self, message: dict[str, Any]) -> _KnownMessage:
         exact = exact_digest(message)
-        known = self._known.get(exact)
-        if known is not None:
-            self._known.move_to_end(exact)
-            return known
+        with self._lock:
+            known = self._known.get(exact)
+            if known is not None:
+                self._known.move_to_end(exact)
+                return known
         content: str | list[Any] = message["content"]
         chars = _chars(content)
         if self._is_on:
@@ -71,9 +75,10 @@ class MessageDigester:
         else:
             named = _KnownMessage(MessageName(exact, exact), chars, 0)
         assert named.delta_chars >= 0, (named.delta_chars, named.name.rules)
-        self._known[exact] = named
-        if len(self._known) > REMEMBERED_MAX:
-            self._known.popitem(last=False)
+        with self._lock:
+            self._known[exact] = named
+            if len(self._known) > REMEMBERED_MAX:
+                self._known.popitem(last=False)
         return named
 
 

@@ -240,8 +240,16 @@ BLOCKS: Final = (
 )
 
 
+TEXT_CHARS_MAX: Final = 4_000_000  # that fields are sought in: it takes up to half a second
+
+
 def canonical_text(role: str, text: str) -> tuple[str, list[str]]:
-    """Return `text`, of a message of `role`, less its volatile fields, and the rules that fired."""
+    """Return `text`, of a message of `role`, less its volatile fields, and the rules that fired.
+
+    A text of millions of characters is somebody's file: it is known as it is.
+    """
+    if len(text) > TEXT_CHARS_MAX:
+        return text, []
     blocks = [row for row in BLOCKS if role in row.roles and row.begin in text]
     rules = [row for row in FIELDS if role in row.roles and any(n in text for n in row.needles)]
     if not blocks and not rules:

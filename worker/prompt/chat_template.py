@@ -3,9 +3,15 @@
 Touches no MLX.
 """
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any, Final
+
+import jinja2
+from transformers.utils import chat_template_utils
+
+from hearth.worker.prompt.awaited_work import joined
 
 log = logging.getLogger(__name__)
 
@@ -15,12 +21,13 @@ _PROBE: Final = "probe0x"
 class Template:
     """The chat template of one tokenizer; a plain transcript where it has none.
 
-    Owner: the prompt thread, once the model is loaded.
+    Immutable: any thread may use it, once the model is loaded.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         """Take mlx-lm's TokenizerWrapper."""
         self._tokenizer = tokenizer
+        _make_stoppable(getattr(tokenizer, "chat_template", None))
         self._takes_parts = False
         self._takes_parts = self._shows_parts_only()
 
@@ -83,6 +90,19 @@ class Template:
             return False
         self._takes_parts = True
         return _PROBE in self.probed(question)
+
+
+def _make_stoppable(source: Any) -> None:
+    """Have a Jinja template's rendering end between two of its parts once nobody waits for it.
+
+    transformers compiles a template once and renders that; `concat` is what Jinja joins the parts
+    with. A function instead of a template runs to its end; what cannot be compiled says so when it
+    is rendered.
+    """
+    for each in source.values() if isinstance(source, dict) else [source]:
+        with contextlib.suppress(jinja2.TemplateError):
+            if isinstance(each, str):
+                chat_template_utils._compile_jinja_template(each).environment.concat = joined
 
 
 def _text_part(text: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 The template renders every message. The span of an assistant turn whose tokens are known, from its
 header to its end-of-turn token, is then replaced by them. Any doubt about a span leaves what was
-rendered. Owner: the prompt thread. Touches no MLX.
+rendered. Touches no MLX.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from hearth.worker.prompt.template_turn_tokens import HistoryMarks
 from hearth.worker.prompt.tokenise import PieceTokeniser, TextPiece
 from hearth.worker.prompt.tools_as_text import ToolForm
 
-CHARACTERS_PER_TOKEN_MAX = 16  # text longer than this per token of context is refused unread
+UTF8_BYTES_MAX = 4  # of a character
 HEADER_PIECES_MAX = 4  # that an assistant header may be spread over
 
 
@@ -73,7 +73,7 @@ class ContextLimit(NamedTuple):
 
 
 class PromptBuilder:
-    """Builds prompts for one model. Owner: the prompt thread.
+    """Builds prompts for one model. The prompt threads share it; it never changes.
 
     Invariant: a span is replaced only by a turn that begins with the same token.
     """
@@ -93,6 +93,9 @@ class PromptBuilder:
         self.tokeniser = tokeniser
         self._history = history
         self._context_tokens, self._context_by = context
+        token_bytes = tokeniser.token_bytes_max
+        # Text longer than this cannot fit, and is refused unread.
+        self._bytes_max = token_bytes * self._context_tokens if token_bytes else None
         self.preserves_thinking = preserves_thinking
 
     @property
@@ -177,13 +180,15 @@ class PromptBuilder:
         return pieces_of(tokeniser, rendered.text, mark, pictures, self._form), rendered.runs
 
     def _refuse_long(self, text: str, param: str) -> None:
-        """Raise where a text is too long to be tokenised at all."""
-        characters_max = self._context_tokens * CHARACTERS_PER_TOKEN_MAX
-        if len(text) > characters_max:
+        """Raise where a text cannot fit, whatever its tokens are: it is not tokenised at all."""
+        if self._bytes_max is None or UTF8_BYTES_MAX * len(text) <= self._bytes_max:
+            return
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > self._bytes_max:
             raise RequestError(
-                f"The prompt is {len(text):,} characters and this server's context is "
-                f"{self._context_tokens:,} tokens (at most {characters_max:,} characters). "
-                "Send less text.",
+                f"The prompt is {size:,} bytes and this server's context is "
+                f"{self._context_tokens:,} tokens, which no more than {self._bytes_max:,} bytes "
+                f"can be. Remove at least {size - self._bytes_max:,} bytes.",
                 code="context_length_exceeded",
                 param=param,
             )

@@ -1,7 +1,4 @@
-"""Renders messages to text through the model's own chat template.
-
-Owner: the prompt thread, which alone uses the tokenizer after start. Touches no MLX.
-"""
+"""Renders messages to text through the model's own chat template. Touches no MLX."""
 
 import inspect
 import logging
@@ -12,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hearth.shared.errors import RequestError
 from hearth.worker.prompt.adapt_messages import adapted
+from hearth.worker.prompt.awaited_work import NobodyWaits
 from hearth.worker.prompt.chat_template import Template
 from hearth.worker.prompt.template_capabilities import EFFORTS, template_capabilities
 from hearth.worker.prompt.tools_as_text import ToolForm, markup
@@ -33,7 +31,7 @@ class Rendered:
 
 
 class Renderer:
-    """Renders messages for one model. Owner: the prompt thread.
+    """Renders messages for one model. The prompt threads share it.
 
     `template_failures` counts prompts that the template refused: whatever a template raises is
     taken for a fault of the request. `capabilities` are the template's.
@@ -73,7 +71,7 @@ class Renderer:
         """Return the messages as text, with the generation prompt where `adds_header`.
 
         Raises:
-            RequestError: the template refuses them.
+            RequestError: the template refuses them, or nobody waits for them any more.
         """
         if not_variables := sorted(options.keys() & NOT_TEMPLATE_VARIABLES):
             raise RequestError(
@@ -85,6 +83,8 @@ class Renderer:
         variables = self._variables(options)
         try:
             text = self._template.text(shown.messages, shown.tools, variables, adds_header)
+        except NobodyWaits:
+            raise
         except Exception as error:  # a template is a program; it raises whatever it likes
             self.template_failures += 1
             log.info("template refused count=%d %s", self.template_failures, type(error).__name__)

@@ -4,11 +4,12 @@ A fast tokenizer cuts a text at its added tokens before anything else, and what 
 of them it encodes without looking beyond. So the pieces can be encoded, and remembered, one by
 one. That also keeps content apart from template: content is shielded before the template sees it,
 by a mark inside each control token that it spells out, and the marks go when the cuts are made.
-Owner: the prompt thread.
+The prompt threads share it.
 """
 
 import re
 import secrets
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.image_keys import PromptImage
+from hearth.worker.prompt.awaited_work import stop_unless_awaited
+from hearth.worker.prompt.longest_token import longest_token_bytes
 
 REMEMBERED_CHARS_MAX: Final = 64 * 1024 * 1024
 PIECE_OVERHEAD_CHARS: Final = 256  # what remembering a piece costs beside its text, about
@@ -59,7 +62,7 @@ class PieceTokeniser:
     single words, or normalises them together with what is around them. Such a one encodes each text
     whole, with exactly its own ids; only where there are marks it encodes the stretches between
     them, so that one that puts a space in front of a text puts one there too.
-    Owner: the prompt thread.
+    The prompt threads share it.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class PieceTokeniser:
         self._tokenizer = tokenizer
         self._cache = PieceCache(remembered_chars_max)
         self.beginning = _beginning(tokenizer)  # what it has any text begin with
+        self.token_bytes_max = longest_token_bytes(tokenizer)
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # one more than the highest id
         added: dict[int, AddedToken] = tokenizer.added_tokens_decoder
         self._added = _AddedTokens(added)
@@ -156,6 +160,7 @@ class PieceTokeniser:
 
     def _plain_ids(self, content: str, is_first: bool) -> tuple[int, ...]:
         assert self._plain is not None and content
+        stop_unless_awaited()
         encode = self._plain.ids
         return self._cache.recall((content, is_first), lambda: encode(content, is_first))
 
@@ -240,7 +245,7 @@ class PlainTextEncoder:
 
     The model is the tokenizer's and not a copy. Text that is not the first of a prompt is encoded
     behind an anchor, an added token that no text can hold, for which a tokenizer that puts a space
-    in front of a text does what it does behind its own added tokens. Owner: the prompt thread.
+    in front of a text does what it does behind its own added tokens. Any prompt thread.
     """
 
     def __init__(self, backend: Tokenizer, controls: dict[int, str]) -> None:
@@ -296,30 +301,34 @@ class PlainTextEncoder:
 class PieceCache:
     """The ids of texts, up to a number of characters; the least recently used goes first.
 
-    Invariant: `chars` is the sum over what is kept, and at most `chars_max`.
-    Owner: the prompt thread.
+    Invariant: `chars` is the sum over what is kept, and at most `chars_max`. The prompt threads
+    share it: all but the encoding happens under a lock.
     """
 
     def __init__(self, chars_max: int) -> None:
         self._chars_max = chars_max
+        self._lock = threading.Lock()
         self.chars = 0
         self._ids: OrderedDict[tuple[str, bool], tuple[int, ...]] = OrderedDict()
         self._shared: dict[int, int] = {}  # one int object an id: 8 bytes a token, and not 40
 
     def recall(self, key: tuple[str, bool], encode: Callable[[], list[int]]) -> tuple[int, ...]:
         """Return the ids of (text, whether it is a prompt's first), encoded if need be."""
-        known = self._ids.get(key)
-        if known is not None:
-            self._ids.move_to_end(key)
-            return known
+        with self._lock:
+            known = self._ids.get(key)
+            if known is not None:
+                self._ids.move_to_end(key)
+                return known
         shared = self._shared
         ids = tuple([shared.setdefault(token_id, token_id) for token_id in encode()])
-        self._ids[key] = ids
-        self.chars += _cost(key)
-        while self.chars > self._chars_max:
-            oldest, _ = self._ids.popitem(last=False)
-            self.chars -= _cost(oldest)
-        assert bool(self.chars) == bool(self._ids), (self.chars, len(self._ids))
+        with self._lock:
+            if key not in self._ids:  # another thread may have met the same text
+                self._ids[key] = ids
+                self.chars += _cost(key)
+            while self.chars > self._chars_max:
+                oldest, _ = self._ids.popitem(last=False)
+                self.chars -= _cost(oldest)
+            assert bool(self.chars) == bool(self._ids), (self.chars, len(self._ids))
         return ids
 
     def clear(self) -> None:

@@ -1,1 +1,1 @@
-"""Turns what clients ask into rendered requests, in the prompt thread: no MLX, no sockets."""
+"""Turns what clients ask into rendered requests, in the prompt threads: no MLX, no sockets."""

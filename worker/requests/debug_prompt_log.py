@@ -8,7 +8,7 @@ RECENT_MAX: Final = 64  # prompts whose ids are remembered
 
 
 class RecentPrompts:
-    """Keeps the newest prompts by request id. Owner: the prompt thread.
+    """Keeps the newest prompts by request id. The prompt threads share it.
 
     Invariant: it holds at most `RECENT_MAX`, and none unless `is_on` (the setting CACHE_DEBUG).
     """
@@ -23,7 +23,7 @@ class RecentPrompts:
             return
         self._by_request[message.request_id] = (message.prompt.speaker.key, ids)
         while len(self._by_request) > RECENT_MAX:
-            del self._by_request[next(iter(self._by_request))]
+            self._by_request.pop(next(iter(self._by_request)), None)  # or another thread did
 
     def ids_of(self, request_id: str, key: str) -> list[int] | None:
         """Return a prompt's ids, for the API key that sent it; "" = any key. None if unknown."""

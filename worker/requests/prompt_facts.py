@@ -1,4 +1,4 @@
-"""Defines what the prompt thread knows of the loaded model."""
+"""Defines what the prompt threads know of the loaded model."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from hearth.worker.stream.model_output_format import OutputFormat
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """Holds what a request needs of the model. Owner: the prompt thread; never changes."""
+    """Holds what a request needs of the model. Never changes; the prompt threads share it."""
 
     context_tokens: int
     vocab_size: int

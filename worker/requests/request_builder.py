@@ -22,7 +22,7 @@ _NO_IMAGES: PromptImages = {}
 
 
 class RequestBuilder:
-    """Makes a Request of each Submit. Owner: the prompt thread.
+    """Makes a Request of each Submit. The prompt threads share it.
 
     Invariant: a request is either complete or refused by a RequestError; it leaves as a whole.
     """

@@ -9,6 +9,7 @@ from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.block_hash import common_length
 from hearth.worker.cache.image_keys import PromptImages
+from hearth.worker.prompt.awaited_work import NobodyWaits
 from hearth.worker.prompt.deferred_tools import with_loaded_tools
 from hearth.worker.prompt.extract_thinking import with_thinking_extracted
 from hearth.worker.prompt.images.image_placeholders import without_images
@@ -27,7 +28,7 @@ def is_raw(prompt: Prompt) -> bool:
 
 
 class SessionPromptBuilder:
-    """Builds prompts from messages and from what their sessions remember. Owner: the prompt thread.
+    """Builds prompts from messages and from what their sessions remember. Any prompt thread.
 
     Invariant: what the model sampled stands in a later prompt as it was sampled, where it is known.
     """
@@ -87,6 +88,8 @@ class SessionPromptBuilder:
             )
             try:
                 keys = self.build_history(part).keys
+            except NobodyWaits:
+                raise
             except RequestError:  # a template may refuse a conversation that ends there
                 return None
             covered = common_length(keys, tokens)

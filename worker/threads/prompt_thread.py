@@ -1,4 +1,4 @@
-"""Renders and tokenises requests in a thread of its own, and answers Count and session reports."""
+"""Renders and tokenises requests in threads of their own; answers Count and session reports."""
 
 import logging
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import Admitted, Count, Counted, Failed, Status, Submit, Told, Up
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.prompt.awaited_work import stop_unless_awaited, while_awaited
 from hearth.worker.requests.answer_status_queries import session_report
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
@@ -26,11 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class PromptThread:
-    """Takes messages from its queue, one after the other. Owner: the thread that runs `run`.
+    """Takes messages from queues, one after the other from each. Each has a thread that runs `run`.
 
-    It touches no MLX, and a long text in it stalls neither decoding nor heartbeats.
+    It touches no MLX, and a long text in it stalls neither decoding nor heartbeats, nor what is in
+    another queue. What its threads share is immutable or has a lock.
     Invariant: a Submit becomes a Request behind an Admitted, or a Failed; a Count and a Status get
-    one answer. A RequestError ends the one request that it is about.
+    one answer. A RequestError ends the one request that it is about, and so does its client where
+    it leaves.
     """
 
     def __init__(
@@ -54,14 +57,14 @@ class PromptThread:
                 query = predict_next_prompt(message.request, self._prompts, self._facts)
                 if query is not None:
                     put(query)
-            elif lease.is_gone:
-                send(Failed(lease.request_id, 499, "client_closed", "The client is gone."))
-            else:
-                try:
+                continue
+            try:
+                with while_awaited(lease):
+                    stop_unless_awaited()
                     self._answer(lease, message, put, send)
-                except RequestError as error:
-                    log.info("refused request=%s code=%s", lease.request_id, error.code)
-                    send(Failed(lease.request_id, error.status, error.code, str(error)))
+            except RequestError as error:
+                log.info("refused request=%s code=%s", lease.request_id, error.code)
+                send(Failed(lease.request_id, error.status, error.code, str(error)))
 
     def _answer(
         self,

@@ -26,10 +26,11 @@ class InferenceTask:
 ImageJobs = queue.SimpleQueue[tuple[ClientLease, Submit | Count] | None]
 
 PromptJob = Submit | Count | Status | MessageWithImages | RenderNextPrompt
-# From the wire thread, the image thread, and the inference thread (RenderNextPrompt).
+# One of the prompt threads' (`prompt_lanes`). From the wire thread, the image thread, and the
+# inference thread (RenderNextPrompt).
 PromptJobs = queue.SimpleQueue[tuple[ClientLease, PromptJob] | None]
 
 InferenceItem = Request | PrefixQuery | RecallDone | InferenceTask
-# From the prompt thread (a PrefixQuery is a prompt that is likely to come: it is prefilled in idle
+# From a prompt thread (a PrefixQuery is a prompt that is likely to come: it is prefilled in idle
 # time), the disk thread (RecallDone) and the wire thread (InferenceTask).
 Inbox = queue.SimpleQueue[InferenceItem]

@@ -30,6 +30,7 @@ from hearth.shared.wire_messages import (
 )
 from hearth.shared.zmq_transport import HEARTBEAT_S, RouterPort
 from hearth.worker.schedule.request_state import ClientLease
+from hearth.worker.threads.prompt_lanes import PromptLanes
 from hearth.worker.threads.thread_queues import ImageJobs, PromptJobs
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class WireThread:
         self,
         port: RouterPort,
         identity: WorkerIdentity,
-        jobs: PromptJobs,
+        jobs: PromptJobs | PromptLanes,
         heartbeat: Callable[[Sequence[str]], Heartbeat],
         open_max: int,
         is_supervised: bool = True,

@@ -415,3 +415,34 @@ def test_another_key_sees_no_session_and_is_served_nothing_that_this_one_compute
     assert ask(server, "GET", "/v1/sessions/shared-name", key=THEIRS)[0] == 404
     assert cached(THEIRS) == 0 and cached(THEIRS) > 300
     assert turns(THEIRS) == [2] and turns(MINE) == [2]
+
+
+# ---------------------------------------------------------------- what one body may cost
+
+
+def many(path: str) -> list[tuple[dict[str, Any], bytes]]:
+    """Return what makes a body of `path` one of endless parts, and what its refusal says."""
+    properties = {f"p{n}": {} for n in range(200_000)}
+    function = {"name": "f", "parameters": {"properties": properties}, "input_schema": properties}
+    row = {"role": "user", "content": "x"}
+    return [
+        ({GENERATE[path]: [row] * 20_001}, b"20,001 and this server accepts 20,000"),
+        ({"tools": [{"type": "function"}] * 10_001}, b"10,001 and this server accepts 10,000"),
+        ({"tools": [function | {"type": "function", "function": function}]}, b"Remove at least"),
+        (
+            {"chat_template_kwargs": {f"k{n}": n for n in range(1_001)}},
+            b"1,001 JSON values and this server accepts 1,000. Remove at least 1.",
+        ),
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(GENERATE.keys() - {"/v1/completions"}))
+def test_bodies_of_endless_parts_are_refused_and_the_next_is_served(
+    server: Server, path: str
+) -> None:
+    pid = server.worker()["pid"]
+    for more, words in many(path):
+        status, answer = ask(server, "POST", path, body_of(path, "x") | more)
+        assert status == 400 and words in answer, answer[:200]
+    assert ask(server, "POST", path, body_of(path, "Hi"))[0] == 200
+    assert server.worker()["pid"] == pid

@@ -1,7 +1,7 @@
 """Puts marks in the place of images while text is rendered, and then the images' tokens.
 
 A template is given strings only, with a mark where an image stands, so that it shows images
-wherever it shows text, in tools' results too. Owner: the prompt thread. Touches no MLX.
+wherever it shows text, in tools' results too. Any prompt thread. Touches no MLX.
 """
 
 import re

@@ -6,12 +6,29 @@ import threading
 from typing import Any
 from unittest import mock
 
+import orjson
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.proxy.http import strict_json
-from hearth.proxy.http.strict_json import DEPTH_MAX, parse_argument, parse_object, read_object
+from hearth.proxy.http import body_threads, strict_json
+from hearth.proxy.http.strict_json import (
+    DEPTH_MAX,
+    json_values,
+    parse_argument,
+    parse_object,
+    read_object,
+    value_count,
+)
 from hearth.shared.errors import RequestError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(alphabet='ab\\",[]{}: é'),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(alphabet='a\\",[{', max_size=4), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
 
 
 def refusal(body: bytes) -> str:
@@ -75,7 +92,7 @@ def test_a_long_run_of_digits_in_text_passes() -> None:
 @given(st.integers(0, 70), st.integers(15, 25), st.integers(20, 40))
 def test_a_long_number_is_seen_wherever_a_slice_ends(before: int, digits: int, size: int) -> None:
     body = b'{"a":' + b" " * before + b"9" * digits + b"}"
-    with mock.patch.object(strict_json, "LARGE_BYTES", size):
+    with mock.patch.object(strict_json, "SLICE_BYTES", size):
         if digits >= 20:
             assert "64 bits" in refusal(body)
         else:
@@ -91,7 +108,7 @@ def test_a_large_body_is_read_in_a_thread_and_as_a_small_one_is() -> None:
 
     body = b'{"a": "' + b"x" * 90 + b'"}'
     with (
-        mock.patch.object(strict_json, "LARGE_BYTES", len(body)),
+        mock.patch.object(body_threads, "SMALL_BYTES_MAX", len(body) - 1),
         mock.patch.object(strict_json, "parse_object", parsed),
     ):
         assert asyncio.run(read_object(body)) == {"a": "x" * 90}
@@ -99,6 +116,25 @@ def test_a_large_body_is_read_in_a_thread_and_as_a_small_one_is() -> None:
         with pytest.raises(RequestError):
             asyncio.run(read_object(body[:-1] + b" "))
     assert [name == "MainThread" for name in threads] == [False, True, False]
+
+
+@given(JSON, st.integers(1, 9), st.sampled_from([None, 1]))
+def test_values_are_counted_without_reading_them(value: Any, size: int, indent: Any) -> None:
+    with mock.patch.object(strict_json, "SLICE_BYTES", size):
+        text = json.dumps(value, indent=indent).encode()
+        assert json_values(text) == value_count(value)
+
+
+def test_a_body_of_too_many_values_is_refused_unread_and_one_of_too_many_commas_is_not() -> None:
+    with (
+        mock.patch.object(strict_json, "VALUES_MAX", 9),
+        mock.patch.object(orjson, "loads", side_effect=AssertionError("read")),
+    ):
+        assert "holds 10 JSON values and this server accepts 9" in refusal(
+            b'{"a": [1, 2, {}, [], [3], "]", 4]}'
+        )
+    with mock.patch.object(strict_json, "VALUES_MAX", 3):
+        assert parse_object(b'{"a": ",,,,[[{{", "b": "x"}')
 
 
 def test_nesting_is_bounded_exactly() -> None:

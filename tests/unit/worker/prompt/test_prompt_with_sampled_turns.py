@@ -376,7 +376,7 @@ def test_a_prompt_over_the_context_is_refused_with_its_size() -> None:
     long = {"role": "user", "content": "q " * 100}
     with pytest.raises(PromptTooLong):
         small.build(PromptContent([long], []))
-    with pytest.raises(RequestError, match=r"characters and this server's context is 50 tokens"):
+    with pytest.raises(RequestError, match=r"bytes and this server's context is 50 tokens"):
         small.build(PromptContent([{**long, "content": "q" * 5_000}], []))
 
 

@@ -77,7 +77,7 @@ def test_a_raw_prompt_has_the_same_limits_as_any() -> None:
         small.raw(None, [1] * 50)
     with pytest.raises(PromptTooLong):
         small.raw("q " * 100, [])
-    with pytest.raises(RequestError, match=r"characters and this server's context is 50 tokens"):
+    with pytest.raises(RequestError, match=r"bytes and this server's context is 50 tokens"):
         small.raw("q" * 5_000, [])
     for text in (None, ""):
         with pytest.raises(RequestError, match="The prompt is empty"):

@@ -192,7 +192,7 @@ def test_a_prompt_that_does_not_fit_says_by_how_much() -> None:
 
 def test_ten_megabytes_are_refused_without_tokenising_them() -> None:
     built = builder(tokenizer_with(CHATML), 4096)
-    with pytest.raises(RequestError, match=r"10,000,0\d\d characters"):
+    with pytest.raises(RequestError, match=r"10,000,0\d\d bytes"):
         ids_of(built, Prompt([{"role": "user", "content": "x" * 10_000_000}]))
 
 

@@ -1,0 +1,97 @@
+"""Refuses prompts of so many parts that rendering them would take long, whatever they say.
+
+The limits are far above what agents send, and hold for the prompts of every dialect and endpoint.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from hearth.proxy.http.strict_json import json_values, value_count
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Constraints, Prompt
+
+MESSAGES_MAX: Final = 20_000
+TOOLS_MAX: Final = 10_000
+TOOL_VALUES_MAX: Final = 200_000  # JSON values in all tools together; in an answer's schema too
+OPTION_VALUES_MAX: Final = 1_000  # in chat_template_kwargs
+CALL_VALUES_MAX: Final = 500_000  # in the arguments of all calls together
+
+
+def check_body(body: dict[str, Any]) -> None:
+    """Refuse what a body has too much of before it is taken apart.
+
+    Raises:
+        RequestError: more than a limit above.
+    """
+    for name in ("messages", "input"):
+        _check_count(body.get(name), name, MESSAGES_MAX, "messages")
+    for name in ("tools", "functions"):
+        _check_count(body.get(name), name, TOOLS_MAX, "tools")
+    tools = [tool for name in ("tools", "functions") for tool in _rows(body.get(name))]
+    _check_values(_values_in(tools), "tools", TOOL_VALUES_MAX)
+    options = _values_in(body.get("chat_template_kwargs"))
+    _check_values(options, "chat_template_kwargs", OPTION_VALUES_MAX)
+    texts = list(_argument_texts(body))
+    if sum(text.count(",") + text.count("{") + text.count("[") for text in texts) > CALL_VALUES_MAX:
+        encoded = (text.encode("utf-8", "surrogatepass") for text in texts)
+        _check_values(sum(map(json_values, encoded)), _CALLS, CALL_VALUES_MAX)
+
+
+def check_prompt(prompt: Prompt, constraints: Constraints) -> None:
+    """Refuse what a dialect has made too much of: one message of Messages may become many.
+
+    Raises:
+        RequestError: more than a limit above.
+    """
+    _check_count(prompt.messages, "messages", MESSAGES_MAX, "messages")
+    tools = [*prompt.tools, *prompt.deferred]
+    _check_count(tools, "tools", TOOLS_MAX, "tools")
+    _check_values(_values_in(tools), "tools", TOOL_VALUES_MAX)
+    _check_values(_values_in(prompt.template_kwargs), "chat_template_kwargs", OPTION_VALUES_MAX)
+    _check_values(_values_in(constraints.schema), "The schema of the answer", TOOL_VALUES_MAX)
+    calls = [call for message in prompt.messages for call in message.get("tool_calls") or ()]
+    arguments = [call["function"]["arguments"] for call in calls]
+    _check_values(_values_in(arguments), _CALLS, CALL_VALUES_MAX)
+
+
+_CALLS: Final = "The arguments of all tool calls"
+
+
+def _argument_texts(body: dict[str, Any]) -> Iterator[str]:
+    """Yield the arguments of calls that a body of an OpenAI dialect holds as JSON in strings."""
+    for row in (*_rows(body.get("messages")), *_rows(body.get("input"))):
+        for call in (row, row.get("function_call"), *_rows(row.get("tool_calls"))):
+            for holder in (call, call.get("function")) if type(call) is dict else ():
+                text = holder.get("arguments") if type(holder) is dict else None
+                if type(text) is str:
+                    yield text
+
+
+def _values_in(value: Any) -> int:
+    """Return how many JSON values are in a list or an object; 0 in anything else."""
+    return value_count(value) - 1
+
+
+def _rows(value: Any) -> list[dict[str, Any]]:
+    return [row for row in value if type(row) is dict] if type(value) is list else []
+
+
+def _check_count(value: Any, param: str, most: int, kind: str) -> None:
+    if type(value) is list and len(value) > most:
+        raise RequestError(
+            f"{param} is a list of {len(value):,} and this server accepts {most:,} {kind}. "
+            f"Remove at least {len(value) - most:,}.",
+            code=f"too_many_{kind}",
+            param=param,
+        )
+
+
+def _check_values(count: int, what: str, most: int) -> None:
+    if count > most:
+        verb = "have" if what in ("tools", _CALLS) else "has"
+        raise RequestError(
+            f"{what} {verb} {count:,} JSON values and this server accepts {most:,}. "
+            f"Remove at least {count - most:,}.",
+            code="too_many_values",
+            param=what if what in ("tools", "chat_template_kwargs") else None,
+        )
