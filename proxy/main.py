@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -34,6 +33,7 @@ from hearth.shared import logging_setup as logs
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
 from hearth.shared.macos_network_hints import listening_hint
+from hearth.shared.open_files import raise_open_file_limit
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
@@ -49,7 +49,8 @@ GRACE_S: Final = 2  # for streams to say goodbye after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512
 CONNECTIONS_MAX: Final = 1_000  # what their bodies take together is BodyBudget's
-OPEN_FILES: Final = 4096  # two a connection, and some
+OPEN_FILES: Final = 4096  # two a connection, and some; macOS starts with 256
+OPEN_FILES_MIN: Final = 256  # a hundred without a client
 
 
 class _Server(uvicorn.Server):
@@ -208,14 +209,6 @@ def _log_bug(swapping: asyncio.Task[None]) -> None:
         log.error("no model is loaded or unloaded any more", exc_info=error)
 
 
-def raise_open_file_limit() -> None:
-    """Make room for CONNECTIONS_MAX clients: macOS starts with 256 open files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket bound to exactly this address.
 
@@ -249,7 +242,7 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
             log.warning("%s", text)
         if (moved := moved_traces_line(settings)) is not None:
             log.info("%s", moved)
-        raise_open_file_limit()
+        raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
         hearth = Hearth(settings, environ, worker_command)
     except StartError as error:
         print(f"hearth: {error}", file=sys.stderr)
