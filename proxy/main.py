@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -35,6 +34,7 @@ from hearth.shared import logging_setup as logs
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
 from hearth.shared.macos_network_hints import listening_hint
+from hearth.shared.open_files import open_files_max, raise_open_file_limit
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
@@ -50,7 +50,8 @@ WORKER_COMMAND: Final = (sys.executable, "-P", "-m", "hearth.worker.main")
 GRACE_S: Final = 2  # for streams to say goodbye after a signal
 KEEP_ALIVE_S: Final = 120  # agents think for longer than uvicorn's default of 5 s
 BACKLOG: Final = 512
-OPEN_FILES: Final = 4096  # two a connection, and some
+OPEN_FILES: Final = 4096  # two a connection, and some; macOS starts with 256
+OPEN_FILES_MIN: Final = 256  # a hundred without a client
 
 
 class _Server(uvicorn.Server):
@@ -146,7 +147,7 @@ class Hearth:
         await self._supervisor.start()
         self._remote.start()
         litellm, token = await asyncio.to_thread(litellm_app.load, self._settings)
-        places = ConnectionPlaces(places_within(open_files_max()))
+        places = ConnectionPlaces(places_within(open_files_max(OPEN_FILES)))
         app = ProxyApp(self._settings, self._pool, self._routes, litellm, token, places)
         self._server = _Server(
             uvicorn.Config(
@@ -209,20 +210,6 @@ def _log_bug(swapping: asyncio.Task[None]) -> None:
         log.error("no model is loaded or unloaded any more", exc_info=error)
 
 
-def open_files_max() -> int:
-    """Return how many files this process may have open."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return OPEN_FILES if soft == resource.RLIM_INFINITY else soft
-
-
-def raise_open_file_limit() -> None:
-    """Make room for CONNECTIONS_MAX clients: macOS starts with 256 open files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket bound to exactly this address.
 
@@ -257,7 +244,7 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
             log.warning("%s", text)
         if (moved := moved_traces_line(settings)) is not None:
             log.info("%s", moved)
-        raise_open_file_limit()
+        raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
         hearth = Hearth(settings, environ, worker_command)
     except StartError as error:
         print(f"hearth: {error}", file=sys.stderr)

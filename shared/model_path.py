@@ -46,7 +46,4 @@ def check_model(source: str) -> str:
         if next(named.glob("*.safetensors"), None) is None:
             raise StartError(f"MODEL_PATH is {source!r}, a directory without *.safetensors files.")
         return f"{source}, a directory"
-    from huggingface_hub import try_to_load_from_cache  # takes a second
-
-    is_here = isinstance(try_to_load_from_cache(named, "config.json"), str)
-    return f"{source}, {'in the cache of the hub' if is_here else 'which the first start fetches'}"
+    return f"{source}, which the first start fetches where the hub's cache lacks it"

@@ -27,7 +27,9 @@ LONG_FILES: Final = {
 }
 FULL_FOLDERS: Final = {
     "shared": "no concept of its own: what both processes and the installer need",
+    "tests/unit/shared": "a file for each of shared",
     "worker/doctor": "one concept, a file for each check",
+    "worker/engine": "all that knows upstream's models, and a file for each thing mended in them",
 }
 
 # ---------------------------------------------------------------- layers

@@ -21,12 +21,16 @@ from dataclasses import dataclass
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.logging_setup import configure
 from hearth.shared.macos_network_hints import listening_hint
+from hearth.shared.open_files import raise_open_file_limit
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
 from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.wire_messages import Failed, Heartbeat, Status, Told
 from hearth.shared.zmq_transport import PROXY_NAME, WORKER_NAME, CurveKeys, RouterPort, curve_keys
+from hearth.worker.engine import mlx_lm_open_files  # noqa: F401  before all that imports mlx_lm
+
+# isort: split
 from hearth.worker.cache_report import (
     cache_report,
     correctness_counts,
@@ -55,7 +59,7 @@ from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.doctor_setup import ModelDoctor, is_float16_good
-from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
+from hearth.worker.setup.kv_setup import cache_root, identify, is_exact, make_kv_manager
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
     make_builder,
@@ -80,6 +84,8 @@ from hearth.worker.threads.wire_thread import WireThread, WorkerIdentity
 
 log = logging.getLogger("hearth.worker")
 
+OPEN_FILES = 4096
+OPEN_FILES_MIN = 128  # 20 and one a KV file or shard that is read
 QUEUE_NAMED_MAX = 256  # waiting requests that a heartbeat names
 
 
@@ -207,7 +213,8 @@ class Worker:
     ) -> tuple[LoadedModel, VisionParts | None]:
         """Load the weights, and what encodes images."""
         is_good = functools.partial(is_float16_good, self._settings)
-        loaded = load_model(self._settings, steps.begin, memory.admit, is_good)
+        name = functools.partial(identify, self._settings, self._shutdown.is_begun)
+        loaded = load_model(self._settings, steps.begin, memory.admit, is_good, name)
         steps.begin("images")
         vision = make_vision(loaded, self._settings)
         memory.loaded(weight.nbytes for weight in weights_of(loaded))
@@ -456,6 +463,7 @@ def main() -> int:
     options = parser.parse_args()
     take_short_turns()
     try:
+        raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
         settings = load_settings(os.environ, env_file())
         name = f"worker-{options.worker_id}"
         configure(settings.log_level.upper(), name, settings.log_prompts)

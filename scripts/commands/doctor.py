@@ -13,6 +13,7 @@ Exit status 0: no check found a fault; 1: one did; 2: nothing could be checked.
 
 import argparse
 import asyncio
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -121,7 +122,7 @@ def _become_fast(arguments: Sequence[str]) -> None:
 def _checked(settings: Settings) -> Row:
     """Load the model, check it, and return the report. Raises: StartError."""
     # These take a second: after what may refuse.
-    from hearth.worker.engine import mlx_memory
+    from hearth.worker.engine import mlx_lm_open_files, mlx_memory  # noqa: F401
     from hearth.worker.engine.footprint import MemoryUse
     from hearth.worker.engine.forward_memory import forward_of
     from hearth.worker.engine.model_loader import load_model
@@ -129,6 +130,7 @@ def _checked(settings: Settings) -> Row:
     from hearth.worker.prompt.template_turn_tokens import turn_marks
     from hearth.worker.schedule.memory_guard import MemoryGuard
     from hearth.worker.setup.doctor_setup import ModelDoctor, chunk_of
+    from hearth.worker.setup.kv_setup import identify
 
     limit = mlx_memory.memory_limit(settings)
     mlx_memory.hold_memory(limit)
@@ -136,7 +138,8 @@ def _checked(settings: Settings) -> Row:
     def admit(nbytes: int) -> None:
         mlx_memory.refuse_heavy(nbytes, settings.model_path, limit)
 
-    loaded = load_model(settings, admit=admit)
+    name = functools.partial(identify, settings, lambda: False)
+    loaded = load_model(settings, admit=admit, identify=name)
     doctor = ModelDoctor(settings, loaded, starts_itself=False)
     chunk = chunk_of(doctor.settings)
     memory = MemoryGuard(lambda: limit, MemoryUse().bytes_used, forward_of(loaded, chunk).bytes_at)

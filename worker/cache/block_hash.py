@@ -16,6 +16,7 @@ PrefixHash = NewType("PrefixHash", bytes)
 Tokens = NDArray[np.int32]
 
 HASH_BYTES = 16  # 128 bits: a collision would serve another prompt's KV
+ROOT_SCHEMA = 2  # of what is kept, and of the cut rule that it was made by
 
 
 def pack(ids: Sequence[int] | Tokens) -> Tokens:
@@ -30,6 +31,14 @@ def root_hash(parts: Iterable[str]) -> PrefixHash:
         text = part.encode()
         digest.update(len(text).to_bytes(8, "little") + text)
     return PrefixHash(digest.digest())
+
+
+def schema_root(parts: Iterable[str]) -> PrefixHash:
+    """Return `root_hash` of the parts with ROOT_SCHEMA for its first byte.
+
+    So a directory's name tells whether any server of today reads what is in it.
+    """
+    return PrefixHash(bytes([ROOT_SCHEMA]) + root_hash(parts)[1:])
 
 
 def key_root(root: PrefixHash, key: str) -> PrefixHash:

@@ -5,6 +5,7 @@ serves one place only (a snapshot, a window), with how far that is from where a 
 A snapshot stands for all tokens since the one before it: as its neighbours go it gains, so
 snapshots thin out evenly and go before the rows that they cost many times over.
 Leaf by leaf: what hangs from a run goes before it.
+What no server of this version reads any more is worth nothing, and goes before all else.
 Source: worker/cache/eviction.py, which weighs by lines; a directory knows only times.
 """
 
@@ -36,6 +37,7 @@ class StoredFile:
     name: FileName
     nbytes: int
     used_at: float  # seconds since the epoch
+    is_read: bool = True  # whether a server of this version could read it
 
     @property
     def start(self) -> RootedPrefix:
@@ -103,6 +105,8 @@ class _FileChains:
         return [] if needed_by else list(self._arrivals[file.needs])
 
     def worth(self, file: StoredFile, now: float) -> float:
+        if not file.is_read:
+            return 0.0
         tokens: float = file.name.token_count
         if file.name.kind is FileKind.STATE:
             tokens = self._since_last_state(file)

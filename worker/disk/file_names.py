@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from hearth.worker.cache.block_hash import HASH_BYTES, PrefixHash
+from hearth.worker.cache.block_hash import HASH_BYTES, ROOT_SCHEMA, PrefixHash
 
 SUFFIX: Final = ".safetensors"
 TEMP_PREFIX: Final = ".writing-"  # of files that are not whole yet
@@ -75,6 +75,11 @@ def parse(file_name: str) -> FileName | None:
 def is_root(directory_name: str) -> bool:
     """Whether a directory of this name holds the files of one root."""
     return _ROOT.fullmatch(directory_name) is not None
+
+
+def is_of_today(root: str) -> bool:
+    """Whether a root is of today's schema: no server of this version reads any other."""
+    return root.startswith(f"{ROOT_SCHEMA:02x}")
 
 
 def _hash(text: str) -> PrefixHash:

@@ -16,7 +16,7 @@ from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.eviction_order import StoredFile, files_to_evict
 from hearth.worker.disk.file_format import Damaged, Record, encode, read, write
 from hearth.worker.disk.file_index import FileIndex
-from hearth.worker.disk.file_names import TEMP_PREFIX, FileName, is_root, parse
+from hearth.worker.disk.file_names import TEMP_PREFIX, FileName, is_of_today, is_root, parse
 from hearth.worker.disk.shared_usage_counters import UsageCounters, locked_counters
 
 FILE_BYTES_MIN: Final = 64 * 1024  # what a file counts at least, which bounds how many there are
@@ -353,13 +353,13 @@ class FileStore:
             if not is_root(home.name) or not home.is_dir(follow_symlinks=False):
                 continue
             entries = list(os.scandir(home.path))
+            is_read = home.path == str(self._home) or is_of_today(home.name)
             for entry in entries:
                 name = parse(entry.name)
                 if name is not None:
                     status = entry.stat(follow_symlinks=False)
-                    yield StoredFile(
-                        home.name, name, _counted_bytes(status.st_size), status.st_mtime
-                    )
+                    size, used_at = _counted_bytes(status.st_size), status.st_mtime
+                    yield StoredFile(home.name, name, size, used_at, is_read)
                 elif entry.name.startswith(TEMP_PREFIX):
                     self._unlink(Path(entry.path))
                     self.counts["temps_removed"] += 1

@@ -10,20 +10,22 @@ import mlx.core as mx
 
 from hearth.shared.settings_from_env import POCKET
 from hearth.shared.version import VERSION
-from hearth.worker.doctor.findings import Subject, model_fingerprint
+from hearth.worker.cache.block_hash import root_hash
+from hearth.worker.doctor.findings import Subject
 from hearth.worker.engine.compute_dtype import dtype_of
 from hearth.worker.engine.model_loader import POCKET_DIR, LoadedModel, backend
+from hearth.worker.engine.weights_identity import WeightsIdentity
 
 
-def subject_of(directory: Path) -> Subject:
-    """Return what findings about the checkpoint in `directory` are filed under on this machine.
+def subject_of(identity: WeightsIdentity) -> Subject:
+    """Return what findings about a checkpoint are filed under on this machine.
 
-    The weights need not be loaded. Raises: OSError.
+    The weights need not be loaded.
     """
     return Subject(
         chip=chip(),
         backend=backend(),
-        model=model_fingerprint(directory),
+        model=root_hash(identity.parts()).hex(),
         mlx=version("mlx"),
         mlx_lm=version("mlx-lm"),
     )

@@ -4,12 +4,11 @@ The file holds figures and verdicts, no prompt and no path. A setting that is `a
 start; nothing changes amid a life, since the chunk and the dtype name the cache's root.
 """
 
-import hashlib
 import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -35,7 +34,7 @@ class Subject:
 
     chip: str  # as the device names itself, e.g. "Apple M2 Max"
     backend: str  # "metal", "cuda" or "cpu"
-    model: str  # fingerprint of the config and the weights' files
+    model: str  # hash of the parts of its WeightsIdentity
     mlx: str  # versions
     mlx_lm: str
 
@@ -81,24 +80,6 @@ class Findings:
     @property
     def faults(self) -> tuple[CheckResult, ...]:
         return tuple(check for check in self.checks if check.verdict == "fault")
-
-
-def model_fingerprint(directory: Path) -> str:
-    """Return what identifies a checkpoint: the config's content, each file's size and time."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in weight_parts(directory):
-        digest.update(f"{len(part)} {part}".encode())
-    return digest.hexdigest()
-
-
-def weight_parts(directory: Path) -> Iterator[str]:
-    """Yield what `model_fingerprint` and the cache's root tell weights apart by."""
-    for path in sorted(directory.glob("*")):
-        if path.name == "config.json":
-            yield hashlib.blake2b(path.read_bytes()).hexdigest()
-        elif path.suffix == ".safetensors":
-            stat = path.stat()
-            yield f"{path.name} {stat.st_size} {stat.st_mtime_ns}"
 
 
 class FindingsFile:

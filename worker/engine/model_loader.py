@@ -45,6 +45,7 @@ from hearth.worker.engine.vlm_loader import (
     read_json,
     sees_images,
 )
+from hearth.worker.engine.weights_identity import WeightsIdentity
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class LoadedModel:
     generation_config: dict[str, Any]
     config: dict[str, Any]
     directory: Path
+    identity: WeightsIdentity
     facts: ModelFacts
     vision: VisionModel | None = None  # None for a model of text alone
     dtype: ComputeDtype = ComputeDtype()
@@ -72,14 +74,16 @@ def load_model(
     settings: Settings,
     begin: Callable[[str, int], None] = lambda _step, _nbytes: None,
     admit: Callable[[int], None] | None = None,
-    is_float16_good: Callable[[Path], bool | None] = lambda _directory: None,
+    is_float16_good: Callable[[WeightsIdentity], bool | None] = lambda _identity: None,
+    identify: Callable[[Path], WeightsIdentity] = WeightsIdentity,
 ) -> LoadedModel:
     """Load what MODEL_PATH names: the builtin model, a directory or a hub id.
 
     `begin` is told of each step before it is taken, and the bytes that it brings into memory.
     `admit` is called with the weights' bytes before they are read, and raises StartError where they
     do not fit; by default they have the machine to themselves.
-    `is_float16_good` says of a checkpoint what `choose_dtype` is told.
+    `is_float16_good` says of a checkpoint what `choose_dtype` is told. `identify` begins to tell
+    the weights of a directory from others, before they are read.
 
     Raises:
         StartError: it cannot be loaded; one line says why.
@@ -96,6 +100,7 @@ def load_model(
             refuse_heavy(nbytes, settings.model_path, memory_limit(settings))
         else:
             admit(nbytes)
+        identity = identify(directory)
         begin("weights", nbytes)
         vision = load_vision_model(directory) if sees_images(directory) else None
         if vision is not None:
@@ -107,7 +112,9 @@ def load_model(
         is_slow = source == str(POCKET_DIR) and mx.default_device() == mx.cpu
         if is_slow and settings.dtype != "float16":
             model.set_dtype(mx.float32)  # MLX prefills bfloat16 4 to 5 times slower there
-        dtype = _set_dtype(model, vision, settings, is_float16_good(directory))
+        begin("hashes", 0)
+        identity.parts()
+        dtype = _set_dtype(model, vision, settings, is_float16_good(identity))
         mx.eval(weights.parameters())
     except StartError:
         raise
@@ -120,6 +127,7 @@ def load_model(
         generation_config=read_json(directory / "generation_config.json"),
         config=config,
         directory=directory,
+        identity=identity,
         facts=_facts(model, weights, tokenizer, config, source, settings),
         vision=vision,
         dtype=dtype,

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 from hearth.shared.settings_from_env import Settings
@@ -17,6 +16,7 @@ from hearth.worker.engine.footprint import process_bytes
 from hearth.worker.engine.memory_pressure import Pressure, system_pressure
 from hearth.worker.engine.mlx_memory import GB
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.setup.kv_setup import is_exact
@@ -26,16 +26,16 @@ ROOM_SHARE: Final = 0.5  # of what is free: a request that comes amid a check fi
 log = logging.getLogger(__name__)
 
 
-def findings_file(settings: Settings, directory: Path) -> FindingsFile | None:
+def findings_file(settings: Settings, identity: WeightsIdentity) -> FindingsFile | None:
     """Return where what is found of a checkpoint is kept; None where nothing is written."""
     if not settings.max_kv_size_gb:
         return None
-    return FindingsFile(settings.kv_cache_dir, subject_of(directory))
+    return FindingsFile(settings.kv_cache_dir, subject_of(identity))
 
 
-def is_float16_good(settings: Settings, directory: Path) -> bool | None:
+def is_float16_good(settings: Settings, identity: WeightsIdentity) -> bool | None:
     """Return what the checks of a checkpoint found of float16; None before they did."""
-    file = findings_file(settings, directory) if settings.doctor != "off" else None
+    file = findings_file(settings, identity) if settings.doctor != "off" else None
     found = file.load() if file is not None else None
     return found.float16 if found is not None else None
 
@@ -77,7 +77,7 @@ def check_run(
         process_bytes=process_bytes,
         counted_bytes=counted_bytes,
     )
-    return CheckRun(context, subject_of(loaded.directory))
+    return CheckRun(context, subject_of(loaded.identity))
 
 
 def free_bytes(memory: MemoryGuard) -> int:
@@ -101,7 +101,7 @@ class ModelDoctor:
         self._asked = settings
         self._loaded = loaded
         self._dtype = weights_dtype(loaded)
-        self._file = findings_file(settings, loaded.directory)
+        self._file = findings_file(settings, loaded.identity)
         self._found = self._file.load() if self._file is not None else None
         self._starts_itself = starts_itself and settings.doctor == "auto"
         self.settings = with_findings(settings, self._found, self._dtype)

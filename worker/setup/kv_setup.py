@@ -1,24 +1,27 @@
 """Makes the KV manager of a loaded model from the settings and the model's own caches."""
 
 import logging
+from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 
-import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx_lm.models.cache import ArraysCache
 
 from hearth.shared.errors import StartError
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.zmq_transport import private_directory
-from hearth.worker.cache.block_hash import PrefixHash, root_hash
+from hearth.worker.cache.block_hash import ROOT_SCHEMA, PrefixHash, schema_root
 from hearth.worker.cache.cache_budget import MB, Budget, auto_bytes, share_of
 from hearth.worker.disk.backup_exclusion import exclude_from_backup
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
-from hearth.worker.doctor.findings import weight_parts
+from hearth.worker.doctor.checked_machine import chip
 from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.layer_exactness import differs_when_decoded
 from hearth.worker.engine.mlx_memory import recommended_bytes
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.weights_identity import HashMemory, WeightsIdentity
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
@@ -29,7 +32,6 @@ from hearth.worker.kv.turboquant import WIDTH_MAX, WIDTH_STEP, TurboFormat
 log = logging.getLogger(__name__)
 
 GB = 1024 * MB
-SCHEMA = "1"  # of what is kept, and of the cut rule that it was made by
 # What stands in a root's parts for the settings of storing, which files tell for themselves.
 ROOT_GROUP_SIZE, ROOT_STORE_BITS = 64, "0"
 
@@ -95,40 +97,44 @@ def make_disk_thread(root: PrefixHash, settings: Settings) -> DiskThread | None:
 def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
     """Return whether only canonical KV is reused.
 
-    By default where reusing what decoding wrote visibly changes logits (.context/LESSONS.md): MLA
-    with quantised weights, whose formula for one token is another, and Mamba2 below fp32, whose
-    scan depends on where a forward begins.
+    By default where reusing what decoding wrote visibly changes logits, as the model's layers tell
+    (worker/engine/layer_exactness.py). What the checks of this machine found comes on top.
     """
     if settings.cache_exact != "auto":
         return settings.cache_exact == "true"
-    config = loaded.config.get("text_config") or loaded.config
-    is_quantised = bool(loaded.config.get("quantization"))
-    is_mla = bool(config.get("kv_lora_rank"))
-    is_mamba = any(name.startswith(("mamba_", "ssm_")) for name in config)
-    return (is_mla and is_quantised) or (is_mamba and (is_quantised or not _is_fp32(loaded)))
+    keeps_states = ArraysCache.__name__ in loaded.facts.cache_layout
+    return differs_when_decoded(loaded.model, keeps_states)
 
 
 def cache_root(loaded: LoadedModel, settings: Settings, chunk: int) -> PrefixHash:
     """Return the hash of the empty prefix: of all that decides what KV some tokens give.
 
     How KV is packed for storing is not part of it: each file names its own format.
+    Rope, quantisation and the like stand in config.json, which the identity has whole; the dtype
+    that is computed in and the device decide the last bits.
     """
     facts = loaded.facts
     group_size = settings.kv_group_size if settings.kv_bits else ROOT_GROUP_SIZE
     parts = [
-        *(SCHEMA, facts.path, *weight_parts(loaded.directory), facts.cache_layout, facts.backend),
+        *(str(ROOT_SCHEMA), facts.path, *loaded.identity.parts()),
+        *(facts.cache_layout, facts.backend, chip()),
         *(str(chunk), str(settings.kv_bits), str(group_size)),
         *(str(settings.quantized_kv_start), ROOT_STORE_BITS),
         *(version("mlx"), version("mlx-lm")),
         *([version("mlx-vlm")] if loaded.vision is not None else []),
-        *([f"dtype {loaded.dtype.name}"] if loaded.dtype.is_cast else []),
+        f"dtype {loaded.dtype.name}",
     ]
-    return root_hash(parts)
+    return schema_root(parts)
 
 
-def _is_fp32(loaded: LoadedModel) -> bool:
-    kinds = {array.dtype for _, array in tree_flatten(loaded.model.parameters())}
-    return not kinds & {mx.float16, mx.bfloat16}
+def identify(settings: Settings, is_over: Callable[[], bool], directory: Path) -> WeightsIdentity:
+    """Begin to tell the weights in `directory` from others; what was found out is remembered.
+
+    Where nothing is written to disk no KV outlives this process, and no file is hashed.
+    """
+    is_kept = bool(settings.max_kv_size_gb)
+    memory = HashMemory(settings.kv_cache_dir) if is_kept else None
+    return WeightsIdentity(directory, memory, is_kept, is_over)
 
 
 def budget_bytes(settings: Settings) -> int:

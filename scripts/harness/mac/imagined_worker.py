@@ -14,6 +14,7 @@ from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory, forward_memory
 from hearth.worker.engine.mlx_memory import unwire
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup.memory_setup import WorkerMemory
 from scripts.harness.mac.fake_mac import FakeMac
 from scripts.harness.mac.kv_churn import CHUNK, KVChurn
@@ -70,7 +71,8 @@ class ImaginedWorker:
             *(self.model.name, self.model.name, "", self.model.context, self.model.vocabulary),
             *(0, self.model.weight_bytes, "", "metal"),
         )
-        loaded = LoadedModel(None, None, {}, dict(self.model.config), Path(), facts)
+        nothing = WeightsIdentity(Path(), is_hashed=False)
+        loaded = LoadedModel(None, None, {}, dict(self.model.config), Path(), nothing, facts)
         with self.fake.installed():
             fitted = self.memory.fit(loaded, self.model.slot_bytes, self.forward)
         return fitted.facts.context_tokens

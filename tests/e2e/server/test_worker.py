@@ -2,16 +2,21 @@
 
 import asyncio
 import contextlib
+import ctypes
+import os
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from hearth.shared.errors import EXIT_CANNOT_START
 from hearth.shared.settings_from_env import PROJECT_DIR
+from hearth.shared.start_failure_file import take_reason
 from hearth.shared.wire_messages import (
     PROTOCOL_VERSION,
     Cancel,
@@ -34,6 +39,8 @@ from scripts.fixtures.fixture_cache import fixture_dir, mlx_environment
 Kind = TypeVar("Kind", bound=Message)
 PROMPT = Prompt([{"role": "user", "content": "hello there"}])
 WAIT_S = 60.0
+CAP_SYS_RESOURCE, PR_CAPBSET_DROP = 24, 24
+EXIT_S_MAX = 60
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +188,82 @@ def test_what_does_not_fit_is_refused_and_named(endpoint: str) -> None:
             assert "4,095" in failed.text
 
     asyncio.run(talk())
+
+
+# ---------------------------------------------------------------- a limit on open files
+
+
+@pytest.fixture
+def own_endpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return ipc_endpoint(Path(tmp_path_factory.mktemp("w")) / "w.sock")
+
+
+def held_to(files: int) -> Callable[[], None]:
+    """Return what a child does before it runs: it may open so many files, and never more.
+
+    Root's right to raise a hard limit again goes too, for all that the child runs.
+    """
+    drop = ctypes.CDLL(None).prctl if sys.platform == "linux" and os.geteuid() == 0 else None
+
+    def hold() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        if drop is not None:
+            assert drop(PR_CAPBSET_DROP, CAP_SYS_RESOURCE, 0, 0, 0) == 0
+
+    return hold
+
+
+def started_with(files: int, *command: str, **settings: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=PROJECT_DIR,
+        env=mlx_environment() | settings,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=held_to(files),
+    )
+
+
+def held_worker(files: int, endpoint: str, directory: Path) -> "subprocess.Popen[str]":
+    options = ("--worker-id", "0", "--endpoint", endpoint)
+    kept = {"KV_CACHE_DIR": str(directory / "kv"), "LOG_ROOT": str(directory / "logs")}
+    return started_with(files, "hearth.worker.main", *options, MODEL_PATH="builtin:pocket", **kept)
+
+
+def test_a_worker_whose_hard_limit_is_1024_files_serves(own_endpoint: str, tmp_path: Path) -> None:
+    async def talk() -> Finished:
+        async with Talk(own_endpoint) as proxy:
+            proxy.send(submit("a", tokens_max=2))
+            async with proxy.renewing("a"):
+                return await proxy.next(Finished, about="a")
+
+    process = held_worker(1024, own_endpoint, tmp_path)
+    assert asyncio.run(talk()).usage.completion_tokens == 2
+    process.communicate(timeout=EXIT_S_MAX)  # its stdin's end ends it
+    assert process.returncode == 0
+
+
+def test_a_worker_that_may_open_too_few_files_says_so_once_and_what_to_do(
+    own_endpoint: str, tmp_path: Path
+) -> None:
+    process = held_worker(100, own_endpoint, tmp_path)
+    _, errors = process.communicate(timeout=EXIT_S_MAX)
+    assert process.returncode == EXIT_CANNOT_START
+    reason = take_reason(Path(own_endpoint.removeprefix("ipc://")))
+    for text in (errors, reason):
+        assert "100 files" in text and "ulimit" in text and "LimitNOFILE" in text, errors
+
+
+def test_a_proxy_that_may_open_too_few_files_says_so_and_what_to_do(tmp_path: Path) -> None:
+    process = started_with(100, "hearth.proxy.main", RUN_DIR=str(tmp_path), PROXY_PORT="4000")
+    _, errors = process.communicate(timeout=EXIT_S_MAX)
+    assert process.returncode == EXIT_CANNOT_START
+    assert "100 files" in errors and "ulimit" in errors and "LimitNOFILE" in errors
+
+
+def test_mlx_lm_still_sets_limits_that_a_process_may_not_have() -> None:
+    """Once this fails, worker/engine/mlx_lm_open_files.py can go."""
+    process = started_with(1024, "mlx_lm.utils")
+    _, errors = process.communicate(timeout=EXIT_S_MAX)
+    assert process.returncode == 1 and "setrlimit" in errors

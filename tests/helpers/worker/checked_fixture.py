@@ -51,7 +51,7 @@ def context_of(
 def run_of(context: CheckContext, *names: str) -> CheckRun:
     """Return a run of the checks that tell `names`; of all without names."""
     checks = tuple(check for check in CHECKS if not names or {*names} & {*check[1]})
-    return CheckRun(context, subject_of(context.loaded.directory), checks)
+    return CheckRun(context, subject_of(context.loaded.identity), checks)
 
 
 def checked(context: CheckContext, *names: str) -> dict[str, CheckResult]:

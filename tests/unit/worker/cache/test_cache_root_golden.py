@@ -5,7 +5,6 @@ named here. A change of one loses every user's kept KV; one that is meant raises
 """
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
@@ -15,14 +14,15 @@ import pytest
 from hearth.shared.settings import Settings
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import ModelFacts
-from hearth.worker.cache.block_hash import key_root, pack, prefix_hashes, root_hash
+from hearth.worker.cache.block_hash import ROOT_SCHEMA, key_root, pack, prefix_hashes, root_hash
+from hearth.worker.engine.compute_dtype import ComputeDtype
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vlm_loader import VisionModel
+from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup import kv_setup
 
 CHUNK: Final = 256
 DEFAULT: Final[Mapping[str, str]] = {}
-STAMP_NS: Final = 1_700_000_000_123_456_789  # when the weights were written
 VERSIONS: Final = {"mlx": "1.0.0", "mlx-lm": "2.0.0", "mlx-vlm": "3.0.0"}
 FACTS: Final = ModelFacts(
     name="golden",
@@ -35,26 +35,38 @@ FACTS: Final = ModelFacts(
     cache_layout="4 x KVCache",
     backend="cpu",
 )
-ROOT: Final = "19d83ba83c0055a93e8f746961cccd9d"
+ROOT: Final = "0242044ae114200772035f6cadb22779"
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadedModel:
     """Checkpoint whose files are the same everywhere, under versions that are too."""
     monkeypatch.setattr(kv_setup, "version", VERSIONS.__getitem__)
+    monkeypatch.setattr(kv_setup, "chip", lambda: "golden chip")
     (tmp_path / "config.json").write_bytes(b'{"model_type": "qwen3"}\n')
     (tmp_path / "tokenizer.json").write_bytes(b"does not count")
     write_weights(tmp_path, "model-00001-of-00002.safetensors", 1_000)
     write_weights(tmp_path, "model-00002-of-00002.safetensors", 2_000)
     return LoadedModel(
-        model=None, tokenizer=None, generation_config={}, config={}, directory=tmp_path, facts=FACTS
+        model=None,
+        tokenizer=None,
+        generation_config={},
+        config={},
+        directory=tmp_path,
+        identity=WeightsIdentity(tmp_path),
+        facts=FACTS,
+        dtype=ComputeDtype("bfloat16"),
     )
 
 
-def write_weights(directory: Path, name: str, size: int, stamp_ns: int = STAMP_NS) -> None:
-    """Weights of `size` zeros, written at `stamp_ns`."""
-    (directory / name).write_bytes(bytes(size))
-    os.utime(directory / name, ns=(stamp_ns, stamp_ns))
+def write_weights(directory: Path, name: str, size: int, last: bytes = b"\0") -> None:
+    """Weights of `size` bytes, zeros but for the last."""
+    (directory / name).write_bytes(bytes(size - 1) + last)
+
+
+def read_anew(model: LoadedModel) -> str:
+    """The root of what is in the model's directory now."""
+    return root(dataclasses.replace(model, identity=WeightsIdentity(model.directory)))
 
 
 def root(model: LoadedModel, environ: Mapping[str, str] = DEFAULT, chunk: int = CHUNK) -> str:
@@ -69,10 +81,10 @@ def test_the_root_under_the_default_settings_is_what_it_was(model: LoadedModel) 
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"KV_BITS": "8"}, "1491fb809aea2774288eb1e6492fa92b"),
-        ({"KV_BITS": "4"}, "e88899133303ed950d501b1170e14ca8"),
-        ({"QUANTIZED_KV_START": "0"}, "f53abf19850d658bc523069f24dd3b01"),
-        ({"KV_BITS": "8", "KV_GROUP_SIZE": "32"}, "2af92365eebc6181309085d15473777f"),
+        ({"KV_BITS": "8"}, "02af600a04f07616bb4dc71663549014"),
+        ({"KV_BITS": "4"}, "02f8538ee76c852380efd832eef5513b"),
+        ({"QUANTIZED_KV_START": "0"}, "02e610773c119ea2aa31e8d903975f9a"),
+        ({"KV_BITS": "8", "KV_GROUP_SIZE": "32"}, "023521a092dbeac1866183e4f359a1da"),
     ],
     ids=lambda value: " ".join(map("-".join, value.items())) if isinstance(value, dict) else "",
 )
@@ -104,7 +116,7 @@ def test_no_other_setting_changes_the_root(model: LoadedModel, environ: dict[str
 
 @pytest.mark.parametrize(
     ("chunk", "expected"),
-    [(64, "984da602e79f5830097aba232efeb1a0"), (512, "f362d321362183c01656b913b466fdc8")],
+    [(64, "02bb6742a2ccd51215cb3510be65922f"), (512, "02e55383d1fce7c0e04264fc4ee9d779")],
 )
 def test_each_chunk_gives_its_own_root(model: LoadedModel, chunk: int, expected: str) -> None:
     assert root(model, chunk=chunk) == expected
@@ -113,9 +125,9 @@ def test_each_chunk_gives_its_own_root(model: LoadedModel, chunk: int, expected:
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"path": "/models/other"}, "0bf0ccb9a9cad9bb055fc8eb2e8385e4"),
-        ({"cache_layout": "2 x ArraysCache, 2 x KVCache"}, "73b4675080a2b4dacf469a03ac6f83c7"),
-        ({"backend": "metal"}, "54104a08573810ff49e49a1a77db2cbd"),
+        ({"path": "/models/other"}, "02ae4316de7f3eb7e234a63c6725576d"),
+        ({"cache_layout": "2 x ArraysCache, 2 x KVCache"}, "02e5240be9374f28c168af9487037c0b"),
+        ({"backend": "metal"}, "021c08d2653b1862ae599d00cbfcd618"),
         ({"name": "other"}, ROOT),
         ({"context_tokens": 8_192}, ROOT),
         ({"takes_images": True}, ROOT),
@@ -133,14 +145,14 @@ def test_a_model_that_takes_images_is_told_by_the_version_of_mlx_vlm_too(
     model: LoadedModel,
 ) -> None:
     vision = cast(VisionModel, object())  # only whether it is there counts
-    assert root(dataclasses.replace(model, vision=vision)) == "ce7ae605e63a5d470e584c8d9b99ccfe"
+    assert root(dataclasses.replace(model, vision=vision)) == "02d8fd6e52b752ac5a6ae9037aa95c6e"
 
 
 @pytest.mark.parametrize(
     ("package", "expected"),
     [
-        ("mlx", "2549268af964d627666bdc85f5b0ff1e"),
-        ("mlx-lm", "92793b30ca2893797b78fc3d97c9039c"),
+        ("mlx", "02ddae06e3f98428751cdaebfadb54a5"),
+        ("mlx-lm", "02ccdb0d5de5bf6ecd18a090b7a7c193"),
         ("mlx-vlm", ROOT),
     ],
 )
@@ -151,27 +163,36 @@ def test_each_version_gives_its_own_root(
     assert root(model) == expected
 
 
-def test_the_weights_are_told_by_the_config_and_by_the_stamp_of_each_file(
+def test_the_weights_are_told_by_the_config_and_by_the_bytes_of_each_file(
     model: LoadedModel,
 ) -> None:
     first, second = sorted(path.name for path in model.directory.glob("*.safetensors"))
     write_weights(model.directory, second, 2_001)
-    assert root(model) == "7a6bd6fed82877ab65e0ff3ee4f6db2a"
-    write_weights(model.directory, second, 2_000, STAMP_NS + 1)
-    assert root(model) == "331b0f20697350a5b01345137ee7622b"
+    assert read_anew(model) == "02e52d5a2659db49a20238d74625c334"
+    write_weights(model.directory, second, 2_000, b"\1")
+    assert read_anew(model) == "02ae988861d17e09bde7f07876e7245e"
     (model.directory / second).unlink()
-    assert root(model) == "e361962bd514d0611c4658429e3e8eb4"
+    assert read_anew(model) == "0205de37bdde284b80693cf25153fadb"
     (model.directory / first).rename(model.directory / "model.safetensors")
-    assert root(model) == "b11c5a49773abbdd16d562087a04cc18"
+    assert read_anew(model) == "02d4637b024ec6c464cd081c4824d555"
     (model.directory / "config.json").write_bytes(b"{}\n")
-    assert root(model) == "376df518eb7a367dd3f6b648ae98c0ac"
+    assert read_anew(model) == "023303234faa2e6b21acab27d081c482"
+
+
+def test_the_dtype_and_the_device_decide_the_last_bits(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cast = dataclasses.replace(model, dtype=ComputeDtype("float16", is_cast=True))
+    assert root(cast) == "027ad13519d1475573666619b3fc5021"
+    monkeypatch.setattr(kv_setup, "chip", lambda: "another")
+    assert root(model) == "02b02d82b090c5434cd296f6607b5898"
 
 
 def test_the_default_settings_that_enter_the_root_are_what_they_were() -> None:
     settings: Settings = load_settings({}, None)
     entering = (settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
     assert entering == (0, kv_setup.ROOT_GROUP_SIZE, 5_000)
-    assert kv_setup.SCHEMA == "1"
+    assert ROOT_SCHEMA == 2
 
 
 def test_the_root_of_texts_is_what_it_was() -> None:

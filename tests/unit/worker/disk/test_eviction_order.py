@@ -1,5 +1,7 @@
 """Oldest and cheapest first: what a full directory gives up."""
 
+from dataclasses import replace
+
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.eviction_order import StoredFile, files_to_evict
 from hearth.worker.disk.file_names import FileKind, FileName
@@ -86,3 +88,11 @@ def test_other_models_hang_from_nothing_of_ours() -> None:
     ours = rows("a", 0, HOUR)
     theirs = StoredFile("other", rows("a", 1).name, 256 * ROW_BYTES, NOW)
     assert gone([theirs, ours], 1) == [ours]
+
+
+def test_what_no_server_of_this_version_reads_goes_before_all_else_however_young() -> None:
+    former = [replace(file, is_read=False) for file in line("former", 2)]
+    old = line("old", 2, 100 * HOUR)
+    snapshot = state(old[0])
+    order = gone([*old, snapshot, *former], 5)
+    assert order[:2] == former[::-1] and order[2] == snapshot

@@ -21,6 +21,7 @@ from hearth.worker.doctor.findings import CheckResult, Findings, FindingsFile
 from hearth.worker.engine import model_loader
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, load_model
+from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup.doctor_setup import is_float16_good
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.worker.checked_fixture import context_of, run_of
@@ -263,7 +264,7 @@ def test_a_model_that_was_found_good_is_cast_at_the_next_start(
     for doctor, good in (("auto", None), ("auto", True), ("off", True), ("auto", False)):
         settings = load_settings({**environ, "DOCTOR": doctor}, None)
         if good is not None:
-            found = Findings(subject_of(directory), "bfloat16", float16=good)
+            found = Findings(subject_of(WeightsIdentity(directory)), "bfloat16", float16=good)
             FindingsFile(tmp_path, found.subject).save(found)
         read = partial(is_float16_good, settings)
         dtypes.append(load_model(settings, is_float16_good=read).dtype.name)

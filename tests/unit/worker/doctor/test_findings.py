@@ -15,7 +15,6 @@ from hearth.worker.doctor.findings import (
     FindingsFile,
     Subject,
     as_row,
-    model_fingerprint,
 )
 
 SUBJECT = Subject("Apple M2 Max", "metal", "ab" * 16, "0.32.4", "0.32.2")
@@ -117,15 +116,3 @@ def test_another_machine_model_or_version_has_a_file_of_its_own() -> None:
 
 def test_findings_hold_for_the_dtype_that_was_checked() -> None:
     assert FOUND.holds_for("bfloat16") and not FOUND.holds_for("float16")
-
-
-def test_a_checkpoint_is_told_by_its_config_and_its_weights_files(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "a.safetensors").write_bytes(b"1234")
-    first = model_fingerprint(tmp_path)
-    (tmp_path / "README.md").write_text("of no account")
-    assert model_fingerprint(tmp_path) == first
-    (tmp_path / "config.json").write_text('{"a": 1}')
-    second = model_fingerprint(tmp_path)
-    (tmp_path / "a.safetensors").write_bytes(b"12345")
-    assert len({first, second, model_fingerprint(tmp_path)}) == 3

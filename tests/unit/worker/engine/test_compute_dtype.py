@@ -1,7 +1,6 @@
 """Checks what bfloat16 weights are computed in, and that they are cast without a second copy."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +20,7 @@ from hearth.worker.engine.compute_dtype import (
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.engine.vision_self_test import checked_vision
+from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup.kv_setup import cache_root
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.processed_images import noise, picture_of, prompt
@@ -32,7 +32,7 @@ def load(
     name: str,
     dtype: str = "auto",
     quant: int | None = None,
-    is_float16_good: Callable[[Path], bool | None] = lambda _directory: None,
+    is_float16_good: Callable[[WeightsIdentity], bool | None] = lambda _identity: None,
 ) -> LoadedModel:
     directory = fixture_dir(name, "bfloat16", quant)
     settings = load_settings({"MODEL_PATH": str(directory), "DTYPE": dtype}, None)
@@ -89,10 +89,10 @@ def test_a_verdict_of_the_checks_is_asked_for_and_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(model_loader, "device_architecture", lambda: M1)
-    asked: list[Path] = []
+    asked: list[WeightsIdentity] = []
     with caplog.at_level("INFO"):
-        loaded = load("qwen3", is_float16_good=lambda directory: not asked.append(directory))
-    assert asked == [loaded.directory]
+        loaded = load("qwen3", is_float16_good=lambda identity: not asked.append(identity))
+    assert asked == [loaded.identity]
     assert loaded.dtype.row() == {
         "name": "float16",
         "cast": True,

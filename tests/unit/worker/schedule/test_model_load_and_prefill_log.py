@@ -157,4 +157,4 @@ def test_loading_tells_its_steps_and_what_the_weights_will_take() -> None:
     told: list[tuple[str, int]] = []
     load_model(load_settings({}, None), lambda *step: told.append(step))
     (weights,) = POCKET_DIR.glob("*.safetensors")
-    assert told == [("files", 0), ("weights", weights.stat().st_size)]
+    assert told == [("files", 0), ("weights", weights.stat().st_size), ("hashes", 0)]

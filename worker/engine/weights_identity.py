@@ -1,0 +1,273 @@
+"""Tells a checkpoint's weights from all others, by a hash of every byte of their files.
+
+KV that other weights made would answer for a model that is none. A name, a size and a time of
+writing don't tell weights apart: a copy by rsync or cp may keep all three.
+A file is hashed once. Its hash is remembered by what no copy can set: the inode and the time of its
+last change, beside path, size and time of writing. A blob of a hub's cache is named by its own
+digest, and hashed all the same: who changes it in place leaves its name.
+The hash is xxh3 of 128 bits, which tells change, not forgery: whoever makes two checkpoints that
+hash alike has the KV of the one answer for the other, both of which are theirs.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from xxhash import xxh3_128
+
+from hearth.shared.make_private_directory import make_private
+
+log = logging.getLogger(__name__)
+
+# What decides what KV some tokens give: weights (adapters beside them too), their configuration,
+# and code that ALLOW_MODEL_CODE lets run. Not the tokenizer: tokens are hashed themselves.
+PATTERNS: Final = ("*.safetensors", "config.json", "*.py")
+BLOCK_BYTES: Final = 8 << 20
+THREADS_MAX: Final = 4  # an SSD gives several readers more than one, and xxh3 outruns any
+WAIT_S: Final = 0.5  # between two looks at whether the process ends
+SCHEMA: Final = 1  # of the memory's file
+MEMORY_NAME: Final = "weight-hashes.json"  # in KV_CACHE_DIR
+MEMORY_BYTES_MAX: Final = 1 << 20
+FILES_MAX: Final = 2048  # remembered; a model of 400 GB has some hundred
+# A file may change again within its file system's tick without a new time; some count in 2 s.
+SETTLED_NS: Final = 2_000_000_000
+# File systems that count in 10 ms or more (exFAT, FAT, HFS+) may know no time of change but the
+# time of writing, which anybody sets.
+COARSE_NS: Final = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """Names one state of one file, as its file system tells it."""
+
+    path: str  # resolved: a link that is turned elsewhere is another file
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether a change of the file will show in its stamp."""
+        is_settled = abs(time.time_ns() - self.ctime_ns) > SETTLED_NS
+        return is_settled and self.ctime_ns % COARSE_NS != 0
+
+
+def stamp_of(path: Path) -> FileStamp:
+    """Return the stamp of what `path` leads to. Raises: OSError."""
+    real = os.path.realpath(path)
+    status = os.stat(real)
+    return FileStamp(real, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+class HashMemory:
+    """Remembers hashes by stamps, in a file (0600) that workers and servers share.
+
+    It is replaced as a whole: of two that write at once one is lost, whose files are hashed again.
+    What is damaged or another user's is no memory. No method raises for what the disk does.
+    Any thread.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / MEMORY_NAME
+
+    def load(self) -> dict[FileStamp, str]:
+        try:
+            handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(handle, "rb") as file:
+                _check_owner(os.fstat(handle))
+                text = file.read(MEMORY_BYTES_MAX + 1)
+            return _hashes_from(text)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = f"{type(error).__name__} {error}"
+            log.warning("what is remembered of the weights' hashes cannot be read: %s", reason)
+            return {}
+
+    def add(self, hashes: Mapping[FileStamp, str]) -> None:
+        """Remember `hashes` beside what is remembered by now; the newest stay."""
+        replaced = {stamp.path for stamp in hashes}
+        kept = {at: value for at, value in self.load().items() if at.path not in replaced}
+        rows = [[*astuple(at), value] for at, value in {**kept, **hashes}.items()][-FILES_MAX:]
+        text = json.dumps({"schema": SCHEMA, "files": rows})
+        temporary = self._path.with_name(f".{MEMORY_NAME}.{secrets.token_hex(8)}")
+        try:
+            make_private(self._path.parent)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
+                file.write(text)
+            temporary.replace(self._path)
+        except OSError as error:
+            log.warning("the weights' hashes are not remembered, and made at each start: %s", error)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def _check_owner(status: os.stat_result) -> None:
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ValueError("others could have written it")
+
+
+def _hashes_from(text: bytes) -> dict[FileStamp, str]:
+    if len(text) > MEMORY_BYTES_MAX:
+        raise ValueError(f"it is over {MEMORY_BYTES_MAX:,} bytes")
+    content = json.loads(text)
+    if content["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {content['schema']!r}, expected {SCHEMA}")
+    return dict(_row(*row) for row in content["files"])
+
+
+def _row(path: Any, *rest: Any) -> tuple[FileStamp, str]:
+    *numbers, value = rest
+    if not isinstance(path, str) or len(numbers) != 4 or len(bytes.fromhex(value)) != 16:
+        raise ValueError(f"a row is {[path, *rest]!r:.80}")
+    if not all(type(number) is int for number in numbers):
+        raise ValueError(f"a row's numbers are {numbers!r:.80}")
+    return FileStamp(path, *numbers), value
+
+
+class WeightsIdentity:
+    """Hashes the files of one checkpoint, in threads of its own while the model loads.
+
+    `parts` blocks until they are hashed. What is changed between the first look, which is taken
+    here, and `wait` is nobody's: it gets a name that no other life has.
+    Owner: the inference thread, but for the threads.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        memory: HashMemory | None = None,
+        is_hashed: bool = True,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Look at the files, and begin to hash those that are not remembered.
+
+        Where not `is_hashed` their stamps tell them apart, which is enough for KV that dies with
+        this process. `is_over` says that nobody waits any more.
+
+        Raises:
+            OSError: a file cannot be looked at.
+        """
+        self._paths = sorted({path for each in PATTERNS for path in directory.glob(each)})
+        self._before = {path: stamp_of(path) for path in self._paths}
+        self._memory = memory
+        self._is_over = is_over
+        self._began_at = time.monotonic()
+        known = memory.load() if memory is not None and is_hashed else {}
+        self._hashes = {at: known[at] for at in self._before.values() if at in known}
+        self._made: dict[FileStamp, str] = {}
+        self._error: OSError | None = None
+        self._parts: tuple[str, ...] | None = None if is_hashed else self._stamped()
+        missing = {at for at in self._before.values() if at not in self._hashes}
+        self._threads = self._begin(missing) if is_hashed else []
+
+    def parts(self) -> tuple[str, ...]:
+        """Return what tells these weights apart: each file's name and hash.
+
+        Raises:
+            OSError: a file could not be read.
+            SystemExit: the process ends.
+        """
+        if self._parts is None:
+            self._wait()
+            self._remember()
+            self._parts = tuple(self._part(path) for path in self._paths)
+        return self._parts
+
+    def _begin(self, missing: Iterable[FileStamp]) -> list[threading.Thread]:
+        files: queue.SimpleQueue[FileStamp] = queue.SimpleQueue()
+        for stamp in sorted(missing, key=lambda stamp: -stamp.size):
+            files.put(stamp)
+        threads = [
+            threading.Thread(target=self._hash_files, args=(files,), name="hash", daemon=True)
+            for _ in range(min(THREADS_MAX, files.qsize()))
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _hash_files(self, files: "queue.SimpleQueue[FileStamp]") -> None:
+        with contextlib.suppress(queue.Empty):
+            while self._error is None and not self._is_over():
+                stamp = files.get_nowait()
+                try:
+                    found = hash_file(stamp.path, self._is_over)
+                except OSError as error:
+                    self._error = error
+                    return
+                if found is not None:
+                    self._made[stamp] = found
+
+    def _wait(self) -> None:
+        for thread in self._threads:
+            while thread.is_alive():
+                thread.join(WAIT_S)
+                if self._is_over():
+                    raise SystemExit
+        if self._error is not None:
+            raise self._error
+        if self._is_over():
+            raise SystemExit
+
+    def _remember(self) -> None:
+        """Keep what was hashed of files that have not changed meanwhile."""
+        size, seconds = sum(at.size for at in self._made), time.monotonic() - self._began_at
+        if self._made:
+            text = "hashed %d files of weights beside loading them: mb=%d s=%.1f"
+            log.info(text, len(self._made), size >> 20, seconds)
+        self._hashes |= self._made
+        now = {at for at in map(_stamp_now, self._paths) if at is not None and at.is_telling}
+        lasting = {at: value for at, value in self._made.items() if at in now}
+        if self._memory is not None and lasting:
+            self._memory.add(lasting)
+
+    def _part(self, path: Path) -> str:
+        before = self._before[path]
+        if _stamp_now(path) == before:
+            return f"{path.name} {self._hashes[before]}"
+        log.warning("%s was changed while it was loaded: no KV from before is reused", path.name)
+        return f"{path.name} {secrets.token_hex(16)}"
+
+    def _stamped(self) -> tuple[str, ...]:
+        return tuple(f"{path.name} {astuple(self._before[path])}" for path in self._paths)
+
+
+def hash_file(path: str, is_over: Callable[[], bool] = lambda: False) -> str | None:
+    """Return the hash of a file's bytes; None where it `is_over` before. Raises: OSError."""
+    digest = xxh3_128()
+    block = memoryview(bytearray(BLOCK_BYTES))
+    with open(path, "rb", buffering=0) as file:
+        _spare_page_cache(file.fileno())
+        while count := file.readinto(block):
+            digest.update(block[:count])
+            if is_over():
+                return None
+    return digest.hexdigest()
+
+
+def _spare_page_cache(handle: int) -> None:
+    """Have what is read push nothing out of memory; what is in memory is read from there."""
+    with contextlib.suppress(OSError):
+        if hasattr(fcntl, "F_NOCACHE"):  # macOS
+            fcntl.fcntl(handle, fcntl.F_NOCACHE, 1)
+        elif hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_NOREUSE)
+
+
+def _stamp_now(path: Path) -> FileStamp | None:
+    try:
+        return stamp_of(path)
+    except OSError:
+        return None
