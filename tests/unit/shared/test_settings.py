@@ -33,6 +33,32 @@ def test_the_example_file_means_the_defaults() -> None:
     assert load_settings({}, PROJECT_DIR / ".env.example") == load_settings({}, None)
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("PROXY_API_KEY=secret".encode("utf-16"), "no UTF-8 (byte 0). Save it as UTF-8"),
+        (b"MODEL_ALIASES=caf\xe9\n", "no UTF-8 (byte 17)"),
+        (None, "cannot be read (Is a directory)"),
+    ],
+)
+def test_a_settings_file_that_cannot_be_read_refuses_to_start_instead_of_without_its_keys(
+    content: bytes | None, told: str, tmp_path: Path
+) -> None:
+    env_file = tmp_path / ".env"
+    if content is None:
+        env_file.mkdir()
+    else:
+        env_file.write_bytes(content)
+    with pytest.raises(StartError, match=re.escape(told)):
+        load_settings({}, env_file)
+
+
+def test_a_settings_file_that_leads_nowhere_refuses_to_start(tmp_path: Path) -> None:
+    (tmp_path / ".env").symlink_to(tmp_path / "gone")
+    with pytest.raises(StartError, match="cannot be read"):
+        load_settings({}, tmp_path / ".env")
+
+
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     env_file = tmp_path / ".env"
     env_file.write_text("PROXY_PORT=4001\nWORKERS=2\n")
