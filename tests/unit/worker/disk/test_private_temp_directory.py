@@ -1,4 +1,4 @@
-"""Where MLX's compiled kernels are written, and loaded from: never where another user can write."""
+"""Says where what MLX compiles may lie: never where another user can write."""
 
 import stat
 from pathlib import Path
