@@ -21,11 +21,20 @@ def named_model(source: str) -> Path | str:
         if source != POCKET:
             raise StartError(f"MODEL_PATH is {source!r}; the only builtin model is {POCKET}.")
         return source
-    path = Path(source).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise StartError(f"MODEL_PATH is {source!r}, a directory without a config.json.")
+    try:
+        path = Path(source).expanduser()
+        is_directory = path.is_dir()
+        is_model = is_directory and (path / "config.json").is_file()
+    except (OSError, RuntimeError) as error:  # closed to this user, too long, nobody's home
+        reason = getattr(error, "strerror", None) or str(error)
+        raise StartError(
+            f"MODEL_PATH is {source!r:.200}, which cannot be read ({reason}). Give this user, or "
+            "on macOS this program, access to it, or set MODEL_PATH."
+        ) from None
+    if is_model:
         return path
+    if is_directory:
+        raise StartError(f"MODEL_PATH is {source!r}, a directory without a config.json.")
     if source.startswith(("/", ".", "~")) or source.count("/") != 1:
         raise StartError(
             f"MODEL_PATH is {source!r}, which is neither a directory nor a hub id (owner/name)."

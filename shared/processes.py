@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from hearth.shared.errors import StartError
+from hearth.shared.read_small_file import read_small_file
 from hearth.shared.stop_signals import SAY_AFTER_S
 from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
 
 PID_FILE = "hearth.json"
+_PID_FILE_BYTES_MAX = 1 << 20
 
 _PROC = Path("/proc")
 _TOOL_WAIT_S = 5.0  # ps and lsof answer in a tenth of a second
@@ -80,10 +82,10 @@ def read_pid_file(path: Path) -> tuple[IdentifiedProcess | None, list[Identified
     child is anybody's to end.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_small_file(path, _PID_FILE_BYTES_MAX))
         supervisor = _process(record["supervisor"])
         children = [_process(row) for row in record["children"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None, []
     return supervisor, [child for child in children if child] if supervisor else []
 

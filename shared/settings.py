@@ -125,7 +125,10 @@ def words(text: str) -> tuple[str, ...]:
 def path(text: str) -> Path:
     if not text:
         raise ValueError("a directory")
-    return PROJECT_DIR / Path(text).expanduser()
+    try:
+        return PROJECT_DIR / Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("a directory; behind ~ may stand / or a user of this machine") from None
 
 
 def log_directory(text: str) -> Path:
@@ -538,8 +541,11 @@ def public_name(model_path: str) -> str:
     """Return what the model at `model_path` is called where nobody gave it a name."""
     if model_path.startswith("builtin:"):
         return model_path.removeprefix("builtin:")
-    path = Path(model_path).expanduser()
-    return path.resolve().name if path.exists() else model_path
+    try:
+        path = Path(model_path).expanduser()
+        return path.resolve().name if path.exists() else model_path
+    except (OSError, RuntimeError):  # who loads it says why it cannot be had
+        return model_path
 
 
 assert set(get_type_hints(Settings)) == {row.name for row in dataclasses.fields(Settings)}

@@ -6,6 +6,7 @@ its default; a test keeps it equal to the table in `hearth.shared.settings`.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -65,10 +66,27 @@ def setting_warnings(environ: Mapping[str, str], env_file: Path | None) -> list[
 
 
 def _in_file(env_file: Path | None) -> dict[str, str]:
-    """Return what the file sets, "" where it only names a variable; {} where there is no file."""
-    if env_file is None or not env_file.exists():
+    """Return what the file sets, "" where it only names a variable; {} where there is no file.
+
+    Raises:
+        StartError: there is one, and it cannot be read. Without it the server would start with
+            other settings than its user wrote, and without the keys.
+    """
+    if env_file is None or not os.path.lexists(env_file):
         return {}
-    return {name: text or "" for name, text in dotenv_values(env_file).items()}
+    try:
+        with env_file.open(encoding="utf-8") as file:
+            values = dotenv_values(stream=file)
+    except OSError as error:
+        raise StartError(
+            f"The settings file {env_file} cannot be read ({error.strerror}). Make it a file that "
+            "you can read, or remove it."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise StartError(
+            f"The settings file {env_file} is no UTF-8 (byte {error.start:,}). Save it as UTF-8."
+        ) from None
+    return {name: text or "" for name, text in values.items()}
 
 
 def _check_together(settings: Settings) -> None:

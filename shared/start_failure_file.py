@@ -4,8 +4,11 @@ import os
 from pathlib import Path
 from typing import Final
 
+from hearth.shared.read_small_file import read_small_file
+
 _IPC: Final = "ipc://"
 REASON_CHARS_MAX: Final = 2_000
+_BYTES_MAX: Final = 1 << 20
 
 
 def reason_path(socket_path: Path) -> Path:
@@ -26,7 +29,7 @@ def take_reason(socket_path: Path) -> str:
     """Return what the worker left, and remove it; nothing where it left nothing."""
     path = reason_path(socket_path)
     try:
-        text = path.read_text(errors="replace")
+        text = read_small_file(path, _BYTES_MAX).decode(errors="replace")
     except OSError:
         return ""
     path.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from hearth.shared.logging_setup import configure
 from hearth.shared.macos_network_hints import listening_hint
 from hearth.shared.open_files import raise_open_file_limit
 from hearth.shared.paths import env_file
+from hearth.shared.private_temp_directory import temp_environment
 from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
 from hearth.shared.start_failure_file import leave_reason
 from hearth.shared.thread_turns import take_short_turns
@@ -473,6 +474,7 @@ def main() -> int:
             host = options.endpoint.removeprefix("tcp://").rpartition(":")[0]
             if hint := listening_hint(host, os.path.realpath(sys.executable)):
                 log.info("%s", hint)
+        os.environ |= temp_environment(os.environ, settings.instance_dir)
         worker = Worker(settings, options.worker_id, options.endpoint)
     except StartError as error:
         _refuse(options.endpoint, error)

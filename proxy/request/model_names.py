@@ -1,5 +1,6 @@
 """Finds the model that a name in a request stands for, and lists the names that are served."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class ServedModel:
     @property
     def names(self) -> tuple[str, ...]:
         """Return what requests may call it: its name, its path, the last part of that."""
-        last = Path(self.path.removeprefix("builtin:")).expanduser().name
+        last = Path(os.path.expanduser(self.path.removeprefix("builtin:"))).name
         return tuple(dict.fromkeys(row for row in (self.name, self.path, last) if row))
 
 

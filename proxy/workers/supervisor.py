@@ -25,7 +25,7 @@ from hearth.shared.start_failure_file import reason_path, take_reason
 from hearth.shared.stop_signals import SAY_AFTER_S
 from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
 from hearth.shared.suspending_clock import awake_s
-from hearth.shared.weights_file import weights_path
+from hearth.shared.weights_file import remove_claims, weights_path
 from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
 
 log = logging.getLogger(__name__)
@@ -153,6 +153,7 @@ class Supervisor:
             StartError: a socket's path in `directory` is too long.
         """
         self._command = tuple(command)
+        self._directory = directory
         self._pool = pool
         self.environ = dict(environ)
         self._rules = rules
@@ -176,6 +177,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start every worker; returns as soon as their processes exist."""
+        remove_claims(self._directory)  # of a server that died with more workers than this one has
         for worker in self.workers:
             await self._spawn(worker)
         self._tasks = [asyncio.create_task(self._run_worker(worker)) for worker in self.workers]

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import logging
+import os
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -41,7 +42,7 @@ class WarmPrompts:
         keys = settings.api_keys or ("",)
         for name in settings.warm_prompts:
             try:
-                for body in _bodies(PROJECT_DIR / Path(name).expanduser()):
+                for body in _bodies(PROJECT_DIR / os.path.expanduser(name)):
                     for key in keys:  # each key has its own cache
                         self._add(body, key)
             except (OSError, orjson.JSONDecodeError, RequestError) as error:

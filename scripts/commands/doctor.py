@@ -23,6 +23,7 @@ from hearth.commands.serve import add_settings, settings_of
 from hearth.commands.server_client import ProbeError, Refused, Row, Server
 from hearth.shared.errors import StartError
 from hearth.shared.openblas_preload import openblas_environment
+from hearth.shared.private_temp_directory import temp_environment
 from hearth.shared.processes import can_listen
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.doctor.report_text import findings_of, report_text
@@ -132,6 +133,7 @@ def _checked(settings: Settings) -> Row:
     from hearth.worker.setup.doctor_setup import ModelDoctor, chunk_of
     from hearth.worker.setup.kv_setup import identify
 
+    os.environ |= temp_environment(os.environ, settings.instance_dir)
     limit = mlx_memory.memory_limit(settings)
     mlx_memory.hold_memory(limit)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from hearth.shared.make_private_directory import make_private
+from hearth.shared.read_small_file import read_small_file
 from hearth.worker.cache.block_hash import root_hash
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,10 @@ log = logging.getLogger(__name__)
 SCHEMA: Final = 1  # of the file, and of what the checks mean by their figures
 FILE_BYTES_MAX: Final = 1 << 18
 FOLDER: Final = "doctor"  # in KV_CACHE_DIR
+CHUNK_MAX: Final = 16_384  # what PREFILL_CHUNK takes at most
+TIME_MAX: Final = 1e11  # seconds since 1970 that still are a date
+# What reading a file raises that holds anything else than findings.
+DAMAGE: Final = (*(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),)
 
 Figure = str | int | float | bool | None
 # "differs": beyond rounding, and what is `auto` is set so that no answer depends on it.
@@ -96,26 +101,17 @@ class FindingsFile:
     def load(self) -> Findings | None:
         """Return what was found, None where nothing was, or where the file is torn or foreign."""
         try:
-            handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+            found = findings_from(json.loads(read_small_file(self._path, FILE_BYTES_MAX)))
+            if found.subject != self._subject:
+                raise ValueError("it is about another machine or model")
+            return found
         except FileNotFoundError:
             return None
         except OSError as error:
             self._miss(error.strerror or type(error).__name__)
-            return None
-        try:
-            with open(handle, "rb") as file:
-                if os.fstat(handle).st_uid != os.getuid():
-                    raise ValueError("it is another user's")
-                text = file.read(FILE_BYTES_MAX + 1)
-            if len(text) > FILE_BYTES_MAX:
-                raise ValueError(f"it is over {FILE_BYTES_MAX:,} bytes")
-            found = findings_from(json.loads(text))
-            if found.subject != self._subject:
-                raise ValueError("it is about another machine or model")
-            return found
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except DAMAGE as error:
             self._miss(f"{type(error).__name__} {error}")
-            return None
+        return None
 
     def save(self, findings: Findings) -> None:
         """Write `findings` over what was there, for their owner alone. Raises: OSError."""
@@ -146,7 +142,7 @@ def findings_from(row: Any) -> Findings:
     """Return the findings that `as_row` told.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: they are none.
+        DAMAGE: they are none.
     """
     if row["schema"] != SCHEMA:
         raise ValueError(f"its schema is {row['schema']!r}, expected {SCHEMA}")
@@ -155,11 +151,24 @@ def findings_from(row: Any) -> Findings:
         dtype=_a(str, row["dtype"]),
         checks=tuple(_check(check) for check in _a(list, row["checks"])),
         exact=_maybe(bool, row["exact"]),
-        chunk=_maybe(int, row["chunk"]),
+        chunk=_chunk(_maybe(int, row["chunk"])),
         float16=_maybe(bool, row["float16"]),
-        made_at=float(_a((int, float), row["made_at"])),
+        made_at=_time(row["made_at"]),
         attempts=_a(int, row["attempts"]),
     )
+
+
+def _chunk(value: int | None) -> int | None:
+    if value is not None and not 0 < value <= CHUNK_MAX:
+        raise ValueError(f"a chunk is {value:,} tokens; at most {CHUNK_MAX:,} are read at once")
+    return value
+
+
+def _time(value: Any) -> float:
+    seconds = float(_a((int, float), value))
+    if not 0 <= seconds < TIME_MAX:
+        raise ValueError(f"a time is {seconds:g}")
+    return seconds
 
 
 def _check(row: Any) -> CheckResult:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from hearth.shared.read_small_file import read_small_file
 from hearth.shared.weights_file import WEIGHTS_SUFFIX, weights_path
 
 _IPC: Final = "ipc://"
 _LOCK_TRIES: Final = 50
 _LOCK_WAIT_S: Final = 0.001
-_CHARS_MAX: Final = 64
+_BYTES_MAX: Final = 64
 
 
 class _Claim(NamedTuple):
@@ -126,7 +127,7 @@ class MemoryShare:
 def _claim(path: Path) -> _Claim | None:
     """Return what one file says; None where it is gone, or says nothing."""
     try:
-        words = path.read_text(encoding="ascii")[:_CHARS_MAX].split()
+        words = read_small_file(path, _BYTES_MAX).decode("ascii").split()
     except (OSError, UnicodeDecodeError):
         return None
     if len(words) != 2 or not all(word.isdigit() for word in words):

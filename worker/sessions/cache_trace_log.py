@@ -145,8 +145,11 @@ def name_of_session(session: str) -> str:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Write `line` at the end of `path`, which is made for its owner alone and never a link."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    """Write `line` at the end of `path`, which is made for its owner alone and never a link.
+
+    A fifo without a reader is an error, not a wait.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(path, flags, mode=0o600)
     try:
         written = os.write(handle, line)

@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import stat
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -254,6 +255,18 @@ def test_sockets_pid_file_and_traces_are_for_this_user_only_under_umask_000(serv
     assert {".sock", ".json", ".log"} <= suffixes, modes.keys()
     for name, (mode, _) in modes.items():
         assert stat.S_IMODE(mode) == (0o700 if stat.S_ISDIR(mode) else 0o600), name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_no_library_is_loaded_that_another_user_could_have_planted(server: Server) -> None:
+    """MLX compiles kernels into the temporary directory, under names that anybody can know."""
+    ask(server, "POST", "/v1/messages", body_of("/v1/messages", "hi"))
+    maps = Path(f"/proc/{server.worker()['pid']}/maps").read_text().splitlines()
+    loaded = {Path(line.split(maxsplit=5)[5]) for line in maps if line.endswith(".so")}
+    kernels = {path for path in loaded if path.parts[-4] == "mlx" and path.parts[-2] == "cpu"}
+    assert kernels, loaded
+    for path in kernels:  # <temporary directory>/mlx/<version>/cpu/<name>
+        assert stat.S_IMODE(path.parents[3].stat().st_mode) == 0o700, path
 
 
 # ---------------------------------------------------------------- what it logs

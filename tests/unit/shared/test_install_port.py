@@ -174,6 +174,7 @@ def test_a_process_that_ignores_sigterm_is_waited_for_told_and_killed(
         {"pid": True, "started": 1},
         {"pid": "7", "started": 1},
         {"pid": 7, "started": None},
+        {"pid": 7, "started": 10**400},
         {"pid": 7},
         [],
     ],
@@ -184,6 +185,8 @@ def test_a_damaged_pid_file_names_nobody(row: object, tmp_path: Path) -> None:
     path.write_text(json.dumps({"supervisor": row, "children": [good]}))
     assert read_pid_file(path) == (None, [])
     path.write_text('{"supervisor"')
+    assert read_pid_file(path) == (None, [])
+    path.write_text("[" * 100_000)
     assert read_pid_file(path) == (None, [])
 
 

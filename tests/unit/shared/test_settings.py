@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from hearth.proxy.request.model_names import models_of
 from hearth.shared.dropped_settings import DROPPED, NAMES, REFUSED
 from hearth.shared.errors import StartError
 from hearth.shared.settings import (
@@ -31,6 +32,47 @@ def test_the_example_file_lists_every_setting_with_its_default() -> None:
 
 def test_the_example_file_means_the_defaults() -> None:
     assert load_settings({}, PROJECT_DIR / ".env.example") == load_settings({}, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("PROXY_API_KEY=secret".encode("utf-16"), "no UTF-8 (byte 0). Save it as UTF-8"),
+        (b"MODEL_ALIASES=caf\xe9\n", "no UTF-8 (byte 17)"),
+        (None, "cannot be read (Is a directory)"),
+    ],
+)
+def test_a_settings_file_that_cannot_be_read_refuses_to_start_instead_of_without_its_keys(
+    content: bytes | None, told: str, tmp_path: Path
+) -> None:
+    env_file = tmp_path / ".env"
+    if content is None:
+        env_file.mkdir()
+    else:
+        env_file.write_bytes(content)
+    with pytest.raises(StartError, match=re.escape(told)):
+        load_settings({}, env_file)
+
+
+@pytest.mark.parametrize("name", ["RUN_DIR", "KV_CACHE_DIR", "LOG_ROOT", "CURVE_KEYS_DIR"])
+def test_a_directory_in_nobodys_home_refuses_to_start(name: str) -> None:
+    with pytest.raises(StartError, match=f"^{name} is '~nobody-of-this-name/x'; allowed is"):
+        load_settings({name: "~nobody-of-this-name/x"}, None)
+
+
+@pytest.mark.parametrize("name", ["MODEL_PATH", "MODELS"])
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/x", "a" * 5_000])
+def test_a_model_in_nobodys_home_or_of_too_long_a_name_is_left_to_its_loader(
+    name: str, path: str
+) -> None:
+    *_, model = models_of(load_settings({name: path}, None))
+    assert path in model.names
+
+
+def test_a_settings_file_that_leads_nowhere_refuses_to_start(tmp_path: Path) -> None:
+    (tmp_path / ".env").symlink_to(tmp_path / "gone")
+    with pytest.raises(StartError, match="cannot be read"):
+        load_settings({}, tmp_path / ".env")
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:

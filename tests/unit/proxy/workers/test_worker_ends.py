@@ -61,6 +61,19 @@ async def is_ready(supervisor: Supervisor) -> None:
             await asyncio.sleep(0.01)
 
 
+def test_what_workers_of_a_server_that_died_claimed_of_the_memory_is_free(directory: Path) -> None:
+    """Such as those of a machine that lost power with WORKERS=4, and has WORKERS=2 now."""
+    for number in (0, 2, 3):
+        (directory / f"worker-{number}.weights").write_text("1000 1000")
+    (directory / "worker-4.weights").mkdir()
+
+    async def body() -> None:
+        async with running(directory, RestartRules(), {}):
+            assert [path.name for path in directory.glob("*.weights")] == ["worker-4.weights"]
+
+    run(body)
+
+
 def test_a_stop_waits_says_so_once_and_kills_nobody(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,12 @@ def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
         ).encode(),
         json.dumps(as_row(FOUND) | {"subject": {**as_row(FOUND)["subject"], "mlx": "1"}}).encode(),
         json.dumps({k: v for k, v in as_row(FOUND).items() if k != "dtype"}).encode(),
+        json.dumps(as_row(FOUND) | {"chunk": -1}).encode(),
+        json.dumps(as_row(FOUND) | {"chunk": 0}).encode(),
+        json.dumps(as_row(FOUND) | {"chunk": 10**12}).encode(),
+        json.dumps(as_row(FOUND) | {"made_at": 10**400}).encode(),
+        json.dumps(as_row(FOUND) | {"made_at": math.inf}).encode(),
+        json.dumps(as_row(FOUND) | {"made_at": 1e300}).encode(),
     ],
 )
 def test_a_torn_or_foreign_file_is_a_counted_miss(tmp_path: Path, text: bytes) -> None:
@@ -91,6 +99,16 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     file.save(FOUND)
     path_of(tmp_path).rename(tmp_path / "elsewhere")
     path_of(tmp_path).symlink_to(tmp_path / "elsewhere")
+    assert file.load() is None and file.misses == 1
+
+
+@pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir])
+def test_a_fifo_or_a_directory_in_the_place_of_the_file_is_a_counted_miss(
+    plant: Callable[[Path], None], tmp_path: Path
+) -> None:
+    file = FindingsFile(tmp_path, SUBJECT)
+    path_of(tmp_path).parent.mkdir()
+    plant(path_of(tmp_path))
     assert file.load() is None and file.misses == 1
 
 

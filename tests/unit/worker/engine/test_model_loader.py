@@ -1,5 +1,6 @@
 """Checks what MODEL_PATH accepts, and the errors for models that cannot be loaded."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -22,6 +23,22 @@ def refusal(model_path: str) -> str:
 @pytest.mark.parametrize("path", ["/nowhere/at/all", "./nowhere", "~/nowhere-at-all", "justaname"])
 def test_a_path_that_is_not_there_is_told_apart_from_a_hub_id(path: str) -> None:
     assert "neither a directory nor a hub id" in refusal(path)
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/m", "a" * 5_000, "/" + "a/" * 3_000])
+def test_a_path_that_no_system_takes_is_refused_and_breaks_no_thread(path: str) -> None:
+    assert "cannot be read" in refusal(path)
+
+
+def test_a_directory_that_this_user_or_macos_closes_to_the_program_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(self: Path) -> bool:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(self))
+
+    monkeypatch.setattr(Path, "is_dir", closed)
+    monkeypatch.setattr(Path, "exists", closed)
+    assert "cannot be read (Operation not permitted)" in refusal(str(tmp_path))
 
 
 def test_a_directory_without_a_model_says_so(tmp_path: Path) -> None:

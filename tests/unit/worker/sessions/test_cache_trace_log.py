@@ -202,6 +202,13 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     assert target.read_text() == "untouched"
 
 
+def test_a_fifo_in_the_place_of_a_file_costs_its_sessions_rows_alone(tmp_path: Path) -> None:
+    assert written(tmp_path, "other-session") == 0
+    os.mkfifo(tmp_path / "2026-11-21" / "cache-session-abc.log")
+    assert written(tmp_path, "abc", "def") == 1
+    assert (tmp_path / "2026-11-21" / "cache-session-def.log").stat().st_size > 0
+
+
 def test_writing_never_waits_for_a_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
