@@ -122,6 +122,13 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
+def api_keys(text: str) -> tuple[str, ...]:
+    """Keys; a list that names none is a mistake, and would leave the server open."""
+    if text and not words(text):
+        raise ValueError("keys with commas between them, or nothing")
+    return words(text)
+
+
 def path(text: str) -> Path:
     if not text:
         raise ValueError("a directory")
@@ -192,7 +199,7 @@ class Settings:
     proxy_api_keys: tuple[str, ...] = _setting(
         "PROXY_API_KEYS",
         "",
-        words,
+        api_keys,
         "Further keys, comma-separated; what is remembered of one is not there for another",
     )
     cors_origins: tuple[str, ...] = _setting(

@@ -58,6 +58,11 @@ def private_directory(path: Path, setting: str = "RUN_DIR") -> Path:
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise StartError(f"{setting}: {path} is not a directory. Remove it or set {setting}.")
+    if status.st_mode & stat.S_ISVTX or path.resolve() == Path("/"):
+        raise StartError(
+            f"{setting}: {path} is for all users of this machine, and would be closed to them. "
+            f"Set {setting} to a directory below it."
+        )
     if status.st_uid != os.getuid():
         raise StartError(f"{setting}: {path} belongs to user {status.st_uid}. Set {setting}.")
     if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO):  # else a disk may be read-only

@@ -20,7 +20,7 @@ FOLDERS: dict[str, str] = SETUPTOOLS["package-dir"]
 # The distribution of a module that is not called as it.
 DISTRIBUTIONS = {"zmq": "pyzmq", "PIL": "pillow", "dotenv": "python-dotenv", "mlx_lm": "mlx-lm"}
 # What comes with a dependency that could not work without it.
-BROUGHT = {"transformers": "mlx-lm", "tokenizers": "mlx-lm"}
+BROUGHT = {"transformers": "mlx-lm", "tokenizers": "mlx-lm", "jinja2": "mlx-lm"}
 
 
 def folder_of(package: str) -> Path:

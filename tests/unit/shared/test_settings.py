@@ -233,3 +233,10 @@ def test_bits_that_nothing_would_pack_are_refused(environ: dict[str, str], messa
 def test_turboquant_takes_half_bits(bits: str) -> None:
     settings = load_settings({"CACHE_STORE_BITS": bits, "KV_QUANT_SCHEME": "turboquant"}, None)
     assert settings.cache_store_bits == float(bits)
+
+
+@pytest.mark.parametrize("text", [",", " , ,"])
+def test_a_list_of_keys_that_names_none_does_not_leave_the_server_open(text: str) -> None:
+    with pytest.raises(StartError, match="PROXY_API_KEYS is ','|PROXY_API_KEYS is ', ,'"):
+        load_settings({"PROXY_API_KEYS": text}, None)
+    assert load_settings({"PROXY_API_KEYS": " a,, b "}, None).api_keys == ("a", "b")

@@ -153,3 +153,14 @@ def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None
     (tmp_path / "run").write_text("")
     with pytest.raises(StartError, match="Remove it or set RUN_DIR"):
         private_directory(tmp_path / "run")
+
+
+def test_a_directory_of_all_users_is_never_closed_to_them(tmp_path: Path) -> None:
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    for path in (shared, Path("/")):
+        mode = path.stat().st_mode
+        with pytest.raises(StartError, match="KV_CACHE_DIR: .* is for all users"):
+            private_directory(path, "KV_CACHE_DIR")
+        assert path.stat().st_mode == mode
