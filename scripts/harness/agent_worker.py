@@ -26,6 +26,7 @@ from hearth.worker.requests.request_builder import RequestBuilder
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.request_state import ClientLease, RenderNextPrompt, Request
 from hearth.worker.schedule.turn_recorder import TurnRecorder
+from hearth.worker.sessions.turn_store import place_behind
 from hearth.worker.setup.prompt_and_session_setup import make_builder, make_sessions
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
@@ -232,8 +233,8 @@ class Desk:
         assert visit is not None and answer.usage is not None
         turn = next(
             turn
-            for turn in self.sessions.turns.by_place(
-                visit.prompt.speaker.key, visit.place.links[-1]
+            for turn in self.sessions.turns.find(
+                [place_behind(visit.prompt.speaker.key, visit.place.links[-1])]
             )
             if turn.ids.tolist() == answer.request.ids[visit.header :] + answer.request.sampled
         )

@@ -1,4 +1,4 @@
-"""Finds the earlier conversation that a request goes on with, or branches off from.
+"""Keeps the conversations of each session as lines, and what each held when it last ended.
 
 A line is a conversation that only grows. A request that extends the canonical messages of a line
 goes on with it; one that extends none opens a line, so that a sub-agent never writes over its
@@ -22,8 +22,6 @@ LINES_MAX = 512  # remembered of all sessions together
 TOKENS_MAX = 32_000_000  # of all lines' prompts together: 128 MB
 PAST_MAX = 256  # requests of one line by which an archive recognises its later versions
 REQUESTS_MAX = 64  # rows that are remembered of one line
-OVERLAP_MIN = 0.5  # a line whose messages this share of are here again is what this one was made of
-NOT_NEAR = (0, False, 0)
 SIDE_MESSAGES_MAX = 4  # of a title, a topic check, a quota probe
 
 NAME_CHARS_MAX = 80  # of a tool or an option, in memory and reports
@@ -114,11 +112,6 @@ class Session:
         return bool(self.speaker.agent or self.speaker.parent)
 
     @property
-    def has_main(self) -> bool:
-        """Whether it has a conversation that is more than a side call."""
-        return any(line.shape and not line.shape.is_side for line in self.lines.values())
-
-    @property
     def label(self) -> str:
         """The session's name in logs and reports."""
         return self.speaker.session or "anonymous"
@@ -130,7 +123,8 @@ class Session:
         if self.is_agent:
             return "sub-agent"
         roots = [each for each in self.lines.values() if each.parent is None]
-        if not self.is_named or line is max(roots, key=lambda each: each.prompt_tokens):
+        longest = max(roots, key=lambda each: each.prompt_tokens, default=line)
+        if not self.is_named or line is longest:
             return "main"
         return "side" if line.shape is not None and line.shape.is_side else "sub-agent"
 
@@ -145,8 +139,36 @@ class Session:
             "branch_token": line.branch_token,
             "turns": line.turns,
             "tokens": len(line.tokens) if line.tokens is not None else 0,
-            "requests": list(line.rows)[len(line.rows) - count :],
+            "requests": list(line.rows)[max(0, len(line.rows) - count) :],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class LineSnapshot:
+    """A line that was written, as it was at one moment. Immutable."""
+
+    line: Line
+    shape: PromptShape
+    tokens: Tokens
+    prompt_tokens: int
+    is_restored: bool
+    used_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSnapshot:
+    """A session's lines as they were at one moment, in the order of their numbers. Immutable.
+
+    Whoever has it needs no lock to search it, however long that takes.
+    """
+
+    session: Session
+    lines: tuple[LineSnapshot, ...]
+
+    @property
+    def has_main(self) -> bool:
+        """Whether it has a conversation that is more than a side call."""
+        return any(not each.shape.is_side for each in self.lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +197,7 @@ class LinePosition:
     @property
     def opening(self) -> bytes:
         """The digest of the first question, which tells conversations apart."""
-        at = _first_user(self.shape)
+        at = first_user(self.shape)
         return self.shape.names[at].exact if at < len(self.shape.names) else b""
 
     def loaded_before(self) -> list[str]:
@@ -263,50 +285,14 @@ class ConversationLines:
         self._trim_sessions()
         self._trim_lines()
 
+    def snapshot(self, session: Session) -> SessionSnapshot:
+        """Return the session's lines as they are now. Costs time by their number alone."""
+        lines = (_snapshot(line) for line in session.lines.values())
+        return SessionSnapshot(session, tuple(each for each in lines if each is not None))
+
     def session_of(self, line: Line) -> Session:
         """Return the session that a remembered line belongs to."""
         return self._lines[line]
-
-    def place(self, session: Session, shape: PromptShape, links: Sequence[bytes]) -> LinePosition:
-        """Return which line the request goes on with. Changes nothing."""
-        assert len(links) == len(shape.names) + 1, (len(links), len(shape.names))
-        assert links[-1] == shape.chain, "the shape is that of the same messages"
-        ends = {line.shape.chain: line for line in session.lines.values() if line.shape}
-        # Two conversations that share a system prompt alone are not one: without an id, the first
-        # user message must be the same too.
-        least = 1 if session.is_named else _first_user(shape) + 1
-        for count in range(len(links) - 1, least - 1, -1):
-            if links[count] != links[count - 1] and links[count] in ends:
-                line = ends[links[count]]
-                nearest = _nearest(session, shape, line)
-                before = _before(nearest, shape, nearest is line or session.is_named)
-                return LinePosition(session, shape, line, None, links, before)
-        relative, is_alike = self._relative(session, shape)
-        is_own = is_alike and session.is_named
-        return LinePosition(session, shape, None, relative, links, _before(relative, shape, is_own))
-
-    def _relative(self, session: Session, shape: PromptShape) -> tuple[Line | None, bool]:
-        """Return the line that shares most messages with this request, and whether most of them.
-
-        Of a named session also the latest with the same system prompt and tools: one that its
-        client compacted has nothing else in common.
-        """
-        best: Line | None = None
-        nearest = NOT_NEAR
-        said = shape.said
-        for line in reversed(session.lines.values()):
-            if line.shape is None or not line.shape.names:
-                continue
-            known = line.shape.said
-            shared = len(known & said)
-            share = shared / max(1, min(len(known), len(said)))
-            has_head = bool(shape.names) and line.shape.names[0].exact == shape.names[0].exact
-            is_alike = (session.is_named or has_head) and shared > 1 and share > OVERLAP_MIN
-            if is_alike and _nearness(line, shape) > nearest:
-                best, nearest = line, _nearness(line, shape)
-            elif best is None and session.is_named and has_head and line.shape.tools == shape.tools:
-                best = line
-        return best, nearest > NOT_NEAR
 
     def advance(self, place: LinePosition, now: float) -> Line:
         """Return the line that this request's end is written to: its own, else a new one.
@@ -368,15 +354,18 @@ class ConversationLines:
         while len(self._lines) > LINES_MAX or (self._tokens > TOKENS_MAX and len(self._lines) > 1):
             self._forget(next(iter(self._lines)))
 
-    def _forget(self, line: Line) -> None:
-        session = self._lines.pop(line)
-        assert session.lines.get(line.number) is line, line.number
-        del session.lines[line.number]
-        self._tokens -= len(line.tokens) if line.tokens is not None else 0
-        assert self._tokens >= 0, self._tokens
+    def _forget(self, *lines: Line) -> None:
+        """Forget lines; what branched off from them hangs from what they branched off from."""
+        for line in lines:
+            session = self._lines.pop(line)
+            assert session.lines.get(line.number) is line, line.number
+            del session.lines[line.number]
+            self._tokens -= len(line.tokens) if line.tokens is not None else 0
+            assert self._tokens >= 0, self._tokens
+        gone = set(lines)
         for other in self._lines:
-            if other.parent is line:
-                other.parent = line.parent
+            while other.parent in gone:
+                other.parent = other.parent.parent
 
     def _forget_idle(self, now: float) -> None:
         for key, session in list(self._sessions.items()):
@@ -385,8 +374,7 @@ class ConversationLines:
             self._forget_session(key)
 
     def _forget_session(self, key: tuple[str, str, str]) -> None:
-        for line in list(self._sessions.pop(key).lines.values()):
-            self._forget(line)
+        self._forget(*self._sessions.pop(key).lines.values())
 
     def forget_lines(self) -> None:
         """Forget all lines; the sessions stay, with the tools that they loaded."""
@@ -404,41 +392,16 @@ def _key(speaker: Speaker) -> tuple[str, str, str]:
     return speaker.key, speaker.session, speaker.agent
 
 
-def _before(line: Line | None, shape: PromptShape, is_own: bool) -> EarlierLine | None:
-    """Return what `line` is now; None where there is none."""
-    if line is None or line.shape is None or line.tokens is None:
+def _snapshot(line: Line) -> LineSnapshot | None:
+    """Return what `line` is now; None where nothing was written to it."""
+    if line.shape is None or line.tokens is None:
         return None
-    ours, theirs = shape.names[: _first_user(shape) + 1], line.shape.names
-    is_own = is_own or (bool(ours) and ours == theirs[: len(ours)])
-    return EarlierLine(
-        *(line.shape, line.tokens, line.prompt_tokens, is_own),
-        is_restored=line.is_restored,
-        used_at=line.used_at,
+    return LineSnapshot(
+        *(line, line.shape, line.tokens, line.prompt_tokens, line.is_restored, line.used_at)
     )
 
 
-def _nearest(session: Session, shape: PromptShape, line: Line) -> Line:
-    """Return the line that is nearest to a request that extends `line`.
-
-    What was edited may stand in another, of which `line` is a shorter state. That one has messages
-    of the request that `line` has not, which a request that only appends shows of no other.
-    """
-    known = line.shape.said if line.shape is not None else frozenset()
-    new = shape.said - known
-    others = [it for it in session.lines.values() if it.shape and not new.isdisjoint(it.shape.said)]
-    return max([line, *others], key=lambda it: _nearness(it, shape))
-
-
-def _nearness(line: Line, shape: PromptShape) -> tuple[int, bool, int]:
-    """Return how near a line is: messages that both have, the same tools, the same beginning."""
-    theirs = line.shape
-    if theirs is None:
-        return NOT_NEAR
-    shared = len(theirs.said & shape.said)
-    return shared, theirs.tools == shape.tools, theirs.shared_names(shape)
-
-
-def _first_user(shape: PromptShape) -> int:
+def first_user(shape: PromptShape) -> int:
     """Return where the first user message stands; the last message where there is none."""
     return next((at for at, role in enumerate(shape.roles) if role == "user"), len(shape.roles) - 1)
 

@@ -157,7 +157,7 @@ def state_of(line: Line, before: tuple[PromptShape, Tokens] | None = None) -> Li
 def entries(
     turns: Iterable[Turn],
     thinking: Iterable[tuple[bytes, str]],
-    sessions: Iterable[tuple[Speaker, dict[str, bytes], float, list[tuple[float, LineState]]]],
+    sessions: Iterable[tuple[Speaker, dict[str, bytes], float, Iterable[tuple[float, LineState]]]],
 ) -> Iterator[ArchiveEntry]:
     """Yield all that is remembered. Of sessions and lines the monotonic clock's times are given."""
     ahead = time.time() - time.monotonic()

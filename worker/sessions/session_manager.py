@@ -8,17 +8,18 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hearth.shared.wire_messages import Prompt, Usage
+from hearth.shared.wire_messages import Prompt, Speaker, Usage
 from hearth.worker.cache.block_hash import Tokens, common_length, pack
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.conversation_lines import (
+    REQUESTS_MAX,
     ConversationLines,
     Line,
     LinePosition,
@@ -36,15 +37,17 @@ from hearth.worker.sessions.echoed_turn_match import (
     turn_content,
     working_directory,
 )
+from hearth.worker.sessions.find_line import position_in
 from hearth.worker.sessions.session_archive import (
     ArchiveEntry,
+    LineState,
     Remembered,
     SessionArchive,
     entries,
     state_of,
 )
 from hearth.worker.sessions.thinking_store import ThinkingStore, thinking_key
-from hearth.worker.sessions.turn_store import Turn, TurnStore
+from hearth.worker.sessions.turn_store import Turn, TurnStore, place_behind, places_of_ids
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,7 @@ TREE_LINES_MAX = 24  # of a session that is reported in brief, the most recently
 TREE_ROWS_MAX = 400  # of all of them together
 TREE_LINE_ROWS_MAX = 40  # of each, the last
 REJECTED, UNEXPLAINED = "exact_key_rejected_by_model_lcp", "unexplained"  # counter, its cause
+PLACES_AT_ONCE = 64  # at which turns are looked for before the lock is let go
 ID_CHARS = 22  # of letters and digits: 131 bits
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -89,6 +93,8 @@ class SessionVisit:
     loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
     is_side: bool = False
     kind: str = "main"  # of what it is to its session: main, agent or side
+    rules: list[str] = field(default_factory=list)  # by which its messages are canonical
+    shared_messages: int = 0  # of its line's last request, from the first on
     healed: int = 0
     doubtful: int = 0  # turns whose tokens are known and whose span was not found
     ambiguous: int = 0  # echoes that more than one turn says
@@ -137,6 +143,9 @@ class SessionManager:
 
     Invariant: each visit ends at most once, and what it leaves is written to `archive` in the order
     in which requests end. `turns`, `thinking` and `lines` are changed under the lock alone.
+    The lock is held for steps whose cost grows neither with a prompt's messages nor its tokens:
+    what is long searches copies of what is kept, all of which is immutable. So the inference thread
+    waits for no prompt's work, and nobody for a disk.
     """
 
     def __init__(
@@ -167,19 +176,30 @@ class SessionManager:
         """
         if not is_kept or len(prompt.names) != len(prompt.messages):
             return None
-        key = self.archive.owner(prompt.speaker.key)
+        speaker = replace(prompt.speaker, key=self.archive.owner(prompt.speaker.key))
+        links = chains(prompt.names)
+        shape = shape_of(prompt, links)
         with self._lock:
-            session = self.lines.session(replace(prompt.speaker, key=key), time.monotonic())
-            links = chains(prompt.names)
-            place = self.lines.place(session, shape_of(prompt, links), links)
-            if session.is_named:
-                _note_loaded(session, place, prompt)
-            visit = SessionVisit(prompt, key, place, list(prompt.messages), [], {})
+            known = self.lines.snapshot(self.lines.session(speaker, time.monotonic()))
+        place = position_in(known, shape, links)
+        visit = SessionVisit(prompt, speaker.key, place, list(prompt.messages), [], {})
+        visit.rules = sorted({rule for name in prompt.names for rule in name.rules})
+        visit.is_side = place.is_side and known.has_main
+        if place.before is not None:
+            visit.shared_messages = place.before.shape.shared_names(shape)
+        self._note_session(visit)
+        self._find_turns(visit)
+        return visit
+
+    def _note_session(self, visit: SessionVisit) -> None:
+        """Note the request's kind, and which tools its session loaded before and loads now."""
+        place = visit.place
+        session, opening = place.session, place.opening
+        loads = _loads(visit.prompt) if session.is_named else []
+        with self._lock:
+            session.loaded.update(dict.fromkeys(loads, opening))
             visit.loaded = place.loaded_before()
-            visit.is_side = place.is_side and session.has_main
             visit.kind = "side" if visit.is_side else _kind(session, place.line)
-            self._find_turns(visit)
-            return visit
 
     def _find_turns(self, visit: SessionVisit) -> None:
         """Find the tokens of each assistant message, or else the thinking it was stripped of."""
@@ -191,7 +211,7 @@ class SessionManager:
                 turn = self._find(visit, at, said, known)
                 reasoning = turn.said.reasoning if turn is not None else said.reasoning
                 if turn is None and not reasoning and visit.states[at] != CHANGED:
-                    reasoning = self.thinking.get(thinking_key(visit.key, place, said))
+                    reasoning = self._thinking_of(thinking_key(visit.key, place, said))
                     visit.healed += bool(reasoning)
                 if reasoning and not said.reasoning:
                     visit.messages[at] = message | {"reasoning_content": reasoning}
@@ -199,9 +219,9 @@ class SessionManager:
 
     def _find(self, visit: SessionVisit, at: int, said: TurnContent, known: Known) -> Turn | None:
         """Return the one turn that says what message `at` says, if there is one."""
-        found = self.turns.by_ids(visit.key, visit.prompt.messages[at])
+        found = self._turns_at(places_of_ids(visit.key, visit.prompt.messages[at]))
         if not found:
-            found = self.turns.by_place(visit.key, visit.place.links[at])
+            found = self._turns_at([place_behind(visit.key, visit.place.links[at])])
         same = [turn for turn in found if is_echo(turn, said, known)]
         if len({turn.ids.tobytes() for turn in same}) == 1:
             visit.states[at] = KEPT
@@ -211,61 +231,57 @@ class SessionManager:
         visit.states[at] = CHANGED if found and not same else RENDERED
         return None
 
+    def _turns_at(self, places: Sequence[Hashable]) -> list[Turn]:
+        """Return the turns that are listed at `places`, which a message may have any number of."""
+        found: dict[Turn, None] = {}
+        for start in range(0, len(places), PLACES_AT_ONCE):
+            with self._lock:
+                turns = self.turns.find(places[start : start + PLACES_AT_ONCE])
+            found.update(dict.fromkeys(turns))
+        return list(found)
+
+    def _thinking_of(self, name: bytes) -> str:
+        with self._lock:
+            return self.thinking.get(name)
+
     # ------------------------------------------------------------ end
 
     def ended(self, visit: SessionVisit, ending: RequestEnding) -> dict[str, Any] | None:
         """Record the turn and advance the line; return what the request lost, if anything."""
         assert visit.said is None and visit.turn is None, "a visit ends once"
         now = time.monotonic()
+        divergence = self._loss(visit, ending)
+        row = self._row(visit, ending)
+        if divergence is not None:
+            row["divergence"] = divergence.as_row(self._rules.shows_text)
+            row[REJECTED] += divergence.cause.name == UNEXPLAINED
+        if not ending.is_cancelled:
+            visit.said = ending.said
+            if ending.is_whole and len(ending.sampled):
+                visit.turn = _turn(visit, ending)
+        tokens = np.concatenate([visit.tokens, pack(list(ending.sampled))])
         with self._lock:
-            divergence = self._loss(visit, ending)
-            row = self._row(visit, ending)
-            for state in (KEPT, CHANGED, RENDERED, DROPPED):
-                self.counts[f"turns_{state}"] += visit.count(state)
-            self.counts["turns_healed"] += visit.healed
-            self.counts["turns_ambiguous"] += visit.ambiguous
-            self.counts["turns_doubtful"] += visit.doubtful
-            if divergence is not None:
-                self._count(divergence)
-                row["divergence"] = divergence.as_row(self._rules.shows_text)
-                row[REJECTED] += divergence.cause.name == UNEXPLAINED
-                log.info("lost request=%s %s", ending.request_id, row["divergence"])
+            self._count(visit, divergence)
             if not ending.is_cancelled:
-                visit.said = ending.said
-                if ending.is_whole and len(ending.sampled):
-                    visit.turn = self._remembered(visit, ending)
-                self._write(visit, ending, row, now)
+                self._remember(visit)
+                self._write(visit, tokens, row, now)
+        if divergence is not None:
+            log.info("lost request=%s %s", ending.request_id, row["divergence"])
         self._log.write(visit.place.session.label, row)
         return divergence.as_row(True) if divergence is not None else None
 
-    def _remembered(self, visit: SessionVisit, ending: RequestEnding) -> Turn:
-        """Record the turn and return it. The lock is held."""
-        assert self._lock.locked() and visit.header <= len(visit.tokens)
-        said = ending.said
-        key, place = visit.key, visit.place.links[-1]
-        opening = visit.tokens[visit.header :]
-        turn = Turn(
-            key=key,
-            place=place,
-            ids=np.concatenate([opening, pack(list(ending.sampled))]),
-            said=said,
-            text=ending.text,
-            call_ids=ending.call_ids,
-            signature=ending.signature if said.reasoning else "",
-            made_at=time.time(),
-        )
-        self.turns.add(turn)
-        self.thinking.put(thinking_key(key, place, said), said.reasoning)
-        return turn
+    def _remember(self, visit: SessionVisit) -> None:
+        """Keep the turn, if there is one, and its thinking. The lock is held."""
+        assert self._lock.locked()
+        if (turn := visit.turn) is not None:
+            self.turns.add(turn)
+            self.thinking.put(thinking_key(turn.key, turn.place, turn.said), turn.said.reasoning)
 
-    def _write(
-        self, visit: SessionVisit, ending: RequestEnding, row: dict[str, Any], now: float
-    ) -> None:
+    def _write(self, visit: SessionVisit, tokens: Tokens, row: dict[str, Any], now: float) -> None:
         """Write what the request left to its line, and the archive. The lock is held."""
         assert self._lock.locked()
         line = self.lines.advance(visit.place, now)
         was = (line.shape, line.tokens) if line.shape and line.tokens is not None else None
-        tokens = np.concatenate([visit.tokens, pack(list(ending.sampled))])
         if visit.place.line is not line and visit.place.before is not None:
             line.branch_token = visit.shared
         self.lines.write(line, visit.place.shape, tokens, len(visit.tokens))
@@ -313,16 +329,22 @@ class SessionManager:
             cause = "turn not recorded"  # its end was no place to go on from
         return not_kept(cause, at, lost, len(visit.prompt.messages))
 
-    def _count(self, divergence: Divergence) -> None:
-        self.counts["lost_tokens"] += divergence.lost
-        self.counts["canonical_drift"] += divergence.cause.is_drift
-        self.counts[REJECTED] += divergence.cause.name == UNEXPLAINED
+    def _count(self, visit: SessionVisit, divergence: Divergence | None) -> None:
+        """Count what became of the request's turns, and what it lost. The lock is held."""
+        assert self._lock.locked()
+        for state in (KEPT, CHANGED, RENDERED, DROPPED):
+            self.counts[f"turns_{state}"] += visit.count(state)
+        self.counts["turns_healed"] += visit.healed
+        self.counts["turns_ambiguous"] += visit.ambiguous
+        self.counts["turns_doubtful"] += visit.doubtful
+        if divergence is not None:
+            self.counts["lost_tokens"] += divergence.lost
+            self.counts["canonical_drift"] += divergence.cause.is_drift
+            self.counts[REJECTED] += divergence.cause.name == UNEXPLAINED
 
     def _row(self, visit: SessionVisit, ending: RequestEnding) -> dict[str, Any]:
         """Return the request's line of the trace log. No text of the prompt."""
         place, usage = visit.place, ending.usage
-        before = place.before.shape if place.before is not None else None
-        rules = {rule for name in visit.prompt.names for rule in name.rules}
         return {
             "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "worker": self._rules.worker_id,
@@ -330,9 +352,9 @@ class SessionManager:
             "session": place.session.speaker.session,
             "agent": place.session.speaker.agent,
             "messages": len(visit.prompt.messages),
-            "stable_prefix_msg_count": before.shared_names(place.shape) if before else 0,
+            "stable_prefix_msg_count": visit.shared_messages,
             "cache_key_delta_chars": visit.prompt.delta_chars,
-            "rules": sorted(rules),
+            "rules": visit.rules,
             "prompt": usage.prompt_tokens,
             "cached": usage.cached_tokens,
             "prefilled": usage.prefilled_tokens,
@@ -379,14 +401,26 @@ class SessionManager:
             self.lines.restore(row.speaker, row.loaded, row.line, used_at)
 
     def all_entries(self) -> Iterator[ArchiveEntry]:
-        """Return all that is remembered. The journal writer's thread."""
+        """Yield all that is remembered, each line as it is when its turn comes.
+
+        The journal writer's thread.
+        """
         with self._lock:
             turns, thinking = list(self.turns), self.thinking.items()
-            sessions = []
-            for session in self.lines.sessions:
-                lines = [(line.used_at, state_of(line)) for line in session.lines.values()]
-                sessions.append((session.speaker, dict(session.loaded), session.used_at, lines))
-        return entries(turns, thinking, sessions)
+            sessions = self.lines.sessions
+        return entries(turns, thinking, map(self._saved, sessions))
+
+    def _saved(
+        self, session: Session
+    ) -> tuple[Speaker, dict[str, bytes], float, Iterator[tuple[float, LineState]]]:
+        with self._lock:
+            lines = list(session.lines.values())
+            loaded, used_at = dict(session.loaded), session.used_at
+        return session.speaker, loaded, used_at, map(self._state, lines)
+
+    def _state(self, line: Line) -> tuple[float, LineState]:
+        with self._lock:
+            return line.used_at, state_of(line)
 
     # ------------------------------------------------------------ reports
 
@@ -394,57 +428,61 @@ class SessionManager:
         """Return the counters and what is remembered."""
         with self._lock:
             held = {"turns": len(self.turns), "turn_bytes": self.turns.nbytes}
-            return {**self.counts, **held, "archive": self.archive.report()}
+            counts = dict(self.counts)
+        return {**counts, **held, "archive": self.archive.report()}
 
     def report(self, key: str = "") -> list[dict[str, Any]]:
         """Return a row for each session of `key`, "" = all, the most recently used first."""
         now, owner = time.monotonic(), self.archive.owner(key) if key else ""
         with self._lock:
-            return [
-                {
-                    "session": session.label,
-                    "agent": session.speaker.agent,
-                    "lines": len(session.lines),
-                    "turns": sum(line.turns for line in session.lines.values()),
-                    "idle_s": round(now - session.used_at, 1),
-                }
+            found = [
+                (session, list(session.lines.values()), session.used_at)
                 for session in reversed(self.lines.sessions)
                 if owner in ("", session.speaker.key)
             ]
+        return [
+            {
+                "session": session.label,
+                "agent": session.speaker.agent,
+                "lines": len(lines),
+                "turns": sum(line.turns for line in lines),
+                "idle_s": round(now - used_at, 1),
+            }
+            for session, lines, used_at in found
+        ]
 
     def session_report(self, label: str, key: str = "") -> dict[str, Any] | None:
         """Return the lines of the sessions called `label` of `key`, "" = all; None of none."""
-        with self._lock:
-            found = self._lines_of(label, key)
-            lines = [session.line_report(line, len(line.rows)) for session, line in found or ()]
+        found = self._lines_of(label, key)
+        lines = [self._line_report(session, line, REQUESTS_MAX) for session, line in found or ()]
         return None if found is None else {"session": label, "lines": lines}
 
     def session_brief(self, label: str, key: str = "") -> dict[str, Any] | None:
         """Return the newest of what `session_report` returns, for a page that asks each second."""
         left, lines = TREE_ROWS_MAX, []
-        with self._lock:
-            found = self._lines_of(label, key)
-            newest = sorted(found or (), key=lambda pair: pair[1].used_at, reverse=True)
-            for session, line in newest[:TREE_LINES_MAX]:
-                count = min(left, TREE_LINE_ROWS_MAX, len(line.rows))
-                left -= count
-                lines.append(session.line_report(line, count))
+        found = self._lines_of(label, key)
+        newest = sorted(found or (), key=lambda pair: pair[1].used_at, reverse=True)
+        for session, line in newest[:TREE_LINES_MAX]:
+            report = self._line_report(session, line, min(left, TREE_LINE_ROWS_MAX))
+            left -= len(report["requests"])
+            lines.append(report)
         return None if found is None else {"session": label, "lines": lines}
 
     def _lines_of(self, label: str, key: str) -> list[tuple[Session, Line]] | None:
-        """Return the lines of the sessions with this label; None where there is no such session.
-
-        The lock is held.
-        """
-        assert self._lock.locked()
+        """Return the lines of the sessions with this label; None where there is no such session."""
         owner = self.archive.owner(key) if key else ""
-        found = [
-            each
-            for each in self.lines.sessions
-            if each.label == label and owner in ("", each.speaker.key)
-        ]
-        lines = [(session, line) for session in found for line in session.lines.values()]
+        with self._lock:
+            found = [
+                (each, list(each.lines.values()))
+                for each in self.lines.sessions
+                if each.label == label and owner in ("", each.speaker.key)
+            ]
+        lines = [(session, line) for session, held in found for line in held]
         return lines if found else None
+
+    def _line_report(self, session: Session, line: Line, count: int) -> dict[str, Any]:
+        with self._lock:
+            return session.line_report(line, count)
 
 
 def _kind(session: Session, line: Line | None) -> str:
@@ -457,17 +495,31 @@ def _kind(session: Session, line: Line | None) -> str:
     return "agent" if kind == "sub-agent" else kind
 
 
-def _note_loaded(session: Session, place: LinePosition, prompt: Prompt) -> None:
-    """Remember which deferred tools the session loads, and in which conversation.
+def _loads(prompt: Prompt) -> list[str]:
+    """Return the deferred tools that the conversation loads.
 
-    One that it loaded is shown again where that conversation is gone, not where it goes back to
-    before the tool was loaded.
+    One that its session loaded is shown again where that conversation is gone, not where it goes
+    back to before the tool was loaded.
     """
     listed = {tool["function"]["name"] for tool in prompt.deferred}
-    for message in prompt.messages:
-        for name in message.get("tool_references") or ():
-            if name in listed:
-                session.loaded[name] = place.opening
+    named = (name for row in prompt.messages for name in row.get("tool_references") or ())
+    return [name for name in named if name in listed]
+
+
+def _turn(visit: SessionVisit, ending: RequestEnding) -> Turn:
+    """Return the turn that the request's answer is."""
+    assert visit.header <= len(visit.tokens), (visit.header, len(visit.tokens))
+    opening = visit.tokens[visit.header :]
+    return Turn(
+        key=visit.key,
+        place=visit.place.links[-1],
+        ids=np.concatenate([opening, pack(list(ending.sampled))]),
+        said=ending.said,
+        text=ending.text,
+        call_ids=ending.call_ids,
+        signature=ending.signature if ending.said.reasoning else "",
+        made_at=time.time(),
+    )
 
 
 def _known(prompt: Prompt) -> Known:

@@ -76,11 +76,11 @@ class TurnStore:
 
     def add(self, turn: Turn) -> None:
         """Remember `turn`; the same tokens at the same place, given by the same ids, are one."""
-        for other in self._listed.get(_at(turn.key, turn.place), ()):
+        for other in self._listed.get(place_behind(turn.key, turn.place), ()):
             if _is_same(other, turn):
                 self._turns.move_to_end(other)
                 return
-        places: list[Hashable] = [_at(turn.key, turn.place)]
+        places: list[Hashable] = [place_behind(turn.key, turn.place)]
         places += [("call", turn.key, plain_id(call_id)) for call_id in turn.call_ids]
         if turn.signature:
             places.append(("signature", turn.key, turn.signature))
@@ -112,28 +112,26 @@ class TurnStore:
         self.nbytes -= turn.nbytes
         assert self.nbytes >= 0, self.nbytes
 
-    def by_ids(self, key: str, message: dict[str, Any]) -> Sequence[Turn]:
-        """Return the turns whose ids, of calls or of thinking, `message` carries."""
-        calls = (plain_id(call.get("id") or "") for call in message.get("tool_calls") or ())
-        places = [("call", key, call_id) for call_id in calls if call_id]
-        places += [("signature", key, given) for given in message.get("signatures") or ()]
-        return self._used(places)
-
-    def by_place(self, key: str, place: bytes) -> Sequence[Turn]:
-        """Return the turns that were given behind exactly these messages."""
-        return self._used([_at(key, place)])
-
-    def _used(self, places: Iterable[Hashable]) -> Sequence[Turn]:
+    def find(self, places: Iterable[Hashable]) -> Sequence[Turn]:
+        """Return the turns that are listed at any of `places`, each once; they are used now."""
         found = {turn: None for place in places for turn in self._listed.get(place, ())}
         for turn in found:
             self._turns.move_to_end(turn)
         return list(found)
 
 
+def places_of_ids(key: str, message: dict[str, Any]) -> list[Hashable]:
+    """Return where turns are listed whose ids, of calls or of thinking, `message` carries."""
+    calls = (plain_id(call.get("id") or "") for call in message.get("tool_calls") or ())
+    places: list[Hashable] = [("call", key, call_id) for call_id in calls if call_id]
+    return places + [("signature", key, given) for given in message.get("signatures") or ()]
+
+
+def place_behind(key: str, chain: bytes) -> Hashable:
+    """Return where the turns are listed that were given behind exactly these messages."""
+    return ("place", key, chain)
+
+
 def _is_same(one: Turn, other: Turn) -> bool:
     given = one.call_ids == other.call_ids and one.signature == other.signature
     return given and one.ids.tobytes() == other.ids.tobytes()
-
-
-def _at(key: str, place: bytes) -> Hashable:
-    return ("place", key, place)

@@ -56,8 +56,7 @@ def _forgetful() -> None:
 
 def _estranged() -> None:
     """No turn is known again, and no thinking."""
-    mock.patch.object(TurnStore, "by_ids", lambda *_: ()).start()
-    mock.patch.object(TurnStore, "by_place", lambda *_: ()).start()
+    mock.patch.object(TurnStore, "find", lambda *_: ()).start()
     mock.patch.object(ThinkingStore, "get", lambda *_: "").start()
 
 

@@ -16,6 +16,7 @@ from hearth.worker.sessions.conversation_lines import (
     chains,
     shape_of,
 )
+from hearth.worker.sessions.find_line import position_in
 
 SPEAKERS = (
     *(Speaker("key", "s1"), Speaker("key", "s2"), Speaker("key", "s1", agent="a")),
@@ -122,7 +123,7 @@ class Lines(RuleBasedStateMachine):
         links = chains(prompt.names)
         session = self.lines.session(speaker, self.now)
         self.expect_expiry(speaker)
-        place = self.lines.place(session, shape_of(prompt, links), links)
+        place = position_in(self.lines.snapshot(session), shape_of(prompt, links), links)
         self.running.append((said, place))
         assert self.stood() == {line: before[line] for line in self.order}, "placing reads only"
         self.check_choice(said, speaker, place)

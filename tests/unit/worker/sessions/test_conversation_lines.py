@@ -17,6 +17,7 @@ from hearth.worker.sessions.conversation_lines import (
     chains,
     shape_of,
 )
+from hearth.worker.sessions.find_line import position_in
 
 NAMED = Speaker("key", "s1")
 NOBODY = Speaker("key")
@@ -54,7 +55,7 @@ class Desk:
         prompt = prompt_of(said, tools)
         links = chains(prompt.names)
         session = self.lines.session(speaker, self.now)
-        return self.lines.place(session, shape_of(prompt, links), links)
+        return position_in(self.lines.snapshot(session), shape_of(prompt, links), links)
 
     def end(self, place: LinePosition, tokens: int = 10) -> Line:
         line = self.lines.advance(place, self.now)

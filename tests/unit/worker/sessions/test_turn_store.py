@@ -7,7 +7,13 @@ import pytest
 
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions.echoed_turn_match import TurnContent
-from hearth.worker.sessions.turn_store import Turn, TurnStore, plain_id
+from hearth.worker.sessions.turn_store import (
+    Turn,
+    TurnStore,
+    place_behind,
+    places_of_ids,
+    plain_id,
+)
 
 KEY, OTHER_KEY = "key-a", "key-b"
 PLACE = b"behind the question"
@@ -42,6 +48,14 @@ def filled(*turns: Turn, **limits: int) -> TurnStore:
     return store
 
 
+def by_ids(store: TurnStore, key: str, message: dict[str, Any]) -> Sequence[Turn]:
+    return store.find(places_of_ids(key, message))
+
+
+def by_place(store: TurnStore, key: str, place: bytes) -> Sequence[Turn]:
+    return store.find([place_behind(key, place)])
+
+
 @pytest.mark.parametrize(
     ("given", "plain"),
     [("call_A1-b2", "callA1b2"), ("A1b2", "A1b2"), ("tool:é.1|fc_2", "tool1fc2"), ("___", "")],
@@ -53,65 +67,65 @@ def test_of_an_id_only_letters_and_digits_count(given: str, plain: str) -> None:
 @pytest.mark.parametrize("sent", ["call_Ab1", "callAb1", "call-Ab1", "_call_Ab1_"])
 def test_a_turn_is_found_by_an_id_that_a_client_stripped(sent: str) -> None:
     known = turn(call_ids=("call_Ab1",))
-    assert filled(known).by_ids(KEY, echo(sent)) == [known]
+    assert by_ids(filled(known), KEY, echo(sent)) == [known]
 
 
 def test_an_id_in_other_letters_finds_nothing() -> None:
     store = filled(turn(call_ids=("callAb1",)))
-    assert store.by_ids(KEY, echo("callab1")) == []
-    assert store.by_ids(KEY, echo("callAb12")) == []
+    assert by_ids(store, KEY, echo("callab1")) == []
+    assert by_ids(store, KEY, echo("callAb12")) == []
 
 
 def test_a_turn_of_several_calls_is_found_by_any_of_them_and_once() -> None:
     known = turn(call_ids=("one", "two"))
     store = filled(known)
-    assert store.by_ids(KEY, echo("two")) == [known]
-    assert store.by_ids(KEY, echo("two", "one")) == [known]
+    assert by_ids(store, KEY, echo("two")) == [known]
+    assert by_ids(store, KEY, echo("two", "one")) == [known]
 
 
 def test_a_turn_is_found_by_the_signature_of_its_thinking() -> None:
     known = turn(signature="sIg_9")
     store = filled(known)
-    assert store.by_ids(KEY, echo(signatures=["another", "sIg_9"])) == [known]
-    assert store.by_ids(KEY, echo(signatures=["sIg9"])) == []
+    assert by_ids(store, KEY, echo(signatures=["another", "sIg_9"])) == [known]
+    assert by_ids(store, KEY, echo(signatures=["sIg9"])) == []
 
 
 def test_an_id_is_no_signature_and_a_signature_no_id() -> None:
     store = filled(turn(1, call_ids=("aaa",)), turn(2, signature="bbb"))
-    assert store.by_ids(KEY, echo("bbb", signatures=["aaa"])) == []
+    assert by_ids(store, KEY, echo("bbb", signatures=["aaa"])) == []
 
 
 def test_a_message_without_ids_finds_nothing_by_them() -> None:
     store = filled(turn(1), turn(2, call_ids=("one",)))
-    assert store.by_ids(KEY, {"role": "assistant", "content": "answer 1"}) == []
-    assert store.by_ids(KEY, echo("", "___")) == []
+    assert by_ids(store, KEY, {"role": "assistant", "content": "answer 1"}) == []
+    assert by_ids(store, KEY, echo("", "___")) == []
     calls: Any = [{"id": None}, {}]
-    assert store.by_ids(KEY, {"role": "assistant", "tool_calls": calls, "signatures": None}) == []
+    assert by_ids(store, KEY, {"role": "assistant", "tool_calls": calls, "signatures": None}) == []
 
 
 def test_all_turns_at_a_place_are_found_there_and_none_elsewhere() -> None:
     here, too, there = turn(1), turn(2), turn(3, place=b"elsewhere")
     store = filled(here, too, there)
-    assert store.by_place(KEY, PLACE) == [here, too]
-    assert store.by_place(KEY, b"elsewhere") == [there]
-    assert store.by_place(KEY, b"nowhere") == []
+    assert by_place(store, KEY, PLACE) == [here, too]
+    assert by_place(store, KEY, b"elsewhere") == [there]
+    assert by_place(store, KEY, b"nowhere") == []
 
 
 def test_two_api_keys_never_meet() -> None:
     store = filled(turn(call_ids=("one",), signature="sig"))
-    assert store.by_ids(OTHER_KEY, echo("one", signatures=["sig"])) == []
-    assert store.by_place(OTHER_KEY, PLACE) == []
+    assert by_ids(store, OTHER_KEY, echo("one", signatures=["sig"])) == []
+    assert by_place(store, OTHER_KEY, PLACE) == []
     mine = turn(7, key=OTHER_KEY, call_ids=("one",), signature="sig")
     store.add(mine)
-    assert store.by_ids(OTHER_KEY, echo("one", signatures=["sig"])) == [mine]
-    assert mine not in store.by_place(KEY, PLACE)
+    assert by_ids(store, OTHER_KEY, echo("one", signatures=["sig"])) == [mine]
+    assert mine not in by_place(store, KEY, PLACE)
 
 
 def test_the_same_turn_twice_is_one() -> None:
     first = turn(1)
     store = filled(first, turn(1))
     assert len(store) == 1 and store.nbytes == first.nbytes
-    assert store.by_place(KEY, PLACE) == [first]
+    assert by_place(store, KEY, PLACE) == [first]
 
 
 def test_the_same_tokens_are_two_turns_where_they_were_given_by_other_ids() -> None:
@@ -119,8 +133,11 @@ def test_the_same_tokens_are_two_turns_where_they_were_given_by_other_ids() -> N
     calls = [turn(1, call_ids=("one",)), turn(1, call_ids=("two",))]
     thoughts = [turn(2, signature="sig1"), turn(2, signature="sig2")]
     store = filled(*calls, *thoughts)
-    assert [store.by_ids(KEY, echo(each.call_ids[0])) for each in calls] == [[calls[0]], [calls[1]]]
-    found = [store.by_ids(KEY, echo(signatures=[each.signature])) for each in thoughts]
+    assert [by_ids(store, KEY, echo(each.call_ids[0])) for each in calls] == [
+        [calls[0]],
+        [calls[1]],
+    ]
+    found = [by_ids(store, KEY, echo(signatures=[each.signature])) for each in thoughts]
     assert found == [[thoughts[0]], [thoughts[1]]]
 
 
@@ -132,9 +149,9 @@ def test_the_same_tokens_elsewhere_are_another_turn() -> None:
 def test_the_turn_that_was_not_used_longest_goes_first() -> None:
     turns = [turn(n, place=b"%d" % n, call_ids=(f"id{n}",), signature=f"s{n}") for n in range(4)]
     store = filled(*turns[:3], turns_max=3)
-    assert store.by_place(KEY, b"0") and store.by_ids(KEY, echo("id1"))  # so 2 goes, not 0
+    assert by_place(store, KEY, b"0") and by_ids(store, KEY, echo("id1"))  # so 2 goes, not 0
     store.add(turns[3])
-    assert [bool(store.by_place(KEY, b"%d" % n)) for n in range(4)] == [True, True, False, True]
+    assert [bool(by_place(store, KEY, b"%d" % n)) for n in range(4)] == [True, True, False, True]
 
 
 def test_adding_a_turn_again_is_a_use_of_it() -> None:
@@ -142,7 +159,7 @@ def test_adding_a_turn_again_is_a_use_of_it() -> None:
     store = filled(first, second, turns_max=2)
     store.add(turn(0))
     store.add(third)
-    assert store.by_place(KEY, PLACE) == [first, third]
+    assert by_place(store, KEY, PLACE) == [first, third]
 
 
 def test_bytes_are_counted_and_bounded() -> None:
@@ -151,13 +168,13 @@ def test_bytes_are_counted_and_bounded() -> None:
     assert each >= 4_000, "its ids alone are four bytes each"
     store = filled(*turns, bytes_max=3 * each + 1)
     assert len(store) == 3 and store.nbytes == 3 * each
-    assert not store.by_place(KEY, b"1") and store.by_place(KEY, b"2")
+    assert not by_place(store, KEY, b"1") and by_place(store, KEY, b"2")
 
 
 def test_a_turn_larger_than_all_room_is_not_kept() -> None:
     store = filled(turn(size=1_000), bytes_max=1_000)
     assert (len(store), store.nbytes) == (0, 0)
-    assert store.by_place(KEY, PLACE) == []
+    assert by_place(store, KEY, PLACE) == []
 
 
 def test_nothing_is_listed_that_was_dropped() -> None:
@@ -168,4 +185,4 @@ def test_nothing_is_listed_that_was_dropped() -> None:
     store = filled(*turns, turns_max=5)
     assert list(store) == turns[15:]
     store.check()
-    assert store.by_ids(KEY, echo("id3", "also4", signatures=["s5"])) == []
+    assert by_ids(store, KEY, echo("id3", "also4", signatures=["s5"])) == []

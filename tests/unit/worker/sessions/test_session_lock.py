@@ -1,0 +1,155 @@
+"""A request that ends waits neither for another's prompt nor for the journal's disk."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.shared.durable_journal import Journal
+from hearth.shared.wire_messages import Speaker
+from hearth.worker.sessions import session_manager as module
+from hearth.worker.sessions.session_manager import KEPT, SessionManager, SessionRules
+from hearth.worker.sessions.turn_store import Turn, TurnStore
+from tests.helpers.worker.session_prompts import (
+    ME,
+    QUESTION,
+    SAID,
+    SLACK,
+    WORDS,
+    Desk,
+    Rows,
+    echo,
+)
+
+WAIT_S_MAX = 60.0  # for what takes no time where nobody is in its way
+OTHER = Speaker("key", "s2")
+# What arriving does whose cost grows with a prompt's messages, its calls or its tools.
+LONG_STEPS = ("chains", "shape_of", "position_in", "_loads", "_known", "turn_content", "is_echo")
+FOLLOWED = [*QUESTION, echo(WORDS), QUESTION[1]]
+
+
+class Gate:
+    """A step that does not end before it is let go."""
+
+    def __init__(self) -> None:
+        self.is_reached = threading.Event()
+        self.is_open = threading.Event()
+
+    def __call__(self) -> None:
+        self.is_reached.set()
+        assert self.is_open.wait(WAIT_S_MAX)
+
+    def before(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def held(*args: Any, **named: Any) -> Any:
+            self()
+            return step(*args, **named)
+
+        return held
+
+
+@contextmanager
+def running(gate: Gate, work: Callable[[], object]) -> Iterator[None]:
+    """Have `work` stand at `gate` in a thread of its own while the block runs."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert gate.is_reached.wait(WAIT_S_MAX)
+    try:
+        yield
+    finally:
+        gate.is_open.set()
+        thread.join(WAIT_S_MAX)
+
+
+def gets_through(work: Callable[[], object]) -> bool:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(WAIT_S_MAX)
+    return not thread.is_alive()
+
+
+@pytest.mark.parametrize("step", LONG_STEPS)
+def test_a_request_ends_while_anothers_long_prompt_is_looked_at(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, gate = Desk(), Gate()
+    desk.ask(QUESTION, WORDS)
+    other = desk.arrive(QUESTION, OTHER)
+    monkeypatch.setattr(module, step, gate.before(getattr(module, step)))
+    with running(gate, lambda: desk.arrive(FOLLOWED)):
+        assert gets_through(lambda: desk.end(other, SAID)), f"{step} holds the lock"
+    assert other.turn is not None and desk.sessions.counters()["turns"] == 2
+
+
+def test_a_request_ends_while_the_journal_is_written_anew() -> None:
+    desk, gate = Desk(), Gate()
+    desk.ask(QUESTION, WORDS)
+    other = desk.arrive(QUESTION, OTHER)
+
+    def write_all() -> None:
+        for _ in desk.sessions.all_entries():
+            gate()
+
+    with running(gate, write_all):
+        assert gets_through(lambda: desk.end(other, SAID))
+        assert gets_through(lambda: desk.arrive(FOLLOWED))
+
+
+def test_a_request_ends_while_a_disk_takes_no_byte_of_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, gate = Desk(), Gate()
+    monkeypatch.setattr(Journal, "append", gate.before(Journal.append))
+    desk.sessions = SessionManager(SessionRules(), Rows(), SLACK, tmp_path)
+    with running(gate, lambda: desk.ask(QUESTION, WORDS)):
+        assert gets_through(lambda: desk.ask(FOLLOWED, SAID))
+        assert gets_through(desk.sessions.counters)
+    desk.sessions.close()
+    again = SessionManager(SessionRules(), Rows(), SLACK, tmp_path)
+    assert again.counters()["turns"] == 2, "what waited for the disk is written"
+    again.close()
+
+
+def test_the_ids_of_a_message_with_thousands_of_calls_are_looked_up_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk()
+    first = desk.ask(QUESTION, SAID)
+    assert first.turn is not None
+    counts = []
+    find = TurnStore.find
+
+    def counted(store: TurnStore, places: Sequence[Any]) -> Sequence[Turn]:
+        counts.append(len(places))
+        return find(store, places)
+
+    monkeypatch.setattr(TurnStore, "find", counted)
+    calls = echo(SAID, first.turn.call_ids)["tool_calls"]
+    others = [{**calls[0], "id": f"other{n}"} for n in range(1_000)]
+    sent = echo(SAID, tool_calls=[*others, *calls])
+    visit = desk.arrive([*QUESTION, sent, QUESTION[1]])
+    assert visit.states == {2: module.CHANGED}, "its turn was found, and says something else"
+    assert max(counts) <= 64 and sum(counts) >= 1_001
+
+
+def test_a_cache_that_is_emptied_amid_an_arrival_leaves_a_request_that_can_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS)
+    position_in = module.position_in
+
+    def emptied_first(*args: Any) -> Any:
+        desk.sessions.forget_lines()
+        return position_in(*args)
+
+    monkeypatch.setattr(module, "position_in", emptied_first)
+    visit = desk.arrive(FOLLOWED)
+    assert visit.states == {2: KEPT} and visit.kind == "main"
+    desk.end(visit, SAID)
+    (line,) = visit.place.session.lines.values()
+    assert line.turns == 1 and line.parent is None
+    assert [row["session"] for row in desk.sessions.report(ME.key)] == [ME.session]
+    desk.sessions.lines.check()
