@@ -187,22 +187,22 @@ class HttpExchange:
     async def while_connected(self, work: Awaitable[T]) -> T:
         """Return what `work` gives; it is cancelled when the client goes away first.
 
+        `work` has ended whenever this ends, unless the caller is cancelled while it waits for that.
+
         Raises:
-            ClientGone: it did. And whatever `work` raises.
+            CancelledError: the caller was cancelled, whatever else happened meanwhile.
+            ClientGone: the client went. And whatever `work` raises.
         """
         task = asyncio.ensure_future(work)
-        watcher = self._watch()
         try:
-            await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if task.done():
-            return task.result()
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, RequestError):
-            await task
-        raise ClientGone()
+            await asyncio.wait({task, self._watch()}, return_when=asyncio.FIRST_COMPLETED)
+            is_gone = not task.done()
+        finally:
+            await _ended(task)
+        error = None if task.cancelled() else task.exception()
+        if is_gone and (error is None or isinstance(error, RequestError)):
+            raise ClientGone()
+        return task.result()
 
     def on_disconnect(self, action: Callable[[], None]) -> None:
         """Call `action` when the client goes away, at once if it has."""
@@ -283,6 +283,23 @@ class HttpExchange:
                 async with asyncio.timeout(wait_s):
                     await self.body(frame, more=True)
         await self.body(b"", more=False)
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    """Cancel `task` and wait until it has ended; nothing that it raises is raised here.
+
+    Awaiting the task itself could not tell its cancellation from the caller's own.
+    """
+    task.add_done_callback(_seen)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def _seen(task: asyncio.Future[Any]) -> None:
+    """Take note of what `task` raised, so that nothing is logged of it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def wrong_method(exchange: HttpExchange, allowed: str) -> RequestError:

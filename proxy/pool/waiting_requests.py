@@ -102,7 +102,8 @@ class WaitingRequests:
                 assert len(self.requests) <= WAITING_MAX, len(self.requests)
                 self._changed.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), wait_s)
+                    async with asyncio.timeout(wait_s):
+                        await self._changed.wait()
         finally:
             self.requests.remove(request)
         raise self._error(request)

@@ -71,7 +71,8 @@ class ModelSwapper:
             self.arrange()
             with contextlib.suppress(TimeoutError):
                 limit_s = LOOK_SOON_S if self._pool.waiting.requests else LOOK_S
-                await asyncio.wait_for(self._nudge.wait(), limit_s)
+                async with asyncio.timeout(limit_s):
+                    await self._nudge.wait()
 
     def arrange(self) -> None:
         now = awake_s()

@@ -225,7 +225,8 @@ class Supervisor:
         while True:
             worker.moved.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(worker.moved.wait(), backoff_s(worker.early_deaths))
+                async with asyncio.timeout(backoff_s(worker.early_deaths)):
+                    await worker.moved.wait()
             try:
                 await self._spawn(worker)
             except OSError as error:
@@ -389,7 +390,8 @@ class Supervisor:
 async def _ends(process: Process, wait_s: float) -> bool:
     """Wait until `process` has ended, for so long; say whether it has."""
     try:
-        await asyncio.wait_for(process.wait(), max(0.0, wait_s))
+        async with asyncio.timeout(max(0.0, wait_s)):
+            await process.wait()
     except TimeoutError:
         return False
     return True
