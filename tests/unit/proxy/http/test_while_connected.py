@@ -93,7 +93,7 @@ async def played(moments: Moments, end: str, manner: str) -> tuple[Any, bool, li
     assert was_over == [True] or moments.leaves is not None, "work outlives its caller"
     exchange.end()
     outcome = "cancelled" if caller.cancelled() else caller.exception() or caller.result()
-    del inner, caller
+
     return outcome, was_taken, logged
 
 
