@@ -1,7 +1,15 @@
-"""Runs the server as the main process of a service, with a log that is bounded at each start."""
+"""Runs the server as the main process of a service, with a log whose size is bounded.
 
+The server and its workers share one open file, to which each of them appends: whoever empties it
+has all of them go on at its beginning. So one thread of the main process bounds it for all, and
+for what libraries print too.
+"""
+
+import logging
 import os
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +18,11 @@ from hearth.commands.service.service_plan import ServiceHost
 from hearth.shared.errors import EXIT_CANNOT_START
 from hearth.shared.make_private_directory import make_private
 
-LOG_BYTES_MAX: Final = 10_000_000  # then a start begins a new one, and keeps one old one
+LOG_BYTES_MAX: Final = 10_000_000  # then a new one is begun, and one old one kept
+LOOK_S: Final = 5.0  # between two looks at its size
+PIECE_BYTES: Final = 1 << 20  # of one read
+
+log = logging.getLogger(__name__)
 
 
 def run(host: ServiceHost, *, ends_with_0_if_refused: bool) -> int:
@@ -21,7 +33,7 @@ def run(host: ServiceHost, *, ends_with_0_if_refused: bool) -> int:
     """
     host.refused_mark.unlink(missing_ok=True)
     if not sys.stderr.isatty():
-        open_log(host.log)
+        ServiceLog(host.log).start()
 
     def status_of(status: int) -> int:
         if status == EXIT_CANNOT_START and ends_with_0_if_refused:
@@ -32,17 +44,64 @@ def run(host: ServiceHost, *, ends_with_0_if_refused: bool) -> int:
     return serve.main([], status_of)
 
 
-def open_log(log: Path) -> None:
-    """Append this process's output, and that of its workers, to `log`, for this user's eyes."""
-    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
-        log.replace(old_log(log))
-    make_private(log.parent)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(descriptor, stream.fileno())
-    os.close(descriptor)
+class ServiceLog:
+    """The log of this process and its workers, for this user's eyes.
+
+    Invariant: after a look it is at most `bytes_max` long, and so is the old one, but for what is
+    written while they are looked at.
+    """
+
+    def __init__(self, path: Path, bytes_max: int = LOG_BYTES_MAX) -> None:
+        """Open the file, which is made where it is missing. Raises: OSError."""
+        self._path = path
+        self._bytes_max = bytes_max
+        make_private(path.parent)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self.descriptor = os.open(path, flags, 0o600)
+        os.fchmod(self.descriptor, 0o600)  # launchd or systemd may have made it
+        self.bound()
+
+    def start(self) -> None:
+        """Have this process's output go there, and its workers', and bound it from now on."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(self.descriptor, stream.fileno())
+        threading.Thread(target=self._watch, name="service log", daemon=True).start()
+
+    def bound(self) -> None:
+        """Keep what the file holds as the old one and empty it, where it is too long.
+
+        What is written between the two is lost; where there is no room for the old one, all is.
+        """
+        if os.fstat(self.descriptor).st_size <= self._bytes_max:
+            return
+        old = old_log(self._path)
+        try:
+            self._copy(old)
+        except OSError as error:
+            with suppress(OSError):
+                old.unlink(missing_ok=True)
+            log.warning("the service's log is emptied, and nothing of it kept: %s", error)
+        finally:
+            os.ftruncate(self.descriptor, 0)
+
+    def _copy(self, target: Path) -> None:
+        """Copy the last `bytes_max` bytes into `target`."""
+        target.unlink(missing_ok=True)
+        at = os.fstat(self.descriptor).st_size - self._bytes_max
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(target, flags, 0o600), "wb", buffering=0) as file:
+            while piece := os.pread(self.descriptor, PIECE_BYTES, at):
+                at += file.write(piece)
+
+    def _watch(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(LOOK_S):
+            try:
+                self.bound()
+            except OSError as error:  # the next look tries again
+                log.warning("the service's log is not bounded: %s", error)
 
 
-def old_log(log: Path) -> Path:
-    return log.with_name(log.name + ".1")
+def old_log(log_path: Path) -> Path:
+    return log_path.with_name(log_path.name + ".1")

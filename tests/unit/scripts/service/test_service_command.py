@@ -320,5 +320,5 @@ def test_a_refused_start_ends_as_its_manager_understands(
     assert (done.returncode, done.stdout, done.stderr) == (status, b"", b"")
     assert log.read_text().startswith("PROXY_PORT is '99999'")
     assert log.stat().st_mode & 0o777 == 0o600
-    assert log.with_name("service.log.1").stat().st_size == 10_000_001
+    assert log.with_name("service.log.1").stat().st_size == 10_000_000
     assert (tmp_path / ".hearth" / "service.refused").exists() == (status == 0)
