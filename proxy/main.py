@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from typing import Final, NoReturn
@@ -107,10 +106,7 @@ class Hearth:
         self._signals = StopSignals(self._stop.set, self._end_now)
 
     def _write_pid_file(self) -> None:
-        try:
-            self._pid_file.write(self._supervisor.pids)
-        except (OSError, subprocess.SubprocessError) as error:  # supervision must not end by it
-            log.error("pid file cannot be written: %s", error)
+        self._pid_file.write(self._supervisor.pids)
 
     async def run(self) -> int:
         """Serve until a signal; return the exit code."""

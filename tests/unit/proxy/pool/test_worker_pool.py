@@ -1,7 +1,6 @@
 """The pool and the supervisor against scripted workers: real processes, real ZeroMQ, no LiteLLM."""
 
 import asyncio
-import json
 import os
 import signal
 import tempfile
@@ -15,7 +14,6 @@ from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.pool import answer_stream as answer_module, worker_pool as pool_module
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.workers import supervisor as supervisor_module
-from hearth.proxy.workers.pid_file import PidFile
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Admitted, Delta, Finished, Progress, Usage
 from hearth.shared.zmq_transport import LEASE_S, SILENCE_S_MAX
@@ -289,18 +287,6 @@ def test_a_worker_ends_when_its_supervisor_is_gone(directory: Path) -> None:
             await made.until(lambda: made.supervisor.workers[0].restarts == 1)
 
     run(body)
-
-
-def test_the_pid_file_names_processes_by_their_start(tmp_path: Path) -> None:
-    pid_file = PidFile(tmp_path, "127.0.0.1", 4000)
-    pid_file.write([os.getpid()])
-    row = json.loads(pid_file.path.read_text())
-    assert row["supervisor"] == {"pid": os.getpid(), "started": row["supervisor"]["started"]}
-    assert row["children"][0]["role"] == "worker"
-    assert row["supervisor"]["started"] is not None
-    assert pid_file.path.stat().st_mode & 0o777 == 0o600
-    pid_file.remove()
-    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------- Answer alone

@@ -1,0 +1,89 @@
+"""The pid file names a process by its start, so that nobody else's is ever ended for it."""
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.proxy.workers import pid_file as module
+from hearth.proxy.workers.pid_file import PidFile
+from hearth.shared.processes import IdentifiedProcess, read_pid_file
+
+WAIT_S_MAX = 60.0  # for what takes no time
+WORKER = 4_000_000  # a pid that Linux gives to nobody
+
+
+def read(pid_file: PidFile) -> dict[str, Any]:
+    return dict(json.loads(pid_file.path.read_text()))
+
+
+def test_it_names_processes_by_their_start(tmp_path: Path) -> None:
+    pid_file = PidFile(tmp_path, "127.0.0.1", 4000)
+    pid_file.write([os.getpid()]).result(WAIT_S_MAX)
+    row = read(pid_file)
+    assert row["supervisor"] == {"pid": os.getpid(), "started": row["supervisor"]["started"]}
+    assert row["children"][0]["role"] == "worker"
+    assert row["supervisor"]["started"] is not None
+    assert pid_file.path.stat().st_mode & 0o777 == 0o600
+    pid_file.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pid_that_is_used_again_is_named_by_its_own_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker died, and its pid became the next worker's, or somebody else's."""
+    starts = {os.getpid(): 1.0, WORKER: 2.0}
+    asked: list[int] = []
+
+    def started(pid: int) -> float | None:
+        asked.append(pid)
+        return starts.get(pid)
+
+    monkeypatch.setattr(module, "process_started", started)
+    pid_file = PidFile(tmp_path, "127.0.0.1", 4000)
+    pid_file.write([WORKER])
+    pid_file.write([WORKER, WORKER + 1]).result(WAIT_S_MAX)
+    assert asked == [os.getpid(), WORKER, WORKER + 1], "each is asked for once"
+    pid_file.write([WORKER + 1]).result(WAIT_S_MAX)
+    starts[WORKER] = 3.0
+    starts[WORKER + 1] = 4.0
+    pid_file.write([WORKER, WORKER + 1]).result(WAIT_S_MAX)
+    assert read_pid_file(pid_file.path) == (
+        IdentifiedProcess(os.getpid(), 1.0),
+        [IdentifiedProcess(WORKER, 3.0), IdentifiedProcess(WORKER + 1, 4.0)],
+    ), "one that was not running when it was asked for is asked for again"
+    pid_file.remove()
+
+
+def test_whoever_has_it_written_waits_for_no_ps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a file that was removed meanwhile does not come back when `ps` has answered."""
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def started(_: int) -> float:
+        is_asked.set()
+        assert may_answer.wait(WAIT_S_MAX)
+        return 1.0
+
+    monkeypatch.setattr(module, "process_started", started)
+    pid_file = PidFile(tmp_path, "127.0.0.1", 4000)
+    first, second = pid_file.write([WORKER]), pid_file.write([])
+    assert is_asked.wait(WAIT_S_MAX) and not first.done()
+    pid_file.remove()
+    may_answer.set()
+    for writing in (first, second, pid_file.write([WORKER])):
+        writing.result(WAIT_S_MAX)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_takes_no_file_ends_no_supervision(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pid_file = PidFile(tmp_path / "missing", "127.0.0.1", 4000)
+    pid_file.write([]).result(WAIT_S_MAX)
+    assert "pid file cannot be written" in caplog.text
