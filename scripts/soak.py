@@ -2,6 +2,7 @@
 """Replays captured agent sessions for a long time against its own server, and watches its memory.
 
     python -m scripts.soak [TRACE...] [--minutes N] [--clients 3] [--seed S] [--json FILE]
+    python -m scripts.soak --requests 10000 [--clients 16] [--seed S]
 
 Each client replays one session after the other, with pauses, and sends back what this server said.
 Texts are cut to a length that is drawn for each session, so that they fit a small model and no two
@@ -10,6 +11,8 @@ Memory is held to its level after the first third, which is the warm-up: the med
 the run after it, against that of the last tenth. Small budgets make eviction part of it.
 Exit status: 0 RSS grew by 2 % at most, KV never was above its budget and no request failed; 1 not
 so; 2 the server does not start.
+With --requests it sends short requests of every kind instead, and holds memory, open files and
+threads of each process to their level over the second half (scripts/soak_requests.py): 1 % and 4.
 """
 
 import argparse
@@ -30,6 +33,7 @@ from scripts.chaos.own_server import MB, OwnServer, ServerError, rss_bytes
 from scripts.harness.body_mutations import shortened
 from scripts.replay.__main__ import Row, Target, replay
 from scripts.replay.traces import TRACES_DIR, Captured, load_trace
+from scripts.soak_requests import soak as soak_requests
 
 CHARS: Final = (100, 400)  # of a text of a session
 REQUESTS: Final = (4, 16)  # of a session
@@ -213,11 +217,13 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE")
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--clients", type=int, default=3, help="sessions at once")
+    parser.add_argument("--requests", type=int, help="short ones, instead of sessions")
+    parser.add_argument("--clients", type=int, help="at once: 3 sessions, or 16 requests")
     parser.add_argument("--sample", type=float, default=5.0, help="seconds between two samples")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
+    options.clients = options.clients or (16 if options.requests else 3)
     options.traces = options.traces or sorted(TRACES_DIR.glob("*.jsonl.xz"))
     if not options.traces:
         parser.error(f"there is no trace in {TRACES_DIR}; name some")
@@ -253,4 +259,7 @@ async def soak(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(soak(options_of())))
+    given = options_of()
+    if given.requests:
+        sys.exit(asyncio.run(soak_requests(given.requests, given.clients, given.seed)))
+    sys.exit(asyncio.run(soak(given)))

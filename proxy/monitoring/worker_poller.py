@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import orjson
 
+from hearth.proxy.kept_json import kept_json
 from hearth.proxy.monitoring.recent_requests import divergence_fields
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
 from hearth.shared.errors import RequestError
@@ -172,9 +173,9 @@ class WorkerPoller:
             return tree
         reports = await self._pool.ask("tree", label, key)
         if _is_whole(reports):
-            return SessionTree(orjson.dumps(_lines(label, reports)), signature)
+            return SessionTree(kept_json(_lines(label, reports)), signature)
         return SessionTree(
-            tree.json if tree is not None else orjson.dumps(_lines(label, reports)), None
+            tree.json if tree is not None else kept_json(_lines(label, reports)), None
         )
 
 

@@ -22,6 +22,7 @@ import orjson
 
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.responses.responses_request import input_items
+from hearth.proxy.kept_json import kept_json
 from hearth.shared.durable_journal import Adapter
 from hearth.shared.durable_journal_writer import open_journal_writer
 from hearth.shared.errors import RequestError
@@ -102,9 +103,7 @@ class ResponseStore:
         """Keep `response` to the expanded `body`, unless the client said that it is not to be."""
         if body.get("store") is False:
             return
-        entry = _StoredResponse(
-            self._clock(), orjson.dumps(input_items(body)), orjson.dumps(response)
-        )
+        entry = _StoredResponse(self._clock(), kept_json(input_items(body)), kept_json(response))
         if entry.nbytes > BYTES_MAX:
             return
         entry_key = self._entry_key(key, response["id"])
