@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.kept_json import kept_json
 from hearth.proxy.monitoring.recent_requests import divergence_fields
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
 from hearth.shared.errors import RequestError
+from hearth.shared.kept_json import kept_json
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from hearth.worker.requests.request_builder import family_of
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.sessions.echoed_turn_match import TurnContent
-from hearth.worker.sessions.session_manager import SessionVisit
+from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.sessions.turn_store import Turn
 
 log = logging.getLogger(__name__)

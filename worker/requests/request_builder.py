@@ -14,7 +14,7 @@ from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder, is_raw
 from hearth.worker.schedule.request_state import ClientLease, Request
-from hearth.worker.sessions.session_manager import SessionVisit
+from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.stream.answer_splitter import AnswerSplitter
 from hearth.worker.stream.output_processor import OutputProcessor
 

@@ -16,7 +16,8 @@ from hearth.worker.prompt.images.image_placeholders import without_images
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt, PromptBuilder, PromptContent
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.sessions.find_divergence import explain
-from hearth.worker.sessions.session_manager import SessionManager, SessionVisit
+from hearth.worker.sessions.session_manager import SessionManager
+from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.sessions.turn_store import Turn
 
 _IMAGE: Final = "[image]"

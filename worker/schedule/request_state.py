@@ -18,7 +18,7 @@ from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.disk_tier import DiskRecall
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.schedule.wait_estimate import Work
-from hearth.worker.sessions.session_manager import SessionVisit
+from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.stream.output_processor import OutputProcessor
 
 

@@ -7,7 +7,8 @@ from hearth.shared.wire_messages import Usage
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
 from hearth.worker.schedule.usage_report import raised_counters
 from hearth.worker.sessions.echoed_turn_match import TurnContent
-from hearth.worker.sessions.session_manager import RequestEnding, SessionManager
+from hearth.worker.sessions.session_manager import SessionManager
+from hearth.worker.sessions.session_visit import RequestEnding
 from hearth.worker.stream.model_output_format import AnswerParts
 
 

@@ -19,7 +19,7 @@ from hearth.worker.sessions.divergence_cause import (
     cause_of,
     first_difference,
 )
-from hearth.worker.sessions.session_manager import RENDERED, SessionVisit
+from hearth.worker.sessions.session_visit import RENDERED, SessionVisit
 
 RUN: Final = 16  # tokens that must stand together to be taken for the same text; a power of two
 ECHO_MIN: Final = 0.5  # of an answer stand in what echoes it

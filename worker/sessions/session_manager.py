@@ -9,20 +9,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hearth.shared.wire_messages import Prompt, Speaker, Usage
-from hearth.worker.cache.block_hash import Tokens, common_length, pack
+from hearth.shared.wire_messages import Prompt, Speaker
+from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.conversation_lines import (
     REQUESTS_MAX,
     ConversationLines,
     Line,
-    LinePosition,
     Session,
     chains,
     shape_of,
@@ -46,6 +45,14 @@ from hearth.worker.sessions.session_archive import (
     entries,
     state_of,
 )
+from hearth.worker.sessions.session_visit import (
+    CHANGED,
+    DROPPED,
+    KEPT,
+    RENDERED,
+    RequestEnding,
+    SessionVisit,
+)
 from hearth.worker.sessions.thinking_store import ThinkingStore, thinking_key
 from hearth.worker.sessions.turn_store import Turn, TurnStore, place_behind, places_of_ids
 
@@ -59,10 +66,6 @@ PLACES_AT_ONCE = 64  # at which turns are looked for before the lock is let go
 ID_CHARS = 22  # of letters and digits: 131 bits
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
-# An assistant turn is rendered as sampled, as the client changed it, as it came (nothing is known
-# of it), or as the template has it, though its tokens are known.
-KEPT, CHANGED, RENDERED, DROPPED = "kept", "changed", "rendered", "dropped"
-
 
 @dataclass(frozen=True, slots=True)
 class SessionRules:
@@ -74,68 +77,6 @@ class SessionRules:
     shows_text: bool = False  # snippets of prompts in logs and reports
     is_exact: bool = False  # only what was prefilled is reused
     worker_id: int = 0
-
-
-@dataclass(slots=True)
-class SessionVisit:
-    """One request as the sessions know it, from its arrival to its end.
-
-    Owner: the prompt thread until it hands the request over, then the inference thread.
-    Invariant: `turns` has an entry for each message, and `shared` is at most `len(tokens)`.
-    """
-
-    prompt: Prompt
-    key: str  # what the speaker's API key is known by here
-    place: LinePosition
-    messages: list[dict[str, Any]]  # healed
-    turns: list[Turn | None]  # for each message
-    states: dict[int, str]  # of each assistant message
-    loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
-    is_side: bool = False
-    kind: str = "main"  # of what it is to its session: main, agent or side
-    rules: list[str] = field(default_factory=list)  # by which its messages are canonical
-    shared_messages: int = 0  # of its line's last request, from the first on
-    healed: int = 0
-    doubtful: int = 0  # turns whose tokens are known and whose span was not found
-    ambiguous: int = 0  # echoes that more than one turn says
-    header: int = 0  # the token at which the generation prompt begins
-    tokens: Tokens = field(default_factory=lambda: pack([]))  # of the prompt
-    shared: int = 0  # tokens that the prompt shares with its own line's last
-    divergence: Divergence | None = None
-    said: TurnContent | None = None  # what was answered
-    turn: Turn | None = None  # the same as tokens, where all that was sampled was delivered
-
-    def set_prompt(self, tokens: Tokens, header: int, kept: frozenset[int]) -> None:
-        """Take the prompt's tokens, and which turns stand in it as they were sampled."""
-        assert len(self.turns) == len(self.messages), (len(self.turns), len(self.messages))
-        assert 0 <= header <= len(tokens), (header, len(tokens))
-        self.tokens, self.header = tokens, header
-        if self.place.before is not None:
-            self.shared = common_length(tokens, self.place.before.tokens)
-        for at, turn in enumerate(self.turns):
-            if turn is not None and at not in kept:
-                self.states[at] = DROPPED
-
-    def count(self, state: str) -> int:
-        return sum(each == state for each in self.states.values())
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEnding:
-    """The facts with which a request ended. Immutable."""
-
-    request_id: str
-    text: str  # as it was generated, markup included
-    said: TurnContent  # the same as it was delivered
-    sampled: Sequence[int]  # without an end-of-turn token
-    usage: Usage
-    limit: int  # the furthest position at which the prompt could be resumed
-    is_whole: bool  # not cut by a stop string, nor by a client that left
-    is_cancelled: bool = False
-    call_ids: tuple[str, ...] = ()  # of its calls, as the client was given them
-    signature: str = ""  # of its thinking, likewise
-    raised: frozenset[str] = frozenset()  # the cache's counters of correctness that it raised
-    evictions: int = 0  # of the cache until then
 
 
 class SessionManager:

@@ -22,10 +22,10 @@ import orjson
 
 from hearth.proxy.api.body import field_readers as fields
 from hearth.proxy.api.responses.responses_request import input_items
-from hearth.proxy.kept_json import kept_json
 from hearth.shared.durable_journal import Adapter
 from hearth.shared.durable_journal_writer import open_journal_writer
 from hearth.shared.errors import RequestError
+from hearth.shared.kept_json import kept_json
 
 COUNT_MAX: Final = 1_000
 BYTES_MAX: Final = 64 * 1024 * 1024

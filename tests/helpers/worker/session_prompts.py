@@ -10,12 +10,8 @@ from hearth.shared.wire_messages import Prompt, Speaker, Usage
 from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions.cache_trace_log import TraceLog, TraceRow
 from hearth.worker.sessions.echoed_turn_match import TurnContent
-from hearth.worker.sessions.session_manager import (
-    RequestEnding,
-    SessionManager,
-    SessionRules,
-    SessionVisit,
-)
+from hearth.worker.sessions.session_manager import SessionManager, SessionRules
+from hearth.worker.sessions.session_visit import RequestEnding, SessionVisit
 from hearth.worker.sessions.turn_store import TurnStore
 
 HEADER = [7, 7]  # the tokens of a generation prompt

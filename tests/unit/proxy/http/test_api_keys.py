@@ -15,7 +15,7 @@ from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Speaker
-from hearth.worker.sessions.session_manager import KEPT, RENDERED
+from hearth.worker.sessions.session_visit import KEPT, RENDERED
 from tests.helpers.proxy.proxy_app import app_of, ask
 from tests.helpers.worker.session_prompts import QUESTION, SAID, Desk, echo
 

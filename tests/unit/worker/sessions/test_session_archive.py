@@ -17,12 +17,11 @@ from hearth.worker.sessions import conversation_lines, turn_store
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.session_archive import ArchiveEntry
-from hearth.worker.sessions.session_manager import (
+from hearth.worker.sessions.session_manager import SessionManager, SessionRules
+from hearth.worker.sessions.session_visit import (
     KEPT,
     RENDERED,
     RequestEnding,
-    SessionManager,
-    SessionRules,
     SessionVisit,
 )
 from tests.helpers.records.archive_records import ME, plain

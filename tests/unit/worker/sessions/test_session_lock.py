@@ -11,7 +11,8 @@ import pytest
 from hearth.shared.durable_journal import Journal
 from hearth.shared.wire_messages import Speaker
 from hearth.worker.sessions import session_manager as module
-from hearth.worker.sessions.session_manager import KEPT, SessionManager, SessionRules
+from hearth.worker.sessions.session_manager import SessionManager, SessionRules
+from hearth.worker.sessions.session_visit import KEPT
 from hearth.worker.sessions.turn_store import Turn, TurnStore
 from tests.helpers.worker.session_prompts import (
     ME,

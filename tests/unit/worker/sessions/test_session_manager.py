@@ -12,13 +12,12 @@ from hearth.worker.cache.block_hash import pack
 from hearth.worker.sessions import session_manager as module
 from hearth.worker.sessions.divergence_cause import cause_of, not_kept
 from hearth.worker.sessions.echoed_turn_match import TurnContent
-from hearth.worker.sessions.session_manager import (
+from hearth.worker.sessions.session_manager import REJECTED, UNEXPLAINED
+from hearth.worker.sessions.session_visit import (
     CHANGED,
     DROPPED,
     KEPT,
-    REJECTED,
     RENDERED,
-    UNEXPLAINED,
     SessionVisit,
 )
 from tests.helpers.worker.session_prompts import (

@@ -1,4 +1,4 @@
-"""What is kept as JSON takes the memory that it is counted with."""
+"""JSON that is kept takes the memory that it is counted with."""
 
 import tracemalloc
 
@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from hearth.proxy.api.responses.response_store import ResponseStore
-from hearth.proxy.kept_json import kept_json
+from hearth.shared.kept_json import kept_json
 
 OVERHEAD_BYTES = 600  # of an entry: its objects and their place in the table
 

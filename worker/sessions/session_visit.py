@@ -1,0 +1,78 @@
+"""Holds what the sessions know of one request, from its arrival to its end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hearth.shared.wire_messages import Prompt, Usage
+from hearth.worker.cache.block_hash import Tokens, common_length, pack
+from hearth.worker.sessions.conversation_lines import LinePosition
+from hearth.worker.sessions.divergence_cause import Divergence
+from hearth.worker.sessions.echoed_turn_match import TurnContent
+from hearth.worker.sessions.turn_store import Turn
+
+# An assistant turn is rendered as sampled, as the client changed it, as it came (nothing is known
+# of it), or as the template has it, though its tokens are known.
+KEPT, CHANGED, RENDERED, DROPPED = "kept", "changed", "rendered", "dropped"
+
+
+@dataclass(slots=True)
+class SessionVisit:
+    """One request as the sessions know it, from its arrival to its end.
+
+    Owner: the prompt thread until it hands the request over, then the inference thread.
+    Invariant: `turns` has an entry for each message, and `shared` is at most `len(tokens)`.
+    """
+
+    prompt: Prompt
+    key: str  # what the speaker's API key is known by here
+    place: LinePosition
+    messages: list[dict[str, Any]]  # healed
+    turns: list[Turn | None]  # for each message
+    states: dict[int, str]  # of each assistant message
+    loaded: list[str] = field(default_factory=list)  # tools to show though no reference is left
+    is_side: bool = False
+    kind: str = "main"  # of what it is to its session: main, agent or side
+    rules: list[str] = field(default_factory=list)  # by which its messages are canonical
+    shared_messages: int = 0  # of its line's last request, from the first on
+    healed: int = 0
+    doubtful: int = 0  # turns whose tokens are known and whose span was not found
+    ambiguous: int = 0  # echoes that more than one turn says
+    header: int = 0  # the token at which the generation prompt begins
+    tokens: Tokens = field(default_factory=lambda: pack([]))  # of the prompt
+    shared: int = 0  # tokens that the prompt shares with its own line's last
+    divergence: Divergence | None = None
+    said: TurnContent | None = None  # what was answered
+    turn: Turn | None = None  # the same as tokens, where all that was sampled was delivered
+
+    def set_prompt(self, tokens: Tokens, header: int, kept: frozenset[int]) -> None:
+        """Take the prompt's tokens, and which turns stand in it as they were sampled."""
+        assert len(self.turns) == len(self.messages), (len(self.turns), len(self.messages))
+        assert 0 <= header <= len(tokens), (header, len(tokens))
+        self.tokens, self.header = tokens, header
+        if self.place.before is not None:
+            self.shared = common_length(tokens, self.place.before.tokens)
+        for at, turn in enumerate(self.turns):
+            if turn is not None and at not in kept:
+                self.states[at] = DROPPED
+
+    def count(self, state: str) -> int:
+        return sum(each == state for each in self.states.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnding:
+    """The facts with which a request ended. Immutable."""
+
+    request_id: str
+    text: str  # as it was generated, markup included
+    said: TurnContent  # the same as it was delivered
+    sampled: Sequence[int]  # without an end-of-turn token
+    usage: Usage
+    limit: int  # the furthest position at which the prompt could be resumed
+    is_whole: bool  # not cut by a stop string, nor by a client that left
+    is_cancelled: bool = False
+    call_ids: tuple[str, ...] = ()  # of its calls, as the client was given them
+    signature: str = ""  # of its thinking, likewise
+    raised: frozenset[str] = frozenset()  # the cache's counters of correctness that it raised
+    evictions: int = 0  # of the cache until then
