@@ -15,7 +15,7 @@ A mark is a text in any message, `poison-HOW-WHEN!`, or `poison-HOW-WHEN-TIMES!`
            decode     a step behind the answer's fourth token
            image      the encoding of an image in a prompt that shows the mark
            idle       a forward in idle time of a prompt that shows the mark
-    TIMES  how often at all, over restarts of the worker; without it always
+    TIMES  how often at all, counted in RUN_DIR over restarts; without it always
 
 So `poison-sigsegv-prefill!` breaks each worker that reads it, `poison-raise-decode-1!` the first.
 A mark whose KV is kept is not read, and breaks nothing.
@@ -40,7 +40,7 @@ from hearth.worker.schedule.scheduler import Scheduler
 MARK: Final = re.compile(
     r"poison-(raise|sigkill|sigsegv|sigabrt|hang)-(prefill|large|decode|image|idle)(?:-(\d+))?!"
 )
-MARK_TOKENS_MAX: Final = 64  # a mark is found over the end of one forward if it is no longer
+MARK_TOKENS_MAX: Final = 64  # of a mark that begins in the forward before
 LARGE_TOKENS: Final = 64
 DECODED_TOKENS: Final = 4
 
@@ -190,7 +190,7 @@ def poison(directory: Path) -> None:
 
 def main() -> int:
     endpoint = sys.argv[sys.argv.index("--endpoint") + 1]
-    poison(Path(endpoint.removeprefix("ipc://")).parent)
+    poison(Path(endpoint.removeprefix("ipc://")).parents[1])  # RUN_DIR, which outlives all
     from hearth.worker import main as real  # only now: its modules take what they need by name
 
     return real.main()
