@@ -24,6 +24,7 @@ from hearth.proxy.pool.cache_affinity import CacheAffinity
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import models_of
 from hearth.proxy.startup_banner import moved_traces_line, ready_lines, starting_line
+from hearth.proxy.workers.death_suspects import DeathSuspects
 from hearth.proxy.workers.model_swap import ModelSwapper
 from hearth.proxy.workers.pid_file import PidFile
 from hearth.proxy.workers.remote_workers import RemoteWorkers
@@ -38,6 +39,7 @@ from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
 from hearth.shared.stop_signals import StopSignals
+from hearth.shared.suspects.suspect_store import open_store
 from hearth.shared.thread_turns import take_short_turns
 from hearth.shared.version import VERSION
 from hearth.shared.zmq_transport import private_directory
@@ -89,6 +91,7 @@ class Hearth:
             environment,
             RestartRules(models[0], settings.shutdown_flush_seconds, settings.stall_seconds),
         )
+        self._supervisor.suspects = DeathSuspects(open_store(settings.kv_cache_dir))
         unload_s = settings.model_idle_unload_seconds
         self._model_swapper = ModelSwapper(self._supervisor, self._pool, models, unload_s)
         self._remote = RemoteWorkers(settings, self._pool, models)

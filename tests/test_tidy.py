@@ -37,7 +37,7 @@ FULL_FOLDERS: Final = {
 # The rooms of each top, from the lowest to the highest: one imports only those before it. A folder
 # in a room belongs to it.
 ORDER: Final = (
-    ("shared",),
+    ("shared", "shared/suspects"),
     (
         *("proxy/http", "proxy/images", "proxy/request", "proxy/pool", "proxy/api"),
         *("proxy/workers", "proxy/gateway", "proxy/monitoring", "proxy"),

@@ -50,6 +50,7 @@ from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
+from hearth.worker.requests.suspect_check import SuspectCheck
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
@@ -68,6 +69,7 @@ from hearth.worker.setup.prompt_and_session_setup import (
     prompt_facts,
     turns_directory,
 )
+from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
 from hearth.worker.setup.vision_setup import (
     VisionParts,
     forwarded_at_once,
@@ -103,6 +105,7 @@ class ServingParts:
     memory: WorkerMemory
     doctor: ModelDoctor
     grammars: GrammarCompiler
+    suspects: SuspectCheck
 
 
 class Worker:
@@ -206,6 +209,7 @@ class Worker:
             )
             while not self._shutdown.is_begun():
                 parts.loop.run_once()
+            parts.scheduler.leave_forwards()
             if not self._shutdown.exit_code:
                 parts.kv_manager.hand_over()
 
@@ -252,15 +256,17 @@ class Worker:
         steps.begin("prompts")
         vocabulary = Vocabulary(loaded.tokenizer)
         recorder = TurnRecorder(sessions, evictions_of(kv_manager), self._render_next)
+        suspects = make_suspect_parts(self._settings, self._endpoint, cut_rule.chunk)
         scheduler = Scheduler(
             engine,
             kv_manager,
             vocabulary,
             end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
             functools.partial(self.token_choice, loaded.facts.vocab_size),
-            self._scheduler_config(cut_rule, vision, recorder, guard, relief),
+            self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects),
         )
-        grammars = self._start_prompt_threads(loaded, vocabulary, cut_rule, sessions, vision)
+        check = suspects.check
+        grammars = self._start_prompt_threads(loaded, vocabulary, cut_rule, sessions, vision, check)
         self._start_image_thread(vision)
         sweep, expire = sweep_of(kv_manager, guard), expire_of(kv_manager)
 
@@ -271,9 +277,8 @@ class Worker:
 
         loop = InferenceThread(self._inbox, scheduler, self._wire.send, sweep, expire, watch_memory)
         loop.checks = doctor.checks(cut_rule, guard)
-        return ServingParts(
-            loaded, vision, kv_manager, sessions, scheduler, loop, memory, doctor, grammars
-        )
+        made = (loaded, vision, kv_manager, sessions, scheduler, loop, memory, doctor, grammars)
+        return ServingParts(*made, check)
 
     def _make_sessions(self, loaded: LoadedModel, chunk: int) -> SessionManager:
         settings = self._settings
@@ -290,6 +295,7 @@ class Worker:
         recorder: TurnRecorder,
         memory: MemoryGuard,
         relief: PressureRelief,
+        suspects: SuspectParts,
     ) -> SchedulerConfig:
         settings = self._settings
         return SchedulerConfig(
@@ -303,6 +309,8 @@ class Worker:
             ),
             memory=memory,
             relief=relief,
+            forwards=suspects.forwards,
+            isolation=suspects.isolation,
         )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
@@ -333,6 +341,7 @@ class Worker:
         if message.what == "clear_cache":
             scheduler.forget()
             parts.sessions.forget_lines()
+            parts.suspects.clear(message.key)
             if parts.vision is not None:
                 parts.vision.forget()
         report = cache_report(
@@ -347,6 +356,7 @@ class Worker:
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)
         report["grammars"] = parts.grammars.report()
+        report["suspects"] = parts.suspects.report(message.key)
         report |= scheduler.report(message.key) | parts.memory.report()
         report["wire_waiting_frames"] = self._port.waiting_frames
         return Told(message.request_id, report)
@@ -360,6 +370,7 @@ class Worker:
         cut_rule: CutRule,
         sessions: SessionManager,
         vision: VisionParts | None,
+        suspects: SuspectCheck,
     ) -> GrammarCompiler:
         builder = make_builder(
             loaded.tokenizer,
@@ -372,7 +383,8 @@ class Worker:
         )
         root = cache_root(loaded, self._settings, cut_rule.chunk)
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule)
-        thread = PromptThread(SessionPromptBuilder(builder, sessions, facts), facts, self._settings)
+        prompts = SessionPromptBuilder(builder, sessions, facts)
+        thread = PromptThread(prompts, facts, self._settings, suspects)
         for number, lane in enumerate(self._jobs.lanes):
             run = functools.partial(thread.run, lane, self._inbox.put, self._wire.send)
             self._shutdown.start_thread(f"prompt-{number}", run)

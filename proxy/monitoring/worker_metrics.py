@@ -29,6 +29,7 @@ _OF_HEALTH: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_requests_in_flight", ("in_flight",), "What was asked of a worker and has no end yet."),
     ("hearth_worker_restarts_total", ("restarts",), "Starts of a worker beyond its first."),
     ("hearth_worker_kills_total", ("kills",), "Processes of a worker that hung and were killed."),
+    ("hearth_worker_suspects_total", ("suspects",), "Requests in a forward as a worker died."),
 )
 # The same, of what its heartbeat says: one that is away a while has not counted from 0 again.
 _OF_HEARTBEAT: Final[tuple[tuple[str, FigurePath, str], ...]] = (
@@ -112,6 +113,13 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
         ("ends", "pressure_refusals"),
         "Prompts that the system had no memory for, for a minute.",
     ),
+    (
+        "hearth_prompts_suspects",
+        ("suspects", "suspects"),
+        "Prompts that a worker died with, and that are retried alone.",
+    ),
+    ("hearth_prompts_refused", ("suspects", "refused"), "Prompts that two workers died with."),
+    ("hearth_poison_refusals_total", ("suspects", "refusals"), "Requests refused for that."),
     ("hearth_vision_encoder_calls_total", ("vision", "encoder_calls"), "Images encoded."),
     ("hearth_vision_encoder_seconds_total", ("vision", "encoder_s"), "Spent on encoding images."),
     ("hearth_vision_failures_total", ("vision", "failures"), "Images that could not be encoded."),

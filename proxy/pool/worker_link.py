@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypeVar
 
 from hearth.proxy.pool.answer_stream import AnswerStream, refused
@@ -305,15 +305,15 @@ class WorkerLink:
         if self.answers or self._asked:
             self._send_late(Renew([*self.answers, *self._asked]))
 
-    def close(self, text: str) -> None:
-        """Tell every client that waits on this worker that it is gone."""
+    def close(self, text: str, errors: Mapping[str, RequestError] | None = None) -> None:
+        """Tell every client that waits on this worker that it is gone; `errors` go by request."""
         if self._closed:
             return
         self._closed = True
         self._reader.cancel()
         self._socket.close()
         for answer in list(self.answers.values()):
-            answer.fail(WorkerLost(text))
+            answer.fail((errors or {}).get(answer.request_id) or WorkerLost(text))
         for request_id in list(self._asked):
             self._settle(request_id, WorkerLost(text))
         assert not self.answers, (self.worker_id, list(self.answers))

@@ -5,7 +5,7 @@ now waits; one whose worker dies or is full before it admitted goes to another o
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,10 +62,18 @@ class WorkerPool:
         self.waiting.wake()
         self.on_ready(link)
 
-    def disconnect(self, worker_id: int, text: str, *, keeps_cache: bool = False) -> None:
+    def disconnect(
+        self,
+        worker_id: int,
+        text: str,
+        *,
+        keeps_cache: bool = False,
+        errors: Mapping[str, RequestError] | None = None,
+    ) -> None:
         """Close the connection to a worker that is gone; `text` tells its clients why.
 
-        Where it `keeps_cache` what was sent to it is sent to it again once it is back.
+        The requests with the ids of `errors` are told those. Where it `keeps_cache` what was sent
+        to it is sent to it again once it is back.
         """
         link = self.links.pop(worker_id, None)
         if link is not None:
@@ -73,7 +81,7 @@ class WorkerPool:
                 self._known[facts.name] = facts
             if not keeps_cache:
                 self.affinity.forget(worker_id)
-            link.close(text)
+            link.close(text, errors)
 
     def close(self) -> None:
         """This server stops: every client is told, nothing new is taken."""

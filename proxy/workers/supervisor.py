@@ -18,12 +18,15 @@ from typing import Any, Final, Literal
 from hearth.proxy.pool.worker_link import WorkerLink, link_row
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import ServedModel
+from hearth.proxy.workers.death_suspects import DeathSuspects, error_of
 from hearth.proxy.workers.hang_detector import HangDetector
 from hearth.shared.errors import EXIT_CANNOT_START, EXIT_STUCK
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.start_failure_file import reason_path, take_reason
 from hearth.shared.stop_signals import SAY_AFTER_S
 from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
+from hearth.shared.suspects.forward_record import read_record, record_path
+from hearth.shared.suspects.suspect_store import Suspicion
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.weights_file import remove_claims, weights_path
 from hearth.shared.zmq_transport import SILENCE_S_MAX, ipc_endpoint
@@ -34,6 +37,9 @@ WATCH_S: Final = 1.0
 START_SILENCE_S_MAX: Final = 120.0  # until the first heartbeat: importing MLX from a cold disk
 BACKOFF_S_MAX: Final = 30.0
 KILL_WAIT_S: Final = 1.0
+
+ON_PURPOSE: Final = (0, EXIT_CANNOT_START, EXIT_STUCK, -signal.SIGTERM)  # no forward's doing
+SERVER_ENDED: Final = "the whole server ended"
 
 WorkerState = Literal["loading", "ready", "dead", "restarting", "unloading", "unloaded"]
 
@@ -70,6 +76,7 @@ class WorkerProcess:
     restarts: int = 0
     kills: int = 0  # of its processes that hung
     early_deaths: int = 0  # in a row, before "ready"
+    suspects: int = 0  # requests in a forward as a process of it died
     hang_detector: HangDetector = field(default_factory=HangDetector)
     killed_for: str = ""  # why this process was killed from here
     is_leaving: bool = False  # its process was told to end, for another model or for none
@@ -128,6 +135,7 @@ class WorkerProcess:
             "pid": self.pid,
             "restarts": self.restarts,
             "kills": self.kills,
+            "suspects": self.suspects,
             **link_row(self.link, self.model.name),
         }
 
@@ -162,6 +170,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._endings: set[asyncio.Task[None]] = set()  # of workers that change their model
         self.cannot_start = asyncio.Event()  # a worker said that restarting would not help
+        self.suspects = DeathSuspects()  # of its workers' deaths
         self.on_change: Callable[[], None] = lambda: None  # a worker's pid changed
         # A worker died while it was loading, and why: whether it was given another model.
         self.on_early_death: Callable[[WorkerProcess, str], bool] = lambda _worker, _reason: False
@@ -179,6 +188,7 @@ class Supervisor:
         """Start every worker; returns as soon as their processes exist."""
         remove_claims(self._directory)  # of a server that died with more workers than this one has
         for worker in self.workers:
+            self._suspect(worker, SERVER_ENDED)
             await self._spawn(worker)
         self._tasks = [asyncio.create_task(self._run_worker(worker)) for worker in self.workers]
         self._tasks.append(asyncio.create_task(self._watch()))
@@ -188,6 +198,7 @@ class Supervisor:
         worker.socket_path.unlink(missing_ok=True)  # else the new link greets the dead worker's
         reason_path(worker.socket_path).unlink(missing_ok=True)
         weights_path(worker.socket_path).unlink(missing_ok=True)
+        record_path(worker.socket_path).unlink(missing_ok=True)
         worker.hang_detector, worker.killed_for = HangDetector(), ""
         worker.process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -270,7 +281,8 @@ class Supervisor:
         was_ready = worker.link.heartbeat is not None and worker.link.heartbeat.state == "ready"
         how = _how(code) + (f": {worker.killed_for}" if worker.killed_for else "")
         log.error("worker died id=%d how=%s requests=%d", worker.worker_id, how, worker.link.load)
-        self._tell_clients(worker, how)
+        suspects = self._suspect(worker, how) if code not in ON_PURPOSE else {}
+        self._tell_clients(worker, how, suspects)
         worker.link = None
         worker.restarts += 1
         self._was_ready |= was_ready
@@ -278,12 +290,25 @@ class Supervisor:
         self._pool.waiting.wake()  # who waits for it need not wait for its return
         self.on_change()
 
-    def _tell_clients(self, worker: WorkerProcess, how: str) -> None:
-        self._pool.disconnect(
-            worker.worker_id,
+    def _suspect(
+        self, worker: WorkerProcess, how: str, *, is_proof: bool = True
+    ) -> dict[str, Suspicion]:
+        """Note whose forward ran as a process died; return that by request. Once a process."""
+        path = record_path(worker.socket_path)
+        rows = read_record(path)
+        path.unlink(missing_ok=True)
+        worker.suspects += len(rows)
+        return self.suspects.note(rows, how, is_proof=is_proof)
+
+    def _tell_clients(
+        self, worker: WorkerProcess, how: str, suspects: Mapping[str, Suspicion]
+    ) -> None:
+        text = (
             f"The worker that held this request died ({how}) and is being restarted; "
-            "send the request again.",
+            "send the request again."
         )
+        errors = {name: error_of(suspicion, text) for name, suspicion in suspects.items()}
+        self._pool.disconnect(worker.worker_id, text, errors=errors)
 
     def _count_death(self, worker: WorkerProcess, how: str, *, was_ready: bool) -> None:
         """Decide how `worker` comes back, and what requests are told until then."""
@@ -328,7 +353,9 @@ class Supervisor:
         log.error("worker killed id=%d requests=%d: %s", worker.worker_id, held, worker.killed_for)
         worker.kills += 1
         worker.kill(signal.SIGKILL)
-        self._tell_clients(worker, f"SIGKILL: {worker.killed_for}")
+        how = f"SIGKILL: {worker.killed_for}"
+        suspects = self._suspect(worker, how, is_proof=not worker.is_silent)
+        self._tell_clients(worker, how, suspects)
 
     async def stop(self) -> None:
         """End every worker: SIGTERM, then SIGKILL where one hangs. Removes sockets."""
@@ -385,6 +412,7 @@ class Supervisor:
             worker.socket_path.unlink(missing_ok=True)
             reason_path(worker.socket_path).unlink(missing_ok=True)
             weights_path(worker.socket_path).unlink(missing_ok=True)
+            record_path(worker.socket_path).unlink(missing_ok=True)
 
 
 async def _ends(process: Process, wait_s: float) -> bool:

@@ -40,7 +40,9 @@ class UncachedKVManager(NullKVManager):
         assert slot.position == 0 and slot.capacity >= rows, (slot.position, slot.capacity, rows)
         return slot, plan
 
-    def commit(self, slot: LiveSlot, tokens: Tokens, name: PrefixHash) -> None:
+    def commit(
+        self, slot: LiveSlot, tokens: Tokens, name: PrefixHash, *, is_fast: bool = False
+    ) -> None:
         super().commit(slot, tokens, name)
         self._quantise(slot, len(tokens))
 

@@ -107,14 +107,14 @@ class KVManager:
             if extent.line.likelihood(now, self.rules.ttl_s) <= mine:
                 extent.line = line
 
-    def commit(self, slot: LiveSlot, tokens: Tokens, name: PrefixHash) -> None:
-        """Keep what a forward to the prompt's next cut has written.
-
-        `tokens` are all that the slot holds now, `name` their hash.
-        """
+    def commit(
+        self, slot: LiveSlot, tokens: Tokens, name: PrefixHash, *, is_fast: bool = False
+    ) -> None:
+        """Keep what was read to the cut behind `tokens`; `is_fast`: in smaller forwards."""
         start, end = slot.position, len(tokens)
         assert slot.is_busy and start < end, (slot.is_busy, start, end)
-        is_canonical = slot.is_canonical
+        is_canonical = slot.is_canonical and not is_fast
+        slot.is_settled |= is_fast
         slot.tokens = tokens
         if is_canonical:
             slot.canonical_cuts.append(end)

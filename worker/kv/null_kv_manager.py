@@ -55,7 +55,9 @@ class NullKVManager:
     def take_in(self, records: Sequence[Any], query: PrefixQuery) -> int:
         return 0
 
-    def commit(self, slot: LiveSlot, tokens: Tokens, name: PrefixHash) -> None:
+    def commit(
+        self, slot: LiveSlot, tokens: Tokens, name: PrefixHash, *, is_fast: bool = False
+    ) -> None:
         slot.tokens = tokens
 
     def grow(self, slot: LiveSlot, rows: int) -> None:

@@ -13,6 +13,7 @@ from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder, is_raw
+from hearth.worker.requests.suspect_check import SuspectCheck
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.stream.answer_splitter import AnswerSplitter
@@ -33,7 +34,9 @@ class RequestBuilder:
         recent: RecentPrompts,
         facts: PromptFacts,
         default_max_tokens: int,
+        suspects: SuspectCheck | None = None,
     ) -> None:
+        self._suspects = suspects or SuspectCheck()
         self._prompts = prompts
         self._recent = recent
         self._facts = facts
@@ -47,15 +50,18 @@ class RequestBuilder:
         check(message.sampling, self._facts.vocab_size)
         visit, built = self._prompts.build(message.prompt, images, message.use_kv_cache)
         assert len(built.ids) == len(built.keys), (len(built.ids), len(built.keys))
+        suspicions = self._suspects.suspicions(root_of(message, self._facts.root), built.keys)
         self._recent.add(message, built.ids)
         if visit is not None and not message.prefill_only:
             self._prompts.explain(visit, built, images)
         splitter, guide = self._splitter_and_guide(message, built, visit)
         new_id = self._prompts.sessions.new_id
+        is_side = visit is not None and visit.is_side
+        query, prompt_name = self._query(message, built, is_side=is_side)
         return Request(
             lease=lease,
             ids=built.ids,
-            query=self._query(message, built, is_side=visit is not None and visit.is_side),
+            query=query,
             sampling=message.sampling,
             tokens_max=self._tokens_max(message, built),
             output=OutputProcessor(
@@ -65,6 +71,8 @@ class RequestBuilder:
                 message.constraints.parallel_calls,
             ),
             key=message.prompt.speaker.key,
+            prompt_name=prompt_name,
+            suspicions=suspicions,
             asker=asker_of(message.prompt),
             new_id=new_id,
             signature=new_id(),
@@ -82,12 +90,14 @@ class RequestBuilder:
         asked = message.sampling.max_tokens or self._default_max_tokens
         return min(asked, self._facts.context_tokens - len(built.ids))
 
-    def _query(self, message: Submit, built: BuiltPrompt, is_side: bool) -> PrefixQuery:
-        """Return the prompt as the cache searches it, with the cuts of its prefill."""
+    def _query(
+        self, message: Submit, built: BuiltPrompt, *, is_side: bool
+    ) -> tuple[PrefixQuery, PrefixHash]:
+        """Return the prompt as the cache searches it, with its prefill's cuts; and its hash."""
         root, cuts = root_of(message, self._facts.root), self._facts.cut_rule.cuts(built.keys)
-        names = prefix_hashes(root, built.keys, cuts)
+        *names, whole = prefix_hashes(root, built.keys, [*cuts, len(built.keys)])
         family = family_of(message.prompt)
-        return PrefixQuery(built.keys, cuts, names, family, is_side, root, built.images)
+        return PrefixQuery(built.keys, cuts, names, family, is_side, root, built.images), whole
 
     def _splitter_and_guide(
         self, message: Submit, built: BuiltPrompt, visit: SessionVisit | None

@@ -48,7 +48,7 @@ class IdlePrefill:
             query = self._next()
             if query is None:
                 return False
-            slot = self._open(query)
+            slot = None if self._config.isolation.spoils(query) else self._open(query)
             if slot is None:
                 self._kv_manager.settle(query)
                 return bool(self._next_prompts)
@@ -65,8 +65,10 @@ class IdlePrefill:
                 )  # the image's file is gone with the request it came in
                 self.stop()
                 return True
+            self._config.forwards.idle(query, number)
             self._prefill_to(self._running, end)
             self._kv_manager.commit(slot, query.tokens[:end], query.names[number])
+            self._config.forwards.rest(())
             self.tokens += end - position
         if slot.position == query.limit:
             self._kv_manager.settle(query)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hearth.shared.suspects.suspect_store import Suspicion
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Count, Sampling, Submit, TokenLogprob
 from hearth.shared.zmq_transport import LEASE_S
-from hearth.worker.cache.block_hash import Tokens, pack
+from hearth.worker.cache.block_hash import PrefixHash, Tokens, pack
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan
@@ -110,6 +111,9 @@ class Request:
     uses_cache: bool = True  # else it neither finds nor leaves anything
     is_prefill_only: bool = False  # it ends where its first token would come
     pin_key: str | None = None  # whose pin its prompt becomes then, an API key's; None = nobody's
+    prompt_name: PrefixHash = PrefixHash(b"")  # the hash of all its tokens
+    suspicions: tuple[Suspicion, ...] = ()  # a worker died with its beginning, or its answer
+    is_read_apart: bool = False  # for that, in small forwards, and while nobody else has a slot
     kept_tokens: int = 0  # what was kept of it when it arrived
     slot: LiveSlot | None = None  # held from its first forward to its end
     plan: ResumePlan | None = None  # what it started with

@@ -67,6 +67,7 @@ class Scheduler:
         self._turn = 0  # slots that were given
         self._pace = Pace()
         self._idle = IdlePrefill(engine, kv_manager, config)
+        self._forwards, self._isolation = config.forwards, config.isolation
         self.counts: Counter[str] = Counter()
         self._admission = Admission(kv_manager, config, self.counts)
         self.steps = 0
@@ -129,12 +130,14 @@ class Scheduler:
         assert request.slot is None and request.plan is None, request.request_id
         assert len(request.query.tokens) == request.prompt_tokens, request.request_id
         assert request.query.limit < request.prompt_tokens, request.request_id
+        self._forwards.admit(request)
         self._idle.stop()
         request.turn = self._turn
         self._waiting.append(request)
         kv_manager = self._admission.kv_manager_of(request)
         request.kept_tokens = kv_manager.plan(request.query).position
         self._admission.ask_disk(request)
+        self._forwards.rest(self._decoding.values())
         return Progress(request.request_id, request.kept_tokens, request.prompt_tokens)
 
     def take_recalled(self, done: RecallDone) -> None:
@@ -156,6 +159,7 @@ class Scheduler:
         yield from self._prefill()
         yield from self._free_memory()
         yield from self._decode()
+        self._forwards.rest(self._decoding.values())
         assert self.running <= self._config.slots_max, (self.running, self._config.slots_max)
 
     def prefill_idle(self) -> bool:
@@ -171,6 +175,10 @@ class Scheduler:
     def idle_tokens(self) -> int:
         """Tokens prefilled in idle time, for no request."""
         return self._idle.tokens
+
+    def leave_forwards(self) -> None:
+        """Nothing is computed any more: what ends the process now is nobody's forward."""
+        self._forwards.rest(())
 
     def forget(self) -> None:
         """Empty the cache; running requests go on with what they have."""
@@ -216,7 +224,10 @@ class Scheduler:
         overtaken, it might wait for ever.
         """
         while self.running < self._config.slots_max:
-            request = next(filter(self._can_begin, in_turn(self._waiting, self._turn)), None)
+            running = [*self._prefilling, *self._decoding.values()]
+            may_begin = self._isolation.gate(running, self._waiting)
+            allowed = filter(may_begin, in_turn(self._waiting, self._turn))
+            request = next(filter(self._can_begin, allowed), None)
             if request is None:
                 return
             if self._config.relief.holds_back():
@@ -255,11 +266,13 @@ class Scheduler:
     def _open_slot(self, request: Request) -> None:
         """Check a slot out for a request, which goes on from what the slot holds of its prompt."""
         assert request.slot is None and request.recall is None, request.request_id
+        self._forwards.admit(request, self._decoding.values())
         kv_manager = self._admission.kv_manager_of(request)
         slot, plan = kv_manager.open(request.query, rows_of(request))
         assert slot.position == plan.position <= request.query.limit, (slot.position, plan)
         request.slot, request.plan, request.position = slot, plan, plan.position
         request.start_times()
+        self._isolation.begin(request)
 
     def _free_memory(self) -> Iterator[Up]:
         """Give memory back where answers have outgrown it; the youngest ends where all is given."""
@@ -318,6 +331,7 @@ class Scheduler:
                 return
             assert request.request_id not in self._decoding, request.request_id
             self._decoding[request.request_id] = request
+            self._forwards.decode(self._decoding.values())
             self._engine.decoder.add(self._sequence(request))
 
     def _encode_image(self, request: Request) -> bool:
@@ -328,6 +342,7 @@ class Scheduler:
         end = self._forward_end(request)
         for run in request.images_to(end):
             request.seen_to = max(request.seen_to, run.end)
+            self._forwards.read(request, self._decoding.values(), is_image=True)
             if self._engine.encode(run.picture, self._begun_images()):
                 assert request.times is not None
                 request.times.note_chunk()
@@ -344,7 +359,8 @@ class Scheduler:
     def _forward_end(self, request: Request) -> int:
         """Return where the next forward of a prompt ends."""
         cut = request.query.cuts[request.next_cut()]
-        return self._config.forward_end(request.position, cut)
+        end = self._config.forward_end(request.position, cut)
+        return self._isolation.forward_end(request, end)
 
     def _prefill_chunk(self, request: Request) -> None:
         """Prefill one chunk; keep what was read at each cut."""
@@ -354,6 +370,7 @@ class Scheduler:
         end = self._forward_end(request)
         assert start < end <= query.limit, (start, end, query.limit)
         began = awake_s()
+        self._forwards.read(request, self._decoding.values(), is_image=False)
         self._engine.prefill(slot.cache, request.ids[start:end], query.images)
         self._pace.note_chunk(end - start, awake_s() - began)
         request.position = end
@@ -361,7 +378,8 @@ class Scheduler:
         log_prefill(request)
         if end == query.cuts[number]:
             kv_manager = self._admission.kv_manager_of(request)
-            kv_manager.commit(slot, query.tokens[:end], query.names[number])
+            tokens, name = query.tokens[:end], query.names[number]
+            kv_manager.commit(slot, tokens, name, is_fast=request.is_read_apart)
 
     def _sequence(self, request: Request) -> decoder.Sequence:
         """Return what the decoder goes on from: the slot's cache, and what is not in it yet."""
@@ -383,6 +401,7 @@ class Scheduler:
         """Do one decode step for all that decode."""
         if not self._decoding:
             return
+        self._forwards.decode(self._decoding.values())
         for sampled in self._engine.decoder.step():
             yield from self._take_token(self._decoding[sampled.key], sampled)
 
@@ -431,6 +450,8 @@ class Scheduler:
         self._close_slot(request)
         now = awake_s()
         usage = make_usage(request, now)
+        if reason != "cancelled":
+            self._isolation.served(request)
         if request.first_token_at is not None:
             self._pace.note_end(usage.prefilled_tokens, now - request.first_token_at)
         usage = self._config.ended(request, usage, reason, stop)

@@ -9,6 +9,8 @@ from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.schedule.request_state import RecallDone, Request
+from hearth.worker.schedule.suspects.running_forwards import RunningForwards
+from hearth.worker.schedule.suspects.suspect_isolation import SuspectIsolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class SchedulerConfig:
     watchdog: GenerationWatchdog = GenerationWatchdog()
     memory: MemoryGuard = MemoryGuard()
     relief: PressureRelief = field(default_factory=PressureRelief)
+    forwards: RunningForwards = field(default_factory=RunningForwards)
+    isolation: SuspectIsolation = field(default_factory=SuspectIsolation)
 
     def forward_end(self, position: int, cut: int) -> int:
         """Return where a forward to a prompt's next `cut` ends: at the cut, or amid a long image.

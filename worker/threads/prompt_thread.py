@@ -15,6 +15,7 @@ from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.requests.prompt_facts import PromptFacts
 from hearth.worker.requests.request_builder import RequestBuilder
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
+from hearth.worker.requests.suspect_check import SuspectCheck
 from hearth.worker.schedule.request_state import (
     ClientLease,
     MessageWithImages,
@@ -37,12 +38,18 @@ class PromptThread:
     """
 
     def __init__(
-        self, prompts: SessionPromptBuilder, facts: PromptFacts, settings: Settings
+        self,
+        prompts: SessionPromptBuilder,
+        facts: PromptFacts,
+        settings: Settings,
+        suspects: SuspectCheck | None = None,
     ) -> None:
         self._prompts = prompts
         self._facts = facts
         self._recent = RecentPrompts(settings.cache_debug)
-        self._builder = RequestBuilder(prompts, self._recent, facts, settings.default_max_tokens)
+        self._builder = RequestBuilder(
+            prompts, self._recent, facts, settings.default_max_tokens, suspects
+        )
 
     def run(
         self,

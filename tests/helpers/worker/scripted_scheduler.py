@@ -1,6 +1,8 @@
 """Makes a scheduler over an engine that writes scripted letters."""
 
 import zlib
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from hearth.shared.wire_messages import Delta, Finished, Sampling, Up
@@ -102,8 +104,12 @@ def request(
 
 
 def scheduler(
-    slots: int = 4, watchdog: GenerationWatchdog | None = None, **scripts: list[int]
+    slots: int = 4,
+    watchdog: GenerationWatchdog | None = None,
+    parts: Mapping[str, Any] = MappingProxyType({}),
+    **scripts: list[int],
 ) -> tuple[Scheduler, ScriptedEngine]:
+    """`parts` are further fields of the scheduler's config."""
     engine = ScriptedEngine(scripts)
     choice = TokenChoice(sampler=lambda x: x, processors=(), top_logprobs=None)
     made = Scheduler(
@@ -112,7 +118,9 @@ def scheduler(
         Letters(),  # type: ignore[arg-type]
         frozenset({END}),
         lambda request: choice,
-        SchedulerConfig(slots, lambda tokens: [], watchdog=watchdog or GenerationWatchdog()),
+        SchedulerConfig(
+            slots, lambda tokens: [], watchdog=watchdog or GenerationWatchdog(), **parts
+        ),
     )
     return made, engine
 

@@ -237,6 +237,6 @@ def test_turboquant_takes_half_bits(bits: str) -> None:
 
 @pytest.mark.parametrize("text", [",", " , ,"])
 def test_a_list_of_keys_that_names_none_does_not_leave_the_server_open(text: str) -> None:
-    with pytest.raises(StartError, match="PROXY_API_KEYS is ','|PROXY_API_KEYS is ', ,'"):
+    with pytest.raises(StartError, match=r"PROXY_API_KEYS is ','|PROXY_API_KEYS is ', ,'"):
         load_settings({"PROXY_API_KEYS": text}, None)
     assert load_settings({"PROXY_API_KEYS": " a,, b "}, None).api_keys == ("a", "b")

@@ -161,6 +161,6 @@ def test_a_directory_of_all_users_is_never_closed_to_them(tmp_path: Path) -> Non
     shared.chmod(0o1777)
     for path in (shared, Path("/")):
         mode = path.stat().st_mode
-        with pytest.raises(StartError, match="KV_CACHE_DIR: .* is for all users"):
+        with pytest.raises(StartError, match=r"KV_CACHE_DIR: .* is for all users"):
             private_directory(path, "KV_CACHE_DIR")
         assert path.stat().st_mode == mode

@@ -1,0 +1,1 @@
+"""Remembers which requests a worker died with, for who survives it."""

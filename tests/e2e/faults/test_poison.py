@@ -1,0 +1,155 @@
+"""Prompts that end the worker that reads them: each ends two at most, and others are served."""
+
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any, Final
+
+import openai
+import pytest
+
+from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.servers.server import WAIT_S_MAX, Server
+
+LAUNCH: Final = """
+import sys
+from hearth.proxy.main import end, main
+end(main([sys.executable, "-m", "scripts.harness.poisoned_worker"]))
+"""
+SENT: Final = 10  # times that a client sends its poison, whatever it is told
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server of this module's own: its workers break."""
+    with started(Server(MODEL_PATH=str(fixture_dir("qwen3")), PROXY_MODEL_ID="local")) as running:
+        yield running
+
+
+class started:
+    """A server whose workers break at marks; `Server` knows no other worker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server.forked()
+
+    def __enter__(self) -> Server:
+        self._server.start("-c", LAUNCH)
+        self._server.wait_until_ready()
+        return self._server
+
+    def __exit__(self, *_: object) -> None:
+        self._server.__exit__()
+
+
+def poisonous(mark: str) -> str:
+    return "Read this. " * 60 + mark + " And go on. " * 60
+
+
+def ask(server: Server, text: str, tokens: int = 12) -> tuple[int, str]:
+    """Send a prompt once; return the status and the answer, or what is told instead."""
+    with server.openai() as client:
+        try:
+            answer = client.chat.completions.create(
+                model="local",
+                messages=[{"role": "user", "content": text}],
+                max_tokens=tokens,
+                temperature=0,
+            )
+        except openai.APIStatusError as error:
+            return error.status_code, str(error)
+    message = answer.choices[0].message
+    return 200, (message.content or "") + str(getattr(message, "reasoning_content", ""))
+
+
+def until_answered(server: Server, text: str, tokens: int = 12) -> str:
+    """Send a prompt until it is served, as a client does that retries."""
+    deadline = time.monotonic() + WAIT_S_MAX
+    while time.monotonic() < deadline:
+        status, told = ask(server, text, tokens)
+        if status == 200:
+            return told
+        assert status == 503, told
+        time.sleep(0.1)
+    raise AssertionError("it is not served")
+
+
+def send_poison(server: Server, mark: str, times: int = SENT) -> list[tuple[int, str]]:
+    """Send a prompt so often, each time to a worker that is ready; return what is told."""
+    told = []
+    for _ in range(times):
+        server.wait_until_ready()
+        told.append(ask(server, poisonous(mark)))
+    server.wait_until_ready()
+    return told
+
+
+def restarts(server: Server) -> int:
+    return int(server.worker()["restarts"])
+
+
+def suspects(server: Server) -> dict[str, Any]:
+    return dict(server.get("/v1/cache")["workers"][0]["suspects"])
+
+
+def test_a_poison_prompt_sent_10_times_ends_two_workers_and_an_innocent_is_served(
+    server: Server,
+) -> None:
+    story = "Tell me a long story of a fox. " * 20
+    cold = until_answered(server, story, 60)
+    server.forget()
+    before, answers, is_over = restarts(server), [], threading.Event()
+
+    def innocent() -> None:
+        while not is_over.is_set() or len(answers) < 3:
+            answers.append(until_answered(server, story, 60))
+
+    beside = threading.Thread(target=innocent)
+    beside.start()
+    try:
+        told = send_poison(server, "poison-sigsegv-prefill!")
+    finally:
+        is_over.set()
+        beside.join()
+    assert restarts(server) - before == 2
+    assert [status for status, _ in told][-8:] == [400] * 8
+    assert "It is refused until" in told[-1][1] and "SIGSEGV" in told[-1][1]
+    assert set(answers) == {cold} and len(answers) >= 3
+    assert (suspects(server)["refused"], suspects(server)["suspects"]) == (1, 0)
+    log = server.log.read_text()
+    assert "refused=1: SIGSEGV" in log and "Read this." not in log
+
+
+def test_an_exception_amid_an_answer_ends_two_workers(
+    server: Server,
+) -> None:
+    before = restarts(server)
+    told = send_poison(server, "poison-raise-decode!", 4)
+    assert restarts(server) - before == 2
+    assert [status for status, _ in told] == [503, 400, 400, 400]
+    assert "while it was answered" in told[-1][1] and "exit code 70" in told[-1][1]
+
+
+def test_who_is_served_at_the_retry_is_no_suspect_any_more(server: Server) -> None:
+    """It dies in a whole chunk only, so it is served in quarters, and not read again idle."""
+    before, refused = restarts(server), suspects(server)["refused"]
+    told = send_poison(server, "poison-sigkill-large!", 2)
+    assert [status for status, _ in told] == [503, 200]
+    server.wait_until_idle()
+    assert restarts(server) - before == 1
+    assert (suspects(server)["suspects"], suspects(server)["refused"]) == (0, refused)
+
+
+def test_a_refusal_outlives_the_server_and_ends_by_delete(server: Server) -> None:
+    told = send_poison(server, "poison-sigabrt-prefill-2!", 2)
+    assert [status for status, _ in told] == [503, 400]
+    server.stop()
+    server.start("-c", LAUNCH)
+    server.wait_until_ready()
+    assert send_poison(server, "poison-sigabrt-prefill-2!", 1)[0][0] == 400
+    assert restarts(server) == 0
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=WAIT_S_MAX) as answer:
+        assert 'hearth_poison_refusals_total{worker="0"} 1.0' in answer.read().decode()
+    server.forget()
+    assert suspects(server)["rows"] == []
+    assert send_poison(server, "poison-sigabrt-prefill-2!", 1)[0][0] == 200

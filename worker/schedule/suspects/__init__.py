@@ -1,0 +1,1 @@
+"""Names whose forward runs, and runs those apart that a worker died with."""

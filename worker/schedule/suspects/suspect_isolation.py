@@ -1,0 +1,104 @@
+"""Has a prompt that a worker died with run alone, in small forwards, and clears it once served."""
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+from hearth.shared.suspects.suspect_store import SuspectStore, Suspicion
+from hearth.shared.suspending_clock import awake_s
+from hearth.worker.cache.image_keys import is_inside
+from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.schedule.request_state import Request
+from hearth.worker.schedule.suspects.running_forwards import idle_name
+
+PASSED_S: Final = 10.0  # that others may begin before a suspect; then nobody does until it has
+BEHIND_TOKENS: Final = 64  # an answer is left alone until it is so far behind where it broke off
+CHUNK_SHARE: Final = 4  # a suspect is read in a quarter of the chunk
+
+
+class SuspectIsolation:
+    """Decides who runs beside whom, by who is suspected. Owner: the inference thread.
+
+    Invariant: while a suspect has not passed the place where a worker died with its tokens, no
+    other request has a slot. A suspect whose tokens up to there are kept has passed it.
+    """
+
+    def __init__(
+        self,
+        store: SuspectStore | None = None,
+        chunk: int = 1 << 40,
+        clock: Callable[[], float] = awake_s,
+    ) -> None:
+        """`chunk` is how many tokens a forward reads of who is not suspected."""
+        self._store = store
+        self._chunk = max(1, chunk // CHUNK_SHARE)
+        self._clock = clock
+        self._cleared: set[Suspicion] = set()  # by this process, also for requests rendered before
+
+    def gate(
+        self, running: Collection[Request], waiting: Collection[Request]
+    ) -> Callable[[Request], bool]:
+        """Return what says of a waiting request whether it may have a slot now."""
+        if any(map(self._runs_alone, running)):
+            return lambda _: False
+        suspects = [request for request in waiting if self._has_to_be_alone(request)]
+        if not suspects:
+            return lambda _: True
+        ids = {request.request_id for request in suspects}
+        now = self._clock()
+        is_their_turn = any(now - each.lease.received_at > PASSED_S for each in suspects)
+
+        def may_begin(request: Request) -> bool:
+            return not running if request.request_id in ids else not is_their_turn
+
+        return may_begin
+
+    def begin(self, request: Request) -> None:
+        """Note, as `request` is given its slot, whether it is read in small forwards."""
+        request.is_read_apart = any(
+            each.kind != "decode" and each.length > request.cached_tokens
+            for each in self._live(request)
+        )
+
+    def forward_end(self, request: Request, end: int) -> int:
+        """Return where a forward ends that would end at `end`, were it nobody's suspect."""
+        if not request.is_read_apart:
+            return end
+        near = (request.position // self._chunk + 1) * self._chunk
+        return end if near >= end or is_inside(request.query.tokens, near) else near
+
+    def served(self, request: Request) -> None:
+        """Clear what `request` was suspected of: it was answered, or read where that was all."""
+        for suspicion in self._live(request):
+            if suspicion.kind == "decode" and request.is_prefill_only:
+                continue
+            self._cleared.add(suspicion)
+            assert self._store is not None, "who is suspected is in the store"
+            self._store.drop(suspicion)
+
+    def spoils(self, query: PrefixQuery) -> bool:
+        """Whether a worker died with these tokens in idle time: they are not read there again."""
+        if self._store is None:
+            return False
+        known = self._store.all()
+        if all(row.kind != "idle" for row in known.values()):
+            return False
+        return any(idle_name(self._store, name).hex() in known for name in query.names)
+
+    def _live(self, request: Request) -> list[Suspicion]:
+        return [each for each in request.suspicions if each not in self._cleared]
+
+    def _has_to_be_alone(self, request: Request) -> bool:
+        """Whether a waiting request is a suspect by what it will read or answer."""
+        return any(
+            each.kind == "decode" or each.length > request.kept_tokens
+            for each in self._live(request)
+        )
+
+    def _runs_alone(self, request: Request) -> bool:
+        if request.is_read_apart and request.first_token_at is None:
+            return True
+        done = request.prompt_tokens + request.completion_tokens
+        return any(
+            each.kind == "decode" and done <= each.tokens + BEHIND_TOKENS
+            for each in self._live(request)
+        )
