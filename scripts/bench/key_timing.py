@@ -2,7 +2,7 @@
 
 For each route A says a text, and B asks, in random order, with that text and with one that nobody
 has said. The figure is the share of pairs in which B's answer for what A said came sooner (the area
-under the ROC curve): 0.5 tells nothing, 1 tells all.
+under the ROC curve), each time being held against those around it: 0.5 tells nothing, 1 tells all.
 """
 
 import argparse
@@ -23,9 +23,10 @@ from scripts.fixtures.fixture_cache import fixture_dir
 ABOUT = "whether one key's client can tell by time what another's has said"
 KEYS: Final = ("sk-of-a", "sk-of-b")
 ANSWER_S_MAX: Final = 60.0
-COUNTED_WORDS: Final = 800  # each new, of a text that is counted
-CHAT_WORDS: Final = 60  # and of one that the model reads
+COUNTED_WORDS: Final = 2_000  # each new, of a text that is counted
+CHAT_WORDS: Final = 150  # and of one that the model reads
 WARM_UP: Final = 5  # texts of each route before it is measured
+NEARBY: Final = 8  # rounds before and after, by whose median a time is judged
 SHARING_WORKER: Final = "scripts.harness.sharing_worker"
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 TELLS_NOTHING: Final = (0.4, 0.6)
@@ -46,7 +47,13 @@ class Route:
 
     @property
     def auc(self) -> float:
-        return auc(self.said, self.new)
+        """As an attacker reckons it, to whom it is no matter how busy the machine is otherwise."""
+        usual = [_median_around(number, self.said, self.new) for number in range(len(self.said))]
+        said, new = (
+            [took / each for took, each in zip(times, usual, strict=True)]
+            for times in (self.said, self.new)
+        )
+        return auc(said, new)
 
     def row(self) -> dict[str, Any]:
         medians = [round(1000 * statistics.median(each), 2) for each in (self.said, self.new)]
@@ -57,6 +64,11 @@ class Route:
             "new_ms": medians[1],
             "auc": round(self.auc, 3),
         }
+
+
+def _median_around(number: int, *times: Sequence[float]) -> float:
+    start, end = max(0, number - NEARBY), number + NEARBY + 1
+    return statistics.median([took for each in times for took in each[start:end]])
 
 
 def auc(said: Sequence[float], new: Sequence[float]) -> float:

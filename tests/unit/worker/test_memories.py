@@ -26,18 +26,6 @@ QUESTION: list[dict[str, Any]] = [
     {"role": "system", "content": "Working directory: /home/me/plans\nToday's date: 2026-11-23"},
     {"role": "user", "content": "The code is swordfish 7731. " * 20},
 ]
-ECHO: dict[str, Any] = {  # as a client sends it back that drops thinking and makes ids of its own
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [
-        {
-            "id": "call1",
-            "type": "function",
-            "function": {"name": "weather", "arguments": {"city": "swordfish"}},
-        }
-    ],
-}
-RESULT = {"role": "tool", "tool_call_id": "call1", "content": "The word is eggs."}
 
 # What is looked up there says nothing: these are gone through to make room, whosever they are, and
 # by objects and numbers that only who found them by `ExtentStore._joints` or a slot's root has.
@@ -57,6 +45,21 @@ SERVING = {  # the memories that spare a client the cost of what it has said bef
 }
 
 
+def goes_on(call_id: str) -> list[dict[str, Any]]:
+    """Return the question, the answer as a client echoes it that drops thinking, and a result."""
+    call = {"name": "weather", "arguments": {"city": "swordfish"}}
+    echo = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": call_id, "type": "function", "function": call}],
+    }
+    return [
+        *QUESTION,
+        echo,
+        {"role": "tool", "tool_call_id": call_id, "content": "The word is eggs."},
+    ]
+
+
 class Talk:
     """Two keys' clients of one worker, who may say the same."""
 
@@ -66,6 +69,7 @@ class Talk:
         parts = (self.desk.builder, machine.scheduler, machine.keeper, machine.engine)
         self.spies = Spies(*parts, self.desk.sessions)
         self._number = 0
+        self.call_id = ""  # that the first one was given
 
     def say(self, key: str, messages: Sequence[dict[str, Any]], **more: Any) -> Answer:
         self.spies.who = key
@@ -85,8 +89,13 @@ class Talk:
         return answer
 
     def talk(self, key: str) -> list[int]:
-        """Ask, and go on; return how many tokens were kept of each prompt."""
-        rows = [self.say(key, QUESTION), self.say(key, [*QUESTION, ECHO, RESULT])]
+        """Ask, and go on; return how many tokens were kept of each prompt.
+
+        Whoever it is goes on with the first one's id of the call, and then with an unknown one.
+        """
+        rows = [self.say(key, QUESTION)]
+        self.call_id = self.call_id or rows[0].request.call_ids[0]
+        rows += [self.say(key, goes_on(call_id)) for call_id in (self.call_id, "unknown")]
         return [row.cached for row in rows]
 
 
