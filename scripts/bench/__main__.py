@@ -7,7 +7,6 @@
     python -m scripts.bench stored [--models pocket,random128] [--prompts 40] [--out FILE]
     python -m scripts.bench cache [--fixtures qwen3] [--traces NAME,...] [--only replay|micro]
     python -m scripts.bench macs [--only lives|contexts|calls] [--workers 4]
-    python -m scripts.bench keys [--probes 400] [--shared] [--out FILE]
     python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
@@ -15,16 +14,7 @@ Each subcommand is a module of this directory with ABOUT, add_arguments(parser) 
 
 import argparse
 
-from scripts.bench import (
-    cache,
-    dashboard_cost,
-    key_timing,
-    mac_memory,
-    peers,
-    serve,
-    stored_kv,
-    vision,
-)
+from scripts.bench import cache, dashboard_cost, mac_memory, peers, serve, stored_kv, vision
 
 COMMANDS = {
     "serve": serve,
@@ -33,7 +23,6 @@ COMMANDS = {
     "stored": stored_kv,
     "watching": dashboard_cost,
     "macs": mac_memory,
-    "keys": key_timing,
     "peers": peers,
 }
 

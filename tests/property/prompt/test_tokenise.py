@@ -453,54 +453,6 @@ def test_what_was_not_used_longest_is_forgotten_first(encoded: list[str]) -> Non
     assert encoded == [texts[1]]
 
 
-@pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The texts that were encoded, and where the tokenizer's words were forgotten, in order."""
-    steps: list[str] = []
-    recall = tokenise.PieceCache.recall
-
-    def noted(memory: Any, owner: str, key: tuple[str, bool], encode: Any) -> tuple[int, ...]:
-        def encoded() -> list[int]:
-            steps.append(key[0])
-            ids: list[int] = encode()
-            return ids
-
-        return recall(memory, owner, key, encoded)
-
-    monkeypatch.setattr(tokenise.PieceCache, "recall", noted)
-    monkeypatch.setattr(tokenise, "_forget_words", lambda _: lambda: steps.append("forgotten"))
-    return steps
-
-
-@pytest.mark.parametrize("kind", ["byte level", "slow"])
-def test_a_text_that_another_key_has_sent_is_encoded_anew(done: list[str], kind: str) -> None:
-    tokenizer = tokenizer_of("whole" if kind == "slow" else "in pieces", kind)
-    tokeniser = PieceTokeniser(tokenizer, "")
-    done.clear()
-    text = "the code is swordfish 7731"
-    found = [tokeniser.ids(text, owner=owner) for owner in ("mine", "mine", "theirs", "mine")]
-    assert [step for step in done if step == text] == [text] * 2, "B pays what A paid, A pays once"
-    assert all(ids == whole(tokenizer, text) for ids in found)
-
-
-def test_a_tokenizers_own_words_are_gone_before_another_keys_text_comes(done: list[str]) -> None:
-    tokeniser = PieceTokeniser(tokenizer_of("in pieces", "byte level"), "")
-    done.clear()
-    owners = ("", "", "mine", "mine", "theirs", "mine")
-    for number, owner in enumerate(owners):
-        tokeniser.ids(f"{number}", owner=owner)
-    tokeniser.ids("0", owner="")
-    assert done == ["0", "1", "forgotten", "2", "3", "forgotten", "4", "forgotten", "5"]
-
-
-@pytest.mark.parametrize("kind", ["fixture", "byte level", "llama first", "unigram"])
-def test_the_words_that_a_tokenizer_remembers_can_be_forgotten(kind: str) -> None:
-    model = tokenizer_of("in pieces", kind).backend_tokenizer.model
-    forget = tokenise._forget_words(tokenizer_of("in pieces", kind))
-    assert forget.__name__ == "_clear_cache" and type(forget.__self__) is type(model)  # type: ignore[attr-defined]
-    forget()
-
-
 @given(texts=st.lists(contents, max_size=20), limit=st.integers(0, 2000))
 @many
 def test_no_more_is_remembered_than_allowed(texts: list[str], limit: int) -> None:

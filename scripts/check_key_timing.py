@@ -1,8 +1,12 @@
-"""Asks whether one API key's client can tell by time what another's has said.
+#!/usr/bin/env python
+"""Checks that one API key's client cannot tell by time what another's has said.
+
+    python -m scripts.check_key_timing [--probes 400] [--only count_tokens] [--shared] [--out FILE]
 
 For each route A says a text, and B asks, in random order, with that text and with one that nobody
 has said. The figure is the share of pairs in which B's answer for what A said came sooner (the area
 under the ROC curve), each time being held against those around it: 0.5 tells nothing, 1 tells all.
+Exit status 0: each is between 0.4 and 0.6; with `--shared`, above 0.9; 1: one is not.
 """
 
 import argparse
@@ -20,7 +24,6 @@ from typing import Any, Final
 from scripts.chaos.own_server import OwnServer
 from scripts.fixtures.fixture_cache import fixture_dir
 
-ABOUT = "whether one key's client can tell by time what another's has said"
 KEYS: Final = ("sk-of-a", "sk-of-b")
 ANSWER_S_MAX: Final = 60.0
 COUNTED_WORDS: Final = 2_000  # each new, of a text that is counted
@@ -174,7 +177,9 @@ def measure(route: Route, port: int, rounds: int, chance: random.Random) -> None
                 times.append(took)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def main() -> None:
+    """Print a row for each route; exit with 1 where one is not as it has to be."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--probes", type=int, default=400, help="of B on each route")
     parser.add_argument("--only", default="", help="the one route to measure")
     parser.add_argument("--fixture", default="qwen3")
@@ -183,10 +188,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shared", action="store_true", help="with workers that do not keep keys apart"
     )
     parser.add_argument("--out", type=Path, help="write the figures there as JSON")
-
-
-def run(options: argparse.Namespace) -> None:
-    """Print a row for each route; exit with 1 where one is not as it has to be."""
+    options = parser.parse_args()
     rows = asyncio.run(_run(options))
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1) + "\n")
@@ -215,3 +217,7 @@ async def _run(options: argparse.Namespace) -> list[dict[str, Any]]:
     finally:
         server.close()
     return [route.row() for route in measured]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""What one owner has remembered serves no other, and takes no room that another has a right to."""
+"""A memory by owner serves no other, and leaves each the room that it has a right to."""
 
 import random
 
