@@ -315,7 +315,8 @@ class PieceCache:
     """The ids of texts by their owner, up to a number of characters.
 
     The words that a tokenizer remembers of its own accord would serve everybody: it remembers none
-    any more from the first text on that is one owner's. The prompt threads share it: all but the encoding happens under a lock.
+    any more from the first text on that is one owner's. The prompt threads share this: all but the
+    encoding happens under a lock.
     """
 
     def __init__(
@@ -366,7 +367,7 @@ def stop_words(tokenizer: Any) -> None:
     language models.
     """
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    if hasattr(model, "_clear_cache"):
+    if model is not None and hasattr(model, "_clear_cache"):
         model._clear_cache()
         model._resize_cache(0)
         model._clear_cache()  # of what another thread has split meanwhile

@@ -111,7 +111,7 @@ class RequestBuilder:
             may_think=output_format.may_think(opening) and not constraints.is_json,
         )
         shown = _shown_tools(prompt, [*constraints.tool_names, *(visit.loaded if visit else ())])
-        owner = prompt.speaker.key if message.is_apart else ""
+        owner = message.owner
         guide = self._facts.grammar_compiler.token_mask(
             constraints, shown, opening, len(built.ids), owner
         )

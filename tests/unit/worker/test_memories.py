@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit
+from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Speaker, Submit
 from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
@@ -39,6 +39,7 @@ CACHED = {
 SERVING = {  # the memories that spare a client the cost of what it has said before
     "ConversationLines._lines",
     "ExtentStore._joints",
+    "GrammarCompiler._compiled",
     "MemoryByOwner._values",
     "ThinkingStore._thinking",
     "TurnStore._listed",
@@ -96,6 +97,7 @@ class Talk:
         rows = [self.say(key, QUESTION)]
         self.call_id = self.call_id or rows[0].request.call_ids[0]
         rows += [self.say(key, goes_on(call_id)) for call_id in (self.call_id, "unknown")]
+        self.say(key, QUESTION, constraints=Constraints(tool_choice="required"))
         return [row.cached for row in rows]
 
 

@@ -38,7 +38,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return recall(memory, owner, key, encoded)
 
     monkeypatch.setattr(tokenise.PieceCache, "recall", noted)
-    monkeypatch.setattr(tokenise, "_forget_words", lambda _: lambda: steps.append("forgotten"))
+    monkeypatch.setattr(tokenise, "stop_words", lambda _: steps.append("forgotten"))
     return steps
 
 
@@ -53,18 +53,26 @@ def test_a_text_that_another_key_has_sent_is_encoded_anew(done: list[str], kind:
     assert all(ids == tokenizer.encode(text, add_special_tokens=False) for ids in found)
 
 
-def test_a_tokenizers_own_words_are_gone_before_another_keys_text_comes(done: list[str]) -> None:
+def test_a_tokenizer_remembers_no_words_from_the_first_text_on_that_is_one_keys(
+    done: list[str],
+) -> None:
     tokeniser = PieceTokeniser(tokenizer_of("fixture"), "")
     done.clear()
-    owners = ("", "", "mine", "mine", "theirs", "mine")
-    for number, owner in enumerate(owners):
+    for number, owner in enumerate(("", "", "mine", "mine", "theirs", "")):
         tokeniser.ids(f"{number}", owner=owner)
-    tokeniser.ids("0", owner="")
-    assert done == ["0", "1", "forgotten", "2", "3", "forgotten", "4", "forgotten", "5"]
+    assert done == ["0", "1", "forgotten", "2", "3", "4", "5"]
 
 
 @pytest.mark.parametrize("kind", ["fixture", "unigram"])
 def test_the_words_that_a_tokenizer_remembers_can_be_forgotten(kind: str) -> None:
-    forget = tokenise._forget_words(tokenizer_of(kind))
-    assert forget.__name__ == "_clear_cache", "tokenizers calls it so"
-    forget()
+    model = tokenizer_of(kind).backend_tokenizer.model
+    assert {"_clear_cache", "_resize_cache"} <= set(dir(model)), "tokenizers calls it so"
+    text = "swordfish swordfish eggs"
+    before = tokenizer_of(kind).encode(text)
+    tokenise.stop_words(tokenizer_of(kind))
+    assert [tokenizer_of(kind).encode(text) for _ in range(2)] == [before, before]
+
+
+def test_a_tokenizer_that_remembers_no_words_is_left_as_it_is() -> None:
+    tokenise.stop_words(tokenizer_of("slow"))
+    assert tokenizer_of("slow").encode("a", add_special_tokens=False)
