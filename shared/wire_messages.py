@@ -160,6 +160,11 @@ class Submit:
     pin: bool = False  # what is kept of the prompt stays, whatever else would need its room
     is_apart: bool = False  # there are several API keys: what is kept of this serves its key only
 
+    @property
+    def owner(self) -> str:
+        """Whom alone what is remembered of this serves: its key's clients, or "" for everybody."""
+        return _owner(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
@@ -181,7 +186,16 @@ class Count:
 
     request_id: str
     prompt: Prompt
-    is_apart: bool = False  # as in Submit, of the images that it shows
+    is_apart: bool = False  # as in Submit
+
+    @property
+    def owner(self) -> str:
+        """As in Submit."""
+        return _owner(self)
+
+
+def _owner(message: Submit | Count) -> str:
+    return message.prompt.speaker.key if message.is_apart else ""
 
 
 @dataclass(frozen=True, slots=True)

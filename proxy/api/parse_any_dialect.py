@@ -39,6 +39,7 @@ class BodyParser:
         )
         self.images = ImageFetcher(settings.allow_image_urls)
         self._uses_kv_cache = settings.use_kv_cache
+        self._is_apart = len(settings.api_keys) > 1
         self._stored = stored
 
     def read(
@@ -91,7 +92,8 @@ class BodyParser:
         prompt = request.prompt
         if shows_images(prompt):
             prompt = await with_images(prompt, self.images, hold)
-        naming = functools.partial(self._digester.names, prompt.messages)
+        owner = prompt.speaker.key if self._is_apart else ""
+        naming = functools.partial(self._digester.names, prompt.messages, owner)
         names, delta_chars = await work_on_body(size, naming)
         prompt = dataclasses.replace(prompt, names=names, delta_chars=delta_chars)
         return dataclasses.replace(request, prompt=prompt)

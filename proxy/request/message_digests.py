@@ -4,8 +4,6 @@ A name has two digests: the exact one is of all that a template may show to the 
 canonical one of what the message means (`hearth.proxy.request.volatile_fields` has the rules).
 """
 
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
@@ -13,6 +11,7 @@ from typing import Any, Final
 import orjson
 
 from hearth.proxy.request.volatile_fields import ASKING_ROLES, canonical_text
+from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.wire_messages import MessageName
 
 DIGEST_BYTES: Final = 16
@@ -32,39 +31,36 @@ class _KnownMessage:
 class MessageDigester:
     """Names messages, and remembers the names of those it has seen. Any thread.
 
-    Invariant: at most REMEMBERED_MAX are remembered; a name depends on the message alone. What is
-    remembered changes under a lock.
+    What is remembered for one owner, "" being everybody, serves no other.
+    Invariant: at most REMEMBERED_MAX are remembered; a name depends on the message alone.
     """
 
     def __init__(self, is_on: bool, checks_size: bool) -> None:
         """With `checks_size` a conversation that would lose too much is known by its exact text."""
         self._is_on = is_on
         self._checks_size = checks_size
-        self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, _KnownMessage] = OrderedDict()  # by exact digest
+        self._known: MemoryByOwner[bytes, _KnownMessage] = MemoryByOwner(REMEMBERED_MAX)
 
     @property
     def remembered_count(self) -> int:
         return len(self._known)
 
-    def names(self, messages: list[Any]) -> tuple[list[MessageName], int]:
+    def names(self, messages: list[Any], owner: str = "") -> tuple[list[MessageName], int]:
         """Return a name for each of `messages`, and the characters that the canonical forms lack.
 
         The messages are as a dialect makes them, and stay as they are.
         """
-        rows = [self._named(message) for message in messages]
+        rows = [self._named(message, owner) for message in messages]
         delta = sum(row.delta_chars for row in rows)
         if self._checks_size and delta > SHRINK_SHARE_MAX * sum(row.chars for row in rows):
             return [MessageName(row.name.exact, row.name.exact) for row in rows], 0
         return [row.name for row in rows], delta
 
-    def _named(self, message: dict[str, Any]) -> _KnownMessage:
+    def _named(self, message: dict[str, Any], owner: str) -> _KnownMessage:
         exact = exact_digest(message)
-        with self._lock:
-            known = self._known.get(exact)
-            if known is not None:
-                self._known.move_to_end(exact)
-                return known
+        known = self._known.get(owner, exact)
+        if known is not None:
+            return known
         content: str | list[Any] = message["content"]
         chars = _chars(content)
         if self._is_on:
@@ -75,10 +71,7 @@ class MessageDigester:
         else:
             named = _KnownMessage(MessageName(exact, exact), chars, 0)
         assert named.delta_chars >= 0, (named.delta_chars, named.name.rules)
-        with self._lock:
-            self._known[exact] = named
-            if len(self._known) > REMEMBERED_MAX:
-                self._known.popitem(last=False)
+        self._known.put(owner, exact, named)
         return named
 
 

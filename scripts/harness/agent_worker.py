@@ -180,8 +180,8 @@ class Desk:
 
     def named(self, prompt: Prompt, speaker: Speaker | None = None) -> Prompt:
         """Return the prompt as the proxy sends it."""
-        names, delta = self.digester.names(prompt.messages)
         speaker = speaker or prompt.speaker
+        names, delta = self.digester.names(prompt.messages, speaker.key)
         return replace(prompt, names=names, delta_chars=delta, speaker=speaker)
 
     def request(self, prompt: Prompt, stop: Sequence[str] = ()) -> Request:

@@ -414,7 +414,7 @@ def _keep(store: ExtentStore, request: Request) -> None:
                 furnish(store, extent)
 
 
-def _nothing_lost(visit: SessionVisit, built: BuiltPrompt, pictures: Any) -> None:
+def _nothing_lost(visit: SessionVisit, built: BuiltPrompt, pictures: Any, owner: str) -> None:
     """Stand in for the divergence report, which takes half of a prompt's time."""
 
 

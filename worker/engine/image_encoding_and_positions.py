@@ -15,6 +15,7 @@ import numpy as np
 from mlx_lm.generate import generation_stream
 from numpy.typing import NDArray
 
+from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
 from hearth.worker.engine.vlm_language_model import AXES, VLMLanguageModel
 
@@ -86,7 +87,8 @@ class ImageEncoder:
         self._language = language
         self._bytes_max = bytes_max
         self._encoded: OrderedDict[ImageName, ImageRows] = OrderedDict()  # used last at the end
-        self._relative_positions: OrderedDict[Any, NDArray[np.int32]] = OrderedDict()
+        self._relative_positions: MemoryByOwner[Any, NDArray[np.int32]]
+        self._relative_positions = MemoryByOwner(POSITIONS_KEPT_MAX)
 
     def is_encoded(self, picture: PromptImage) -> bool:
         return picture.name in self._encoded
@@ -199,7 +201,8 @@ class ImageEncoder:
     def _positions_of(self, picture: PromptImage) -> NDArray[np.int32]:
         """Return the positions (3, tokens) of a picture that stands at the prompt's start."""
         key = (picture.grid, len(picture.ids))
-        if key not in self._relative_positions:
+        known = self._relative_positions.get(picture.owner, key)
+        if known is None:
             with mx.stream(generation_stream):
                 grid = mx.array(picture.grid) if picture.grid else None
                 positions, _ = self._language.model.get_rope_index(
@@ -208,10 +211,9 @@ class ImageEncoder:
                 positions = np.array(positions, dtype=np.int32)
             if positions.shape != (AXES, 1, len(picture.ids)):
                 raise UnknownImageInputs(f"positions of shape {positions.shape}")
-            self._relative_positions[key] = positions[:, 0]
-            if len(self._relative_positions) > POSITIONS_KEPT_MAX:
-                self._relative_positions.popitem(last=False)
-        return self._relative_positions[key]
+            known = positions[:, 0]
+            self._relative_positions.put(picture.owner, key, known)
+        return known
 
 
 def _segments(

@@ -40,7 +40,8 @@ class PromptContent:
     """The parts that a prompt is made of. Immutable.
 
     `turns`, where it is not empty, has an entry for each message: its tokens, if known. `pictures`
-    has every image that the messages show.
+    has every image that the messages show. What is remembered of the text serves `owner` alone,
+    "" = everybody.
     """
 
     messages: list[dict[str, Any]]
@@ -48,6 +49,7 @@ class PromptContent:
     options: dict[str, Any] = field(default_factory=dict)
     turns: Sequence[SampledTurn | None] = ()
     pictures: PromptImages = field(default_factory=dict)
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class PromptBuilder:
         self._check(prompt_ids.ids, "The messages render to nothing.", "messages")
         return _built(prompt_ids, header_token, frozenset(kept), doubtful)
 
-    def raw(self, text: str | None, ids: list[int]) -> BuiltPrompt:
+    def raw(self, text: str | None, ids: list[int], owner: str = "") -> BuiltPrompt:
         """Return the prompt that a client wrote itself: `text` if there is one, or else `ids`.
 
         No template is applied. A text is tokenised as the caller's own template: the control
@@ -144,7 +146,7 @@ class PromptBuilder:
         """
         if text is not None:
             self._refuse_long(text, "prompt")
-            ids = self.tokeniser.ids(text)
+            ids = self.tokeniser.ids(text, owner=owner)
             beginning = self.tokeniser.beginning
             if ids[: len(beginning)] != beginning:
                 ids = [*beginning, *ids]
@@ -177,7 +179,8 @@ class PromptBuilder:
         )
         self._refuse_long(rendered.text, "messages")
         pictures = [_picture(content, digest) for digest in digests]
-        return pieces_of(tokeniser, rendered.text, mark, pictures, self._form), rendered.runs
+        pieces = pieces_of(tokeniser, rendered.text, mark, pictures, self._form, content.owner)
+        return pieces, rendered.runs
 
     def _refuse_long(self, text: str, param: str) -> None:
         """Raise where a text cannot fit, whatever its tokens are: it is not tokenised at all."""

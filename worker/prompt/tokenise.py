@@ -10,7 +10,6 @@ The prompt threads share it.
 import re
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -19,6 +18,7 @@ from typing import Any, Final
 from tokenizers import AddedToken, Tokenizer
 
 from hearth.shared.errors import RequestError
+from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.worker.cache.image_keys import PromptImage
 from hearth.worker.prompt.awaited_work import stop_unless_awaited
 from hearth.worker.prompt.longest_token import longest_token_bytes
@@ -33,6 +33,8 @@ PRIVATE_USE: Final = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x10
 _SPACE = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _IN_NO_VOCABULARY = "\ufdd0\U000e0fff\U0010fffd"
 _NEVER = re.compile("(?!)")
+
+_PieceKey = tuple[str, bool]  # a text, and whether it is a prompt's first
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class PieceTokeniser:
     single words, or normalises them together with what is around them. Such a one encodes each text
     whole, with exactly its own ids; only where there are marks it encodes the stretches between
     them, so that one that puts a space in front of a text puts one there too.
+
+    What is remembered of a text serves the `owner` alone that it was encoded for, "" = everybody.
     The prompt threads share it.
     """
 
@@ -69,10 +73,12 @@ class PieceTokeniser:
         self, tokenizer: Any, template: str, remembered_chars_max: int = REMEMBERED_CHARS_MAX
     ) -> None:
         self._tokenizer = tokenizer
-        self._cache = PieceCache(remembered_chars_max)
         self.beginning = _beginning(tokenizer)  # what it has any text begin with
         self.token_bytes_max = longest_token_bytes(tokenizer)
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1  # one more than the highest id
+        self._cache = PieceCache(
+            remembered_chars_max, self.vocab_size, lambda: stop_words(tokenizer)
+        )
         added: dict[int, AddedToken] = tokenizer.added_tokens_decoder
         self._added = _AddedTokens(added)
         controls = _controls(tokenizer, template)
@@ -136,11 +142,14 @@ class PieceTokeniser:
             return value if is_same else elements
         return value
 
-    def ids(self, text: str, mark: str = "") -> list[int]:
+    def ids(self, text: str, mark: str = "", owner: str = "") -> list[int]:
         """Return the token ids of a rendered text, without any that only a tokenizer adds."""
-        return list(chain.from_iterable(piece.ids for piece in self.pieces(text, mark)))
+        pieces = self.pieces(text, mark, owner=owner)
+        return list(chain.from_iterable(piece.ids for piece in pieces))
 
-    def pieces(self, text: str, mark: str = "", is_first: bool = True) -> list[TextPiece]:
+    def pieces(
+        self, text: str, mark: str = "", is_first: bool = True, owner: str = ""
+    ) -> list[TextPiece]:
         """Return the rendered text cut at its added tokens; `mark` is what shielded its content.
 
         `is_first`: nothing of the prompt stands before it. The white space that an added token
@@ -149,25 +158,29 @@ class PieceTokeniser:
         """
         if not self.is_incremental:
             segments = text.split(mark) if mark else [text]
-            return [piece for segment in segments if segment for piece in self._whole(segment)]
+            return [
+                piece for segment in segments if segment for piece in self._whole(segment, owner)
+            ]
         between, added = self._added.split(text)
         contents = [content.replace(mark, "") for content in between] if mark else between
         runs = [
-            self._plain_ids(content, is_first and number == 0) if content else ()
+            self._plain_ids(content, is_first and number == 0, owner) if content else ()
             for number, content in enumerate(contents)
         ]
         return _interleaved(contents, runs, added)
 
-    def _plain_ids(self, content: str, is_first: bool) -> tuple[int, ...]:
+    def _plain_ids(self, content: str, is_first: bool, owner: str) -> tuple[int, ...]:
         assert self._plain is not None and content
         stop_unless_awaited()
         encode = self._plain.ids
-        return self._cache.recall((content, is_first), lambda: encode(content, is_first))
+        return self._cache.recall(owner, (content, is_first), lambda: encode(content, is_first))
 
-    def _whole(self, text: str) -> list[TextPiece]:
+    def _whole(self, text: str, owner: str) -> list[TextPiece]:
         """Return the pieces of a text that is encoded whole."""
         encode = self._tokenizer.encode
-        ids = self._cache.recall((text, True), lambda: encode(text, add_special_tokens=False))
+        ids = self._cache.recall(
+            owner, (text, True), lambda: encode(text, add_special_tokens=False)
+        )
         between, added = self._added.split(text)
         places = [place for place, token_id in enumerate(ids) if token_id in self._added.all_ids]
         if [ids[place] for place in places] != [piece.ids[0] for piece in added]:
@@ -299,45 +312,65 @@ class PlainTextEncoder:
 
 
 class PieceCache:
-    """The ids of texts, up to a number of characters; the least recently used goes first.
+    """The ids of texts by their owner, up to a number of characters.
 
-    Invariant: `chars` is the sum over what is kept, and at most `chars_max`. The prompt threads
-    share it: all but the encoding happens under a lock.
+    The words that a tokenizer remembers of its own accord would serve everybody: it remembers none
+    any more from the first text on that is one owner's. The prompt threads share this: all but the
+    encoding happens under a lock.
     """
 
-    def __init__(self, chars_max: int) -> None:
-        self._chars_max = chars_max
-        self._lock = threading.Lock()
-        self.chars = 0
-        self._ids: OrderedDict[tuple[str, bool], tuple[int, ...]] = OrderedDict()
-        self._shared: dict[int, int] = {}  # one int object an id: 8 bytes a token, and not 40
+    def __init__(
+        self, chars_max: int, vocab_size: int, stop_words: Callable[[], None] = lambda: None
+    ) -> None:
+        """`stop_words` has the tokenizer itself remember nothing, from now on."""
+        self._ids: MemoryByOwner[_PieceKey, tuple[int, ...]] = MemoryByOwner(chars_max, _cost)
+        self._int_of = list(range(vocab_size)).__getitem__  # one object an id: 8 bytes a token
+        self._stop_words = stop_words
+        self._has_words = True
+        self._lock = threading.Lock()  # for the words; the ids have their own
 
-    def recall(self, key: tuple[str, bool], encode: Callable[[], list[int]]) -> tuple[int, ...]:
+    @property
+    def chars(self) -> int:
+        return self._ids.cost
+
+    def recall(
+        self, owner: str, key: _PieceKey, encode: Callable[[], list[int]]
+    ) -> tuple[int, ...]:
         """Return the ids of (text, whether it is a prompt's first), encoded if need be."""
-        with self._lock:
-            known = self._ids.get(key)
-            if known is not None:
-                self._ids.move_to_end(key)
-                return known
-        shared = self._shared
-        ids = tuple([shared.setdefault(token_id, token_id) for token_id in encode()])
-        with self._lock:
-            if key not in self._ids:  # another thread may have met the same text
-                self._ids[key] = ids
-                self.chars += _cost(key)
-            while self.chars > self._chars_max:
-                oldest, _ = self._ids.popitem(last=False)
-                self.chars -= _cost(oldest)
-            assert bool(self.chars) == bool(self._ids), (self.chars, len(self._ids))
+        known = self._ids.get(owner, key)
+        if known is not None:
+            return known
+        if owner:
+            self._forget_words()
+        ids = tuple(map(self._int_of, encode()))
+        self._ids.put(owner, key, ids)
         return ids
 
     def clear(self) -> None:
         self._ids.clear()
-        self.chars = 0
+
+    def _forget_words(self) -> None:
+        with self._lock:
+            if self._has_words:
+                self._stop_words()
+                self._has_words = False
 
 
-def _cost(key: tuple[str, bool]) -> int:
+def _cost(key: _PieceKey, _ids: tuple[int, ...]) -> int:
     return len(key[0]) + PIECE_OVERHEAD_CHARS
+
+
+def stop_words(tokenizer: Any) -> None:
+    """Have the tokenizer's model remember none of the words that it has split, nor any later one.
+
+    Models of fast tokenizers that split each word anew remember none, nor do slow tokenizers of
+    language models.
+    """
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if model is not None and hasattr(model, "_clear_cache"):
+        model._clear_cache()
+        model._resize_cache(0)
+        model._clear_cache()  # of what another thread has split meanwhile
 
 
 def _interleaved(

@@ -48,12 +48,14 @@ class RequestBuilder:
         """Return the request ready to be computed. Raises RequestError."""
         assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
         check(message.sampling, self._facts.vocab_size)
-        visit, built = self._prompts.build(message.prompt, images, message.use_kv_cache)
+        visit, built = self._prompts.build(
+            message.prompt, images, message.owner, message.use_kv_cache
+        )
         assert len(built.ids) == len(built.keys), (len(built.ids), len(built.keys))
         suspicions = self._suspects.suspicions(root_of(message, self._facts.root), built.keys)
         self._recent.add(message, built.ids)
         if visit is not None and not message.prefill_only:
-            self._prompts.explain(visit, built, images)
+            self._prompts.explain(visit, built, images, message.owner)
         splitter, guide = self._splitter_and_guide(message, built, visit)
         new_id = self._prompts.sessions.new_id
         is_side = visit is not None and visit.is_side
@@ -73,6 +75,7 @@ class RequestBuilder:
             key=message.prompt.speaker.key,
             prompt_name=prompt_name,
             suspicions=suspicions,
+            owner=message.owner,
             asker=asker_of(message.prompt),
             new_id=new_id,
             signature=new_id(),
@@ -118,7 +121,7 @@ class RequestBuilder:
             may_think=output_format.may_think(opening) and not constraints.is_json,
         )
         shown = _shown_tools(prompt, [*constraints.tool_names, *(visit.loaded if visit else ())])
-        owner = prompt.speaker.key if message.is_apart else ""
+        owner = message.owner
         guide = self._facts.grammar_compiler.token_mask(
             constraints, shown, opening, len(built.ids), owner
         )
@@ -127,7 +130,7 @@ class RequestBuilder:
 
 def root_of(message: Submit, root: PrefixHash) -> PrefixHash:
     """Return what a prompt's hashes begin with: where there are several keys, its key's own."""
-    return key_root(root, message.prompt.speaker.key) if message.is_apart else root
+    return key_root(root, message.owner) if message.is_apart else root
 
 
 def family_of(prompt: Prompt) -> str:

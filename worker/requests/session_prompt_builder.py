@@ -42,26 +42,27 @@ class SessionPromptBuilder:
         self._facts = facts
 
     def build(
-        self, prompt: Prompt, images: PromptImages, uses_cache: bool = True
+        self, prompt: Prompt, images: PromptImages, owner: str, uses_cache: bool = True
     ) -> tuple[SessionVisit | None, BuiltPrompt]:
         """Return what is known of the request, and its tokens. Raises RequestError.
 
-        Nothing is known of a raw prompt, nor of one that neither reads nor writes the cache.
+        What is remembered of its text serves `owner` alone. Nothing is known of a raw prompt, nor
+        of one that neither reads nor writes the cache.
         """
         if is_raw(prompt):
-            return None, self._builder.raw(prompt.text, prompt.ids)
+            return None, self._builder.raw(prompt.text, prompt.ids, owner)
         if prompt.images:
             messages = without_images(prompt, self._facts.model_name)
             prompt = dataclasses.replace(prompt, messages=messages, images={})
         visit = self.sessions.arrive(prompt, uses_cache)
-        return visit, self._builder.build(self.content(prompt, visit, images))
+        return visit, self._builder.build(self.content(prompt, visit, images, owner))
 
     def build_history(self, content: PromptContent) -> BuiltPrompt:
         """Return the prompt of `content` without a generation prompt. Raises RequestError."""
         return self._builder.build(content, adds_header=False)
 
     def content(
-        self, prompt: Prompt, visit: SessionVisit | None, images: PromptImages
+        self, prompt: Prompt, visit: SessionVisit | None, images: PromptImages, owner: str
     ) -> PromptContent:
         """Return the messages as the template is to see them, with the turns that are known."""
         messages, loaded = prompt.messages, list[str]()
@@ -72,9 +73,11 @@ class SessionPromptBuilder:
         is_opened = self._facts.opens_thinking
         messages = with_loaded_tools(messages, prompt.deferred, loaded)
         messages = [with_thinking_extracted(message, start, end, is_opened) for message in messages]
-        return PromptContent(messages, prompt.tools, prompt.template_kwargs, turns, images)
+        return PromptContent(messages, prompt.tools, prompt.template_kwargs, turns, images, owner)
 
-    def explain(self, visit: SessionVisit, built: BuiltPrompt, images: PromptImages) -> None:
+    def explain(
+        self, visit: SessionVisit, built: BuiltPrompt, images: PromptImages, owner: str
+    ) -> None:
         """Find out what the request loses against its own line; note it in its visit."""
         tokens = built.keys
         assert 0 <= built.header <= len(tokens), (built.header, len(tokens))
@@ -83,7 +86,7 @@ class SessionPromptBuilder:
 
         def boundary(count: int) -> tuple[int, bool] | None:
             """Return how many of the prompt's tokens its first `count` messages make."""
-            whole = self.content(visit.prompt, visit, images)
+            whole = self.content(visit.prompt, visit, images, owner)
             part = dataclasses.replace(
                 whole, messages=whole.messages[:count], turns=whole.turns[:count]
             )

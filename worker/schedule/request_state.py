@@ -103,6 +103,7 @@ class Request:
     tokens_max: int  # of the completion
     output: OutputProcessor
     key: str = ""  # digest of the API key that it is for
+    owner: str = ""  # whom alone what is remembered of its text serves; "" = everybody
     asker: str = ""  # whose turn for a slot it uses
     turn: int = 0  # see `fair_queue`
     new_id: Callable[[], str] = str  # of each tool call

@@ -70,10 +70,9 @@ def _owner(message: Submit | Count) -> str:
 
     What is not to be kept is its request's own: nobody else's cost is less for it, nor its own.
     """
-    owner = message.prompt.speaker.key if message.is_apart else ""
     if isinstance(message, Submit) and not message.use_kv_cache:
-        owner += message.request_id
-    return owner
+        return message.owner + message.request_id
+    return message.owner
 
 
 def _shown(prompt: Prompt) -> Iterator[tuple[str, str]]:

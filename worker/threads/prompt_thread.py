@@ -90,7 +90,7 @@ class PromptThread:
                 report = session_report(message, self._prompts.sessions, self._recent)
                 send(Told(message.request_id, report))
             case Count():
-                _, built = self._prompts.build(message.prompt, images)
+                _, built = self._prompts.build(message.prompt, images, message.owner)
                 send(Counted(message.request_id, len(built.ids)))
             case Submit():
                 request = self._builder.build(lease, message, images)

@@ -35,6 +35,12 @@ class Front:
     ) -> Reply:
         return await self.open_ask(method, path, KEY, *headers, body=body)
 
+    async def ask_as(
+        self, key: tuple[bytes, bytes], method: str, path: str, body: bytes = b""
+    ) -> Reply:
+        """Ask as a client that has `key`, a header."""
+        return await asked(self.app, method, path, key, body=body)
+
     async def open_ask(
         self, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b""
     ) -> Reply:

@@ -225,9 +225,9 @@ def test_it_sees_a_tokenisation_that_is_remembered_by_less_than_its_text(
 ) -> None:
     recall = tokenise.PieceCache.recall
 
-    def by_its_ends(memory: Any, key: tuple[str, bool], encode: Any) -> tuple[int, ...]:
+    def by_its_ends(memory: Any, owner: str, key: tuple[str, bool], encode: Any) -> tuple[int, ...]:
         text, is_first = key
-        return recall(memory, (f"{len(text)}{text[:9]}{text[-9:]}", is_first), encode)
+        return recall(memory, owner, (f"{len(text)}{text[:9]}{text[-9:]}", is_first), encode)
 
     monkeypatch.setattr(tokenise.PieceCache, "recall", by_its_ends)
     assert findings(fresh(), lambda m: m.kind == "letter" and len(str(m.was)) > 50)

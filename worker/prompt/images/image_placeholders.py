@@ -60,6 +60,7 @@ def pieces_of(
     mark: str,
     pictures: Sequence[PromptImage],
     form: ImageForm,
+    owner: str = "",
 ) -> list[TextPiece]:
     """Return a rendered text as pieces, `pictures` in the places of their marks.
 
@@ -67,7 +68,7 @@ def pieces_of(
         RequestError: the template has left out a message with an image.
     """
     if not pictures:
-        return tokeniser.pieces(text, mark)
+        return tokeniser.pieces(text, mark, owner=owner)
     twice = re.escape(mark + mark)
     parts = re.split(f"{twice}([0-9]+){twice}", text)
     if missing := set(range(len(pictures))) - {int(number) for number in parts[1::2]}:
@@ -84,7 +85,8 @@ def pieces_of(
             continue
         before = form.after if at else ""
         after = form.before if at < len(parts) - 1 else ""
-        pieces += tokeniser.pieces(f"{before}{part}{after}", mark, is_first=at == 0)
+        text = f"{before}{part}{after}"
+        pieces += tokeniser.pieces(text, mark, is_first=at == 0, owner=owner)
     return pieces
 
 

@@ -15,6 +15,9 @@ log = logging.getLogger(__name__)
 
 PYTHON_CHARS_MAX: Final = 400_000  # of source that is parsed at once
 
+_IN_A_NAME: Final = re.compile(r"[\w-]")
+_OPENED: Final = re.compile(r"\s*\(")
+
 
 def python_calls(text: str, tools: RequestTools) -> list[ToolCall]:
     """Return the calls of tools that Python source consists of, none if it has anything else.
@@ -42,8 +45,24 @@ def _with_python_names(text: str, tools: RequestTools) -> tuple[str, dict[str, s
     """Return source in which all tools have names that Python takes, and what these stand for."""
     spelled = {f"_tool_{n}_": name for n, name in enumerate(tools.names) if not name.isidentifier()}
     for written, name in spelled.items():
-        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?=\s*\()", written, text)
+        text = _with_calls_of(written, name, text)
     return text, spelled
+
+
+def _with_calls_of(written: str, name: str, text: str) -> str:
+    """Return `text` in which calls of `name` are calls of `written`.
+
+    No pattern is made of the name: Python keeps patterns, for whoever names a tool so next.
+    """
+    parts, done = [], 0
+    at = text.find(name) if name else -1
+    while at >= 0:
+        end = at + len(name)
+        if _IN_A_NAME.match(text[at - 1 : at]) is None and _OPENED.match(text, end):
+            parts += [text[done:at], written]
+            done = end
+        at = text.find(name, max(done, at + 1))
+    return "".join([*parts, text[done:]])
 
 
 def _expressions(node: Any) -> list[ast.expr]:

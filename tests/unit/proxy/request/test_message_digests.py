@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.api.body.tool_definitions import tool_call
+from hearth.proxy.request import message_digests
 from hearth.proxy.request.message_digests import REMEMBERED_MAX, MessageDigester
 from tests.helpers.proxy.volatile_texts import (
     BILLING,
@@ -162,6 +163,22 @@ def test_what_was_seen_before_is_named_the_same_and_memory_is_bounded(
     assert digester.names(rows) == digester.names(rows)
     assert digester.remembered_count == 3
     assert REMEMBERED_MAX > 10_000
+
+
+def test_a_message_that_another_key_has_sent_is_named_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[str] = []
+
+    def counted(role: str, content: Any) -> Any:
+        named.append(content)
+        return canonical_content(role, content)
+
+    canonical_content = message_digests._canonical_content
+    monkeypatch.setattr(message_digests, "_canonical_content", counted)
+    digester = MessageDigester(True, False)
+    rows = [user(f"{n} {REMINDER}\nthe code is {n}") for n in range(3)]
+    found = [digester.names(rows, owner) for owner in ("mine", "mine", "theirs")]
+    assert len(named) == 2 * len(rows), "B pays what A paid, and A pays once"
+    assert found[0] == found[1] == found[2], "whoever asks, the names are the same"
 
 
 def test_a_long_conversation_that_was_seen_costs_little() -> None:

@@ -66,6 +66,26 @@ def test_what_was_encoded_for_one_owner_is_not_there_for_another() -> None:
     assert vision.encoder_calls == 2
 
 
+def test_the_size_of_a_picture_that_another_key_has_shown_is_not_remembered_for_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vision, one = new_vision("qwen3_vl"), picture("qwen3_vl", 1)
+    model, counted = loaded("qwen3_vl").model.model, list[int]()
+    positions_of = model.get_rope_index
+
+    def counting(ids: Any, **more: Any) -> Any:
+        counted.append(ids.shape[1])
+        return positions_of(ids, **more)
+
+    monkeypatch.setattr(model, "get_rope_index", counting)
+    shifts = []
+    for owner in ("mine", "mine", "theirs", "mine"):
+        ids, runs = prompt(text(1, 3), replace(one, owner=owner), text(1, 3))
+        shifts.append(vision.shift(runs, len(ids)))
+    assert len(counted) == 2, "B pays what A paid, and A pays once"
+    assert set(shifts) == {-8}
+
+
 @pytest.mark.parametrize("name", VISION_NAMES)
 def test_a_picture_is_encoded_once_for_as_long_as_it_is_kept(name: str) -> None:
     vision, one, two = new_vision(name), picture(name, 1), picture(name, 2)

@@ -67,7 +67,7 @@ def test_a_template_that_refuses_is_still_the_clients_fault() -> None:
 
 
 def test_two_threads_that_meet_the_same_text_count_it_once() -> None:
-    cache, both = PieceCache(10_000), threading.Barrier(2)
+    cache, both = PieceCache(10_000, vocab_size=10), threading.Barrier(2)
     found: list[Any] = []
 
     def encode() -> list[int]:
@@ -75,13 +75,13 @@ def test_two_threads_that_meet_the_same_text_count_it_once() -> None:
         return [7, 8]
 
     def recall() -> None:
-        found.append(cache.recall(("text", True), encode))
+        found.append(cache.recall("", ("text", True), encode))
 
     threads = [threading.Thread(target=recall) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    alone = PieceCache(10_000)
-    alone.recall(("text", True), lambda: [7, 8])
+    alone = PieceCache(10_000, vocab_size=10)
+    alone.recall("", ("text", True), lambda: [7, 8])
     assert found == [(7, 8), (7, 8)] and cache.chars == alone.chars

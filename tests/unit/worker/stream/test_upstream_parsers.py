@@ -1,10 +1,13 @@
 """Parsers of mlx-vlm: read where they are installed, said to be missing where they are not."""
 
+import re
 import sys
 
 import pytest
 
 from hearth.worker.stream.model_output_format import OutputFormat
+from hearth.worker.stream.tool_calls.python_calls import python_calls
+from hearth.worker.stream.tool_calls.request_tools import RequestTools
 from tests.helpers.worker.output_formats import STAND_INS
 
 TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
@@ -33,3 +36,12 @@ def test_without_mlx_vlm_the_formats_of_mlx_lm_raise_no_warning(
     monkeypatch.setitem(sys.modules, "mlx_vlm", None)
     OutputFormat(STAND_INS["pythonic"])
     assert not caplog.text
+
+
+def test_no_pattern_is_made_of_a_tools_name_for_python_remembers_patterns() -> None:
+    name = "cAnArY.77-31"
+    tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}]
+    calls = python_calls(f"[{name}(), {name} ()]", RequestTools(tools))
+    assert [call.name for call in calls] == [name, name]
+    remembered = [str(key) for key in re._cache]  # type: ignore[attr-defined]
+    assert not [key for key in remembered if "cAnArY" in key]

@@ -1,6 +1,7 @@
 """The prompt thread: every message gets one answer, in order, and a Submit goes on as a Request."""
 
 import queue
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from hearth.shared.wire_messages import (
     Failed,
     Prompt,
     Sampling,
+    Speaker,
     Status,
     Submit,
     Told,
@@ -52,9 +54,13 @@ class ScriptedPrompts:
 
     def __init__(self) -> None:
         self.images: list[Any] = []
+        self.owners: list[str] = []
 
-    def build(self, prompt: Prompt, images: Any, uses_cache: bool = True) -> tuple[None, Any]:
+    def build(
+        self, prompt: Prompt, images: Any, owner: str, uses_cache: bool = True
+    ) -> tuple[None, Any]:
         self.images.append(images)
+        self.owners.append(owner)
         if prompt.messages:
             raise RequestError("Too long.", code="context_length_exceeded")
         return None, BuiltPrompt(IDS, pack(IDS), (), len(IDS), frozenset(), 0)
@@ -76,6 +82,18 @@ def run(*jobs: tuple[ClientLease, PromptJob]) -> tuple[list[Any], list[Up], Scri
 def job(message: Submit | Count | Status | MessageWithImages) -> tuple[ClientLease, PromptJob]:
     inner = message.message if isinstance(message, MessageWithImages) else message
     return ClientLease(inner.request_id, b"peer"), message
+
+
+def test_what_is_remembered_of_a_prompt_is_its_keys_where_there_are_several() -> None:
+    prompt = replace(RAW, speaker=Speaker("mine"))
+    went_on, _, prompts = run(
+        job(Count("c1", prompt, is_apart=True)),
+        job(Count("c2", prompt)),
+        job(Submit("s1", prompt, Sampling(), is_apart=True)),
+        job(Submit("s2", prompt, Sampling())),
+    )
+    assert prompts.owners == ["mine", "", "mine", ""]
+    assert [cast(Request, each).owner for each in went_on] == ["mine", ""]
 
 
 def test_a_submit_is_admitted_before_it_goes_on_and_every_other_message_is_answered() -> None:

@@ -172,9 +172,9 @@ def test_a_large_body_is_taken_apart_off_the_event_loop(edge: ProxyApp, size_max
     threads: list[str] = []
     names = edge.body_parser._digester.names
 
-    def noted(messages: list[Any]) -> Any:
+    def noted(messages: list[Any], owner: str) -> Any:
         threads.append(threading.current_thread().name)
-        return names(messages)
+        return names(messages, owner)
 
     async def parsed(body: bytes) -> None:
         request = edge.body_parser.read("chat", json.loads(body), {})

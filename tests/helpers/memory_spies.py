@@ -1,0 +1,171 @@
+"""Counts whose entries are found in the dicts and sets of a server's objects, and by whom.
+
+Every dict, OrderedDict and set that an attribute of an object of ours holds is replaced by one that
+remembers who put each key there. A hit is a key that is looked up and found.
+"""
+
+import functools
+import gc
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+_NOBODY = ""
+
+
+class Spies:
+    """The memories of some objects. `who` is who speaks now.
+
+    `hits` has, by (memory, who looked, who had put it there), how often that was found.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self.who = _NOBODY
+        self.hits: Counter[tuple[str, str, str]] = Counter()
+        self.names: set[str] = set()
+        spied: dict[int, tuple[Any, _Spy]] = {}  # two objects may hold the same one
+        for holder in list(_objects(roots)):
+            for name, value in _attributes(holder):
+                if (kind := _KINDS.get(type(value))) is None:
+                    continue
+                memory = f"{type(holder).__name__}.{name}"
+                self.names.add(memory)
+                _, spy = spied.setdefault(id(value), (value, kind(self, memory, value)))
+                object.__setattr__(holder, name, spy)
+
+    def crossed(self) -> dict[tuple[str, str, str], int]:
+        """Return the hits of what somebody else had put there."""
+        return {
+            row: count
+            for row, count in self.hits.items()
+            if _NOBODY not in row[1:] and row[1] != row[2]
+        }
+
+    def own(self, who: str) -> set[str]:
+        """Return the memories in which one has found what one had put there oneself."""
+        return {memory for memory, looked, put in self.hits if looked == put == who}
+
+
+class _Spy:
+    """What the kinds of spies have in common."""
+
+    _spies: Spies
+    _memory: str
+    _put_by: dict[Any, str]
+
+    def _note(self, key: Any) -> None:
+        self._put_by.setdefault(key, self._spies.who)
+
+    def _look(self, key: Any) -> None:
+        if key in self._put_by:
+            self._spies.hits[self._memory, self._spies.who, self._put_by[key]] += 1
+
+
+class _SpiedDict(_Spy, OrderedDict):  # type: ignore[type-arg]  # of whatever it stands for
+    def __init__(self, spies: Spies, memory: str, rows: Any) -> None:
+        self._spies, self._memory, self._put_by = spies, memory, {}
+        super().__init__()
+        for key, value in rows.items():
+            self[key] = value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._note(key)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        super().__delitem__(key)
+        self._put_by.pop(key, None)
+
+    def __getitem__(self, key: Any) -> Any:
+        self._look(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._look(key)
+        return super().__contains__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self._look(key)
+        return super().get(key, default)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """Return the value. That it was there saved nobody anything: the default is made first."""
+        if key not in self._put_by:
+            self[key] = default
+        return super().__getitem__(key)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        self._look(key)
+        self._put_by.pop(key, None)
+        return super().pop(key, *default)
+
+    def popitem(self, last: bool = True) -> Any:
+        row = super().popitem(last)
+        self._put_by.pop(row[0], None)
+        return row
+
+    def clear(self) -> None:
+        super().clear()
+        self._put_by.clear()
+
+
+class _SpiedSet(_Spy, set):  # type: ignore[type-arg]
+    def __init__(self, spies: Spies, memory: str, rows: Any) -> None:
+        self._spies, self._memory = spies, memory
+        self._put_by = dict.fromkeys(rows, spies.who)
+        super().__init__(rows)
+
+    def add(self, key: Any) -> None:
+        self._note(key)
+        super().add(key)
+
+    def discard(self, key: Any) -> None:
+        self._put_by.pop(key, None)
+        super().discard(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._look(key)
+        return super().__contains__(key)
+
+
+_KINDS: dict[type, Any] = {dict: _SpiedDict, OrderedDict: _SpiedDict, set: _SpiedSet}
+
+
+def _objects(roots: Any) -> Iterator[Any]:
+    """Yield the objects of ours that are reached from `roots`, each once."""
+    seen: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple | set | frozenset):
+            waiting += value
+        elif isinstance(value, functools.partial):
+            waiting += [value.func, *value.args, *value.keywords.values()]
+        elif (bound := getattr(value, "__self__", None)) is not None:
+            waiting.append(bound)
+        elif (closure := getattr(value, "__closure__", None)) is not None:
+            waiting += [cell.cell_contents for cell in closure if cell != type(cell)()]
+        elif type(value).__module__.startswith(("hearth.", "scripts.harness")):
+            yield value
+            waiting += [each for _, each in _attributes(value)]
+
+
+def _attributes(holder: Any) -> list[tuple[str, Any]]:
+    slots = [name for kind in type(holder).__mro__ for name in getattr(kind, "__slots__", ())]
+    rows = {name: getattr(holder, name) for name in slots if hasattr(holder, name)}
+    return list((rows | getattr(holder, "__dict__", {})).items())
+
+
+def cached_functions() -> set[str]:
+    """Return the functions of ours, of all modules that are imported, that remember results."""
+    wrappers = [each for each in gc.get_objects() if isinstance(each, functools._lru_cache_wrapper)]
+    return {
+        f"{each.__module__.removeprefix('hearth.')}.{each.__qualname__}"
+        for each in wrappers
+        if each.__module__.startswith("hearth.")
+    }
