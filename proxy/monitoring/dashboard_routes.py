@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PATH: Final = "/dashboard"
 SIGN_IN_S: Final = 12 * 3600.0  # a sign-in is good for so long
-SIGN_INS_MAX: Final = 64  # of one more the oldest ends
+SIGN_INS_MAX: Final = 64  # of a key; of one more its oldest ends, and nobody else's
 FORM_BYTES_MAX: Final = 4096
 SEND_WAIT_S_MAX: Final = 20.0  # for a page to take an event; then its stream ends
 _PAGES: Final = Path(__file__).parent / "pages"
@@ -48,7 +48,7 @@ _WRONG_TEXT: Final = b'<p id="wrong" role="alert">This key is not accepted.</p>'
 
 
 class SignIns:
-    """The sign-ins that hold, at most SIGN_INS_MAX. Owner: the event loop.
+    """The sign-ins that hold, at most SIGN_INS_MAX of each key. Owner: the event loop.
 
     Invariant: a token is kept as a digest, in memory only.
     """
@@ -60,8 +60,9 @@ class SignIns:
         """Return a new token that stands for `key`, a digest."""
         token = secrets.token_urlsafe(32)
         self._sign_ins[_digest(token)] = (key, time.time() + SIGN_IN_S)
-        while len(self._sign_ins) > SIGN_INS_MAX:
-            self._sign_ins.popitem(last=False)
+        own = [digest for digest, (whose, _) in self._sign_ins.items() if whose == key]
+        if len(own) > SIGN_INS_MAX:
+            del self._sign_ins[own[0]]
         return token
 
     def key_of(self, token: str) -> str | None:
