@@ -32,13 +32,14 @@ RULES: Final[Mapping[str, str]] = {
     "nothing else: Claude Code and PI drop a blank text (facts); an indent is never lost",
     THINKING_STRIPPED: "thinking is not sent back: OpenClaw over Responses after a reload (facts)",
     THINKING_TRIMMED: "thinking lost white space at its ends: qwen-code-session-1, request 4",
-    THINKING_MOVED: "thinking stands in the content as a leading <think> block, on either side",
+    THINKING_MOVED: "thinking stands in the content as a leading <think> block, in one of the two",
     NUMBER_PRINTED: "the same number, as JavaScript prints it: 5000.0 as 5000, all but Codex "
     "(facts)",
     VALUE_COERCED: 'a string became the number or boolean that the tool declares: Claude Code, "3" '
     "as Read's offset (facts)",
-    CD_STRIPPED: "a command lost `cd X && ` before it, X the directory that Claude Code says it "
-    "runs in: claude-code-session-1, request 7; claude-code-session-9, request 6",
+    CD_STRIPPED: "Bash's command lost `cd X && ` before it, X the directory that Claude Code says "
+    "it runs in and that no command left: claude-code-session-1, request 7; claude-code-session-9, "
+    "request 6",
     REPLACE_ALL_ADDED: "Edit gained replace_all: false, which its schema declares as the default: "
     "claude-code-session-1, request 10",
 }
@@ -60,7 +61,14 @@ _ENVIRONMENT: Final = re.compile(
     r":[ ]?\n - [^\n:]{1,60}: (/[^\n]{0,1000}|[A-Za-z]:[\\/][^\n]{0,1000})"
     r"\n - Is a git [^\n:]{1,40}: (?:true|false)\n"
 )
+_HEADING: Final = re.compile(r"\s*# [^\n]{1,80}\n[^\n]{0,200}")  # all that stands before it
 _REMINDER: Final = re.compile(r"(?s)\s*<system-reminder>(.*?)</system-reminder>")
+_BASH: Final = "Bash"
+_MOVES: Final = re.compile(r"\b(?:cd|chdir|pushd|popd)\b")  # what leaves a shell elsewhere
+_MOVING_TOOL: Final = "worktree"  # in the names of tools that take the whole session elsewhere
+_TYPED: Final = re.compile(r"(?s)<bash-input>(.*?)</bash-input>")  # into the session's shell
+_READ_IN: Final = {'"': '"`$!\n', "'": "'\n"}  # quotes -> what a shell reads inside them
+_SHELLS: Final = frozenset(" \t\n\"'`$&|;<>()[]{}*?!#~")  # what a shell takes for more than a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class Known:
 
     schemas: Mapping[str, dict[str, Any]]  # tool name -> JSON schema of its parameters
     client: str = ""  # `Speaker.client`
-    directory: str = ""  # that Claude Code says its commands run in
+    directory: str = ""  # that Claude Code's next command runs in; "" where that is not known
 
 
 def turn_content(message: dict[str, Any]) -> TurnContent:
@@ -136,9 +144,10 @@ def _spoken_changes(record: TurnContent, echo: TurnContent) -> list[str] | None:
     rules = _text_changes(ours, theirs)
     if rules is not None:
         return rules
-    # Only now: an answer that is about <think> tags says the same when it is the same.
+    # Only now: an answer that is about <think> tags says the same when it is the same. And in one
+    # of the two only: in both, the block is part of an answer.
     opened = _unfolded(ours), _unfolded(theirs)
-    if opened == (ours, theirs):
+    if (opened[0] == ours) is (opened[1] == theirs):
         return None
     rules = _text_changes(*opened)
     # What stood in the content was part of the answer: a client that cuts it out changes that.
@@ -156,7 +165,7 @@ def _text_changes(ours: tuple[str, str], theirs: tuple[str, str]) -> list[str] |
     if ours[0] != theirs[0]:
         if is_trimmed(ours[0], theirs[0]):
             rules.append(THINKING_TRIMMED)
-        elif not theirs[0].strip(_BLANK):
+        elif not theirs[0]:
             rules.append(THINKING_STRIPPED)
         else:
             return None
@@ -179,14 +188,16 @@ def is_trimmed(text: str, echo: str) -> bool:
 def _unfolded(spoken: tuple[str, str]) -> tuple[str, str]:
     """Take the <think> block that a content begins with for its reasoning, if there is none.
 
-    The line breaks around what it holds, and behind it, are how a block is written.
+    The line breaks around what it holds, and behind it, are how a block is written. An empty one
+    is no thinking, but a change of the answer.
     """
     reasoning, content = spoken
     start = content.lstrip("\n")
     if reasoning.strip(_BLANK) or not start.startswith("<think>"):
         return spoken
     block, closed, rest = start.removeprefix("<think>").partition("</think>")
-    return (block.strip("\n"), rest.lstrip("\n")) if closed else spoken
+    is_thinking = closed and block.strip(_BLANK)
+    return (block.strip("\n"), rest.lstrip("\n")) if is_thinking else spoken
 
 
 # ---------------------------------------------------------------- calls
@@ -213,7 +224,9 @@ def _is_same_call(
             return False
         if _is_coerced(value, echoed[key], known.schemas.get(name), key):
             needed.add(VALUE_COERCED)
-        elif key == "command" and _is_cd_stripped(value, echoed[key], known.directory):
+        elif (name, key) == (_BASH, "command") and _is_cd_stripped(
+            value, echoed[key], known.directory
+        ):
             needed.add(CD_STRIPPED)
         else:
             return False
@@ -300,7 +313,16 @@ def _property(schema: Any, key: str) -> dict[str, Any]:
 def _is_cd_stripped(ours: Any, theirs: Any, directory: str) -> bool:
     if type(ours) is not str or type(theirs) is not str or not theirs.strip() or not directory:
         return False
-    return any(ours == f"cd {quote}{directory}{quote} && {theirs}" for quote in ("", '"', "'"))
+    return any(ours == f"{start}{theirs}" for start in _ways_into(directory))
+
+
+def _ways_into(directory: str) -> list[str]:
+    """Return how a command may begin that goes into `directory`, to the shell that reads it."""
+    special = _SHELLS.intersection(directory)
+    quotes = ["", '"', "'"]
+    if special:
+        quotes = [each for each in ('"', "'") if not special.intersection(_READ_IN[each])]
+    return [f"cd {quote}{directory}{quote} && " for quote in quotes]
 
 
 def _is_replace_all_added(
@@ -321,19 +343,24 @@ def _is_replace_all_added(
 def working_directory(messages: list[dict[str, Any]]) -> str:
     """Return the directory that Claude Code states in the head of a conversation; "" of none.
 
-    It stands in a system message that the client sends, or in a reminder that the first user
-    message begins with. What a user writes names none, and two that differ are none.
+    It stands in a system message that the client sends, or begins the reminder that the first user
+    message begins with: what stands behind may be words of files. What a user writes names none,
+    and two that differ, wherever such words stand, are none.
     """
-    found: set[str] = set()
+    stated: set[str] = set()
+    named: set[str] = set()
     is_first = True
     for message in messages[:HEAD_MESSAGES_MAX]:
         role, text = message.get("role"), _text_of(message.get("content"))[:_HEAD_CHARS_MAX]
         if role == "system":
-            found |= _stated_in(text)
+            stated |= _named_in(text)
         elif role == "user" and is_first:
             is_first = False
-            found |= _stated_in(_reminders(text))
-    return found.pop() if len(found) == 1 else ""
+            reminders = _reminders(text)
+            stated |= _stated_in(reminders[0]) if reminders else set()
+            named = named.union(*map(_named_in, reminders))
+    named |= stated
+    return stated.pop() if stated and len(named) == 1 else ""
 
 
 def _text_of(content: Any) -> str:
@@ -343,14 +370,61 @@ def _text_of(content: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _reminders(text: str) -> str:
+def _reminders(text: str) -> list[str]:
     """Return the reminders that `text` begins with."""
     at, found = 0, []
     while match := _REMINDER.match(text, at):
         found.append(match[1])
         at = match.end()
-    return "\0".join(found)
+    return found
 
 
 def _stated_in(text: str) -> set[str]:
-    return {path.rstrip(" /") or "/" for path in _ENVIRONMENT.findall(text)}
+    """Return the directory that the list names which `text` begins with."""
+    first = _ENVIRONMENT.search(text)
+    return {_path(first[1])} if first and _HEADING.fullmatch(text, 0, first.start()) else set()
+
+
+def _named_in(text: str) -> set[str]:
+    return {_path(path) for path in _ENVIRONMENT.findall(text)}
+
+
+def _path(text: str) -> str:
+    return text.rstrip(" /") or "/"
+
+
+# ---------------------------------------------------------------- where its commands run
+
+
+def directories(
+    home: str, messages: list[dict[str, Any]], said: Mapping[int, TurnContent]
+) -> dict[int, str]:
+    """Return for each assistant message the directory that its commands run in; "" of unknown.
+
+    They run in `home`, what `working_directory` found, until one of them leaves it: a shell stays
+    where a command went. `said` holds the assistant messages, by their place.
+    """
+    found: dict[int, str] = {}
+    now = home
+    for at, message in enumerate(messages if home else ()):
+        if at not in said:
+            typed = _TYPED.findall(_text_of(message.get("content")))
+            now = "" if any(map(_MOVES.search, typed)) else now
+            continue
+        found[at], now = now, _left_in(said[at], now, home)
+        if not now and len(said[at].calls) > 1:
+            found[at] = ""  # some of them ran after the one that left
+    return found
+
+
+def _left_in(said: TurnContent, now: str, home: str) -> str:
+    """Return where the commands of a turn leave the shell that was in `now`."""
+    for name, arguments in said.calls:
+        command = arguments.get("command") if type(arguments) is dict else None
+        if _MOVING_TOOL in name.lower():
+            now = ""
+        elif name == _BASH and type(command) is str:
+            begun = [start for start in _ways_into(home) if command.startswith(start)]
+            rest = command.removeprefix(begun[0]) if begun else command
+            now = "" if _MOVES.search(rest) else home if begun else now
+    return now

@@ -31,6 +31,7 @@ from hearth.worker.sessions.echoed_turn_match import (
     CLAUDE_CODE,
     Known,
     TurnContent,
+    directories,
     is_trimmed,
     says_the_same,
     turn_content,
@@ -144,12 +145,20 @@ class SessionManager:
 
     def _find_turns(self, visit: SessionVisit) -> None:
         """Find the tokens of each assistant message, or else the thinking it was stripped of."""
+        messages = visit.prompt.messages
         known = _known(visit.prompt)
-        for at, message in enumerate(visit.prompt.messages):
+        contents = {
+            at: turn_content(each)
+            for at, each in enumerate(messages)
+            if each["role"] == "assistant"
+        }
+        run_in = directories(known.directory, messages, contents)
+        for at, message in enumerate(messages):
             turn = None
-            if message["role"] == "assistant":
-                said, place = turn_content(message), visit.place.links[at]
-                turn = self._find(visit, at, said, known)
+            if at in contents:
+                said, place = contents[at], visit.place.links[at]
+                here = replace(known, directory=run_in.get(at, ""))
+                turn = self._find(visit, at, said, here)
                 reasoning = turn.said.reasoning if turn is not None else said.reasoning
                 if turn is None and not reasoning and visit.states[at] != CHANGED:
                     reasoning = self._thinking_of(thinking_key(visit.key, place, said))

@@ -428,7 +428,7 @@ def test_the_directory_is_where_claude_code_states_it() -> None:
     assert stated("system", environment("/")) == "/"
     reminder = f"<system-reminder>\n{environment()}</system-reminder>\n"
     assert stated("user", f"{reminder}hello") == HOME
-    assert stated("user", f"<system-reminder>x</system-reminder>\n{reminder}hello") == HOME
+    assert stated("user", f"{reminder}<system-reminder>x</system-reminder>hello") == HOME
     parts = [{"type": "image", "image": "d"}, {"type": "text", "text": environment()}]
     assert working_directory([{"role": "system", "content": parts}]) == HOME
 
