@@ -2,12 +2,15 @@
 """Checks that no request is answered from KV that hides a change which its client has made.
 
     python -m scripts.mutate_traces [TRACE ...] [--families qwen3,harmony] [--sample N]
+    python -m scripts.mutate_traces [TRACE ...] --edits 500
     python -m scripts.mutate_traces [TRACE ...] --forwards 50
     python -m scripts.mutate_traces TRACE ... --excerpt OUT_DIR --requests 8 --chars 400
 
 Sessions are primed with a captured session. Then each string that means something is changed in the
 raw body of the last request that has it, and messages come, go and change their shape; the prompt
 that comes of it is held to what sessions that know nothing make of the same (hidden_changes.py).
+With --edits N, N random edits that a person could make on purpose in what was said, over all traces
+together, are tried instead (deliberate_edits.py), and what became of each kind is told.
 With --forwards a sample is computed too, conversations cut to some 4,000 tokens, and its log
 probabilities are held to those of a cold run. --excerpt writes the sessions that the tests use.
 Exit status 0: nothing is hidden; 1: something is; 2: there is no trace.
@@ -16,13 +19,14 @@ Exit status 0: nothing is hidden; 1: something is; 2: there is no trace.
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import lzma
 import random
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,9 +38,9 @@ from hearth.shared.wire_messages import Prompt
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
-from scripts.harness.body_mutations import Mutation, mutations, shortened
 from scripts.harness.captured_sessions import Exchange
-from scripts.harness.hidden_changes import EXEMPT, FIXTURES, Proof, Verdict
+from scripts.harness.changes.body_mutations import Mutation, mutations, shortened
+from scripts.harness.changes.hidden_changes import EXEMPT, FIXTURES, Proof, Verdict
 from scripts.harness.model_families import family
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 from scripts.replay.traces import TRACES_DIR, Captured, load_trace
@@ -62,6 +66,7 @@ class Tally:
     name: str
     outcomes: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
+    kinds: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     began_s: float = field(default_factory=time.monotonic)
     told_s: float = 0.0
 
@@ -98,6 +103,16 @@ def prove(proof: Proof, name: str, sample: int) -> Tally:
     for number, (what, judge) in enumerate(jobs):
         tally.add(what, judge())
         tally.progress(number, len(jobs))
+    return tally
+
+
+def edited(proof: Proof, name: str, count: int) -> Tally:
+    """Try `count` random edits of what was said."""
+    tally = Tally(name)
+    for edit in proof.edits(count):
+        verdict = proof.edited(edit)
+        tally.add(edit, verdict)
+        tally.kinds[edit.kind][verdict.outcome] += 1
     return tally
 
 
@@ -248,6 +263,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help="default: all")
     parser.add_argument("--families", default="qwen3_5", help=f"of {','.join(FAMILIES)}")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="of each kind; 0 = all")
+    parser.add_argument("--edits", type=int, default=0, metavar="N", help="deliberate edits")
     parser.add_argument("--forwards", type=int, default=0, metavar="N", help="computed changes")
     parser.add_argument("--excerpt", type=Path, metavar="OUT_DIR")
     parser.add_argument("--requests", type=int, default=8, help="of an excerpt")
@@ -269,12 +285,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as logs:
         if options.forwards:
             return report_computed(compute_all(traces, options.forwards, Path(logs)))
+        families = options.families.split(",")
+        share = -(-options.edits // (len(traces) * len(families)))
         tallies = []
-        for rows in traces:
-            for family_name in options.families.split(","):
-                proof = Proof(captured_sessions.exchanges(rows), family_name, Path(logs))
-                tallies.append(prove(proof, f"{rows[0].trace} {family_name}", options.sample))
-                print(tallies[-1], flush=True)
+        for rows, family_name in itertools.product(traces, families):
+            proof = Proof(captured_sessions.exchanges(rows), family_name, Path(logs))
+            name = f"{rows[0].trace} {family_name}"
+            tallies.append(
+                edited(proof, name, share) if share else prove(proof, name, options.sample)
+            )
+            print(tallies[-1], flush=True)
     return report(tallies)
 
 
@@ -284,6 +304,9 @@ def report(tallies: Sequence[Tally]) -> int:
     for name, why in EXEMPT.items():
         if total[name]:
             print(f"  {name} ({total[name]:,}): {why}")
+    for kind in sorted({kind for tally in tallies for kind in tally.kinds}):
+        found = sum((tally.kinds[kind] for tally in tallies), Counter[str]())
+        print(f"  {kind}: " + ", ".join(f"{name} {count}" for name, count in found.most_common()))
     findings = [finding for tally in tallies for finding in tally.findings]
     print(f"{total.total():,} prompts, {len(findings):,} hide something")
     return 1 if findings else 0

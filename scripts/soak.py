@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from hearth.commands.server_client import table
 from scripts.chaos.own_server import MB, OwnServer, ServerError, rss_bytes
-from scripts.harness.body_mutations import shortened
+from scripts.harness.changes.body_mutations import shortened
 from scripts.replay.__main__ import Row, Target, replay
 from scripts.replay.traces import TRACES_DIR, Captured, load_trace
 from scripts.soak_requests import soak as soak_requests

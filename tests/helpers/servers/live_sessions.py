@@ -1,12 +1,15 @@
 """Plays an agent's session on a server and compares its token counts with the ideal cache's."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hearth.proxy.request.session_id import session_of
 from hearth.shared.wire_messages import Prompt
+from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply, ideals
-from scripts.harness.captured_sessions import PARSE
+from scripts.harness.captured_sessions import PARSE, Exchange
+from scripts.replay.traces import Captured
 from tests.helpers.clients.client_echoes import CWD, Client
 
 SLACK = 16  # tokens that a step may prefill beyond what is new
@@ -70,3 +73,32 @@ def held_to_the_ideal(replies: list[Reply]) -> None:
         assert set(reply.states.values()) <= {"kept"}, reply.states
     total = sum(reply.prefilled for reply in replies)
     assert total <= 1.03 * sum(needed), (total, sum(needed))
+
+
+def answer(desk: Desk, client: Client, parts: AnswerParts) -> Request:
+    """Do as `step`, but for the forwards: only what was said is known of the answer."""
+    prompt = prompt_of(desk, client)
+    request = desk.request(prompt)
+    desk.pretend(request, parts)
+    assert request.visit is not None and request.visit.turn is not None
+    turn = request.visit.turn
+    client.answered(parts, turn.call_ids, turn.signature)
+    if parts.calls:
+        client.results(turn.call_ids, ["done"] * len(parts.calls))
+    return request
+
+
+def exchanges_of(desk: Desk, client: Client, script: Sequence[AnswerParts]) -> list[Exchange]:
+    """Return a session of two questions, as `answer` plays it, in the form of captured ones."""
+    client.user("Please fix the build.")
+    found = []
+    for number, parts in enumerate([*script] * 2):
+        prompt, body = prompt_of(desk, client), client.body()
+        row = Captured("live", client.dialect, "", client.headers, body, "", number, number + 0.5)
+        request = answer(desk, client, parts)
+        assert request.visit is not None and request.visit.turn is not None
+        turn = request.visit.turn
+        found.append(Exchange(row, prompt, parts, turn.call_ids, turn.signature))
+        if not parts.calls:
+            client.user(f"And now the tests, number {number}.")
+    return found

@@ -23,9 +23,9 @@ from hearth.worker.prompt import tokenise
 from hearth.worker.sessions import session_manager
 from hearth.worker.sessions.echoed_turn_match import says_the_same
 from scripts.harness import captured_sessions
-from scripts.harness.body_mutations import WORD, Key, Mutation, leaves, mutations, shortened
 from scripts.harness.captured_sessions import Exchange
-from scripts.harness.hidden_changes import EXEMPT, Proof, Verdict
+from scripts.harness.changes.body_mutations import WORD, Key, Mutation, leaves, mutations, shortened
+from scripts.harness.changes.hidden_changes import EXEMPT, Proof, Verdict
 from scripts.mutate_traces import LOGPROB_TOLERANCE, Forwards, sampled, spread
 from scripts.replay.traces import load_trace
 

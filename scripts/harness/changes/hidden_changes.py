@@ -25,8 +25,10 @@ from hearth.worker.sessions.session_visit import SessionVisit
 from hearth.worker.stream.model_output_format import AnswerParts
 from scripts.harness import captured_sessions
 from scripts.harness.agent_worker import Desk
-from scripts.harness.body_mutations import SCHEMAS, Mutation, Where, mutations, reshaped
 from scripts.harness.captured_sessions import Exchange
+from scripts.harness.changes.body_mutations import SCHEMAS, Mutation, Where, mutations, reshaped
+from scripts.harness.changes.deliberate_edits import TRIMMED, UNTYPED, Edit, edits
+from scripts.harness.changes.echo_differences import CAPTURED_IN, differences
 from scripts.harness.model_families import family
 from scripts.harness.store_builders import DENSE, HYBRID, ROOT, furnish, new_line, new_store
 
@@ -57,60 +59,11 @@ EXEMPT: Final = {
     "thinking-stripped": "an echo without thinking is the turn: clients leave it out",
     "cd-stripped": "an echo without the `cd <its directory> && ` of the turn is the turn",
     "replace_all-added": "Claude Code adds replace_all: false to Edit",
+    "number-printed": "JavaScript prints 5000.0 as 5000, the same number",
+    "value-coerced": "Claude Code makes a string the number that the tool declares",
+    "as written": "what the client had changed of itself is as the model wrote it again",
 }
-CAPTURED_IN: Final = "/home/dev/textkit"  # the directory that all captured sessions work in
 THINKING: Final = frozenset(("thinking", "reasoning_content", "summary"))
-
-
-def differences(record: AnswerParts, message: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return what of `message` the recorded turn hides, and which rules the rest took.
-
-    Written apart from hearth.worker.sessions.echoed_turn_match, whose judgement it checks.
-    """
-    hidden, rules = [], []
-    thinking = (message.get("reasoning_content") or "").strip()
-    if (message["content"] or "").strip() != record.content.strip():
-        hidden.append("content")
-    if not thinking and record.reasoning.strip():
-        rules.append("thinking-stripped")
-    elif thinking != record.reasoning.strip():
-        hidden.append("thinking")
-    calls = [call["function"] for call in message.get("tool_calls") or []]
-    if [call["name"] for call in calls] != [call.name for call in record.calls]:
-        return [*hidden, "calls"], rules
-    for ours, theirs in zip(record.calls, calls, strict=True):
-        rule = _argument_rule(ours.arguments, theirs["arguments"])
-        if rule is None:
-            hidden.append(f"arguments of {ours.name}")
-        elif rule:
-            rules.append(rule)
-    return hidden, rules
-
-
-def _argument_rule(ours: Any, theirs: Any) -> str | None:
-    """Return the rule that makes the arguments one; "" where they are, None where none does."""
-    if _plain(ours) == _plain(theirs):
-        return ""
-    if not isinstance(ours, dict) or not isinstance(theirs, dict):
-        return None
-    if _plain(ours | {"replace_all": False}) == _plain(theirs):
-        return "replace_all-added"
-    before, found, rest = str(ours.get("command")).partition(" && ")
-    is_cd = found and before == f"cd {CAPTURED_IN}"
-    return "cd-stripped" if is_cd and _plain(ours | {"command": rest}) == _plain(theirs) else None
-
-
-def _plain(value: Any) -> str:
-    """Return `value` as JSON in which 5000.0 is 5000 and keys have no order."""
-    return json.dumps(_whole(value), sort_keys=True)
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _whole(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_whole(inner) for inner in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 # ---------------------------------------------------------------- the proof
@@ -150,7 +103,10 @@ class Proof:
         family_name: str,
         logs: Path,
         settings: dict[str, str] | None = None,
+        directory: str = CAPTURED_IN,
     ) -> None:
+        """Prime sessions with `session`, whose commands run in `directory`."""
+        self.directory = directory
         self.family = family(family_name)
         self.session = session
         self.warm, self.cold = (
@@ -205,7 +161,7 @@ class Proof:
             if warm.refusal or cold.refusal:
                 found = [] if warm.refusal == cold.refusal else ["refused only by one"]
             else:
-                held = self.hold(warm.ids, cold.ids, exchange.prompt.messages)
+                held = self.hold(warm.ids, cold.ids, exchange.prompt)
                 found = held.findings + self._reused(warm)
             yield f"request {at}", _hidden("; ".join(found)) if found else Verdict("as sent")
 
@@ -261,7 +217,7 @@ class Proof:
         if warm.refusal or cold.refusal:
             same = warm.refusal == cold.refusal
             return Verdict("refused") if same else _hidden("refused only by one")
-        held = self.hold(warm.ids, cold.ids, prompt.messages)
+        held = self.hold(warm.ids, cold.ids, prompt)
         findings = held.findings + self._reused(warm)
         if findings:
             return _hidden("; ".join(findings))
@@ -271,10 +227,64 @@ class Proof:
         if text is not None and not is_same and self._shows(text, warm.ids, before_warm.ids):
             return Verdict("shown")
         if is_same or (text is not None and self._shows(text, cold.ids, before_cold.ids)):
-            before = self.hold(before_warm.ids, before_cold.ids, self.session[at].prompt.messages)
+            before = self.hold(before_warm.ids, before_cold.ids, self.session[at].prompt)
             rules = [*(held.rules - before.rules), *(before.rules - held.rules)]
             return Verdict(rules[0]) if rules else _hidden("only the cold prompt shows it")
         return Verdict("in the ids")
+
+    def edits(self, count: int, seed: int = 7) -> list[Edit]:
+        """Return `count` changes that a person could make on purpose in what was said."""
+        prompts = [exchange.prompt for exchange in self.session]
+        return edits(prompts, count, seed, self.directory)
+
+    def edited(self, edit: Edit) -> Verdict:
+        """Return what becomes of an edit: "reached", or the rule that its client has for it."""
+        warm, cold = self.seen(self.warm, edit.prompt), self.seen(self.cold, edit.prompt)
+        if warm.refusal or cold.refusal:
+            same = warm.refusal == cold.refusal
+            return Verdict("refused") if same else _hidden("refused only by one")
+        held = self.hold(warm.ids, cold.ids, edit.prompt)
+        if findings := held.findings + self._reused(warm):
+            return _hidden("; ".join(findings))
+        before_warm, before_cold = self.plain[edit.request]
+        if cold.ids == before_cold.ids:
+            return Verdict("template") if self._leaves_out(edit) else _hidden("no prompt shows it")
+        if warm.ids != before_warm.ids:
+            is_there = edit.text is None or self._holds(edit.text, warm, cold, edit.request)
+            return Verdict("reached") if is_there else _hidden("its text is not in the prompt")
+        sent = self.session[edit.request].prompt
+        before = self.hold(before_warm.ids, before_cold.ids, sent)
+        if new := held.rules - before.rules:
+            is_own = set(new) == {edit.rule}
+            return Verdict(edit.rule) if is_own else _hidden(f"{', '.join(new)} hides it")
+        is_undone = bool(before.rules - held.rules)
+        return Verdict("as written") if is_undone else _hidden("only the cold prompt shows it")
+
+    def _leaves_out(self, edit: Edit) -> bool:
+        """Whether the family's template may leave out an edit of this kind, cold as warm."""
+        thoughts = [each.get("reasoning_content") for each in edit.prompt.messages]
+        is_thinking = edit.kind.startswith("thinking") or edit.text in thoughts
+        by_family = {
+            "harmony": True,
+            "qwen3": is_thinking,
+            "qwen3_5": edit.kind in UNTYPED,
+        }
+        return edit.kind in TRIMMED or by_family[self.family.name]
+
+    def _holds(self, text: str, warm: Seen, cold: Seen, at: int) -> bool:
+        """Whether `text` stands in `warm` as often as in `cold`, each beyond what was sent before.
+
+        As it is, or as JSON in a string; the ids tell where the cold prompt has it in no such form.
+        """
+        before_warm, before_cold = self.plain[at]
+        for _ in range(3):
+            counts = [
+                self._text(seen.ids).count(text) for seen in (warm, before_warm, cold, before_cold)
+            ]
+            if counts[2] > counts[3]:
+                return counts[0] > counts[1]
+            text = json.dumps(text, ensure_ascii=False)[1:-1]
+        return True
 
     def _shows(self, text: str, ids: Ids, before: Ids) -> bool:
         """Whether what is new in a prompt holds `text`, as it is or as JSON in a string."""
@@ -306,17 +316,17 @@ class Proof:
 
     # ------------------------------------------------------------ one prompt against another
 
-    def hold(self, warm: Ids, cold: Ids, messages: list[dict[str, Any]]) -> Held:
+    def hold(self, warm: Ids, cold: Ids, prompt: Prompt) -> Held:
         """Compare a prompt with the cold one, message by message.
 
         What the model did not write must be equal. An assistant's turn must be equal too, or be
-        the tokens of a recorded turn that says what `messages` have there.
+        the tokens of a recorded turn that says what `prompt` has there.
         """
         held = Held()
         ours, theirs = self._runs(warm), self._runs(cold)
         if [kind for kind, _ in ours] != [kind for kind, _ in theirs]:
             return Held(["the messages stand in another order"])
-        groups = iter(_assistant_groups(messages))
+        groups = iter(_assistant_groups(prompt.messages))
         for (is_assistant, mine), (_, other) in zip(ours, theirs, strict=True):
             group = next(groups, []) if is_assistant else []
             if mine == other:
@@ -325,7 +335,7 @@ class Proof:
                 held.findings.append(f"not what was sent: {self._first_difference(mine, other)}")
                 continue
             for span, rendered, message in self._paired(mine, other, group):
-                self._hold_turn(span, rendered, message, held)
+                self._hold_turn(span, rendered, message, prompt, held)
         return held
 
     def _paired(
@@ -352,14 +362,16 @@ class Proof:
     def _stands_for(self, span: Ids, rendered: Ids) -> bool:
         return span == rendered or self._recorded(span, rendered) is not None
 
-    def _hold_turn(self, span: Ids, rendered: Ids, message: dict[str, Any], held: Held) -> None:
+    def _hold_turn(
+        self, span: Ids, rendered: Ids, message: dict[str, Any], prompt: Prompt, held: Held
+    ) -> None:
         if span == rendered:
             return
         record = self._recorded(span, rendered)
         if record is None:
             held.findings.append(f"neither sampled nor sent: {self._text(span)[:200]!r}")
             return
-        hidden, rules = differences(record, message)
+        hidden, rules = differences(record, message, prompt, self.directory)
         held.rules.update(rules)
         if hidden:
             held.findings.append(f"a record hides {', '.join(hidden)}: {self._text(span)[:200]!r}")

@@ -1,0 +1,94 @@
+"""Tells what of an echo a recorded turn hides: the second judgement beside the worker's own.
+
+Written apart from hearth.worker.sessions.echoed_turn_match, whose judgement it checks, and strict:
+nothing is trimmed, true, 1, 1.0 and "1" are four values.
+"""
+
+import json
+import re
+from typing import Any, Final
+
+from hearth.shared.wire_messages import Prompt
+from hearth.worker.stream.model_output_format import AnswerParts
+
+CAPTURED_IN: Final = "/home/dev/textkit"  # the directory that all captured sessions work in
+_NUMBER: Final = re.compile(r"-?\d{1,15}(\.\d+)?")
+
+
+def differences(
+    record: AnswerParts, message: dict[str, Any], prompt: Prompt, directory: str = CAPTURED_IN
+) -> tuple[list[str], list[str]]:
+    """Return what of `message` the recorded turn hides, and which rules the rest took."""
+    hidden, rules = [], []
+    thinking = message.get("reasoning_content") or ""
+    if (message["content"] or "") != record.content:
+        hidden.append("content")
+    if not thinking and record.reasoning:
+        rules.append("thinking-stripped")
+    elif thinking != record.reasoning:
+        hidden.append("thinking")
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    if [call["name"] for call in calls] != [call.name for call in record.calls]:
+        return [*hidden, "calls"], rules
+    for ours, theirs in zip(record.calls, calls, strict=True):
+        found = _argument_rules(ours.name, ours.arguments, theirs["arguments"], prompt, directory)
+        if found is None:
+            hidden.append(f"arguments of {ours.name}")
+        else:
+            rules += found
+    return hidden, rules
+
+
+def _argument_rules(
+    name: str, ours: Any, theirs: Any, prompt: Prompt, directory: str
+) -> list[str] | None:
+    """Return the rules that make the arguments one, None where none do."""
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return _printed(ours, theirs)
+    rules: list[str] = []
+    if name == "Edit" and "replace_all" not in ours and theirs.get("replace_all") is False:
+        ours = ours | {"replace_all": False}
+        rules.append("replace_all-added")
+    if ours.keys() != theirs.keys():
+        return None
+    is_claude = prompt.speaker.client == "claude-code"
+    functions: list[dict[str, Any]] = [row["function"] for row in prompt.tools]
+    schemas = {row["name"]: row.get("parameters") or {} for row in functions}
+    properties = schemas.get(name, {}).get("properties") or {}
+    for key, value in ours.items():
+        found = _printed(value, theirs[key])
+        is_command = is_claude and (name, key) == ("Bash", "command")
+        if found is None and is_command and value == f"cd {directory} && {theirs[key]}":
+            found = ["cd-stripped"]
+        if found is None and is_claude and _is_declared(properties.get(key), value, theirs[key]):
+            found = ["value-coerced"]
+        if found is None:
+            return None
+        rules += found
+    return rules
+
+
+def _printed(ours: Any, theirs: Any) -> list[str] | None:
+    """Return the rules that make one value of two: numbers as JavaScript prints them."""
+    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
+        pairs = [(value, theirs[key]) for key, value in ours.items()]
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        pairs = list(zip(ours, theirs, strict=True))
+    elif type(ours) is float and type(theirs) is int and ours == theirs:
+        return ["number-printed"]
+    else:
+        return [] if json.dumps(ours) == json.dumps(theirs) else None
+    found = [_printed(*pair) for pair in pairs]
+    return None if None in found else [rule for rules in found for rule in rules or ()]
+
+
+def _is_declared(schema: Any, ours: Any, theirs: Any) -> bool:
+    """Whether a string says the number or boolean that its schema wants."""
+    kinds = {"integer": (int,), "number": (int, float), "boolean": (bool,)}
+    declared = schema.get("type") if isinstance(schema, dict) else None
+    wanted = kinds.get(declared, ()) if isinstance(declared, str) else ()
+    if not isinstance(ours, str) or type(theirs) not in wanted:
+        return False
+    if isinstance(theirs, bool):
+        return ours == json.dumps(theirs)
+    return bool(_NUMBER.fullmatch(ours)) and float(ours) == theirs
