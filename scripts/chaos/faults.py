@@ -41,7 +41,7 @@ from scripts.chaos.request_bodies import (
     malformed,
     odd,
 )
-from scripts.chaos.scene import Play, Scene, can_be_poisoned
+from scripts.chaos.scene import Play, Scene
 
 STOP_S: Final = 3.0  # less than a server takes a worker for hung after
 SLEEP_S: Final = 7.0  # longer than the lease of a request
@@ -319,6 +319,4 @@ def playable() -> dict[str, Play]:
         del found["disk full"]
     if os.geteuid() == 0 and not launcher():
         del found["disk read-only"]
-    if not can_be_poisoned():
-        del found["poison prompts"]
     return found

@@ -15,7 +15,7 @@ from tests.helpers.servers.server import WAIT_S_MAX, Server
 LAUNCH: Final = """
 import sys
 from hearth.proxy.main import end, main
-end(main([sys.executable, "-m", "scripts.harness.poisoned_worker"]))
+end(main([sys.executable, "-m", "scripts.harness.faulty_workers.poisoned_worker"]))
 """
 SENT: Final = 10  # times that a client sends its poison, whatever it is told
 

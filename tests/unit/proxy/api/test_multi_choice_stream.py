@@ -12,6 +12,7 @@ from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Usage
+from tests.helpers.proxy.virtual_time import run_in_virtual_time
 from tests.helpers.worker_processes.fixed_answers import Scripted, Step, end, listed, said, ticket
 
 
@@ -22,7 +23,7 @@ def made(*scripts: Sequence[Step]) -> AdmittedRequest:
 
 def read(given: AdmittedRequest, wait_s: float | None = None) -> tuple[list[Any], MergedChoices]:
     choices = MergedChoices(given)
-    return asyncio.run(listed(choices.events(wait_s))), choices
+    return run_in_virtual_time(listed(choices.events(wait_s))), choices
 
 
 def closed(given: AdmittedRequest) -> list[bool]:

@@ -53,7 +53,13 @@ def test_a_worker_is_told_who_speaks_and_what_each_message_is_known_by() -> None
             await respond(made, "s", "n=1", REMINDER, "n=1")
             prompt = made.made.events("Submit")[0]["prompt"]
             key = key_digest({"x-api-key": KEY[1].decode()})
-            assert prompt["speaker"] == {"key": key, "session": "s", "agent": "", "parent": ""}
+            assert prompt["speaker"] == {
+                "key": key,
+                "session": "s",
+                "agent": "",
+                "parent": "",
+                "client": "",
+            }
             first, second, third = prompt["names"]
             assert first == third
             assert (len(first["canonical"]), first["rules"]) == (32, [])
