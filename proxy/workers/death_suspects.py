@@ -1,9 +1,10 @@
 """Decides after a worker's death whose forward is suspected of it, and who is refused for it.
 
 A first death refuses nobody: what killed the worker may have been its operator. The requests in its
-forward are suspects, which are retried alone, and clear themselves by being served. A suspect that
-dies alone at the same place is refused; dying elsewhere, or not alone, it stays a suspect, until it
-has died alone twice.
+forward are suspects, which are retried alone, in small forwards first and then in whole ones, and
+clear themselves so. A suspect that dies alone at the same place is refused; dying elsewhere, or not
+alone, it stays a suspect, until it has died alone twice. One that dies in whole forwards only is
+read in small ones from then on.
 """
 
 import logging
@@ -71,7 +72,11 @@ class DeathSuspects:
         deaths = 1 + max((each.deaths for each in before), default=0)
         lone_deaths = is_lone + max((each.lone_deaths for each in before), default=0)
         is_again = is_lone and any(_is_same_place(each, row) for each in before)
-        is_refused = row.kind != "idle" and (is_again or lone_deaths >= LONE_DEATHS_MAX)
+        # Served in small forwards and dead in whole ones: small ones are what it needs.
+        is_trial = row.kind != "decode" and is_lone and any(e.stage == "trial" for e in before)
+        is_refused = (
+            row.kind != "idle" and not is_trial and (is_again or lone_deaths >= LONE_DEATHS_MAX)
+        )
         name, length, kind = _hex(row.name), row.length, row.kind
         for each in before:
             if is_refused and each.length > length:  # never more prompts than it died with before
@@ -87,6 +92,7 @@ class DeathSuspects:
             died_at=self._clock(),
             how=how,
             is_refused=is_refused,
+            stage="small" if is_trial else "suspect",
         )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, get_args
 
 from hearth.shared.errors import RequestError
 from hearth.shared.make_private_directory import make_private
@@ -33,6 +33,11 @@ _SUFFIX: Final = ".suspect"
 _SECRET_NAME: Final = ".secret"
 _SECRET_BYTES: Final = 32
 _TEMP_PREFIX: Final = ".writing-"
+
+# suspect  read alone and in small forwards; served so, it is on trial
+# trial    read alone, in forwards as long as anybody's; served so, it is cleared
+# small    died at its trial: read in small forwards, beside others, for as long as it is known
+SuspectStage = Literal["suspect", "trial", "small"]
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +56,7 @@ class Suspicion:
     died_at: float  # the last time, in seconds of the epoch
     how: str  # the last time
     is_refused: bool
+    stage: SuspectStage = "suspect"
     version: str = VERSION
 
     @property
@@ -149,7 +155,10 @@ class SuspectStore:
         """Return what a file says; None where it says nothing that holds now."""
         try:
             suspicion = _suspicion(json.loads(_bytes_of(path)))
-        except (OSError, ValueError, TypeError, RecursionError):
+        except FileNotFoundError:  # another process has removed it
+            return None
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            log.warning("a suspicion is damaged and forgotten: %s", type(error).__name__)
             return None
         age_s = self._clock() - suspicion.died_at
         is_now = -SUSPECTED_S < age_s < SUSPECTED_S  # a clock that was set back makes none eternal
@@ -170,8 +179,8 @@ def _suspicion(row: Any) -> Suspicion:
     kinds = {field.name: field.type for field in fields(Suspicion)}
     if not isinstance(row, dict) or set(row) != set(kinds):
         raise ValueError("these are not the fields of a suspicion")
-    if row["kind"] not in get_args(ForwardKind):
-        raise ValueError(f"no forward is a {row['kind']!r:.40}")
+    if row["kind"] not in get_args(ForwardKind) or row["stage"] not in get_args(SuspectStage):
+        raise ValueError(f"no forward is a {row['kind']!r:.40}, or no stage {row['stage']!r:.40}")
     for name, value in row.items():
         kind = kinds[name]
         if isinstance(kind, type) and type(value) is not kind:
@@ -196,6 +205,7 @@ def _secret(path: Path) -> bytes:
             found = _bytes_of(path)
             if len(found) == _SECRET_BYTES:
                 return found
+            log.warning("the secret of suspicions is damaged: what was suspected is forgotten")
             _remove(path)
         handle, temp = tempfile.mkstemp(prefix=_TEMP_PREFIX, dir=path.parent)  # 0600
         try:

@@ -46,7 +46,7 @@ def poisonous(mark: str) -> str:
     return "Read this. " * 60 + mark + " And go on. " * 60
 
 
-def ask(server: Server, text: str, tokens: int = 12) -> tuple[int, str]:
+def ask(server: Server, text: str, tokens: int = 12, **more: Any) -> tuple[int, str]:
     """Send a prompt once; return the status and the answer, or what is told instead."""
     with server.openai() as client:
         try:
@@ -55,6 +55,7 @@ def ask(server: Server, text: str, tokens: int = 12) -> tuple[int, str]:
                 messages=[{"role": "user", "content": text}],
                 max_tokens=tokens,
                 temperature=0,
+                extra_body=more,
             )
         except openai.APIStatusError as error:
             return error.status_code, str(error)
@@ -74,12 +75,12 @@ def until_answered(server: Server, text: str, tokens: int = 12) -> str:
     raise AssertionError("it is not served")
 
 
-def send_poison(server: Server, mark: str, times: int = SENT) -> list[tuple[int, str]]:
+def send_poison(server: Server, mark: str, times: int = SENT, **more: Any) -> list[tuple[int, str]]:
     """Send a prompt so often, each time to a worker that is ready; return what is told."""
     told = []
     for _ in range(times):
         server.wait_until_ready()
-        told.append(ask(server, poisonous(mark)))
+        told.append(ask(server, poisonous(mark), **more))
     server.wait_until_ready()
     return told
 
@@ -130,14 +131,16 @@ def test_an_exception_amid_an_answer_ends_two_workers(
     assert "while it was answered" in told[-1][1] and "exit code 70" in told[-1][1]
 
 
-def test_who_is_served_at_the_retry_is_no_suspect_any_more(server: Server) -> None:
-    """It dies in a whole chunk only, so it is served in quarters, and not read again idle."""
+def test_a_prompt_that_dies_in_whole_forwards_only_ends_two_workers_and_is_served(
+    server: Server,
+) -> None:
+    """Nothing of it is kept, so that each time it is read; and it is not read again idle."""
     before, refused = restarts(server), suspects(server)["refused"]
-    told = send_poison(server, "poison-sigkill-large!", 2)
-    assert [status for status, _ in told] == [503, 200]
+    told = send_poison(server, "poison-sigkill-large!", 6, use_kv_cache=False)
+    assert [status for status, _ in told] == [503, 200, 503, 200, 200, 200]
     server.wait_until_idle()
-    assert restarts(server) - before == 1
-    assert (suspects(server)["suspects"], suspects(server)["refused"]) == (0, refused)
+    assert restarts(server) - before == 2
+    assert (suspects(server)["suspects"], suspects(server)["refused"]) == (1, refused)
 
 
 def test_a_refusal_outlives_the_server_and_ends_by_delete(server: Server) -> None:

@@ -1,5 +1,12 @@
-"""Has a prompt that a worker died with run alone, in small forwards, and clears it once served."""
+"""Has a prompt that a worker died with run alone, in small forwards, until it is cleared.
 
+Served so, it may still be one that whole forwards end a worker with. So it is read once more alone
+and in whole forwards, where it is to be read again: that clears it, or shows that it needs small
+ones.
+"""
+
+import dataclasses
+import logging
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -9,6 +16,8 @@ from hearth.worker.cache.image_keys import is_inside
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.schedule.suspects.running_forwards import idle_name
+
+log = logging.getLogger(__name__)
 
 PASSED_S: Final = 10.0  # that others may begin before a suspect; then nobody does until it has
 BEHIND_TOKENS: Final = 64  # an answer is left alone until it is so far behind where it broke off
@@ -55,8 +64,7 @@ class SuspectIsolation:
     def begin(self, request: Request) -> None:
         """Note, as `request` is given its slot, whether it is read in small forwards."""
         request.is_read_apart = any(
-            each.kind != "decode" and each.length > request.cached_tokens
-            for each in self._live(request)
+            each.stage != "trial" for each in self._to_read(request, request.cached_tokens)
         )
 
     def forward_end(self, request: Request, end: int) -> int:
@@ -67,13 +75,26 @@ class SuspectIsolation:
         return end if near >= end or is_inside(request.query.tokens, near) else near
 
     def served(self, request: Request) -> None:
-        """Clear what `request` was suspected of: it was answered, or read where that was all."""
+        """Take note that `request` was answered, or read where that was all."""
+        was_read = self._to_read(request, request.cached_tokens)
         for suspicion in self._live(request):
-            if suspicion.kind == "decode" and request.is_prefill_only:
-                continue
-            self._cleared.add(suspicion)
             assert self._store is not None, "who is suspected is in the store"
-            self._store.drop(suspicion)
+            if suspicion.kind == "decode":
+                is_cleared = not request.is_prefill_only
+            else:
+                is_cleared = suspicion in was_read and suspicion.stage == "trial"
+                if suspicion in was_read and suspicion.stage == "suspect":
+                    self._put_on_trial(suspicion)
+            if is_cleared:
+                self._cleared.add(suspicion)
+                self._store.drop(suspicion)
+
+    def _put_on_trial(self, suspicion: Suspicion) -> None:
+        assert self._store is not None, "who is suspected is in the store"
+        try:
+            self._store.save(dataclasses.replace(suspicion, stage="trial"))
+        except OSError:  # it stays a suspect: read in small forwards once more
+            log.warning("that a suspect was served cannot be kept")
 
     def spoils(self, query: PrefixQuery) -> bool:
         """Whether a worker died with these tokens in idle time: they are not read there again."""
@@ -89,13 +110,22 @@ class SuspectIsolation:
 
     def _has_to_be_alone(self, request: Request) -> bool:
         """Whether a waiting request is a suspect by what it will read or answer."""
-        return any(
-            each.kind == "decode" or each.length > request.kept_tokens
+        if any(each.kind == "decode" for each in self._live(request)):
+            return True
+        return any(each.stage != "small" for each in self._to_read(request, request.kept_tokens))
+
+    def _to_read(self, request: Request, kept_tokens: int) -> list[Suspicion]:
+        """Return what it is suspected of reading, where so many of its tokens are kept."""
+        return [
+            each
             for each in self._live(request)
-        )
+            if each.kind != "decode" and each.length > kept_tokens
+        ]
 
     def _runs_alone(self, request: Request) -> bool:
-        if request.is_read_apart and request.first_token_at is None:
+        if request.first_token_at is None and any(
+            each.stage != "small" for each in self._to_read(request, request.cached_tokens)
+        ):
             return True
         done = request.prompt_tokens + request.completion_tokens
         return any(

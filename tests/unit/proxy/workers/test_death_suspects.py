@@ -42,6 +42,18 @@ def test_the_second_death_alone_at_the_same_place_is_refused(tmp_path: Path) -> 
         assert part in str(error)
 
 
+def test_one_that_was_served_in_small_forwards_and_dies_in_whole_ones_needs_small_ones(
+    tmp_path: Path,
+) -> None:
+    suspects, store = suspects_in(tmp_path)
+    first = suspects.note([POISON], "SIGKILL")["p"]
+    store.save(dataclasses.replace(first, stage="trial"))
+    second = suspects.note([retried(POISON, first)], "SIGKILL")["p"]
+    assert (second.stage, second.is_refused, second.deaths) == ("small", False, 2)
+    third = suspects.note([retried(POISON, second)], "SIGKILL")["p"]
+    assert third.is_refused, "small ones did not help"
+
+
 def test_who_dies_in_company_is_never_refused(tmp_path: Path) -> None:
     """However often: whose forward it was nobody knows."""
     suspects, _ = suspects_in(tmp_path)

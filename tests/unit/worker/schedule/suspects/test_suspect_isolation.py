@@ -167,17 +167,46 @@ def test_a_suspect_whose_tokens_are_kept_is_none(bench: Bench) -> None:
     assert isolation.gate([request("old")], [made])(made)
 
 
-def test_being_served_clears_a_suspect_also_for_those_rendered_before(bench: Bench) -> None:
-    one = bench.suspect(request("p", prompt=25))
-    twin = request("q", prompt=25, text="p")
-    twin.suspicions = one.suspicions
-    bench.scheduler.submit(one)
+def chunks_of(bench: Bench) -> list[str]:
+    return [entry for entry in bench.engine.decoder.log if "chunk" in entry]
+
+
+def known(bench: Bench) -> tuple[Suspicion, ...]:
+    return tuple(bench.store.all().values())
+
+
+def test_served_in_small_forwards_a_suspect_is_tried_alone_in_whole_ones_and_then_cleared(
+    bench: Bench,
+) -> None:
+    bench.scheduler.submit(bench.suspect(request("p", prompt=25)))
+    assert finish_of(run(bench.scheduler), "p").reason == "stop"
+    assert [row.stage for row in known(bench)] == ["trial"]
+    trial, beside = request("q", prompt=25, text="p"), request("new")
+    trial.suspicions = known(bench)
+    bench.named.clear()
+    bench.scheduler.submit(trial)
+    bench.scheduler.submit(beside)
+    for _ in range(2):
+        list(bench.scheduler.step())
+    assert all(row.is_alone and row.request_id == "q" for _, rows in bench.named for row in rows)
+    twin = request("p2", prompt=25, text="p")
+    twin.suspicions = trial.suspicions
     bench.scheduler.submit(twin)
-    events = run(bench.scheduler)
-    assert finish_of(events, "p").reason == "stop"
-    assert not bench.store.all()
-    chunks = [entry for entry in bench.engine.decoder.log if "chunk" in entry]
-    assert chunks[5:] == ["chunk 10", "chunk 10", "chunk 4"]
+    run(bench.scheduler)
+    assert chunks_of(bench)[5:8] == ["chunk 10", "chunk 10", "chunk 4"]
+    assert not known(bench), "for those too that were rendered before"
+
+
+def test_one_that_died_at_its_trial_is_read_in_small_forwards_beside_others(bench: Bench) -> None:
+    bench.scheduler.submit(request("old"))
+    list(bench.scheduler.step())
+    began = len(chunks_of(bench))
+    bench.scheduler.submit(bench.suspect(request("p", prompt=25), stage="small"))
+    list(bench.scheduler.step())
+    assert bench.scheduler.running == 2
+    run(bench.scheduler)
+    assert chunks_of(bench)[began:] == [*["chunk 5"] * 4, "chunk 4"]
+    assert [row.stage for row in known(bench)] == ["small"]
 
 
 def test_who_leaves_is_not_served(bench: Bench) -> None:
