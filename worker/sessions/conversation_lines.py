@@ -197,8 +197,8 @@ class LinePosition:
     @property
     def opening(self) -> bytes:
         """The digest of the first question, which tells conversations apart."""
-        at = first_user(self.shape)
-        return self.shape.names[at].exact if at < len(self.shape.names) else b""
+        names = self.shape.names
+        return names[first_user(self.shape)].exact if names else b""
 
     def loaded_before(self) -> list[str]:
         """Return the tools that the session loaded in conversations that are not this one."""

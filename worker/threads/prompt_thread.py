@@ -33,8 +33,8 @@ class PromptThread:
     It touches no MLX, and a long text in it stalls neither decoding nor heartbeats, nor what is in
     another queue. What its threads share is immutable or has a lock.
     Invariant: a Submit becomes a Request behind an Admitted, or a Failed; a Count and a Status get
-    one answer. A RequestError ends the one request that it is about, and so does its client where
-    it leaves.
+    one answer. An error ends the one request that it is about, and so does its client where it
+    leaves.
     """
 
     def __init__(
@@ -61,9 +61,7 @@ class PromptThread:
         while (job := jobs.get()) is not None:
             lease, message = job
             if isinstance(message, RenderNextPrompt):
-                query = predict_next_prompt(message.request, self._prompts, self._facts)
-                if query is not None:
-                    put(query)
+                self._foresee(message, put)
                 continue
             try:
                 with while_awaited(lease):
@@ -72,6 +70,22 @@ class PromptThread:
             except RequestError as error:
                 log.info("refused request=%s code=%s", lease.request_id, error.code)
                 send(Failed(lease.request_id, error.status, error.code, str(error)))
+            except Exception:  # a bug, and one request's: no KV is touched here
+                log.exception("a prompt could not be built request=%s", lease.request_id)
+                text = "The worker failed at this prompt; its log says where."
+                send(Failed(lease.request_id, 500, "internal_error", text))
+
+    def _foresee(
+        self, message: RenderNextPrompt, put: Callable[[Request | PrefixQuery], None]
+    ) -> None:
+        """Hand on the prompt that is likely to come; whatever is wrong with it, nobody waits."""
+        try:
+            query = predict_next_prompt(message.request, self._prompts, self._facts)
+        except Exception:
+            log.exception("a next prompt could not be built")
+            return
+        if query is not None:
+            put(query)
 
     def _answer(
         self,

@@ -10,6 +10,7 @@ import pytest
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Sampling
+from hearth.worker.constraint.grammar_client import GrammarError
 from scripts.harness.constrained_answers import Asked, GuidedMachine, Schemas, tool
 from scripts.harness.model_families import FAMILIES, Family, family
 
@@ -213,10 +214,10 @@ def test_a_guide_that_breaks_harms_no_neighbour() -> None:
     broken = machine.put(long, None, hot(1), 40, enable_thinking=False)
     free = machine.put(Constraints(), sampling=hot(3), tokens_max=40)
     machine.run(until=lambda: len(broken.answer.request.sampled) > 5)
-    assert broken.guide is not None
-    assert broken.guide.matcher is not None
+    assert broken.guide is not None and broken.guide._answer is not None
     mark = model.tokenizer.convert_tokens_to_ids("<tool_call>")
-    assert not broken.guide.matcher.consume_token(mark)
+    with pytest.raises(GrammarError):
+        broken.guide._answer.mask([mark])
     machine.run()
     assert broken.guide.failure
     assert free.answer.request.sampled == plain.answer.request.sampled

@@ -87,7 +87,8 @@ def test_a_real_server_is_installed_upgraded_and_uninstalled(home: Path, tmp_pat
         assert "Uninstalled" in service("uninstall")
     assert not any(each.is_running() for each in family)
     left = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
-    assert not [name for name in left if not name.startswith((".hearth/kv/", ".hearth/.env"))]
+    kept = (".hearth/kv/", ".hearth/.env", ".hearth/tmp/mlx/")  # what is kept, and kernels
+    assert not [name for name in left if not name.startswith(kept)]
     assert not list((tmp_path / "manager" / "jobs").iterdir())
 
 

@@ -31,7 +31,7 @@ WAIT_S = 60.0
 COUNTED = (
     *("running", "waiting", "in_flight", "extents", "snapshots", "entries", "slots", "slots_max"),
     *("files", "frames", "up", "state", "tight", "bits", "awake", "pressure"),
-    *("suspects", "refused"),
+    *("suspects", "refused", "connections"),
 )
 UNITS = ("_seconds", "_bytes", "_ratio", "_info", "_per_second")
 

@@ -61,6 +61,8 @@ class ScriptedPrompts:
     ) -> tuple[None, Any]:
         self.images.append(images)
         self.owners.append(owner)
+        if prompt.messages == ["a bug"]:
+            raise IndexError("of its own")
         if prompt.messages:
             raise RequestError("Too long.", code="context_length_exceeded")
         return None, BuiltPrompt(IDS, pack(IDS), (), len(IDS), frozenset(), 0)
@@ -119,6 +121,19 @@ def test_a_refused_prompt_ends_its_request_alone() -> None:
         Admitted("fine", 3, "id"),
     ]
     assert [request.request_id for request in went_on] == ["fine"]
+
+
+def test_a_prompt_that_a_bug_breaks_ends_its_request_alone() -> None:
+    went_on, sent, _ = run(
+        job(Submit("odd", Prompt(["a bug"], ids=[]), Sampling())),
+        job(Count("odd too", Prompt(["a bug"], ids=[]))),
+        job(Submit("fine", RAW, Sampling())),
+    )
+    failures = [(each.request_id, each.status) for each in sent if isinstance(each, Failed)]
+    assert failures == [("odd", 500), ("odd too", 500)]
+    assert sent[-1] == Admitted("fine", 3, "id") and len(sent) == 3
+    assert [request.request_id for request in went_on] == ["fine"]
+    assert "of its own" not in str(sent)
 
 
 def test_nothing_is_rendered_for_a_client_that_is_gone() -> None:
