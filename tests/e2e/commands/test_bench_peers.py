@@ -5,6 +5,7 @@ import lzma
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "response": None,
     }
     (directory / "pi-session-1.jsonl.xz").write_bytes(lzma.compress(json.dumps(asked).encode()))
+    kernels = (
+        Path(tempfile.gettempdir()) / "mlx"
+    )  # compiled for the other tests: compiling takes half
+    kernels.mkdir(exist_ok=True)
+    (directory / "mlx").symlink_to(kernels)
     command = ["-m", "scripts.bench", "peers", "--quick", "--tiny", "--fixtures", "qwen3"]
     command += ["--limit", "1", "--sides", "hearth,mlx_lm", "--traces-dir", str(directory)]
     command += ["--json", str(directory / "peers.json")]
