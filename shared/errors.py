@@ -61,8 +61,10 @@ class Overloaded(RequestError):
 class WorkerLost(RequestError):
     """The worker that held this request died or was not there; nothing is replayed."""
 
+    CODE = "worker_unavailable"
+
     def __init__(self, text: str) -> None:
-        super().__init__(text, status=503, code="worker_unavailable")
+        super().__init__(text, status=503, code=self.CODE)
 
 
 class WireError(Exception):

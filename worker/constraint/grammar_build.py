@@ -1,7 +1,6 @@
 """Compiles one request's grammar in a process of its own, and names what of it is refused."""
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +9,7 @@ from hearth.shared.errors import RequestError
 from hearth.worker.constraint.grammar_client import GrammarEnded, GrammarError, GrammarProcess
 from hearth.worker.constraint.json_schemas import fault
 from hearth.worker.constraint.lark_builder import Lark
+from hearth.worker.constraint.llguidance_errors import error_text, explained
 from hearth.worker.constraint.schema_patterns import SchemaPattern, patterns_of
 
 SCHEMA_BYTES_MAX: Final = 1_000_000
@@ -57,7 +57,8 @@ class GrammarBuild:
     def compile(self, source: str) -> bytes:
         """Return the first mask of the grammar `source`, at which the process stands then.
 
-        Raises RequestError where it cannot be compiled, allows nothing, or passes a limit.
+        Raises RequestError where it cannot be compiled, allows nothing, or passes a limit, and
+        GrammarLost where its process ended for nothing that it was asked.
         """
         try:
             for schema, pattern in self._patterns:
@@ -80,7 +81,7 @@ class GrammarBuild:
         except GrammarError as error:
             for schema in self._schemas:  # one by one they take longer than all of them together
                 self._check(schema)
-            raise refused(f"The answer's grammar: {error_text(error)}.", None) from None
+            raise refused(f"The answer's grammar: {explained(error)}.", None) from None
 
     def _try(self, schema: NamedSchema, pattern: SchemaPattern) -> None:
         """Raise RequestError where a pattern fails by itself, maybe at a later character."""
@@ -96,13 +97,7 @@ class GrammarBuild:
 
     def _check(self, named: NamedSchema) -> None:
         """Raise RequestError where a schema cannot be compiled, or allows no value."""
-        size = len(json.dumps(named.schema))
-        if size > SCHEMA_BYTES_MAX:
-            raise refused(
-                f"The JSON schema of {named.whose} is {size:,} bytes; the limit is "
-                f"{SCHEMA_BYTES_MAX:,}.",
-                named.param,
-            )
+        check_size(named)
         place, said = fault(named.schema, self._error_of(named.options))
         if said:
             raise refused(f"The JSON schema of {named.whose} at {place}: {said}.", named.param)
@@ -123,7 +118,7 @@ class GrammarBuild:
                     raise
             except GrammarError as error:
                 has_error = True
-                return error_text(error)
+                return explained(error)
             return ""
 
         return error_of
@@ -133,6 +128,17 @@ class GrammarBuild:
         return lark.source(lark.json(schema, **options))
 
 
+def check_size(named: NamedSchema) -> None:
+    """Raise RequestError where a schema is too large to be looked at."""
+    size = len(json.dumps(named.schema))
+    if size > SCHEMA_BYTES_MAX:
+        raise refused(
+            f"The JSON schema of {named.whose} is {size:,} bytes; the limit is "
+            f"{SCHEMA_BYTES_MAX:,}.",
+            named.param,
+        )
+
+
 def refused(text: str, param: str | None) -> RequestError:
     """Return the refusal of a schema."""
     return RequestError(
@@ -140,14 +146,3 @@ def refused(text: str, param: str | None) -> RequestError:
         code="invalid_grammar",
         param=param,
     )
-
-
-def error_text(error: Exception) -> str:
-    """Return the words of llguidance's error without its listing of our grammar."""
-    text = str(error).partition("<backtrace>")[0].partition("<non-verbose/>")[0]
-    kept = [line for line in map(str.strip, text.splitlines()) if _is_said(line)]
-    return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(kept))
-
-
-def _is_said(line: str) -> bool:
-    return bool(line) and not re.match(r"\d+ \||\^", line)

@@ -3,11 +3,13 @@
 import atexit
 import contextlib
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -25,10 +27,19 @@ from hearth.worker.constraint.grammar_protocol import (
     STEP_CPU_S,
     TOO_LARGE,
     TRY,
+    bound_waits,
 )
 
 ANSWER_S_MAX: Final = 10.0  # a machine may be busy; what a process computes, its own limit ends
+FORK_S_MAX: Final = 2.0  # of a process that has answered before
+STEP_S_MAX: Final = 2.0  # the inference thread waits
+STEP_S_MIN: Final = 0.05  # where others have given no answer
+VAIN_DIVISOR: Final = 4  # by which each wait in vain shortens the next
+VAIN_FORGOTTEN_S: Final = 30.0
+ANSWER_BYTES_MAX: Final = 64 << 20
 LOAD_S_MAX: Final = 120.0  # a large vocabulary takes seconds
+_MEMORY_LIMIT: Final = f"it takes more than {MEMORY_BYTES_MAX >> 20} MB of memory"
+_CRASHES: Final = (b"Abort", b"Segmentation", b"Bus")  # where memory runs out
 _COMPILE_LIMIT: Final = f"it takes more than {COMPILE_CPU_S:g} s of CPU time"
 _STEP_LIMIT: Final = f"a token of it takes more than {STEP_CPU_S:g} s of CPU time"
 _MODULE: Final = "hearth.worker.constraint.grammar_process"
@@ -43,6 +54,14 @@ class GrammarEnded(Exception):
     """A process ended, as what it was asked passed a limit; the text says which."""
 
 
+class GrammarLost(Exception):
+    """A process was killed, or stands still: nothing that was asked did it. The text says which."""
+
+
+class GrammarStill(GrammarLost):
+    """A process gave no answer in time."""
+
+
 class GrammarProcess:
     """One process that llguidance runs in, as the worker sees it. It ends with this object.
 
@@ -53,6 +72,7 @@ class GrammarProcess:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
+        self._has_answered = False  # before that it may be starting yet
 
     @property
     def is_gone(self) -> bool:
@@ -65,18 +85,18 @@ class GrammarProcess:
         """Whether it was ended for what it was asked."""
         return self._connection.closed
 
-    def fork(self) -> "GrammarProcess":
+    def fork(self, wait_s: float | None = None) -> "GrammarProcess":
         """Return a process that goes on from where this one is.
 
-        Raises GrammarError where the system has none to give, or has ended this one.
+        Raises GrammarLost where the system has none to give, or has ended this one.
         """
-        try:
-            with self._lock, self._ending_where_it_breaks("the system has ended it"):
-                if (answer := self._answer(FORK, ANSWER_S_MAX))[:1] == OK:
-                    return GrammarProcess(Connection(recv_handle(self._connection)))
-        except GrammarEnded as error:
-            raise GrammarError(str(error)) from error
-        raise GrammarError(answer[1:].decode(errors="replace"))
+        with self._lock, self._ending_where_it_breaks():
+            if wait_s is None:
+                wait_s = FORK_S_MAX if self._has_answered else ANSWER_S_MAX
+            answer = self._answer(FORK, "", wait_s)
+            if answer[:1] == OK:
+                return GrammarProcess(Connection(recv_handle(self._connection)))
+        raise GrammarLost(answer[1:].decode(errors="replace"))
 
     def load(self, config: str, size: int, ends: Sequence[int]) -> None:
         """Have it read a tokenizer of `size` tokens, of which `ends` end a turn."""
@@ -91,47 +111,93 @@ class GrammarProcess:
         """Have it compile a grammar and write random answers with it."""
         self._ask(TRY + source.encode(), _COMPILE_LIMIT)
 
-    def step(self, tokens: Sequence[int]) -> bytes:
+    def step(self, tokens: Sequence[int], wait_s: float = STEP_S_MAX) -> bytes:
         """Have it go on by tokens; return the mask of the next one: a bit each, lowest first."""
-        return self._ask(STEP + struct.pack(f"<{len(tokens)}I", *tokens), _STEP_LIMIT)
+        return self._ask(STEP + struct.pack(f"<{len(tokens)}I", *tokens), _STEP_LIMIT, wait_s)
 
     def close(self) -> None:
         """Let it end."""
         self._connection.close()
 
     def _ask(self, asked: bytes, limit: str, wait_s: float = ANSWER_S_MAX) -> bytes:
-        """Return what is answered; `limit` is the one that it ends at without a word.
+        """Return what is answered; `limit` is that of the CPU time that it takes.
 
         Raises:
             GrammarError: llguidance refuses.
             GrammarEnded: the process came to its limits.
+            GrammarLost: it was killed, or stands still.
         """
-        with self._lock, self._ending_where_it_breaks(limit):
-            answer = self._answer(asked, wait_s)
+        with self._lock, self._ending_where_it_breaks():
+            answer = self._answer(asked, limit, wait_s)
         if answer[:1] == ERROR:
             raise GrammarError(answer[1:].decode(errors="replace"))
         return answer[1:]
 
-    def _answer(self, asked: bytes, wait_s: float) -> bytes:
-        self._connection.send_bytes(asked)
+    def _answer(self, asked: bytes, limit: str, wait_s: float) -> bytes:
+        with contextlib.suppress(BrokenPipeError):  # its last words may be there to be read
+            self._connection.send_bytes(asked)
         if not self._connection.poll(wait_s):
-            raise GrammarEnded(f"it gave no answer within {wait_s:.0f} s")
-        answer = self._connection.recv_bytes()
+            raise GrammarStill(f"it gave no answer within {wait_s:g} s")
+        try:
+            answer = self._connection.recv_bytes(ANSWER_BYTES_MAX)
+        except EOFError:
+            raise
+        except OSError as error:  # what a signal's handler writes is no message of ours
+            raise self._ended_by_signal(limit) from error
         if answer[:1] == TOO_LARGE:
-            raise GrammarEnded(f"it takes more than {MEMORY_BYTES_MAX >> 20} MB of memory")
+            raise GrammarEnded(_MEMORY_LIMIT)
+        self._has_answered = True
         return answer
 
+    def _ended_by_signal(self, limit: str) -> GrammarEnded | GrammarLost:
+        """Return why it ended, by the last words of its signal handler.
+
+        A process that is killed has none.
+        """
+        words = b""
+        with contextlib.suppress(OSError):
+            while read := os.read(self._connection.fileno(), 4096):
+                words += read
+        if not words:
+            return GrammarLost("the system has ended it")
+        return GrammarEnded(_MEMORY_LIMIT if any(map(words.__contains__, _CRASHES)) else limit)
+
     @contextlib.contextmanager
-    def _ending_where_it_breaks(self, limit: str) -> Iterator[None]:
+    def _ending_where_it_breaks(self) -> Iterator[None]:
         """Close the connection, which ends the process, where it gives no good answer."""
         try:
             yield
-        except GrammarEnded:
+        except (GrammarEnded, GrammarLost):
             self._connection.close()
             raise
         except (EOFError, OSError) as error:
             self._connection.close()
-            raise GrammarEnded(limit) from error
+            raise GrammarLost("the system has ended it") from error
+
+
+class Patience:
+    """Says how long the inference thread waits for the process of one answer.
+
+    Where one stands still others may too, as where the machine swaps: each wait in vain shortens
+    the next, so that all of them together take little more than the first.
+    Owner: the inference thread.
+    """
+
+    def __init__(self) -> None:
+        self._vain_count = 0
+        self._vain_at = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        """How long to wait now."""
+        if time.monotonic() - self._vain_at > VAIN_FORGOTTEN_S:
+            self._vain_count = 0
+        return float(max(STEP_S_MAX / VAIN_DIVISOR**self._vain_count, STEP_S_MIN))
+
+    def note_in_vain(self) -> None:
+        """Count a wait that no answer came in."""
+        self._vain_count += 1
+        self._vain_at = time.monotonic()
 
 
 class GrammarAnswer:
@@ -140,18 +206,30 @@ class GrammarAnswer:
     Its process is forked at its first token, so that an answer that waits has none.
     """
 
-    def __init__(self, grammar: GrammarProcess, first_mask: bytes) -> None:
+    def __init__(
+        self, grammar: GrammarProcess, first_mask: bytes, patience: Patience | None = None
+    ) -> None:
+        """Take what it goes on from; answers that share `patience` stand still together."""
         self._grammar = grammar
+        self._patience = patience or Patience()
         self._first_mask = first_mask
         self._process: GrammarProcess | None = None
 
     def mask(self, tokens: Sequence[int]) -> bytes:
-        """Return which token may come behind `tokens`, those since the last call."""
-        if self._process is None:
-            if not tokens:
-                return self._first_mask
-            self._process = self._grammar.fork()
-        return self._process.step(tokens)
+        """Return which token may come behind `tokens`, those since the last call.
+
+        Raises GrammarError, GrammarEnded and GrammarLost.
+        """
+        if self._process is None and not tokens:
+            return self._first_mask
+        wait_s = self._patience.wait_s
+        try:
+            if self._process is None:
+                self._process = self._grammar.fork(wait_s)
+            return self._process.step(tokens, wait_s)
+        except GrammarStill:
+            self._patience.note_in_vain()
+            raise
 
 
 class _Base:
@@ -160,6 +238,7 @@ class _Base:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if name in _ENVIRONMENT}
+        bound_waits(ours)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _MODULE],
@@ -179,10 +258,12 @@ class _Base:
         return self._owner_pid == os.getpid()
 
     def end(self) -> None:
-        """Have it end, and wait for that."""
+        """End it and all its forks, also where they stand still, and wait for that."""
         if self.is_ours:
             atexit.unregister(self.end)
             self.process.close()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 
@@ -199,6 +280,13 @@ def base_process() -> GrammarProcess:
                 _base.end()
             _base = _Base()
         return _base.process
+
+
+def fork_base() -> GrammarProcess:
+    """Return a fork of the base; one that is lost is started anew, once. Raises GrammarLost."""
+    with contextlib.suppress(GrammarLost):
+        return base_process().fork()
+    return base_process().fork()
 
 
 def end_base() -> None:

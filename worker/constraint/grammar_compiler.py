@@ -1,5 +1,6 @@
 """Compiles what an answer has to be into a mask of the tokens that may come next."""
 
+import contextlib
 import json
 import logging
 import threading
@@ -11,13 +12,15 @@ from typing import Any, Final
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint.call_grammars import call_grammar
-from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, refused
+from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, check_size, refused
 from hearth.worker.constraint.grammar_client import (
     GrammarAnswer,
     GrammarEnded,
     GrammarError,
+    GrammarLost,
     GrammarProcess,
-    base_process,
+    Patience,
+    fork_base,
 )
 from hearth.worker.constraint.harmony_grammar import call_message, final_message, turn
 from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
@@ -75,6 +78,7 @@ class GrammarCompiler:
         self._marks = _marks(tokenizer, output_format.think_marks)
         self._loaded: GrammarProcess | None = None  # made at first need: it takes seconds
         self._loading = threading.Lock()
+        self._patience = Patience()  # of all its answers
         self._lock = threading.Lock()  # of what follows
         self._compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()  # by owner, source
         self.hits: Counter[str] = Counter()  # by owner
@@ -130,7 +134,7 @@ class GrammarCompiler:
             return None
         if compiled is None:
             return TokenMask(prompt_tokens, None, thinking, banned)
-        answer = GrammarAnswer(compiled.process, compiled.first_mask)
+        answer = GrammarAnswer(compiled.process, compiled.first_mask, self._patience)
         return TokenMask(
             prompt_tokens, answer, thinking, banned, compiled.largest_pattern, self.counts
         )
@@ -224,11 +228,11 @@ class GrammarCompiler:
         """Return a grammar from memory, or compile it. Raises RequestError."""
         name = owner, source
         with self._lock:
+            self._drop_the_dead()
             compiled = self._compiled.get(name)
-            is_hit = compiled is not None and not compiled.process.is_gone
-            if is_hit:
+            if compiled is not None:
                 self.hits[owner] += 1
-        if compiled is None or not is_hit:
+        if compiled is None:
             compiled = self._compile(source, constraints, tools)
         with self._lock:
             self._compiled[name] = compiled
@@ -238,42 +242,61 @@ class GrammarCompiler:
             assert len(self._compiled) <= COMPILED_MAX, len(self._compiled)
         return compiled
 
+    def _drop_the_dead(self) -> None:
+        """Forget grammars whose processes are gone, and with them their connections."""
+        for name in [name for name, each in self._compiled.items() if each.process.is_gone]:
+            del self._compiled[name]
+
     def _compile(self, source: str, constraints: Constraints, tools: list[ToolSchema]) -> _Compiled:
-        """Return a grammar in a process of its own. Raises RequestError."""
-        if len(source) > GRAMMAR_CHARS_MAX:
-            raise refused(
-                f"The JSON schemas of what may be called are {len(source):,} characters; the "
-                f"limit is {GRAMMAR_CHARS_MAX:,}.",
-                "tools",
-            )
+        """Return a grammar in a process of its own, in a second one where that is lost.
+
+        Raises RequestError.
+        """
         schemas = [
             NamedSchema(tool.schema, f"the tool {tool.name!r}", "tools", LENIENT) for tool in tools
         ]
         if constraints.schema is not None:
             schemas.append(NamedSchema(constraints.schema, "the answer", "response_format", {}))
+            check_size(schemas[-1])
+        if len(source) > GRAMMAR_CHARS_MAX:
+            raise refused(
+                f"The grammar of the tools that may be called has {len(source):,} characters; the "
+                f"limit for all their JSON schemas together is {GRAMMAR_CHARS_MAX:,}.",
+                "tools",
+            )
+        with contextlib.suppress(GrammarLost, GrammarEnded):
+            return self._compile_once(source, schemas)
         try:
-            process = self._tokenizer_process().fork()
-        except (GrammarEnded, GrammarError) as error:
+            return self._compile_once(source, schemas)
+        except (GrammarLost, GrammarEnded) as error:
             raise Overloaded(
-                f"No process can be started for the answer's grammar: {error}."
+                f"No process can be started for the answer's grammar: {error}. Send it again."
             ) from error
+
+    def _compile_once(self, source: str, schemas: list[NamedSchema]) -> _Compiled:
+        """Return a grammar in a process of its own.
+
+        Raises RequestError, and GrammarLost and GrammarEnded where a process is lost.
+        """
+        process = self._tokenizer_process().fork()
         build = GrammarBuild(process, self._marks, schemas)
         try:
             mask = build.compile(source)
-        finally:
+        except RequestError:
             with self._lock:
                 self.counts["ended"] += process.is_ended
+            raise
         return _Compiled(process, mask, build.largest_pattern)
 
     def _tokenizer_process(self) -> GrammarProcess:
         """Return the process that knows the model's tokens.
 
-        Raises RequestError without one, GrammarError and GrammarEnded where it cannot be started.
+        Raises RequestError without one, GrammarLost and GrammarEnded where it cannot be started.
         """
         with self._loading:
             if self._loaded is None or self._loaded.is_gone:
                 config = self.tokenizer_config()
-                process = base_process().fork()
+                process = fork_base()
                 try:
                     size = max(self._vocab_size, len(self.tokenizer))
                     process.load(config, size, sorted(self.end_ids))

@@ -13,6 +13,7 @@ Imports no MLX and starts no thread, as it forks. Nothing that it is asked is lo
 """
 
 import contextlib
+import faulthandler
 import os
 import random
 import resource
@@ -41,6 +42,7 @@ from hearth.worker.constraint.grammar_protocol import (
     STEP_REFILL_CPU_S,
     TOO_LARGE,
     TRY,
+    bound_waits,
 )
 
 LEXER_STATES_MAX: Final = 50_000
@@ -52,7 +54,7 @@ class _Process:
     """The state of this process. Everything is asked, and answered, over one connection."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._connect(connection)
         self._tokenizer: LLTokenizer | None = None
         self._matcher: LLMatcher | None = None
         self._cpu_s = COMPILE_CPU_S  # that what is asked may take yet
@@ -64,6 +66,16 @@ class _Process:
             TRY: self._try,
             STEP: self._step,
         }
+
+    def _connect(self, connection: Connection) -> None:
+        """Take the connection; whatever signal ends this process is told there first.
+
+        So the worker tells a limit that was passed from a process that was killed. What is told is
+        no answer, and names lines of this program alone.
+        """
+        self._connection = connection
+        faulthandler.enable(connection.fileno(), all_threads=False)
+        faulthandler.register(signal.SIGPROF, connection.fileno(), all_threads=False, chain=True)
 
     def run(self) -> None:
         """Answer until the worker has nothing more to ask. Raises EOFError then."""
@@ -87,11 +99,12 @@ class _Process:
                 return
             if is_parent:
                 self._connection.send_bytes(OK)
+                bound_waits(theirs)
                 send_handle(self._connection, theirs.fileno(), None)
                 return
             theirs.close()
             self._connection.close()
-            self._connection = Connection(ours.detach())
+            self._connect(Connection(ours.detach()))
         if self._matcher is not None:
             self._cpu_s = STEP_CPU_S
         if self._tokenizer is not None and not self._memory_max:

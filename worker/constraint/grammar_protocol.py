@@ -1,5 +1,7 @@
 """Names what the worker asks its grammar processes, and their limits. Both sides import it."""
 
+import socket
+import struct
 from typing import Final
 
 # What is asked, in front of what it is about.
@@ -18,3 +20,11 @@ COMPILE_CPU_S: Final = 1.0  # for all that is compiled for one request
 STEP_CPU_S: Final = 0.5  # for one step of an answer: what its tokens may save up
 STEP_REFILL_CPU_S: Final = 0.02  # that each token of it adds
 MEMORY_BYTES_MAX: Final = 512 * 1024 * 1024  # beyond what the model's tokens take
+SEND_S_MAX: Final = 10  # for each part of a message that the worker sends
+RECEIVE_S_MAX: Final = 2  # for the rest of one that has begun to come
+
+
+def bound_waits(end: socket.socket) -> None:
+    """Bound what the worker's end of a connection waits to send, or for the rest of a message."""
+    for option, seconds in (socket.SO_SNDTIMEO, SEND_S_MAX), (socket.SO_RCVTIMEO, RECEIVE_S_MAX):
+        end.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", seconds, 0))

@@ -1,23 +1,25 @@
 """Masks the logits of one answer so that only tokens can come that its constraints allow."""
 
 import logging
-import re
 from collections import Counter
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from hearth.worker.constraint.grammar_build import error_text
-from hearth.worker.constraint.grammar_client import GrammarAnswer, GrammarEnded, GrammarError
+from hearth.shared.errors import WorkerLost
+from hearth.worker.constraint.grammar_client import (
+    GrammarAnswer,
+    GrammarEnded,
+    GrammarError,
+    GrammarLost,
+)
+from hearth.worker.constraint.llguidance_errors import error_text, explained, meaning_of
 from hearth.worker.constraint.thinking_budget import ThinkingBudget
 
 log = logging.getLogger(__name__)
 
 NEVER = -float("inf")
-TOO_LARGE = re.compile(
-    r"too (many|big|large|complex)|exhausted", re.IGNORECASE
-)  # llguidance's words
 
 
 class TokenMask:
@@ -38,7 +40,8 @@ class TokenMask:
         counts: Counter[str] | None = None,
     ) -> None:
         self.failure = ""
-        self.failure_status = 500  # of HTTP; 400 where the grammar is what is wrong
+        # Of HTTP: 400 where the grammar is what is wrong, 503 where the system ended its process.
+        self.failure_status, self.failure_code = 500, "constraint_failed"
         self._prompt_tokens = prompt_tokens
         self._answer = answer
         self._largest_pattern = largest_pattern
@@ -59,22 +62,30 @@ class TokenMask:
             if self._answer is not None or self._thinking is not None:
                 self._advance(tokens)
             return self._masked(logits)
-        except (GrammarError, GrammarEnded) as error:
+        except (GrammarError, GrammarEnded, GrammarLost) as error:
             self._fail_by_grammar(error)
         except Exception as error:
             log.exception("a constraint broke")
             self.failure = f"{type(error).__name__}: {error}"
         return logits
 
-    def _fail_by_grammar(self, error: GrammarError | GrammarEnded) -> None:
+    def _fail_by_grammar(self, error: GrammarError | GrammarEnded | GrammarLost) -> None:
         """Fail; a grammar that is too large to go on with is the client's to change."""
-        said = error_text(error)
         self._counts["answers_ended"] += 1
         log.warning("a grammar ended amid its answer by %s", type(error).__name__)
-        self.failure = f"its grammar could not go on ({said}). {self._largest_pattern}"
-        if isinstance(error, GrammarEnded) or TOO_LARGE.search(said):
+        said = explained(error)
+        if isinstance(error, GrammarLost):
+            self.failure_status, self.failure_code = 503, WorkerLost.CODE
+            said += ". That is nothing that was asked; send it again"
+        elif isinstance(error, GrammarEnded):
             self.failure_status = 400
-            self.failure += " Let patterns repeat less, or ask for their form in words"
+            said += f". {self._largest_pattern} Let patterns repeat less, or ask for their form in"
+            said += " words"
+        elif (meaning := meaning_of(error_text(error))).is_limit:
+            self.failure_status = 400
+            said += f". {self._largest_pattern}" if meaning.is_of_patterns else ""
+        said = " ".join(said.split()).rstrip(". ")
+        self.failure = f"its grammar could not go on: {said}"  # whoever tells it ends the sentence
 
     def _advance(self, tokens: mx.array) -> None:
         known = self._prompt_tokens + self._seen

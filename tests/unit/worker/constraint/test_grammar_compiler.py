@@ -204,7 +204,8 @@ def test_a_schema_that_cannot_be_enforced_is_refused_with_its_place(
 
 
 def test_a_schema_that_only_refers_to_itself_is_refused() -> None:
-    assert "of the answer at /: " in refused(Constraints(is_json=True, schema={"$ref": "#"}))
+    text = refused(Constraints(is_json=True, schema={"$ref": "#"}))
+    assert "of the answer at /: no value is allowed: it holds itself without an end" in text
 
 
 def test_a_tools_schema_is_refused_only_where_it_is_broken() -> None:
@@ -216,7 +217,11 @@ def test_a_tools_schema_is_refused_only_where_it_is_broken() -> None:
 
 def test_a_schema_that_is_too_large_or_too_deep_is_refused() -> None:
     large = {"enum": ["x" * 100] * 11_000}
-    assert "1,144,0" in refused(Constraints(is_json=True, schema=large))
+    assert "of the answer is 1,144,0" in refused(Constraints(is_json=True, schema=large))
+    larger = refused(Constraints(is_json=True, schema={"enum": ["x" * 100] * 30_000}))
+    assert "bytes; the limit is 1,000,000" in larger, "one limit, however far it is passed"
+    text = refused(CALL, [tool(f"t{n}", large) for n in range(2)])
+    assert "The grammar of the tools" in text and "together is 2,000,000" in text
     deep: dict[str, Any] = {"type": "integer"}
     for _ in range(500):
         deep = {"type": "array", "items": deep}

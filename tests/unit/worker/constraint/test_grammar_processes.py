@@ -13,7 +13,7 @@ import pytest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint import grammar_client
-from hearth.worker.constraint.grammar_client import GrammarError
+from hearth.worker.constraint.grammar_client import GrammarLost, Patience
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.grammar_protocol import COMPILE_CPU_S, MEMORY_BYTES_MAX
 from scripts.harness.constrained_answers import constrainer_for, walk
@@ -107,10 +107,11 @@ def test_a_pattern_that_fails_amid_its_answer_ends_that_answer_with_a_400(
     healthy = walk(compiler, schema_of("^a*$"), [])
     assert bomb.guide.process(mx.array([0])[:0], mx.zeros((1, 8))).shape == (1, 8)
     bomb.guide.process(mx.array(tokens_of('{"a": "')), mx.zeros((1, 8)))
-    kill_newest_answer()
+    end_newest_answer(signal.SIGPROF)  # the kernel's, where a step's CPU time is over
     zeros = mx.zeros((1, 8))
     assert bomb.guide.process(mx.array(tokens_of('{"a": "aaa')), zeros) is zeros
-    assert bomb.guide.failure_status == 400
+    assert (bomb.guide.failure_status, bomb.guide.failure_code) == (400, "constraint_failed")
+    assert "more than 0.5 s of CPU time" in bomb.guide.failure
     assert "(a{99}){3}" in bomb.guide.failure and "repeats a part 297 times" in bomb.guide.failure
     assert compiler.report()["answers_ended"] == 1
     assert healthy.takes(tokens_of('{"a": "aa"}'))
@@ -120,10 +121,25 @@ def tokens_of(text: str) -> list[int]:
     return list(family("llama3").tokenizer.encode(text, add_special_tokens=False))
 
 
-def kill_newest_answer() -> None:
+def end_newest_answer(how: signal.Signals) -> None:
     newest = max(processes(), key=lambda each: (each.create_time(), each.pid))
-    newest.kill()
+    newest.send_signal(how)
     wait_until_gone({newest})
+
+
+def test_a_grammar_of_900_optional_properties_fails_amid_its_answer_with_a_400(
+    compiler: GrammarCompiler,
+) -> None:
+    """Its code has no SDK send it again, and its text names what is too much, not a pattern."""
+    properties = {f"p{n}": {"type": "string", "pattern": f"^[a-z]{{{n}}}$"} for n in range(900)}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    guide = walk(compiler, Constraints(is_json=True, schema=schema), []).guide
+    guide.process(mx.array(tokens_of('{"p1')), mx.zeros((1, 8)))
+    assert (guide.failure_status, guide.failure_code) == (400, "constraint_failed")
+    assert "too many items in a row" in guide.failure
+    assert "fewer optional properties" in guide.failure
+    assert "{899}" not in guide.failure and "left-recursive" not in guide.failure
+    assert not guide.failure.endswith(".")
 
 
 # ---------------------------------------------------------------- ends
@@ -151,15 +167,87 @@ def test_a_grammar_whose_process_was_killed_is_compiled_anew(compiler: GrammarCo
     assert compiler.compiled_count == 1
 
 
-def test_an_answer_whose_grammar_was_killed_ends_with_a_500(compiler: GrammarCompiler) -> None:
+def test_an_answer_whose_grammar_was_killed_ends_with_a_503(compiler: GrammarCompiler) -> None:
     """It is nothing that its client did."""
     answer = walk(compiler, JSON, [])
     for each in processes():
         each.kill()
     zeros = mx.zeros((1, 8))
     assert answer.guide.process(mx.array(tokens_of('"')), zeros) is zeros
-    assert answer.guide.failure_status == 500
+    assert (answer.guide.failure_status, answer.guide.failure_code) == (503, "worker_unavailable")
     assert "the system has ended it" in answer.guide.failure
+
+
+def test_an_answer_whose_own_process_was_killed_is_a_503_that_blames_no_limit(
+    compiler: GrammarCompiler,
+) -> None:
+    answer = walk(compiler, schema_of("^(a{99}){3}$"), [])
+    answer.guide.process(mx.array(tokens_of('{"a": "')), mx.zeros((1, 8)))
+    end_newest_answer(signal.SIGKILL)
+    answer.guide.process(mx.array(tokens_of('{"a": "aaa')), mx.zeros((1, 8)))
+    assert (answer.guide.failure_status, answer.guide.failure_code) == (503, "worker_unavailable")
+    assert "CPU" not in answer.guide.failure and "a{99}" not in answer.guide.failure
+    assert not answer.guide.failure.endswith(".")
+
+
+def test_answers_whose_processes_all_stand_still_cost_little_more_than_one_wait_together(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [walk(compiler, JSON, []) for _ in range(3)]
+    for answer in answers:
+        answer.guide.process(mx.array(tokens_of('"')), mx.zeros((1, 8)))
+    for each in processes():
+        each.suspend()
+    monkeypatch.setattr(grammar_client, "STEP_S_MAX", 0.4)
+    for answer, wait in zip(answers, ("0.4", "0.1", "0.05"), strict=True):
+        answer.guide.process(mx.array(tokens_of('"x')), mx.zeros((1, 8)))
+        assert answer.guide.failure_status == 503
+        assert f"no answer within {wait} s" in answer.guide.failure
+    monkeypatch.setattr(grammar_client, "FORK_S_MAX", 0.1)
+    other = schema_of("^b$")  # is compiled by processes that are started anew
+    assert compiler.token_mask(other, [], "", 0) is not None
+
+
+def test_the_inference_thread_waits_for_many_that_stand_still_but_a_few_seconds() -> None:
+    patience, waits = Patience(), []
+    for _ in range(32):
+        waits.append(patience.wait_s)
+        patience.note_in_vain()
+    assert waits[0] == 2.0
+    assert sum(waits[:3]) < 3.0
+    assert sum(waits) < 5.0
+
+
+def test_a_request_at_the_moment_when_all_grammar_processes_are_killed_is_served(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has just been killed does not look so yet."""
+    compiler.token_mask(JSON, [], "", 0)
+    killed = processes()
+    for each in killed:
+        each.kill()
+    unseen = property(lambda self: self._connection.closed)
+    monkeypatch.setattr(grammar_client.GrammarProcess, "is_gone", unseen)
+    assert compiler.token_mask(schema_of("^c$"), [], "", 0) is not None
+    wait_until_gone(killed)
+
+
+def test_grammars_whose_processes_were_killed_keep_no_connection(
+    compiler: GrammarCompiler,
+) -> None:
+    compiler.token_mask(JSON, [], "", 0)
+    files = psutil.Process().num_fds()
+    before = processes()
+    for n in range(4):
+        compiler.token_mask(schema_of(f"^{n}$"), [], "", 0)
+    killed = processes() - before
+    assert len(killed) == 4
+    for each in killed:
+        each.kill()
+    wait_until_gone(killed)
+    compiler.token_mask(JSON, [], "", 0)
+    assert compiler.compiled_count == 1
+    assert psutil.Process().num_fds() == files
 
 
 WORKER = """
@@ -230,7 +318,7 @@ def test_a_system_that_gives_no_process_is_told_as_a_503(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: Any) -> None:
-        raise GrammarError("Resource temporarily unavailable")
+        raise GrammarLost("Resource temporarily unavailable")
 
     compiler.token_mask(JSON, [], "", 0)
     monkeypatch.setattr(grammar_client.GrammarProcess, "fork", refuse)
