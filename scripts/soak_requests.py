@@ -2,8 +2,10 @@
 
 Rounds of requests in every dialect, whole and streamed, with tools, by several keys and sessions,
 stored, refused, of the wrong key, broken off and asked of the reports; at the end of each round,
-when nothing runs, resident memory, open files and threads of each process are taken. What is asked
-is drawn from a finite set, so that what is remembered within bounds is full by half of the run.
+when nothing runs, resident memory, open files and threads of each process are taken, and what the
+worker's stores say that they hold. What is asked is drawn from a finite set, and each prompt comes
+often enough that what is remembered of it is at its bound by half of 10,000 requests: then a store
+that fills up is not taken for a leak.
 """
 
 import json
@@ -21,19 +23,23 @@ from hearth.commands.server_client import table
 from scripts.chaos.clients import CALM, Client, Ledger, Manner
 from scripts.chaos.judge_replies import Kind
 from scripts.chaos.own_server import MB, OwnServer, ServerError
-from scripts.chaos.request_bodies import LENGTHS, PATHS, Body, fresh, malformed, pages
+from scripts.chaos.request_bodies import LENGTHS, PATHS, TALKING, Body, fresh, malformed, pages
 from scripts.fixtures.fixture_cache import fixture_dir
 
-ROUND: Final = 500
+ROUND: Final = 250
+ROUNDS_MIN: Final = 4
 REST_S: Final = 2.0  # after a round, until what its connections held is given back
-RAM_BUDGET_MB: Final = 32
-KEYS: Final = tuple(f"soak-{number}-{'k' * 32}" for number in range(4))
-TALKS: Final = 15  # conversations, four pages each
+RAM_BUDGET_MB: Final = 8  # less than what is asked takes: KV is evicted all the time
+KEYS: Final = tuple(f"soak-{number}-{'k' * 32}" for number in range(3))
+TALKS: Final = 3  # conversations: a dialect has one
+PAGES: Final = 2  # of a conversation, the last
+FRESH: Final = 64  # prompts that share nothing
+SESSIONS: Final = 15
 ANSWER_TOKENS: Final = (2, 6)
 LONG_TOKENS: Final = 200  # of an answer that nobody waits for
 LEAVES_S_MAX: Final = 0.3
 GROWTH_MAX: Final = 0.01  # of resident memory, over the second half
-COUNT_GROWTH_MAX: Final = 4.0  # of open files and threads, likewise: pools fill up as needed
+COUNT_GROWTH_MAX: Final = 2.0  # of open files and threads, likewise: pools fill up as needed
 SHARES: Final = {
     "page": 43,
     "stored": 25,  # more than the store holds, by half of 10,000 requests
@@ -78,7 +84,9 @@ class Traffic:
     def __init__(self, port: int, seed: int) -> None:
         self._port = port
         self._rng = random.Random(seed)
-        self._pages = pages(random.Random(seed), TALKS)
+        book = pages(random.Random(seed), TALKS)
+        talks = ([page for page in book if page.dialect == name] for name in TALKING)
+        self._pages = [page for talk in talks for page in talk[-PAGES:]]
         self._malformed = list(malformed())
 
     def next(self) -> Asked:
@@ -102,8 +110,9 @@ class Traffic:
         rng, manner, allowed = self._rng, Manner(), ANSWERED
         length = rng.randint(*ANSWER_TOKENS)
         if kind == "fresh":
-            dialect = rng.choice(list(PATHS))
-            body = fresh(rng, dialect, 10)
+            number = rng.randrange(FRESH)
+            dialect = list(PATHS)[number % len(PATHS)]
+            body = fresh(random.Random(number), dialect, 10)
         if kind == "stored":
             dialect, text = "responses", f"Remember {rng.randrange(TALKS)}."
             body = {"model": body["model"], "input": text, "temperature": 0, "store": True}
@@ -124,7 +133,7 @@ class Traffic:
     def _head(self, method: str, path: str, key: str, size: int = 0) -> bytes:
         return (
             f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nConnection: close\r\n"
-            f"Authorization: Bearer {key}\r\nX-Session-Id: s{self._rng.randrange(TALKS)}\r\n"
+            f"Authorization: Bearer {key}\r\nX-Session-Id: s{self._rng.randrange(SESSIONS)}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
         ).encode()
 
@@ -149,6 +158,7 @@ async def play(server: OwnServer, requests: int, clients: int, seed: int) -> lis
             for _ in range(clients):
                 group.create_task(one_after_another(aim))
         await sleep(REST_S)
+        print(f"{aim:>7,} requests: {await _stored(server)}")
         for name, row in _held(server, ledger.ended, time.monotonic() - began):
             held.setdefault(name, []).append(row)
             told = f"{row.rss / MB:.1f} MB, {row.files} files, {row.threads} threads"
@@ -156,6 +166,20 @@ async def play(server: OwnServer, requests: int, clients: int, seed: int) -> lis
     print(table(_COLUMNS, [_growth_row(name, rows) for name, rows in held.items()]))
     print(", ".join(f"{count:,} {kind}" for kind, count in ledger.tally(CALM).ends.items()))
     return list(misses(held, ledger.misses))
+
+
+async def _stored(server: OwnServer) -> str:
+    """Return what the worker's stores say that they hold."""
+    rows = (await server.cache()).get("workers", [])
+    if not rows or "error" in rows[0]:
+        return "the worker does not tell"
+    (row,) = rows
+    turns, files = row["sessions"], row["disk"]["files"]
+    arrays = row["memory_bytes"] - row["beside_arrays_bytes"]
+    kept, budget = row["bytes"] / MB, row["budget_bytes"] / MB
+    told = f"{turns['turns']:,} turns of {turns['turn_bytes'] / MB:.1f} MB"
+    told += f", KV {kept:.1f} of {budget:.1f} MB, {files:,} files on disk"
+    return f"{told}, arrays {arrays / MB:.1f} MB"
 
 
 def _held(server: OwnServer, requests: int, at_s: float) -> Iterator[tuple[str, Held]]:
@@ -191,7 +215,7 @@ def _growth_row(name: str, rows: Sequence[Held]) -> list[str]:
 def misses(held: dict[str, list[Held]], wrong: dict[str, int]) -> Iterator[str]:
     """Yield what does not hold, as text."""
     count = max(map(len, held.values()), default=0)
-    if count < 4:
+    if count < ROUNDS_MIN:
         yield f"{count} rounds of {ROUND} requests are too few to tell"
         return
     for name, rows in held.items():
@@ -211,7 +235,8 @@ def settings() -> dict[str, Any]:
     return {
         "MODEL_PATH": str(fixture_dir("qwen3", tiny=True)),
         "PROXY_MODEL_ID": "pocket",  # as the bodies name it
-        "PROXY_API_KEYS": ",".join(KEYS),
+        "PROXY_API_KEY": KEYS[0],
+        "PROXY_API_KEYS": ",".join(KEYS[1:]),
         "CACHE_RAM_BUDGET_MB": str(RAM_BUDGET_MB),
         "MAX_KV_SIZE_GB": "1",
     }
@@ -219,6 +244,9 @@ def settings() -> dict[str, Any]:
 
 async def soak(requests: int, clients: int, seed: int) -> int:
     """Run it all; return 0 where nothing grows, 1 where something does, 2 without a server."""
+    if requests < ROUNDS_MIN * ROUND:
+        print(f"{requests} requests are too few to tell. Send {ROUNDS_MIN * ROUND:,} at least.")
+        return 2
     server = OwnServer(settings())
     found = ["it was broken off"]
     try:

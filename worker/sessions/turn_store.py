@@ -6,6 +6,7 @@ same messages. Finding is not enough: the session manager compares what the echo
 """
 
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from hearth.worker.sessions.echoed_turn_match import TurnContent
 TURNS_MAX = 20_000
 PLACE_MAX = 64  # turns behind the same messages: one prompt asked again and again
 BYTES_MAX = 64 * 1024 * 1024
+OBJECTS_BYTES = 512  # of a turn: its objects, and its entry in the store
+PLACE_BYTES = 576  # of a place where it is listed
 
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9]")
 
@@ -40,9 +43,11 @@ class Turn:
 
     @property
     def nbytes(self) -> int:
-        said = self.said
-        text = len(said.reasoning) + len(said.content) + 2 * len(self.text)
-        return 4 * len(self.ids) + text + 512
+        """The memory that it takes in the store, its calls as large as its whole text."""
+        strings = (self.said.reasoning, self.said.content, self.text, self.text)
+        places = 1 + len(self.call_ids) + bool(self.signature)
+        objects = OBJECTS_BYTES + PLACE_BYTES * places
+        return 4 * len(self.ids) + sum(map(sys.getsizeof, strings)) + objects
 
 
 def plain_id(call_id: str) -> str:

@@ -8,6 +8,7 @@ import mlx.core as mx
 from hearth.shared.wire_messages import Up
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.doctor.idle_checks import IdleChecks, NoChecks
+from hearth.worker.kv.return_freed_memory import release_memory
 from hearth.worker.schedule.request_state import RecallDone
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.threads.thread_queues import Inbox, InferenceItem, InferenceTask
@@ -46,6 +47,7 @@ class InferenceThread:
         self.checks: IdleChecks = NoChecks()  # what runs behind all other idle work
         self._watch_memory = watch_memory
         self._idle_wait_s = IDLE_BEFORE_PREFILL_S
+        self._has_stepped = False  # since memory was released
         self._turns = 0  # of the loop
         self.active_bytes = 0  # memory in use after the last turn; others may read it
 
@@ -57,10 +59,15 @@ class InferenceThread:
             for message in self._scheduler.step():
                 self._send(message)
             self._idle_wait_s = IDLE_BEFORE_PREFILL_S
+            self._has_stepped = True
         elif self._scheduler.prefill_idle() or self._expire() or self.checks.step():
             self._idle_wait_s = 0.0
-        else:
+        elif self._idle_wait_s < IDLE_WAIT_S:
             self._idle_wait_s = IDLE_WAIT_S
+        elif self._has_stepped:
+            # Decoding leaves buffers, which may be as large as the caches that have grown.
+            release_memory()
+            self._has_stepped = False
         self._turns += 1
         if self._turns % SWEEP_EVERY_TURNS == 0 and self._sweep():
             mx.clear_cache()

@@ -1,5 +1,7 @@
 """A turn is found by what a client sends back, within one API key, until it is dropped."""
 
+import json
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +56,33 @@ def by_ids(store: TurnStore, key: str, message: dict[str, Any]) -> Sequence[Turn
 
 def by_place(store: TurnStore, key: str, place: bytes) -> Sequence[Turn]:
     return store.find([place_behind(key, place)])
+
+
+@pytest.mark.parametrize("letter", ["a", "火", "🔥"])
+@pytest.mark.parametrize("size", [3, 1_000])
+@pytest.mark.parametrize("calls", [0, 4])
+def test_turns_hold_no_more_memory_than_is_counted(letter: str, size: int, calls: int) -> None:
+    """The store is bounded by its bytes, so what it does not count is bounded by nothing."""
+    store, count = TurnStore(), 100
+    tracemalloc.start()
+    try:
+        for number in range(count):
+            text = f"{number} {letter * size}"
+            content = {"content": f"{letter * size}"}
+            said = TurnContent(
+                text, text + ".", tuple(("write", dict(content)) for _ in range(calls))
+            )
+            raw = said.reasoning + said.content + json.dumps(content, ensure_ascii=False) * calls
+            ids = tuple(f"call_{number}_{call}_{letter!r:.4}" for call in range(calls))
+            place = number.to_bytes(16)
+            store.add(
+                Turn(KEY, place, pack([number] * size), said, raw, ids, f"signature {number}")
+            )
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(store) == count
+    assert held <= store.nbytes, (held / count, store.nbytes / count)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,29 @@ def test_an_idle_loop_waits_and_does_not_step() -> None:
     assert time.monotonic() - began >= IDLE_WAIT_S * 0.9
 
 
+def test_memory_is_released_once_behind_all_idle_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[int] = []
+    scheduler = ScriptedScheduler(is_idle=False)
+    monkeypatch.setattr(
+        loop_module, "release_memory", lambda: released.append(scheduler.idle_chunks)
+    )
+    for name in ("IDLE_WAIT_S", "IDLE_BEFORE_PREFILL_S"):
+        monkeypatch.setattr(loop_module, name, getattr(loop_module, name) / 50)
+    loop, inbox = looping(scheduler, [])
+    for _ in range(2):
+        inbox.put("a")
+        loop.run_once()
+        scheduler.is_idle, scheduler.idle_chunks = True, 2
+        loop.run_once()
+        loop.run_once()
+        assert not released, (
+            "not while there is idle work, nor where the next request comes at once"
+        )
+        for _ in range(4):
+            loop.run_once()
+        assert len(released) == 1 and released.pop() < 0
+
+
 def test_idle_prefill_goes_on_without_waiting_until_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
