@@ -6,7 +6,6 @@ same messages. Finding is not enough: the session manager compares what the echo
 """
 
 import re
-import sys
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ TURNS_MAX = 20_000
 PLACE_MAX = 64  # turns behind the same messages: one prompt asked again and again
 BYTES_MAX = 64 * 1024 * 1024
 OBJECTS_BYTES = 512  # of a turn: its objects, and its entry in the store
+STRING_BYTES = 64  # of a string beside its characters
 PLACE_BYTES = 576  # of a place where it is listed
 
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9]")
@@ -47,7 +47,12 @@ class Turn:
         strings = (self.said.reasoning, self.said.content, self.text, self.text)
         places = 1 + len(self.call_ids) + bool(self.signature)
         objects = OBJECTS_BYTES + PLACE_BYTES * places
-        return 4 * len(self.ids) + sum(map(sys.getsizeof, strings)) + objects
+        return 4 * len(self.ids) + sum(map(_string_bytes, strings)) + objects
+
+
+def _string_bytes(text: str) -> int:
+    """Return the most that a string takes; always the same, unlike what Python says of one."""
+    return STRING_BYTES + len(text) * (1 if text.isascii() else 4)
 
 
 def plain_id(call_id: str) -> str:
