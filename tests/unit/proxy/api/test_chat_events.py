@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from hearth.proxy.api import chat_completions, server_sent_events as sse
 from hearth.proxy.api.chat_completions import ChatChunk, WholeChoice
 from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.shared.wire_messages import Delta
+from tests.helpers.proxy.virtual_time import run_in_virtual_time
 from tests.helpers.worker_processes.fixed_answers import (
     Step,
     arguments,
@@ -36,7 +39,7 @@ LEGACY = {**BODY, "tools": [], "functions": [{"name": "f"}]}
 
 def pieces(*scripts: Sequence[Step], body: dict[str, Any] = BODY) -> list[ChatChunk]:
     made = ticket(chat_completions.parse(body | {"n": len(scripts)}), *scripts)
-    return asyncio.run(listed(chat_completions.chunks(made, MergedChoices(made))))
+    return run_in_virtual_time(listed(chat_completions.chunks(made, MergedChoices(made))))
 
 
 def deltas(*steps: Step, body: dict[str, Any] = BODY) -> list[Any]:
@@ -50,7 +53,7 @@ def deltas(*steps: Step, body: dict[str, Any] = BODY) -> list[Any]:
 
 def whole(*steps: Step, body: dict[str, Any] = BODY) -> WholeChoice:
     made = ticket(chat_completions.parse(body | {"stream": False}), steps)
-    (found,) = asyncio.run(chat_completions.whole_choices(made, MergedChoices(made)))
+    (found,) = run_in_virtual_time(chat_completions.whole_choices(made, MergedChoices(made)))
     return found
 
 
@@ -170,6 +173,8 @@ def test_a_silence_is_an_empty_delta_with_the_prefills_progress(
 
 def test_a_long_text_for_a_custom_tool_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "PING_S", 0.05)
+    clock = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time(), time=time.time)
+    monkeypatch.setattr(chat_completions, "time", clock)
     steps: list[Step] = [call("c1", "patch", '{"input": "')]
     for _ in range(10):
         steps += [0.02, arguments("x")]

@@ -1,6 +1,5 @@
 """Legacy completions: raw prompts in, text out, in the shapes of the API before chat."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from openai.types import Completion
 from hearth.proxy.api import legacy_completions, server_sent_events as sse
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError, WorkerLost
+from tests.helpers.proxy.virtual_time import run_in_virtual_time
 from tests.helpers.worker_processes.fixed_answers import Step, end, listed, logprob, said, ticket
 
 
@@ -35,11 +35,11 @@ def made(*scripts: Sequence[Step], **fields: Any) -> AdmittedRequest:
 
 
 def whole(*scripts: Sequence[Step], **fields: Any) -> Any:
-    return asyncio.run(legacy_completions.whole(made(*scripts, **fields)))
+    return run_in_virtual_time(legacy_completions.whole(made(*scripts, **fields)))
 
 
 def frames(given: AdmittedRequest) -> list[bytes]:
-    return asyncio.run(listed(legacy_completions.events(given)))
+    return run_in_virtual_time(listed(legacy_completions.events(given)))
 
 
 def chunks(*scripts: Sequence[Step], **fields: Any) -> list[Any]:
