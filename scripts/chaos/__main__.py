@@ -195,8 +195,7 @@ class Run:
         family = self.scene.server.look()
         if not family:
             raise ServerError(f"the server is gone; its log ends:\n{self.scene.server.log_tail()}")
-        # The processes of grammars come and go with answers.
-        family[1:] = sorted(filter(_is_worker, family[1:]), key=_worker_number)
+        family[1:] = sorted(family[1:], key=_worker_number)
         roles = ["proxy", *(f"worker {number}" for number in range(len(family) - 1))]
         return [
             Level(role, process.pid, rss_bytes(process), process.num_fds())
@@ -272,10 +271,6 @@ class Run:
             "not_played": sorted(PLAYS.keys() - playable().keys()),
             "misses": dict(self.ledger.misses),
         }
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    return "--worker-id" in process.cmdline()
 
 
 def _worker_number(process: psutil.Process) -> int:

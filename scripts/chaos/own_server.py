@@ -72,6 +72,7 @@ class OwnServer:
         self._command = [*command, sys.executable, *run]
         self.process: subprocess.Popen[bytes] | None = None
         self.seen: dict[int, psutil.Process] = {}
+        self.helpers: dict[int, psutil.Process] = {}  # that workers have started
 
     def set(self, name: str, value: str) -> None:
         """Set a variable of the environment that it is started in."""
@@ -124,19 +125,25 @@ class OwnServer:
         return self.process.pid
 
     def look(self) -> list[psutil.Process]:
-        """Return the processes that it has now, the proxy first."""
+        """Return the proxy that it has now, and its workers.
+
+        The processes of the workers' grammars come and go with answers: they are only noted.
+        """
         try:
             proxy = psutil.Process(self.pid)
-            family = [proxy, *proxy.children(recursive=True)]
+            workers = proxy.children()
+            helpers = set(proxy.children(recursive=True)) - set(workers)
         except psutil.NoSuchProcess:
             return []
-        for process in family:
+        for process in (proxy, *workers):
             self.seen.setdefault(process.pid, process)
-        return family
+        self.helpers.update({process.pid: process for process in helpers})
+        return [proxy, *workers]
 
     def left(self) -> list[int]:
         """Return the processes of all its starts that run."""
-        return [pid for pid, process in self.seen.items() if is_alive(process)]
+        everyone = self.seen | self.helpers
+        return [pid for pid, process in everyone.items() if is_alive(process)]
 
     def stop(self) -> tuple[int, float]:
         """End it as its user would; return its exit code and the seconds that took."""
@@ -156,7 +163,7 @@ class OwnServer:
         self.look()
         for pid in self.left():
             with contextlib.suppress(psutil.NoSuchProcess):
-                self.seen[pid].kill()
+                (self.seen | self.helpers)[pid].kill()
         if self.process is not None:
             self.process.wait()
         if not keeps:
