@@ -390,8 +390,9 @@ def test_a_schema_bomb_is_a_400_in_each_dialect_and_ends_no_other_request(server
 
 def kill_the_worker_amid(text: str, server: Server) -> None:
     pid = server.worker()["pid"]
-    even = {"temperature": 2, "top_p": 1, "top_k": 0, "min_p": 0}  # it hardly ends by itself
-    body = body_of("/v1/chat/completions", text, stream=True, max_tokens=4000, **even)
+    config = json.loads((fixture_dir("qwen3") / "config.json").read_text())
+    endless = {str(token): -100 for token in config["eos_token_id"]}
+    body = body_of("/v1/chat/completions", text, stream=True, max_tokens=4000, logit_bias=endless)
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     headers = {"Authorization": f"Bearer {MINE}"}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
@@ -401,8 +402,9 @@ def kill_the_worker_amid(text: str, server: Server) -> None:
     assert b"worker" in answer.read()
     connection.close()
     deadline = time.monotonic() + 60
-    while server.health().get("status") != "ok" and time.monotonic() < deadline:
+    while server.worker()["pid"] in (pid, None) and time.monotonic() < deadline:
         time.sleep(0.1)
+    server.wait_until_ready()
 
 
 def test_another_key_sees_no_session_and_is_served_nothing_that_this_one_computed(

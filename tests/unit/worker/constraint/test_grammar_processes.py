@@ -76,7 +76,7 @@ def test_a_schema_that_is_compiled_for_long_is_refused_and_the_next_is_served(
 def test_a_process_that_takes_much_memory_is_ended_alone(compiler: GrammarCompiler) -> None:
     before = processes()
     compiler.token_mask(JSON, [], "", 0)
-    (tokenizer, grammar) = sorted(processes() - before, key=lambda each: each.pid)[-2:]
+    (tokenizer, grammar) = sorted(processes() - before, key=lambda each: len(each.parents()))[-2:]
     (base,) = {tokenizer.parent()}
     assert base is not None and base.rlimit(psutil.RLIMIT_AS)[0] == psutil.RLIM_INFINITY
     assert 0 < grammar.rlimit(psutil.RLIMIT_AS)[0] - grammar.memory_info().vms <= MEMORY_BYTES_MAX
@@ -107,7 +107,7 @@ def test_a_pattern_that_fails_amid_its_answer_ends_that_answer_with_a_400(
     healthy = walk(compiler, schema_of("^a*$"), [])
     assert bomb.guide.process(mx.array([0])[:0], mx.zeros((1, 8))).shape == (1, 8)
     bomb.guide.process(mx.array(tokens_of('{"a": "')), mx.zeros((1, 8)))
-    end_newest_answer(signal.SIGPROF)  # the kernel's, where a step's CPU time is over
+    end_only_answer(signal.SIGPROF)  # the kernel's, where a step's CPU time is over
     zeros = mx.zeros((1, 8))
     assert bomb.guide.process(mx.array(tokens_of('{"a": "aaa')), zeros) is zeros
     assert (bomb.guide.failure_status, bomb.guide.failure_code) == (400, "constraint_failed")
@@ -121,10 +121,10 @@ def tokens_of(text: str) -> list[int]:
     return list(family("llama3").tokenizer.encode(text, add_special_tokens=False))
 
 
-def end_newest_answer(how: signal.Signals) -> None:
-    newest = max(processes(), key=lambda each: (each.create_time(), each.pid))
-    newest.send_signal(how)
-    wait_until_gone({newest})
+def end_only_answer(how: signal.Signals) -> None:
+    answer = max(processes(), key=lambda each: len(each.parents()))
+    answer.send_signal(how)
+    wait_until_gone({answer})
 
 
 def test_a_grammar_of_900_optional_properties_fails_amid_its_answer_with_a_400(
@@ -159,9 +159,10 @@ def test_an_answer_that_is_over_leaves_no_process(compiler: GrammarCompiler) -> 
 
 def test_a_grammar_whose_process_was_killed_is_compiled_anew(compiler: GrammarCompiler) -> None:
     compiler.token_mask(JSON, [], "", 0)
-    for each in processes():
+    killed = processes()
+    for each in killed:
         each.kill()
-    wait_until_gone(processes())
+    wait_until_gone(killed)
     assert walk(compiler, JSON, []).takes(tokens_of('"x"'))
     assert compiler.hits.total() == 0
     assert compiler.compiled_count == 1
@@ -183,7 +184,7 @@ def test_an_answer_whose_own_process_was_killed_is_a_503_that_blames_no_limit(
 ) -> None:
     answer = walk(compiler, schema_of("^(a{99}){3}$"), [])
     answer.guide.process(mx.array(tokens_of('{"a": "')), mx.zeros((1, 8)))
-    end_newest_answer(signal.SIGKILL)
+    end_only_answer(signal.SIGKILL)
     answer.guide.process(mx.array(tokens_of('{"a": "aaa')), mx.zeros((1, 8)))
     assert (answer.guide.failure_status, answer.guide.failure_code) == (503, "worker_unavailable")
     assert "CPU" not in answer.guide.failure and "a{99}" not in answer.guide.failure
