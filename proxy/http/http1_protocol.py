@@ -107,7 +107,14 @@ class Http1Protocol(H11Protocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection for the answer to a whole request; return whether it is kept."""
-        if not self._is_answering or self.cycle.more_body:
+        if self._linger is not None:
+            return False
+        is_amid_body = self._is_answering and self.cycle.more_body
+        if is_amid_body or self.conn.is_amid_head:
+            part = "body" if is_amid_body else "head"
+            text = f"The request ends amid its {part}. Send all of it before you end your side."
+            self._refuse(RequestError(text, code="incomplete_request"))
+        if is_amid_body or not self._is_answering:
             return False
         if self._probe is None:
             self._probe_in(PROBE_S_MIN)

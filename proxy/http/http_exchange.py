@@ -130,12 +130,17 @@ class HttpExchange:
             ) from None
 
     def _check_budget(self) -> None:
-        """Refuse a body that will find no room, as its length tells. Raises: Overloaded.
+        """Refuse an unread body that is too long or will find no room, as its length tells.
 
         Nothing is held for a length alone: who sends nothing takes nobody's room.
+
+        Raises:
+            RequestError: a 413, or Overloaded.
         """
         length = self.headers.get("content-length", "")
-        if length.isascii() and length.isdigit() and (size := int(length[:20])) <= BODY_BYTES_MAX:
+        if length.isascii() and length.isdigit():
+            if (size := int(length[:20])) > BODY_BYTES_MAX:
+                raise _too_long(f"{size:,}")
             self._budget.check(size)
 
     def hold(self, count: int) -> None:
@@ -167,13 +172,7 @@ class HttpExchange:
             more = message.get("more_body", False)
         self._has_body = not more
         if size > BODY_BYTES_MAX:
-            measured = f"{size:,}" if not more else f"over {size:,}"
-            raise RequestError(
-                f"The body is {measured} bytes and this server accepts {BODY_BYTES_MAX:,}. "
-                "Send less.",
-                status=413,
-                code="body_too_large",
-            )
+            raise _too_long(f"{size:,}" if not more else f"over {size:,}")
         return b"".join(chunks)
 
     async def drain(self) -> None:
@@ -300,6 +299,14 @@ def _seen(task: asyncio.Future[Any]) -> None:
     """Take note of what `task` raised, so that nothing is logged of it."""
     if not task.cancelled():
         task.exception()
+
+
+def _too_long(measured: str) -> RequestError:
+    return RequestError(
+        f"The body is {measured} bytes and this server accepts {BODY_BYTES_MAX:,}. Send less.",
+        status=413,
+        code="body_too_large",
+    )
 
 
 def wrong_method(exchange: HttpExchange, allowed: str) -> RequestError:

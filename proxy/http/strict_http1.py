@@ -42,6 +42,11 @@ class StrictConnection(h11.Connection):
         self._left = 0  # bytes of a body whose length was told
         self._chunks: _ChunkedBody | None = None
 
+    @property
+    def is_amid_head(self) -> bool:
+        """Whether a head has begun to come."""
+        return self.their_state is h11.IDLE and bool(self._unread)
+
     def receive_data(self, data: bytes) -> None:
         self._unread += data
 

@@ -223,6 +223,22 @@ def test_a_body_that_turns_out_too_long_takes_no_room_while_its_rest_arrives(
     assert (held, sent[0]["status"]) == ([0], 413)
 
 
+def test_a_body_that_tells_that_it_is_too_long_takes_no_room_at_all(
+    tmp_path: Any, little_room: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_exchange, "BODY_BYTES_MAX", 1_000)
+    edge = app_of(tmp_path)
+    held = []
+
+    def second() -> Any:
+        held.append(edge.body_budget.bytes_held)
+        return part(900, more=False)
+
+    length = (b"content-length", b"1800")
+    sent = asyncio.run(replied(edge, [part(900), second], length))
+    assert (held, sent[0]["status"]) == ([0], 413)
+
+
 def test_a_length_that_is_only_told_takes_nobodys_room(tmp_path: Any, little_room: None) -> None:
     edge = app_of(tmp_path)
     held = []
