@@ -11,6 +11,7 @@ from hearth.proxy.api import chat_completions, legacy_completions
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
 from scripts.chaos import attacks, delays, judge_replies
+from scripts.chaos.__main__ import Level
 from scripts.chaos.clients import CALM, CALM_ENDS, GOOD, Client, Known, Ledger, Manner, known
 from scripts.chaos.judge_replies import End, Said
 from scripts.chaos.request_bodies import TALKING, bulky, fresh, garbage, malformed, odd, pages
@@ -81,6 +82,20 @@ def test_a_connection_is_cut_rightly_only_while_there_is_no_proxy() -> None:
     ledger.note(CALM, "chat", End("malformed"), 0.0, CALM_ENDS)
     ledger.note(CALM, "chat", End("cut"), float("inf"), CALM_ENDS)  # begun after it was back
     assert len(ledger.misses) == 2
+
+
+def test_memory_has_grown_where_it_did_so_by_its_share_and_by_more_than_sessions_remember() -> None:
+    def has_grown(before_mb: int, after_mb: int) -> bool:
+        before, after = (
+            Level("worker 0", 1, each * 1_000_000, 9) for each in (before_mb, after_mb)
+        )
+        return after.has_grown_since(before)
+
+    assert not has_grown(150, 182)
+    assert has_grown(150, 183)
+    assert not has_grown(1_000, 1_050)
+    assert has_grown(1_000, 1_051)
+    assert not has_grown(183, 150)
 
 
 def with_server(serve: Serve, ask: Callable[[Client], Awaitable[End]]) -> tuple[End, Ledger]:
