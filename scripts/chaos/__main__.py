@@ -27,10 +27,11 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import resource
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -74,7 +75,18 @@ GROWN_BYTES_MAX: Final = 32 * MB  # that less may be what sessions remember
 FILES_MORE_MAX: Final = 8
 # A killed server's log may end amid a line, but these stand for bugs of ours wherever they are.
 BUGS: Final = ("Traceback", "failed by a bug", "thread broke", "link failed")
+LOG_LINE: Final = re.compile(
+    r"^(?=\d\d:\d\d:\d\d )", re.MULTILINE
+)  # what has no time belongs to it
+OUR_BREAK: Final = "\nPoisoned "  # what poisoned_worker raises, at its trace's end
 HELLO: Final = [{"role": "user", "content": "Hello"}]
+
+
+def bugs_in(log: str) -> Iterator[str]:
+    """Yield the lines of a server's log that stand for a bug, as no poison prompt's own do."""
+    for told in LOG_LINE.split(log):
+        if OUR_BREAK not in told:
+            yield from (line for line in told.splitlines() if any(bug in line for bug in BUGS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,9 +257,8 @@ class Run:
             ledger.miss(f"left in RUN_DIR: {files}")
         if ledger.begun != ledger.ended:
             ledger.miss(f"{ledger.begun} requests and {ledger.ended} ends")
-        for line in server.log.read_text(errors="replace").splitlines():
-            if any(bug in line for bug in BUGS):
-                ledger.miss(f"log: {line[:200]}")
+        for line in bugs_in(server.log.read_text(errors="replace")):
+            ledger.miss(f"log: {line[:200]}")
 
     # ------------------------------------------------------------ telling
 

@@ -11,7 +11,7 @@ from hearth.proxy.api import chat_completions, legacy_completions
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
 from scripts.chaos import attacks, delays, judge_replies
-from scripts.chaos.__main__ import Level
+from scripts.chaos.__main__ import Level, bugs_in
 from scripts.chaos.clients import CALM, CALM_ENDS, GOOD, Client, Known, Ledger, Manner, known
 from scripts.chaos.judge_replies import End, Said
 from scripts.chaos.request_bodies import TALKING, bulky, fresh, garbage, malformed, odd, pages
@@ -96,6 +96,19 @@ def test_memory_has_grown_where_it_did_so_by_its_share_and_by_more_than_sessions
     assert not has_grown(1_000, 1_050)
     assert has_grown(1_000, 1_051)
     assert not has_grown(183, 150)
+
+
+def test_an_exception_of_a_poison_prompt_is_no_bug_and_any_other_is() -> None:
+    broke = "10:00:00 worker-0 E the inference thread broke; the supervisor starts a clean worker\n"
+    trace = '  File "x.py", line 76, in guard\n    yield\n'
+    ours, theirs = "Poisoned (LOG_PROMPTS=true shows its text)\n", "ValueError\n"
+    went_on = "10:00:01 proxy E worker died id=0 how=exit code 70 requests=3\n"
+    assert not list(bugs_in(broke + trace + ours + went_on))
+    assert list(bugs_in(broke + trace + theirs + went_on)) == [broke.strip()]
+    assert len(list(bugs_in(broke + trace + ours + broke + trace + theirs))) == 1
+    assert list(bugs_in("Traceback (most recent call last):\n" + went_on)) == [
+        "Traceback (most recent call last):"
+    ]
 
 
 def with_server(serve: Serve, ask: Callable[[Client], Awaitable[End]]) -> tuple[End, Ledger]:
