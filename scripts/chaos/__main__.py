@@ -75,9 +75,7 @@ GROWN_BYTES_MAX: Final = 32 * MB  # that less may be what sessions remember
 FILES_MORE_MAX: Final = 8
 # A killed server's log may end amid a line, but these stand for bugs of ours wherever they are.
 BUGS: Final = ("Traceback", "failed by a bug", "thread broke", "link failed")
-LOG_LINE: Final = re.compile(
-    r"^(?=\d\d:\d\d:\d\d )", re.MULTILINE
-)  # what has no time belongs to it
+LOG_LINE: Final = re.compile(r"^(?=\d\d:\d\d:\d\d )", re.MULTILINE)  # a trace has no time
 OUR_BREAK: Final = "\nPoisoned "  # what poisoned_worker raises, at its trace's end
 HELLO: Final = [{"role": "user", "content": "Hello"}]
 

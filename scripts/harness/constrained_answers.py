@@ -11,6 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Constraints, Sampling
+from hearth.worker.constraint.grammar_client import Patience
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine.sampler import TokenChoice, make_token_choice
@@ -22,6 +23,7 @@ from scripts.harness.model_families import Family, bare_tokenizer
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 
 QUESTION = "omega"
+STILL_S = 60.0
 CLOSERS = ('"', "}", "]", "<", "\n", ")", "'", "|")
 
 
@@ -32,9 +34,12 @@ def end_ids(tokenizer: Any) -> frozenset[int]:
 def constrainer_for(
     family: Family, tokenizer: Any = None, tool_form: str = "native", reader: Any = None
 ) -> GrammarCompiler:
-    """Return a constrainer for a family, or for another tokenizer that thinks as it does."""
+    """Return a constrainer for a family, or for another tokenizer that thinks as it does.
+
+    It waits for its processes as long as a busy machine needs.
+    """
     tokenizer = tokenizer or family.tokenizer
-    return GrammarCompiler(
+    compiler = GrammarCompiler(
         tokenizer,
         checkpoint_files.VOCAB_SIZE,
         end_ids(tokenizer),
@@ -42,6 +47,8 @@ def constrainer_for(
         Vocabulary(tokenizer).token_bytes,
         tool_form or family.tool_form,
     )
+    compiler.patience = Patience(STILL_S)
+    return compiler
 
 
 def with_parser(family: Family, parser: Any) -> Any:

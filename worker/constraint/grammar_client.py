@@ -34,6 +34,7 @@ ANSWER_S_MAX: Final = 10.0  # a machine may be busy; what a process computes, it
 FORK_S_MAX: Final = 2.0  # of a process that has answered before
 STEP_S_MAX: Final = 2.0  # the inference thread waits
 STEP_S_MIN: Final = 0.05  # where others have given no answer
+SLICE_S: Final = 0.1  # of a wait; a machine that is paused as a whole takes one of it
 VAIN_DIVISOR: Final = 4  # by which each wait in vain shortens the next
 VAIN_FORGOTTEN_S: Final = 30.0
 ANSWER_BYTES_MAX: Final = 64 << 20
@@ -136,7 +137,7 @@ class GrammarProcess:
     def _answer(self, asked: bytes, limit: str, wait_s: float) -> bytes:
         with contextlib.suppress(BrokenPipeError):  # its last words may be there to be read
             self._connection.send_bytes(asked)
-        if not self._connection.poll(wait_s):
+        if not self._answers_within(wait_s):
             raise GrammarStill(f"it gave no answer within {wait_s:g} s")
         try:
             answer = self._connection.recv_bytes(ANSWER_BYTES_MAX)
@@ -148,6 +149,14 @@ class GrammarProcess:
             raise GrammarEnded(_MEMORY_LIMIT)
         self._has_answered = True
         return answer
+
+    def _answers_within(self, wait_s: float) -> bool:
+        """Wait for an answer, `wait_s` of time in which this process could have read it.
+
+        Where the system pauses all of us (a virtual machine, SIGSTOP), one slice goes by.
+        """
+        slices = max(1, round(wait_s / SLICE_S))
+        return any(self._connection.poll(wait_s / slices) for _ in range(slices))
 
     def _ended_by_signal(self, limit: str) -> GrammarEnded | GrammarLost:
         """Return why it ended, by the last words of its signal handler.
@@ -183,7 +192,9 @@ class Patience:
     Owner: the inference thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_s: float | None = None) -> None:
+        """`first_s` is the wait where none was in vain; None = STEP_S_MAX."""
+        self._first_s = first_s
         self._vain_count = 0
         self._vain_at = 0.0
 
@@ -192,7 +203,8 @@ class Patience:
         """How long to wait now."""
         if time.monotonic() - self._vain_at > VAIN_FORGOTTEN_S:
             self._vain_count = 0
-        return float(max(STEP_S_MAX / VAIN_DIVISOR**self._vain_count, STEP_S_MIN))
+        first_s = STEP_S_MAX if self._first_s is None else self._first_s
+        return float(max(first_s / VAIN_DIVISOR**self._vain_count, STEP_S_MIN))
 
     def note_in_vain(self) -> None:
         """Count a wait that no answer came in."""

@@ -78,7 +78,7 @@ class GrammarCompiler:
         self._marks = _marks(tokenizer, output_format.think_marks)
         self._loaded: GrammarProcess | None = None  # made at first need: it takes seconds
         self._loading = threading.Lock()
-        self._patience = Patience()  # of all its answers
+        self.patience = Patience()  # of the answers to come
         self._lock = threading.Lock()  # of what follows
         self._compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()  # by owner, source
         self.hits: Counter[str] = Counter()  # by owner
@@ -134,7 +134,7 @@ class GrammarCompiler:
             return None
         if compiled is None:
             return TokenMask(prompt_tokens, None, thinking, banned)
-        answer = GrammarAnswer(compiled.process, compiled.first_mask, self._patience)
+        answer = GrammarAnswer(compiled.process, compiled.first_mask, self.patience)
         return TokenMask(
             prompt_tokens, answer, thinking, banned, compiled.largest_pattern, self.counts
         )

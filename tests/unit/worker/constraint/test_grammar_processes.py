@@ -13,9 +13,14 @@ import pytest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint import grammar_client
-from hearth.worker.constraint.grammar_client import GrammarLost, Patience
+from hearth.worker.constraint.grammar_client import (
+    GrammarLost,
+    GrammarProcess,
+    GrammarStill,
+    Patience,
+)
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
-from hearth.worker.constraint.grammar_protocol import COMPILE_CPU_S, MEMORY_BYTES_MAX
+from hearth.worker.constraint.grammar_protocol import COMPILE_CPU_S, MEMORY_BYTES_MAX, OK
 from scripts.harness.constrained_answers import constrainer_for, walk
 from scripts.harness.model_families import family
 
@@ -194,6 +199,7 @@ def test_an_answer_whose_own_process_was_killed_is_a_503_that_blames_no_limit(
 def test_answers_whose_processes_all_stand_still_cost_little_more_than_one_wait_together(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compiler.patience = Patience()
     answers = [walk(compiler, JSON, []) for _ in range(3)]
     for answer in answers:
         answer.guide.process(mx.array(tokens_of('"')), mx.zeros((1, 8)))
@@ -207,6 +213,42 @@ def test_answers_whose_processes_all_stand_still_cost_little_more_than_one_wait_
     monkeypatch.setattr(grammar_client, "FORK_S_MAX", 0.1)
     other = schema_of("^b$")  # is compiled by processes that are started anew
     assert compiler.token_mask(other, [], "", 0) is not None
+
+
+class SlowPipe:
+    """The connection to a process that answers at a poll of its own, and is no process."""
+
+    closed = False
+
+    def __init__(self, answers_at: int) -> None:
+        self.waits: list[float] = []
+        self._answers_at = answers_at
+
+    def poll(self, wait_s: float) -> bool:
+        self.waits.append(wait_s)
+        return len(self.waits) >= self._answers_at
+
+    def send_bytes(self, _: bytes) -> None: ...
+
+    def recv_bytes(self, _: int) -> bytes:
+        return OK + b"mask"
+
+    def close(self) -> None: ...
+
+
+def test_a_machine_that_is_paused_as_a_whole_ends_no_answer() -> None:
+    """A pause makes whatever wait it falls into end in vain, however long it takes."""
+    paused: Any = SlowPipe(answers_at=2)
+    assert GrammarProcess(paused).step([1], 2.0) == b"mask"
+    assert paused.waits == [0.1, 0.1]
+    still: Any = SlowPipe(answers_at=999)
+    with pytest.raises(GrammarStill, match="no answer within 2 s"):
+        GrammarProcess(still).step([1], 2.0)
+    assert sum(still.waits) == pytest.approx(2.0)
+    short: Any = SlowPipe(answers_at=999)
+    with pytest.raises(GrammarStill):
+        GrammarProcess(short).step([1], 0.05)
+    assert short.waits == [0.05]
 
 
 def test_the_inference_thread_waits_for_many_that_stand_still_but_a_few_seconds() -> None:
