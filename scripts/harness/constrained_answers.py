@@ -23,7 +23,7 @@ from scripts.harness.model_families import Family, bare_tokenizer
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 
 QUESTION = "omega"
-STILL_S = 60.0
+STILL_S = 60.0  # that a grammar's process may be silent
 CLOSERS = ('"', "}", "]", "<", "\n", ")", "'", "|")
 
 
