@@ -12,7 +12,8 @@ the run after it, against that of the last tenth. Small budgets make eviction pa
 Exit status: 0 RSS grew by 2 % at most, KV never was above its budget and no request failed; 1 not
 so; 2 the server does not start.
 With --requests it sends short requests of every kind instead, and holds memory, open files and
-threads of each process to their level over the second half (scripts/soak_requests.py): 1 % and 2.
+threads of each process to their level over the second half: 1 %, 2 and 5
+(scripts/soak_requests.py).
 """
 
 import argparse
