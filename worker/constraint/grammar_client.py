@@ -23,6 +23,7 @@ from hearth.worker.constraint.grammar_protocol import (
     LOAD,
     MEMORY_BYTES_MAX,
     OK,
+    RECEIVE_S_MAX,
     STEP,
     STEP_CPU_S,
     TOO_LARGE,
@@ -96,6 +97,7 @@ class GrammarProcess:
                 wait_s = FORK_S_MAX if self._has_answered else ANSWER_S_MAX
             answer = self._answer(FORK, "", wait_s)
             if answer[:1] == OK:
+                self._wait_for_answer(wait_s)  # the handle is a message of its own
                 return GrammarProcess(Connection(recv_handle(self._connection)))
         raise GrammarLost(answer[1:].decode(errors="replace"))
 
@@ -137,12 +139,13 @@ class GrammarProcess:
     def _answer(self, asked: bytes, limit: str, wait_s: float) -> bytes:
         with contextlib.suppress(BrokenPipeError):  # its last words may be there to be read
             self._connection.send_bytes(asked)
-        if not self._answers_within(wait_s):
-            raise GrammarStill(f"it gave no answer within {wait_s:g} s")
+        self._wait_for_answer(wait_s)
         try:
             answer = self._connection.recv_bytes(ANSWER_BYTES_MAX)
         except EOFError:
             raise
+        except BlockingIOError:
+            raise GrammarStill(f"it gave but a part of its answer in {RECEIVE_S_MAX} s") from None
         except OSError as error:  # what a signal's handler writes is no message of ours
             raise self._ended_by_signal(limit) from error
         if answer[:1] == TOO_LARGE:
@@ -150,13 +153,15 @@ class GrammarProcess:
         self._has_answered = True
         return answer
 
-    def _answers_within(self, wait_s: float) -> bool:
-        """Wait for an answer, `wait_s` of time in which this process could have read it.
+    def _wait_for_answer(self, wait_s: float) -> None:
+        """Wait until a message comes, `wait_s` of time in which this process could have read it.
 
         Where the system pauses all of us (a virtual machine, SIGSTOP), one slice goes by.
+        Raises GrammarStill.
         """
         slices = max(1, round(wait_s / SLICE_S))
-        return any(self._connection.poll(wait_s / slices) for _ in range(slices))
+        if not any(self._connection.poll(wait_s / slices) for _ in range(slices)):
+            raise GrammarStill(f"it gave no answer within {wait_s:g} s")
 
     def _ended_by_signal(self, limit: str) -> GrammarEnded | GrammarLost:
         """Return why it ended, by the last words of its signal handler.

@@ -1,9 +1,17 @@
 """The processes that llguidance runs in: their limits, their ends, and whose words they hold."""
 
+import contextlib
+import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from typing import Any
 
 import mlx.core as mx
@@ -20,7 +28,7 @@ from hearth.worker.constraint.grammar_client import (
     Patience,
 )
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
-from hearth.worker.constraint.grammar_protocol import COMPILE_CPU_S, MEMORY_BYTES_MAX, OK
+from hearth.worker.constraint.grammar_protocol import COMPILE_CPU_S, FORK, MEMORY_BYTES_MAX, OK
 from scripts.harness.constrained_answers import constrainer_for, walk
 from scripts.harness.model_families import family
 
@@ -210,7 +218,7 @@ def test_answers_whose_processes_all_stand_still_cost_little_more_than_one_wait_
         answer.guide.process(mx.array(tokens_of('"x')), mx.zeros((1, 8)))
         assert answer.guide.failure_status == 503
         assert f"no answer within {wait} s" in answer.guide.failure
-    monkeypatch.setattr(grammar_client, "FORK_S_MAX", 0.1)
+    monkeypatch.setattr(grammar_client, "FORK_S_MAX", 1.0)
     other = schema_of("^b$")  # is compiled by processes that are started anew
     assert compiler.token_mask(other, [], "", 0) is not None
 
@@ -249,6 +257,54 @@ def test_a_machine_that_is_paused_as_a_whole_ends_no_answer() -> None:
     with pytest.raises(GrammarStill):
         GrammarProcess(short).step([1], 0.05)
     assert short.waits == [0.05]
+
+
+STALL_S = 0.5  # of a process; longer than its connection waits for the rest of a message
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[tuple[Connection, GrammarProcess]]:
+    """Yield a process' end of a connection, and the process as the worker sees it."""
+    theirs, ours = socket.socketpair()
+    short = struct.pack("@ll", 0, 100_000)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, short)
+    process = GrammarProcess(Connection(ours.detach()))
+    with Connection(theirs.detach()) as end:
+        yield end, process
+    process.close()
+
+
+def test_a_process_that_stalls_before_it_hands_its_fork_over_is_waited_for() -> None:
+    """It has told that it forked, and then waits for a page of its code from the disk."""
+    with connected() as (end, process), socket.socket(socket.AF_UNIX) as fork:
+
+        def fork_slowly() -> None:
+            assert end.recv_bytes() == FORK
+            end.send_bytes(OK)
+            time.sleep(STALL_S)
+            send_handle(end, fork.fileno(), None)
+
+        with ThreadPoolExecutor(1) as pool:
+            played = pool.submit(fork_slowly)
+            process.fork(2.0).close()
+            played.result()
+        assert not process.is_ended
+
+
+def test_a_process_that_tells_of_a_fork_and_gives_none_stands_still() -> None:
+    with connected() as (end, process):
+        end.send_bytes(OK)
+        with pytest.raises(GrammarStill, match=r"no answer within 0\.2 s"):
+            process.fork(0.2)
+        assert process.is_ended
+
+
+def test_a_part_of_an_answer_is_no_end_by_the_system() -> None:
+    with connected() as (end, process):
+        os.write(end.fileno(), struct.pack("!i", 1_000) + OK)
+        with pytest.raises(GrammarStill, match="but a part of its answer"):
+            process.step([1])
+        assert process.is_ended
 
 
 def test_the_inference_thread_waits_for_many_that_stand_still_but_a_few_seconds() -> None:
