@@ -1,6 +1,7 @@
 """The processes that llguidance runs in: their limits, their ends, and whose words they hold."""
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -335,6 +336,7 @@ def test_grammars_whose_processes_were_killed_keep_no_connection(
     compiler: GrammarCompiler,
 ) -> None:
     compiler.token_mask(JSON, [], "", 0)
+    gc.collect()  # of earlier tests, what would close its connections amid this one
     files = psutil.Process().num_fds()
     before = processes()
     for n in range(4):
