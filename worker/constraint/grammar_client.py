@@ -24,6 +24,7 @@ from hearth.worker.constraint.grammar_protocol import (
     MEMORY_BYTES_MAX,
     OK,
     RECEIVE_S_MAX,
+    SEND_S_MAX,
     STEP,
     STEP_CPU_S,
     TOO_LARGE,
@@ -142,10 +143,8 @@ class GrammarProcess:
         self._wait_for_answer(wait_s)
         try:
             answer = self._connection.recv_bytes(ANSWER_BYTES_MAX)
-        except EOFError:
+        except (EOFError, BlockingIOError):
             raise
-        except BlockingIOError:
-            raise GrammarStill(f"it gave but a part of its answer in {RECEIVE_S_MAX} s") from None
         except OSError as error:  # what a signal's handler writes is no message of ours
             raise self._ended_by_signal(limit) from error
         if answer[:1] == TOO_LARGE:
@@ -184,6 +183,12 @@ class GrammarProcess:
         except (GrammarEnded, GrammarLost):
             self._connection.close()
             raise
+        except BlockingIOError as error:  # the socket's own limits of time
+            self._connection.close()
+            raise GrammarStill(
+                f"it took no more of a message within {SEND_S_MAX} s, or gave no more of one "
+                f"within {RECEIVE_S_MAX} s"
+            ) from error
         except (EOFError, OSError) as error:
             self._connection.close()
             raise GrammarLost("the system has ended it") from error
@@ -197,9 +202,8 @@ class Patience:
     Owner: the inference thread.
     """
 
-    def __init__(self, first_s: float | None = None) -> None:
-        """`first_s` is the wait where none was in vain; None = STEP_S_MAX."""
-        self._first_s = first_s
+    def __init__(self, first_s: float = STEP_S_MAX) -> None:
+        self.first_s = first_s  # where no wait was in vain
         self._vain_count = 0
         self._vain_at = 0.0
 
@@ -208,8 +212,7 @@ class Patience:
         """How long to wait now."""
         if time.monotonic() - self._vain_at > VAIN_FORGOTTEN_S:
             self._vain_count = 0
-        first_s = STEP_S_MAX if self._first_s is None else self._first_s
-        return float(max(first_s / VAIN_DIVISOR**self._vain_count, STEP_S_MIN))
+        return float(max(self.first_s / VAIN_DIVISOR**self._vain_count, STEP_S_MIN))
 
     def note_in_vain(self) -> None:
         """Count a wait that no answer came in."""

@@ -314,8 +314,8 @@ AGENTS: Final = {
             _codex_command,
             _codex_said,
             trouble=r" (WARN|ERROR) ",
-            # Its flush of its own session file races with the end of `exec`, since openai/codex
-            # #30144: the answer has come whole, and the next run finds the session.
+            # Its flush of its own session file races with the end of `exec` (openai/codex #30144).
+            # The answer has come whole, and each append has waited for its write before.
             harmless=r"Unknown model|fallback model metadata|helper binaries under temporary"
             r"|failed to flush rollout after emitting terminal turn event: thread \S+ not found",
         ),

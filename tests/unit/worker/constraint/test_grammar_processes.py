@@ -208,13 +208,12 @@ def test_an_answer_whose_own_process_was_killed_is_a_503_that_blames_no_limit(
 def test_answers_whose_processes_all_stand_still_cost_little_more_than_one_wait_together(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler.patience = Patience()
     answers = [walk(compiler, JSON, []) for _ in range(3)]
     for answer in answers:
         answer.guide.process(mx.array(tokens_of('"')), mx.zeros((1, 8)))
     for each in processes():
         each.suspend()
-    monkeypatch.setattr(grammar_client, "STEP_S_MAX", 0.4)
+    compiler.patience.first_s = 0.4
     for answer, wait in zip(answers, ("0.4", "0.1", "0.05"), strict=True):
         answer.guide.process(mx.array(tokens_of('"x')), mx.zeros((1, 8)))
         assert answer.guide.failure_status == 503
@@ -260,7 +259,7 @@ def test_a_machine_that_is_paused_as_a_whole_ends_no_answer() -> None:
     assert short.waits == [0.05]
 
 
-STALL_S = 0.5  # of a process; longer than its connection waits for the rest of a message
+STALL_S = 0.5  # of a process; its connection waits 0.1 s for the rest of a message
 
 
 @contextlib.contextmanager
@@ -268,7 +267,8 @@ def connected() -> Iterator[tuple[Connection, GrammarProcess]]:
     """Yield a process' end of a connection, and the process as the worker sees it."""
     theirs, ours = socket.socketpair()
     short = struct.pack("@ll", 0, 100_000)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, short)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        ours.setsockopt(socket.SOL_SOCKET, option, short)
     process = GrammarProcess(Connection(ours.detach()))
     with Connection(theirs.detach()) as end:
         yield end, process
@@ -303,8 +303,15 @@ def test_a_process_that_tells_of_a_fork_and_gives_none_stands_still() -> None:
 def test_a_part_of_an_answer_is_no_end_by_the_system() -> None:
     with connected() as (end, process):
         os.write(end.fileno(), struct.pack("!i", 1_000) + OK)
-        with pytest.raises(GrammarStill, match="but a part of its answer"):
+        with pytest.raises(GrammarStill, match="gave no more of one within 2 s"):
             process.step([1])
+        assert process.is_ended
+
+
+def test_a_process_that_takes_but_a_part_of_a_grammar_is_no_end_by_the_system() -> None:
+    with connected() as (_, process):
+        with pytest.raises(GrammarStill, match="took no more of a message within 10 s"):
+            process.compile("x" * (8 << 20))  # more than a socket holds
         assert process.is_ended
 
 
