@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from ast import literal_eval
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ from hearth.worker.disk.file_store import FileStore
 from tests.helpers.records.disk_records import OTHER_ROOT, ROOT, contents, record
 
 pytestmark = pytest.mark.process
+
+Start = Callable[[int], "subprocess.Popen[str]"]
 
 REPOSITORY = Path(__file__).parents[4]
 CAP = 3 << 20
@@ -54,29 +58,46 @@ def work(directory: str, seed: str, run_s: str) -> None:
     print(dict(file_store.counts))
 
 
-def start(directory: Path, seed: int, run_s: float) -> "subprocess.Popen[str]":
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """What starts a process with a seed; all of them and their pipes end with the test."""
     code = "import runpy, sys; runpy.run_path(sys.argv[1])['work'](*sys.argv[2:])"
-    command = [sys.executable, "-c", code, __file__, str(directory), str(seed), str(run_s)]
-    return subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    with ExitStack() as processes:
+
+        def start_one(seed: int) -> "subprocess.Popen[str]":
+            command = [sys.executable, "-c", code, __file__, str(tmp_path), str(seed), str(RUN_S)]
+            process = subprocess.Popen(
+                command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            processes.enter_context(process)
+            processes.callback(process.kill)
+            return process
+
+        yield start_one
+
+
+def live_files(directory: Path) -> list[Path]:
+    """Return the files below; one that goes meanwhile is left out, a directory too.
+
+    ``Path.rglob`` raises where a directory goes, and a store removes another root's empty one.
+    """
+    return [Path(root, name) for root, _, names in os.walk(directory) for name in names]
 
 
 def used(directory: Path) -> int:
     total = 0
-    for path in directory.rglob("*.safetensors"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:
-            continue
+    for path in live_files(directory):
+        if path.suffix == ".safetensors":
+            with suppress(FileNotFoundError):
+                total += path.stat().st_size
     return total
 
 
 def test_neighbours_corrupt_nothing_raise_nothing_and_keep_the_cap_within_a_file(
-    tmp_path: Path,
+    tmp_path: Path, start: Start
 ) -> None:
-    workers = [start(tmp_path, seed, RUN_S) for seed in range(3)]  # 0 and 1 share a root
-    doomed = start(tmp_path, 9, RUN_S)
+    workers = [start(seed) for seed in range(3)]  # 0 and 1 share a root
+    doomed = start(9)
     file_bytes = sum(map(len, encode(piece(0, 0))))
     worst, killed = 0, 0
     while any(worker.poll() is None for worker in workers):
@@ -85,7 +106,7 @@ def test_neighbours_corrupt_nothing_raise_nothing_and_keep_the_cap_within_a_file
             os.kill(doomed.pid, signal.SIGKILL)
             doomed.communicate()
             killed += 1
-            doomed = start(tmp_path, 9 + killed, RUN_S)
+            doomed = start(9 + killed)
         time.sleep(0.01)
     doomed.kill()
     doomed.communicate()
@@ -101,7 +122,7 @@ def test_neighbours_corrupt_nothing_raise_nothing_and_keep_the_cap_within_a_file
 
 
 def chance_to_die(directory: Path) -> bool:
-    return any(directory.rglob(f"{TEMP_PREFIX}*"))
+    return any(path.name.startswith(TEMP_PREFIX) for path in live_files(directory))
 
 
 def check_all(directory: Path) -> None:
