@@ -186,7 +186,7 @@ def test_a_request_that_kills_does_not_kill_them_all(directory: Path) -> None:
 def test_requests_go_where_least_is_going_on(directory: Path) -> None:
     async def body() -> None:
         async with bench(directory, 2) as made:
-            answers = [await start(made, "n=50 delay=0.02", str(i)) for i in range(4)]
+            answers = [await start(made, "n=1000 delay=0.05", str(i)) for i in range(4)]
             assert [len(link.answers) for link in made.pool.links.values()] == [2, 2]
             for answer in answers:
                 answer.close()
