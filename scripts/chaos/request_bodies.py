@@ -20,6 +20,9 @@ PATHS: Final = {
 LENGTHS: Final = {"responses": "max_output_tokens"}  # others call it max_tokens
 TALKING: Final = ("chat", "messages", "responses")
 ANSWER_TOKENS: Final = 64
+# A call that the limit cuts off is compared with nothing: a whole answer has its whole members, a
+# stream its text so far. No call of a conversation's own is as long as this.
+PAGE_TOKENS: Final = 192
 LONG_TOKENS: Final = 600
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024  # what the server accepts
 DEEP: Final = 5_000
@@ -47,7 +50,9 @@ def pages(rng: random.Random, talks: int) -> list[Page]:
         dialect = TALKING[number % len(TALKING)]
         for place, message in enumerate(messages):
             if message["role"] == "assistant":
-                found.append(Page(dialect, body_of(dialect, messages[:place], tools)))
+                body = body_of(dialect, messages[:place], tools)
+                body[LENGTHS.get(dialect, "max_tokens")] = PAGE_TOKENS
+                found.append(Page(dialect, body))
     return found
 
 
