@@ -20,7 +20,7 @@ from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.http1_protocol import protocol_of
 from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
-from hearth.proxy.pool.cache_affinity import CacheAffinity
+from hearth.proxy.pool.cache_affinity import LOAD_GAP_MAX, CacheAffinity
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.model_names import models_of
 from hearth.proxy.startup_banner import moved_traces_line, ready_lines, starting_line
@@ -75,8 +75,10 @@ class Hearth:
         self._version = VERSION
         OriginRules(settings.proxy_host, settings.cors_origins)  # refuses a bad CORS_ORIGINS now
         models = models_of(settings)
+        bounds = (settings.live_slots_max, settings.max_concurrent_requests)
+        gap_max = min(LOAD_GAP_MAX, *(bound or LOAD_GAP_MAX for bound in bounds))
         self._pool = WorkerPool(
-            affinity=CacheAffinity(settings.live_slots_max), is_apart=len(settings.api_keys) > 1
+            affinity=CacheAffinity(gap_max), is_apart=len(settings.api_keys) > 1
         )
         environment = {
             **environ,

@@ -14,11 +14,9 @@ from typing import Any, Final, get_type_hints
 from hearth.shared.paths import DEFAULT_LOG_ROOT, PROJECT_DIR
 
 POCKET: Final = "builtin:pocket"
-# Kept KV where CACHE_RAM_BUDGET_MB is 0: a share of what the GPU should use, within bounds.
-CACHE_RAM_PERCENT: Final = 20
-CACHE_RAM_MB_MIN: Final = 256
-CACHE_RAM_MB_MAX: Final = 8192
-CACHE_RAM_MB_UNKNOWN: Final = 512  # where the device does not say what it should use
+# Kept KV at most, of all workers, where CACHE_RAM_BUDGET_MB is 0 and the device does not say what
+# it should use. Elsewhere it follows the machine (worker/setup/kv_room.py).
+CACHE_RAM_MB_UNKNOWN: Final = 512
 DECODABLE_PIXELS_MAX: Final = 89_478_485  # beyond it Pillow takes an image for an attack
 
 
@@ -368,7 +366,7 @@ class Settings:
         "PREFILL_CHUNK",
         "0",
         integer(0, 16_384),
-        "Prompt tokens in one forward; 0 = 256 on a CPU, 512 on a GPU, or what DOCTOR found better",
+        "Prompt tokens in one forward; 0 = by model and chip, or what DOCTOR found better",
     )
     dtype: str = _setting(
         "DTYPE",
@@ -378,9 +376,16 @@ class Settings:
     )
     live_slots_max: int = _setting(
         "LIVE_SLOTS_MAX",
-        "4",
-        integer(1, 64),
-        "Requests that compute at once in one worker, and live caches it holds; others wait",
+        "0",
+        integer(0, 64),
+        "Live caches that one worker holds, idle ones included; 0 = one for each that may compute",
+    )
+    max_concurrent_requests: int = _setting(
+        "MAX_CONCURRENT_REQUESTS",
+        "0",
+        integer(0, 64),
+        "Requests that compute at once in one worker, where their KV has room; 0 = 32, or 4 where "
+        "sequences share no forward; never more than LIVE_SLOTS_MAX",
     )
     queue_max: int = _setting(
         "QUEUE_MAX",
@@ -392,9 +397,8 @@ class Settings:
         "CACHE_RAM_BUDGET_MB",
         "0",
         integer(0, 4_194_304),
-        f"Kept KV beside live caches, in MB; 0 = {CACHE_RAM_PERCENT} % of the working set "
-        f"({CACHE_RAM_MB_MIN} to {CACHE_RAM_MB_MAX}; {CACHE_RAM_MB_UNKNOWN} if unknown), or of "
-        "MEMORY_LIMIT_MB if less",
+        "Kept KV beside live caches, in MB; 0 = half to three quarters of what the model leaves of "
+        f"this worker's memory (at most {CACHE_RAM_MB_UNKNOWN} on a CPU)",
     )
     cache_exact: str = _setting(
         "CACHE_EXACT",
@@ -407,6 +411,13 @@ class Settings:
         "auto",
         one_of("auto", "off"),
         "auto = check a new model on this machine once, in idle time, for what auto means; or off",
+    )
+    idle_prefill: str = _setting(
+        "IDLE_PREFILL",
+        "auto",
+        one_of("never", "auto", "always"),
+        "Read in idle time: auto = on mains power, what the next request would have to read; "
+        "always = what is not canonical too",
     )
     prompt_cache_ttl_seconds: int = _setting(
         "PROMPT_CACHE_TTL_SECONDS",

@@ -131,6 +131,9 @@ class Usage:
     match: str = "none"  # how the prompt relates to what is kept: exact | prefix | lcp ...
     session_kind: str = "none"  # main | agent | side; none = it is in no session
     image_ms: int = 0  # of the time since its receipt, in the image encoder for it
+    matched_tokens: int = 0  # that the prompt shared with anything kept, >= cached_tokens
+    canonical_tokens: int = 0  # of cached_tokens, those before anything fast
+    idle_tokens: int = 0  # that were read in idle time for its session until it began
 
 
 # ---------------------------------------------------------------- proxy to worker

@@ -26,8 +26,10 @@ LONG_FILES: Final = {
     "scripts/fixtures/vision_family_configs.py": "one table: what each family's checkpoint says",
 }
 FULL_FOLDERS: Final = {
+    "scripts/bench": "a file for each subcommand, and what several of them share",
     "shared": "no concept of its own: what both processes and the installer need",
     "tests/unit/shared": "a file for each of shared",
+    "tests/unit/worker/engine": "a file for each of worker/engine",
     "worker/doctor": "one concept, a file for each check",
     "worker/engine": "all that knows upstream's models, and a file for each thing mended in them",
 }

@@ -49,6 +49,7 @@ def cache_report(
         "buffers": budget.buffers_used,
         "slots": [_slot(kv_manager, s) for s in kv_manager.slots if root in (None, s.root)],
         "slots_bytes": sum(map(kv_manager.slot_bytes, kv_manager.slots)) + batch_bytes,
+        "idle_slots_bytes_max": kv_manager.idle_bytes_max,
         "batch_bytes": batch_bytes,
         "slots_max": kv_manager.rules.slots_max,
         "extents": len(store),

@@ -15,7 +15,7 @@ import queue
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
@@ -39,20 +39,19 @@ from hearth.worker.cache_report import (
     vision_report,
 )
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
-from hearth.worker.engine.engine import Engine, default_chunk, leave_device
+from hearth.worker.engine.engine import Engine, leave_device
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.engine.sampler import TokenChoice, make_token_choice
-from hearth.worker.kv.idle_expiry import IdleExpiry
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule
-from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
+from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.requests.suspect_check import SuspectCheck
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
-from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
+from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
 from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
@@ -60,6 +59,8 @@ from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
+from hearth.worker.setup.concurrency import running_max
+from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor, is_float16_good
 from hearth.worker.setup.kv_setup import cache_root, identify, is_exact, make_kv_manager
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
@@ -70,9 +71,10 @@ from hearth.worker.setup.prompt_and_session_setup import (
     turns_directory,
 )
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
+from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, sweep_of
 from hearth.worker.setup.vision_setup import (
     VisionParts,
-    forwarded_at_once,
+    image_grid,
     make_vision,
     with_image_support,
 )
@@ -124,6 +126,7 @@ class Worker:
         self._sessions: SessionManager | None = None  # to be closed, even if the start is cut short
         self._kv_manager: KVManager | NullKVManager | None = None
         self._memory: WorkerMemory | None = None
+        self._running_max = running_max(settings, is_batched=True)  # until the model is known
         self._is_on_network = endpoint.startswith("tcp://")  # started by hand, for another machine
         self._port = RouterPort(endpoint, _keys(settings, endpoint))
         self._shutdown = Shutdown(self._port.wake, is_alone=self._is_on_network)
@@ -132,7 +135,7 @@ class Worker:
             WorkerIdentity(worker_id, secrets.token_hex(8)),
             self._jobs,
             self._heartbeat,
-            open_max=settings.live_slots_max + settings.queue_max,
+            open_max=self._running_max + settings.queue_max,
             is_supervised=not self._is_on_network,
         )
 
@@ -228,7 +231,10 @@ class Worker:
     def _make_engine(self, loaded: LoadedModel, vision: VisionParts | None) -> Engine:
         # Batching changes the last bits of what is decoded, and cannot take quantised KV.
         batches = not (is_exact(loaded, self._settings) or self._settings.kv_bits)
-        return Engine(loaded, batches, vision.encoder if vision is not None else None)
+        engine = Engine(loaded, batches, vision.encoder if vision is not None else None)
+        self._running_max = running_max(self._settings, engine.decoder.is_mergeable)
+        self._wire.open_max = self._running_max + self._settings.queue_max
+        return engine
 
     def _make_parts(
         self,
@@ -240,14 +246,13 @@ class Worker:
         doctor: ModelDoctor,
     ) -> ServingParts:
         """Make what serves the model, bottom up: cache, sessions, scheduler, the other threads."""
-        cut_rule = CutRule(
-            self._settings.prefill_chunk or default_chunk(), turn_marks(loaded.tokenizer)
-        )
+        cut_rule = cut_rule_of(loaded, self._settings)
         steps.begin("cache")
-        kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule.chunk)
+        kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule)
         self._kv_manager = kv_manager
-        forward = forward_of(loaded, cut_rule.chunk)
+        forward = forward_of(loaded, cut_rule.grid)
         loaded = memory.fit(loaded, kv_manager.uncached.cold_bytes, forward)
+        memory.share_out(kv_manager, loaded.facts.context_tokens, forward)
         guard = memory.guard(forward)
         relief = relief_of(kv_manager)
         steps.begin("sessions")
@@ -256,14 +261,15 @@ class Worker:
         steps.begin("prompts")
         vocabulary = Vocabulary(loaded.tokenizer)
         recorder = TurnRecorder(sessions, evictions_of(kv_manager), self._render_next)
-        suspects = make_suspect_parts(self._settings, self._endpoint, cut_rule.chunk)
+        suspects = make_suspect_parts(self._settings, self._endpoint, cut_rule)
+        config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects)
         scheduler = Scheduler(
             engine,
             kv_manager,
             vocabulary,
             end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
             functools.partial(self.token_choice, loaded.facts.vocab_size),
-            self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects),
+            with_goal_beside(config, loaded, self._settings),
         )
         check = suspects.check
         grammars = self._start_prompt_threads(loaded, vocabulary, cut_rule, sessions, vision, check)
@@ -299,9 +305,9 @@ class Worker:
     ) -> SchedulerConfig:
         settings = self._settings
         return SchedulerConfig(
-            slots_max=settings.live_slots_max,
+            running_max=self._running_max,
             natural_cuts=cut_rule.natural,
-            chunk=forwarded_at_once(cut_rule.chunk, vision),
+            grid=image_grid(cut_rule.grid, vision),
             ended=recorder.ended,
             post=self._inbox.put,
             watchdog=GenerationWatchdog(
@@ -381,7 +387,7 @@ class Worker:
             vision.form if vision is not None else None,
             loaded.facts.context_by,
         )
-        root = cache_root(loaded, self._settings, cut_rule.chunk)
+        root = cache_root(loaded, self._settings)
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule)
         prompts = SessionPromptBuilder(builder, sessions, facts)
         thread = PromptThread(prompts, facts, self._settings, suspects)
@@ -417,40 +423,6 @@ class Worker:
             load.wait_s,
             queue[:QUEUE_NAMED_MAX],
         )
-
-
-def sweep_of(kv_manager: KVManager | NullKVManager, memory: MemoryGuard) -> Callable[[], bool]:
-    """Return a function that gives up old slots, and warns where a budget is nearly used up."""
-    marks = [Watermark("Memory", "MEMORY_LIMIT_MB", memory.used, memory.limit)]
-    if isinstance(kv_manager, KVManager):
-        budget = kv_manager.store.budget
-        marks.append(
-            Watermark(
-                "Kept KV",
-                "CACHE_RAM_BUDGET_MB",
-                lambda: budget.bytes_used,
-                lambda: budget.bytes_max,
-            )
-        )
-
-    def sweep() -> bool:
-        for mark in marks:
-            mark.check()
-        return kv_manager.sweep()
-
-    return sweep
-
-
-def evictions_of(kv_manager: KVManager | NullKVManager) -> Callable[[], int] | None:
-    """Return a function that says how often kept KV made way; None where none is kept."""
-    if isinstance(kv_manager, NullKVManager):
-        return None
-    return lambda: kv_manager.evictions
-
-
-def expire_of(kv_manager: KVManager | NullKVManager) -> Callable[[], bool]:
-    """Return a function that does a step of giving back what is unused, and says if more is due."""
-    return IdleExpiry(kv_manager).step if isinstance(kv_manager, KVManager) else lambda: False
 
 
 def _refuse(endpoint: str, error: StartError) -> None:

@@ -270,10 +270,13 @@ def kv_cache_fields(usage: Usage) -> dict[str, Any]:
     return {
         "cache_hit": usage.cached_tokens > 0,
         "prefix_length": usage.cached_tokens,
+        "canonical_length": usage.canonical_tokens,
+        "matched_length": usage.matched_tokens,
         "prefilled": usage.prefilled_tokens,
         "source": usage.source,
         "match": usage.match,
         "ttft_ms": usage.ttft_ms,
+        "idle_tokens": usage.idle_tokens,
         **({"image_ms": usage.image_ms} if usage.image_tokens else {}),
         "divergence": usage.divergence,
     }

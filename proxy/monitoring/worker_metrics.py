@@ -63,6 +63,7 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_cache_snapshots", ("snapshots",), "States and windows that can be resumed from."),
     ("hearth_live_slots", ("slots",), "Live caches, idle ones included."),
     ("hearth_live_slots_max", ("slots_max",), "Live caches that there may be."),
+    ("hearth_requests_running_max", ("running_max",), "Requests that may compute at once."),
     ("hearth_live_slots_bytes", ("slots_bytes",), "What live caches take, batches included."),
     ("hearth_answers_running", ("answers_running",), "Answers that are written now."),
     (
@@ -105,6 +106,11 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ),
     ("hearth_vlm_retreat_total", ("counts", "vlm_retreat"), "Plans that went on amid an image."),
     ("hearth_idle_prefilled_tokens_total", ("idle_tokens",), "Tokens read in idle time."),
+    (
+        "hearth_idle_reread_tokens_total",
+        ("idle", "again"),
+        "Of them, those that had been read before: once more, to be canonical.",
+    ),
     ("hearth_watchdog_ends_total", ("ends", "watchdog_ends"), "Requests that had had their time."),
     ("hearth_memory_ends_total", ("ends", "memory_ends"), "Answers that outgrew the memory."),
     ("hearth_memory_refusals_total", ("ends", "memory_refusals"), "Prompts that had no room."),

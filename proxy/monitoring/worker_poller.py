@@ -25,7 +25,8 @@ ENTRIES_MAX: Final = 40  # of the cache, the most recently used
 
 _CACHE_FIELDS: Final = (
     *("budget_bytes", "bytes", "slots_bytes", "slots_max", "extents", "snapshots", "evictions"),
-    *("memory_limit_bytes", "vision", "evicted", "quantisation", "exact", "pressure"),
+    *("memory_limit_bytes", "running_max", "vision", "evicted", "quantisation", "exact"),
+    *("pressure", "idle"),
 )
 _TURN_FIELDS: Final = (
     *("request_id", "turn", "at", "prompt", "cached", "prefilled", "source", "completion"),

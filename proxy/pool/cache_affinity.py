@@ -8,7 +8,7 @@ from typing import Final, Protocol, TypeVar
 from hearth.shared.wire_messages import Prompt
 
 MARKS_MAX: Final = 16_384
-LOAD_GAP_MAX: Final = 4  # as LIVE_SLOTS_MAX
+LOAD_GAP_MAX: Final = 4  # beyond that reading a prompt anew is sooner done than waiting
 DIGEST_BYTES: Final = 16
 
 

@@ -6,7 +6,9 @@
     python -m scripts.bench watching [--pairs 20] [--tokens 4000] [--beside CHECKOUT] [--out FILE]
     python -m scripts.bench stored [--models pocket,random128] [--prompts 40] [--out FILE]
     python -m scripts.bench cache [--fixtures qwen3] [--traces NAME,...] [--only replay|micro]
-    python -m scripts.bench macs [--only lives|contexts|calls] [--workers 4]
+    python -m scripts.bench macs [--only lives|contexts|rooms|calls] [--workers 4]
+    python -m scripts.bench sizes [--models NAME,...] [--macs GB,...] [--sessions NAME,...]
+    python -m scripts.bench beside [--fixture qwen3] [--tokens 16000] [--goal SECONDS]
     python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
@@ -14,7 +16,8 @@ Each subcommand is a module of this directory with ABOUT, add_arguments(parser) 
 
 import argparse
 
-from scripts.bench import cache, dashboard_cost, mac_memory, peers, serve, stored_kv, vision
+from scripts.bench import beside, cache, dashboard_cost, mac_memory, peers, serve, stored_kv, vision
+from scripts.bench.real_sizes import sizes
 
 COMMANDS = {
     "serve": serve,
@@ -23,6 +26,8 @@ COMMANDS = {
     "stored": stored_kv,
     "watching": dashboard_cost,
     "macs": mac_memory,
+    "sizes": sizes,
+    "beside": beside,
     "peers": peers,
 }
 

@@ -25,9 +25,10 @@ from hearth.worker.cache.cache_budget import MB, Budget
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import ExtentStore, Layout
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
-from hearth.worker.engine.engine import default_chunk
+from hearth.worker.engine.prefill_lengths import default_chunk
 from hearth.worker.prompt.prompt_with_sampled_turns import PromptBuilder, PromptContent
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
+from hearth.worker.setup.concurrency import live_slots_max, running_max
 from hearth.worker.setup.prompt_and_session_setup import make_builder
 from scripts.harness.socketless_worker import Answer, Machine, loaded, machine
 from scripts.replay.ideal_cache import ideal_cached
@@ -42,6 +43,7 @@ COLD_TOKENS, COLD_MESSAGES = 5_700, 12
 TRUNK_TOKENS, BRANCHES, BRANCH_TOKENS = 8_000, 8, 500
 COPY_TOKENS, COPY_ROUNDS = 8_000, 5
 SESSION_START_TOKENS, SESSION_TURN_TOKENS, SESSION_REQUESTS, SESSION_ENDS = 4_000, 300, 30, 5
+AGENT_ROUNDS, AGENT_ANSWER_TOKENS = 5, 100
 BUDGET_MB = 4096
 ROOT = PrefixHash(b"root of the bench")
 
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--fixtures", default="qwen3", help="for the cold request; others: qwen3")
     parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--only", help="one part: index, copies, bytes, session, agents, cold")
     options = parser.parse_args()
     fixtures = options.fixtures.split(",")
     told: Figures = {"chunk": default_chunk()}
@@ -59,9 +62,12 @@ def main() -> None:
         "copies": copy_figures,
         "bytes": byte_figures,
         "session": session_figures,
+        "agents": agent_figures,
         "cold": lambda: {name: cold_figures(name, options.pairs) for name in fixtures},
     }
     for name, measure in parts.items():
+        if options.only not in (None, name):
+            continue
         told[name] = measure()
         print(f"{name}: {json.dumps(_rounded(told[name]))}", flush=True)
     if options.json:
@@ -252,6 +258,56 @@ def byte_figures() -> Figures:
         "kept_ratio": kept / wanted,
         "kept_and_live_ratio_before": (beside + live) / wanted,
     }
+
+
+# ---------------------------------------------------------------- agents
+
+
+def agent_figures() -> Figures:
+    """Return how long eight agents on a kept trunk wait for the last first token, as a ratio.
+
+    It is to the forwards alone that read their own tokens, one agent after another.
+    """
+    settings = load_settings({}, None)
+    counts = {
+        "slots_max": live_slots_max(settings),
+        "running_max": running_max(settings, is_batched=True),
+    }
+    ratios, forwards = [], {"together": 0, "alone": 0}
+    for number in range(AGENT_ROUNDS):
+        trunk = conversation("qwen3", f"agents {number}", TRUNK_TOKENS, COLD_MESSAGES + 1)
+        prompts = [_branch(trunk, f"agent {number} {n}") for n in range(BRANCHES)]
+        alone, alone_meter = _on_trunk(trunk, counts)
+        for ids in prompts:
+            alone.ask(ids, 1)
+        together, meter = _on_trunk(trunk, counts)
+        start = time.perf_counter()
+        answers = [together.submit(ids, AGENT_ANSWER_TOKENS) for ids in prompts]
+        together.run(until=lambda: all(answer.request.sampled for answer in answers))  # noqa: B023
+        ratios.append((time.perf_counter() - start) / alone_meter.wall_s["prefill"])
+        assert together.scheduler.running == BRANCHES, "all of them compute at once"
+        forwards["together"] += meter.counts["prefill"]
+        forwards["alone"] += alone_meter.counts["prefill"]
+    return {
+        "last_first_token_ratio": statistics.median(ratios),
+        "forwards": forwards["together"] / AGENT_ROUNDS,
+        "forwards_alone": forwards["alone"] / AGENT_ROUNDS,
+        "values": ratios,
+    }
+
+
+def _branch(trunk: "Conversation", name: str) -> list[int]:
+    branch = Conversation("qwen3", name).add(BRANCH_TOKENS).messages[0]
+    return trunk.ids({"role": "user", "content": branch["content"]})
+
+
+def _on_trunk(trunk: "Conversation", counts: dict[str, Any]) -> "tuple[Machine, Meter]":
+    """Return a worker that has read a trunk, and a meter of its forwards from then on."""
+    made = machine("qwen3", chunk=default_chunk(), budget_mb=BUDGET_MB, **counts)
+    made.ask(trunk.ids(), 1)
+    meter = Meter()
+    meter.watch(made.engine, "prefill")
+    return made, meter
 
 
 # ---------------------------------------------------------------- CPU

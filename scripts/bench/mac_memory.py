@@ -1,4 +1,4 @@
-"""Prints what workers on every Mac would tell MLX of their memory, and the contexts that fit.
+"""Prints what workers on every Mac would tell MLX of their memory, the contexts that fit, kept KV.
 
 Nothing is timed and no Mac is needed: a model of its memory (scripts/harness/mac) counts, the
 worker's own parts decide.
@@ -21,7 +21,7 @@ from scripts.harness.mac.mac_hardware import GB, MACS, Mac
 from scripts.harness.mac.real_model_sizes import MODELS, RealModel
 from scripts.harness.mac.worker_life import lead_through
 
-ABOUT: Final = "what MLX is told of memory on Macs of 8 to 512 GB, and the contexts that fit"
+ABOUT: Final = "what MLX is told of memory on Macs of 8 to 512 GB, contexts that fit, kept KV"
 WORKERS_MAX: Final = 4
 CHUNKS: Final = 20  # that each worker reads
 LIFE_HEAD: Final = (
@@ -31,7 +31,7 @@ LIFE_HEAD: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", choices=("lives", "contexts", "calls"))
+    parser.add_argument("--only", choices=("lives", "contexts", "rooms", "calls"))
     parser.add_argument("--workers", type=int, default=WORKERS_MAX, help="of one server, at most")
 
 
@@ -43,6 +43,8 @@ def run(options: argparse.Namespace) -> None:
         print_lives(options.workers)
     if options.only in (None, "contexts"):
         print_contexts()
+    if options.only in (None, "rooms"):
+        print_rooms()
 
 
 def print_calls() -> None:
@@ -149,6 +151,32 @@ def told(mac: Mac, model: RealModel) -> str:
     except StartError:
         return "-"
     return f"{tokens:,}" + ("" if tokens < model.context else " (all)")
+
+
+def print_rooms() -> None:
+    """Print how much KV is kept beside each model on each Mac, and what idle live caches may take.
+
+    All in GB, of one worker with the default settings.
+    """
+    print("\nKept KV / idle live caches at most, GB, one worker (- = the model does not fit):\n")
+    print(room_table())
+
+
+def room_table() -> str:
+    """Return the parts of the room of each model on each Mac, as docs/hardware.md has them."""
+    rows = [["Mac", *(model.name for model in MODELS)], ["---"] * (len(MODELS) + 1)]
+    rows += [[f"{mac.memory_gb} GB", *(parts(mac, model) for model in MODELS)] for mac in MACS]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def parts(mac: Mac, model: RealModel) -> str:
+    worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
+    try:
+        worker.start()
+        room = worker.room(worker.context())
+    except StartError:
+        return "-"
+    return f"{room.kept_bytes / GB:.1f} / {room.idle_bytes / GB:.1f}"
 
 
 def print_rows(head: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from mlx_lm.generate import generation_stream
 from mlx_vlm.models.cache import make_prompt_cache
 
-from hearth.worker.engine.engine import default_chunk
+from hearth.worker.engine.prefill_lengths import default_chunk
 from scripts.fixtures.fixture_cache import VISION_NAMES, fixture_dir
 from scripts.harness.vision_worker import LookingMachine, shown
 

@@ -127,10 +127,9 @@ def _checked(settings: Settings) -> Row:
     from hearth.worker.engine.footprint import MemoryUse
     from hearth.worker.engine.forward_memory import forward_of
     from hearth.worker.engine.model_loader import load_model
-    from hearth.worker.prompt.prefill_cuts import CutRule
-    from hearth.worker.prompt.template_turn_tokens import turn_marks
     from hearth.worker.schedule.memory_guard import MemoryGuard
-    from hearth.worker.setup.doctor_setup import ModelDoctor, chunk_of
+    from hearth.worker.setup.cut_rule_setup import cut_rule_of
+    from hearth.worker.setup.doctor_setup import ModelDoctor
     from hearth.worker.setup.kv_setup import identify
 
     os.environ |= temp_environment(os.environ, settings.instance_dir)
@@ -143,9 +142,9 @@ def _checked(settings: Settings) -> Row:
     name = functools.partial(identify, settings, lambda: False)
     loaded = load_model(settings, admit=admit, identify=name)
     doctor = ModelDoctor(settings, loaded, starts_itself=False)
-    chunk = chunk_of(doctor.settings)
-    memory = MemoryGuard(lambda: limit, MemoryUse().bytes_used, forward_of(loaded, chunk).bytes_at)
-    rule = CutRule(chunk, turn_marks(loaded.tokenizer))
+    rule = cut_rule_of(loaded, doctor.settings)
+    forward = forward_of(loaded, rule.grid)
+    memory = MemoryGuard(lambda: limit, MemoryUse().bytes_used, forward.bytes_at)
     report: Row = doctor.check_now(rule, memory, lambda name: print(name, file=sys.stderr))
     return report
 

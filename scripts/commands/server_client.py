@@ -32,7 +32,7 @@ MISSES_TOLD_MAX: Final = 5  # by a verdict
 # A line whose every request costs only what is new in it stays within this: 16 tokens, and a
 # generation prompt of 8.
 SLACK_TOKENS: Final = 24
-CHUNK_TOKENS_MAX: Final = 512  # between two cuts of a prefill, at the default PREFILL_CHUNK
+CHUNK_TOKENS_MAX: Final = 2048  # between two cuts of a prefill, at the default PREFILL_CHUNK
 # What a loss is put down to when nobody knows.
 _NO_CAUSES: Final = frozenset(("", "unknown", "unexplained"))
 

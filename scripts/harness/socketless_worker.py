@@ -20,6 +20,7 @@ from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.model_loader import LoadedModel, load_model
+from hearth.worker.engine.power_source import PowerSource
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
@@ -77,6 +78,12 @@ class Answer:
         return self.usage.prefilled_tokens
 
 
+SCHEDULER_FIELDS = (
+    *("ended", "memory", "watchdog", "relief", "power"),
+    *("clock", "beside_goal_s", "beside_tokens_min"),
+)
+
+
 class Machine:
     """One model's scheduler and KV manager. `keeps=False` is the cold cache to compare with."""
 
@@ -91,12 +98,15 @@ class Machine:
         **rules: Any,
     ) -> None:
         rules = {"slots_max": 4, "is_exact": False} | rules
+        running_max: int = rules.pop("running_max", rules["slots_max"])
         chunk = rules.pop("chunk", CHUNK)
         self._root: PrefixHash = rules.pop("root", ROOT)
         end_ids = rules.pop("end_ids", frozenset())
         self.posted: queue.SimpleQueue[RecallDone] = queue.SimpleQueue()
-        names = [name for name in ("ended", "memory", "watchdog", "relief") if name in rules]
-        told = {name: rules.pop(name) for name in names}
+        # No time passes for the scheduler unless `clock` says so: no forward depends on it.
+        told: dict[str, Any] = {"clock": lambda: 0.0}
+        told |= {name: rules.pop(name) for name in SCHEDULER_FIELDS if name in rules}
+        told.setdefault("power", PowerSource(lambda: True))  # whatever runs the tests
         self._is_held_back = told["relief"].holds_back if "relief" in told else lambda: False
         self.rule = CutRule(chunk, turn_marks)
         batches = not (rules["is_exact"] or rules.get("running_format"))
@@ -113,7 +123,7 @@ class Machine:
             self.layers = LayerMap(self.engine.probe())
         if keeps:
             budget = Budget(int(budget_mb * MB))
-            keep_rules = KeepRules(chunk=chunk, **rules)
+            keep_rules = KeepRules(chunk=chunk, cut_label=self.rule.label, **rules)
             self.keeper: Any = KVManager(
                 self._root, self.layers, self.engine.new_cache, budget, keep_rules, disk_thread
             )
@@ -126,9 +136,9 @@ class Machine:
             end_ids,
             self.choose,
             SchedulerConfig(
-                rules["slots_max"],
+                running_max,
                 self.rule.natural,
-                chunk,
+                self.rule.grid,
                 **told,
                 post=self.posted.put,
             ),
@@ -157,7 +167,9 @@ class Machine:
         request = Request(
             lease=lease,
             ids=list(ids),
-            query=PrefixQuery(keys, cuts, names, images=tuple(images)),
+            query=PrefixQuery(
+                keys, cuts, names, images=tuple(images), system_end=self.rule.system_end(keys)
+            ),
             sampling=Sampling(),
             tokens_max=tokens_max,
             output=OutputProcessor(self._words.detokeniser(), []),

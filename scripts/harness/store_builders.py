@@ -44,9 +44,10 @@ def new_line(number: int = 1, used_at: float = 0.0, turns: int = 1) -> LinePrior
     return LinePriority(number, used_at, used_at, turns)
 
 
-def ask(tokens: Sequence[int], cuts: Sequence[int]) -> PrefixQuery:
+def ask(tokens: Sequence[int], cuts: Sequence[int], system_end: int = 0) -> PrefixQuery:
     packed = pack(tokens)
-    return PrefixQuery(packed, list(cuts), prefix_hashes(ROOT, packed, cuts))
+    names = prefix_hashes(ROOT, packed, cuts)
+    return PrefixQuery(packed, list(cuts), names, system_end=system_end)
 
 
 def name_of(tokens: Sequence[int]) -> PrefixHash:

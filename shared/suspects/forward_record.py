@@ -17,7 +17,7 @@ from typing import Final, Literal, get_args
 
 ForwardKind = Literal["admit", "prefill", "image", "decode", "idle"]
 
-ROWS_MAX: Final = 80  # LIVE_SLOTS_MAX is 64 at most, and one prompt is read beside them
+ROWS_MAX: Final = 80  # MAX_CONCURRENT_REQUESTS is 64 at most; one is read beside them
 NAME_BYTES: Final = 16
 NO_NAME: Final = b"\0" * NAME_BYTES
 SUFFIX: Final = ".forward"

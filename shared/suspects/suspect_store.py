@@ -84,18 +84,24 @@ class SuspectStore:
     Invariant: a file is whole, since it is renamed into its place.
     """
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
-        """Raises: OSError: the directory cannot be made, or its secret not read."""
+    def __init__(
+        self, directory: Path, clock: Callable[[], float] = time.time, cut_label: str = ""
+    ) -> None:
+        """`cut_label` names the rule of forwards: what died under another is tried again.
+
+        Raises: OSError: the directory cannot be made, or its secret not read.
+        """
         make_private(directory)
         self._directory = directory
         self._clock = clock
+        self._cut_label = cut_label
         self._secret = _secret(directory / _SECRET_NAME)
 
     def named(self, what: bytes, kind: str = "") -> bytes:
         """Return what `what` is known by here, as the subject of a `kind` of suspicion."""
         person = kind.encode()[:16]
         digest = blake2b(what, key=self._secret, digest_size=NAME_BYTES, person=person)
-        digest.update(VERSION.encode())
+        digest.update(f"{VERSION} {self._cut_label}".encode())
         return digest.digest()
 
     def all(self) -> Mapping[str, Suspicion]:
@@ -165,10 +171,10 @@ class SuspectStore:
         return suspicion if is_now and suspicion.version == VERSION else None
 
 
-def open_store(kv_cache_dir: Path) -> SuspectStore | None:
+def open_store(kv_cache_dir: Path, cut_label: str = "") -> SuspectStore | None:
     """Return the store of a cache directory; None, with a warning, where it is of no use."""
     try:
-        return SuspectStore(kv_cache_dir / DIRECTORY)
+        return SuspectStore(kv_cache_dir / DIRECTORY, cut_label=cut_label)
     except OSError as error:
         log.warning("prompts that end a worker cannot be remembered: %s", error)
         return None

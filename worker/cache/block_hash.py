@@ -16,7 +16,7 @@ PrefixHash = NewType("PrefixHash", bytes)
 Tokens = NDArray[np.int32]
 
 HASH_BYTES = 16  # 128 bits: a collision would serve another prompt's KV
-ROOT_SCHEMA = 2  # of what is kept, and of the cut rule that it was made by
+ROOT_SCHEMA = 3  # of what is kept, and of how its files are named
 
 
 def pack(ids: Sequence[int] | Tokens) -> Tokens:

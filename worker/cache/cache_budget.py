@@ -3,33 +3,15 @@
 from dataclasses import dataclass
 from typing import Final
 
-from hearth.shared.settings import (
-    CACHE_RAM_MB_MAX,
-    CACHE_RAM_MB_MIN,
-    CACHE_RAM_MB_UNKNOWN,
-    CACHE_RAM_PERCENT,
-)
-
 MB: Final = 1024 * 1024
 BUFFERS_MAX: Final = 400_000  # Metal allows 499,000 in a process; weights and steps need the rest
-
-
-def auto_bytes(working_set_bytes: int | None) -> int:
-    """Return the default budget for a device's recommended working set (None = not told)."""
-    if working_set_bytes is None:
-        return CACHE_RAM_MB_UNKNOWN * MB
-    return min(max(share_of(working_set_bytes), CACHE_RAM_MB_MIN * MB), CACHE_RAM_MB_MAX * MB)
-
-
-def share_of(nbytes: int) -> int:
-    """Return what kept KV takes of so much memory, unless it is told otherwise."""
-    return nbytes * CACHE_RAM_PERCENT // 100
 
 
 @dataclass(slots=True)
 class Budget:
     """The limits of kept KV, and what is used of them. Live slots are not counted.
 
+    `bytes_max` moves with the worker's share of the machine (`KVManager.share_out`).
     Invariant: what is used is never negative. Owner: the inference thread.
     """
 

@@ -9,12 +9,13 @@ import heapq
 import itertools
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint
+from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.cache.resume_point_likelihood import is_resumable, likelihood
 
 SLACK = 0.02  # share of the budget freed beyond the need, so that sorting is not done each time
@@ -52,10 +53,12 @@ class Evictor:
 
     def __init__(self, store: ExtentStore, chunk: int, ttl_s: float) -> None:
         self.store = store
-        self._chunk = chunk
+        self._grid = PrefillGrid(chunk)
         self._ttl_s = ttl_s
         self.evicted: Counter[str] = Counter()  # how many of each kind
         self.evicted_bytes: Counter[str] = Counter()  # and how much they gave back
+        # Called with the extent that something of is about to go.
+        self.before_eviction: Callable[[Extent], None] = lambda _: None
         self._last: OrderedDict[LinePriority, EvictedEntry] = OrderedDict()  # the newest at the end
 
     @property
@@ -101,6 +104,7 @@ class Evictor:
                 break
             held = budget.bytes_used
             extent = candidate.extent
+            self.before_eviction(extent)
             for exposed in candidate.evict(self.store):
                 heapq.heappush(heap, (exposed.worth(self, now), next(order), exposed))
             assert budget.bytes_used <= held, (budget.bytes_used, held)
@@ -131,7 +135,7 @@ class Evictor:
     def resume_worth(self, joint: Joint, nbytes: int, now: float) -> float:
         """Return what `nbytes` are worth that allow to resume at `joint`."""
         assert joint.arrival is not None, "nothing is kept at the root"
-        weight = likelihood(joint, self._chunk)
+        weight = likelihood(joint, self._grid)
         return self.worth_of(joint.arrival.line, weight, self._saved_tokens(joint), nbytes, now)
 
     def window_worth(self, extent: Extent, nbytes: int, now: float) -> float:
@@ -151,7 +155,7 @@ class Evictor:
             tokens = self._saved_tokens(extent.end)
         else:
             tokens = 0  # nobody can go on from here: these rows save nothing any more
-        weight = likelihood(extent.end, self._chunk)
+        weight = likelihood(extent.end, self._grid)
         return self.worth_of(extent.line, weight, tokens, nbytes, now)
 
     def likelihoods_from(self, extent: Extent, now: float) -> dict[Extent, float]:

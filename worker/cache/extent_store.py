@@ -54,6 +54,7 @@ class Joint:
     resumed: int = 0  # requests that went on from here
     is_prompt_end: bool = False  # the last cut of some prompt
     is_dropped: bool = False
+    is_stored: bool = False  # what it takes to resume here was handed to the disk
 
 
 @dataclass(eq=False, slots=True)
@@ -75,7 +76,9 @@ class Extent:
     holders: set[int] = field(default_factory=set)  # slots that hold its rows
     pinned: int = 0  # pins that keep it and its body ...
     window_pinned: int = 0  # ... and its window
-    is_stored: bool = False  # handed to the disk
+    is_stored: bool = False  # its rows were handed to the disk ...
+    is_stored_canonical: bool = False  # ... as canonical ones
+    is_window_stored: bool = False  # and its window
     images: int = 0  # that begin in its tokens
 
     @property
@@ -158,6 +161,7 @@ class ExtentStore:
         self._extents[extent] = None
         if old is not None:  # a fast one, superseded, and what led only to it
             self.set_snapshot(end, None)
+            end.is_stored = False
             before = old.start
             self._forget(old)
             self.prune(before)

@@ -2,10 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays, same_tokens
-from hearth.worker.cache.image_keys import ImageRun
+from hearth.worker.cache.image_keys import ImageRun, is_inside
+
+# Tokens that resuming amid a forward must save: all that is read behind that place is fast for
+# good, and what it saves is kept as a run of its own, in RAM and on disk.
+INSIDE_TOKENS_MIN: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,7 @@ class PrefixQuery:
     is_side: bool = False  # a title, a topic check: not worth a conversation's place
     root: PrefixHash | None = None  # what `names` begin with; None = the model's own
     images: tuple[ImageRun, ...] = ()  # ascending
+    system_end: int = 0  # where system and tools end, a cut; 0 = nowhere
 
     def __post_init__(self) -> None:
         assert len(self.cuts) == len(self.names), (len(self.cuts), len(self.names))
@@ -154,9 +160,21 @@ class PrefixSearch:
             rows += [
                 (min(position, limit), False, extent.start, extent)
                 for position, extent in self._partial
-                if not extent.is_canonical and min(position, limit) > extent.start.position
+                if self._can_leave(extent, min(position, limit))
             ]
         yield from sorted(rows, key=lambda row: row[:2], reverse=True)
+
+    def _can_leave(self, extent: Extent, position: int) -> bool:
+        """Whether the prompt may go on from `position` within an extent.
+
+        Generated text is fast anyway. What a prefill wrote in one forward is left behind the end of
+        system and tools only: other conversations begin with what stands before that.
+        """
+        saved = position - extent.start.position
+        if not extent.is_canonical:
+            return saved > 0
+        is_own = position > self._query.system_end > 0
+        return is_own and saved >= INSIDE_TOKENS_MIN and not is_inside(self._query.tokens, position)
 
     def _resumable(
         self, position: int, joint: Joint, part: Extent | None

@@ -8,6 +8,7 @@ tokens for their bytes, so that they thin out and the ones below stay.
 from typing import Final
 
 from hearth.worker.cache.extent_store import Joint
+from hearth.worker.cache.prefill_grid import PrefillGrid
 
 TIP: Final = 1.0  # where a line goes on
 BRANCH: Final = 0.5  # where lines have parted, or a request has gone on before
@@ -16,15 +17,15 @@ HEADER: Final = 0.1  # at a message: where an edit would part
 GRID: Final = 0.02  # amid a message
 
 
-def likelihood(joint: Joint, chunk: int) -> float:
-    """Return how likely a request of the line resumes here; the grid is multiples of `chunk`."""
+def likelihood(joint: Joint, grid: PrefillGrid) -> float:
+    """Return how likely a request of the line resumes here."""
     if not joint.leaving or joint.pins:
         return TIP
     if len(joint.leaving) > 1 or joint.resumed:
         return BRANCH
     if joint.is_prompt_end:
         return PROMPT_END
-    return GRID if joint.position % chunk == 0 else HEADER
+    return GRID if grid.is_point(joint.position) else HEADER
 
 
 def is_resumable(joint: Joint, has_state: bool, window: int) -> bool:

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_names import FileName
 from hearth.worker.disk.file_store import FileStore
 
-QUEUE_BYTES_MAX: Final = 1 << 28  # of arrays that wait to be written and so cannot be freed
+QUEUE_BYTES_MIN: Final = 1 << 28  # of arrays that may wait to be written, and so not be freed
 READS_MAX: Final = 1_000  # that wait
 REFRESH_S: Final = 2.0  # what other workers write is found this late
 CLOSE_WAIT_S_MAX: Final = 2.0
@@ -34,28 +34,33 @@ class DiskThread:
     Any thread may call any method; none but `flush` and `close` blocks.
     """
 
-    def __init__(self, file_store: FileStore, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
+    def __init__(self, file_store: FileStore, queue_bytes_max: int = QUEUE_BYTES_MIN) -> None:
         self.counts: Counter[str] = Counter()
         self.file_store = file_store
         self.queue_bytes_max = queue_bytes_max
         self._reads: deque[tuple[Sequence[FileName], OnRead]] = deque()
-        self._writes: deque[Record] = deque()
+        self._writes: deque[tuple[Record, bool]] = deque()
         self._queue_bytes = 0  # of `_writes`, and of the one that is being written
         self._is_open = True
         self._discards: deque[FileName] = deque()  # files to remove, before anything else is done
+        self._drops: set[FileName] = set()  # files to remove once nothing waits to be written
         self._clears = False  # the file store is to be emptied before anything else
         self._changed = threading.Condition()
         self.thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self.thread.start()
 
-    def write(self, record: Record) -> bool:
-        """Have a record written; say whether it was taken. What does not fit is refused."""
+    def write(self, record: Record, is_needed: bool = False) -> bool:
+        """Have a record written; say whether it was taken. What does not fit is refused.
+
+        `is_needed` as in `FileStore.put`.
+        """
         with self._changed:
             fits = self._queue_bytes + record.nbytes <= self.queue_bytes_max
             if not (fits and self._is_open):
                 self.counts["writes_refused_queue"] += 1
                 return False
-            self._writes.append(record)
+            self._drops.discard(record.name)
+            self._writes.append((record, is_needed))
             self._queue_bytes += record.nbytes
             assert 0 < self._queue_bytes <= self.queue_bytes_max, self._queue_bytes
             self._changed.notify_all()
@@ -82,10 +87,20 @@ class DiskThread:
             self._discards.append(name)
             self._changed.notify_all()
 
+    def holds(self, name: FileName) -> bool:
+        """Whether a record is on disk and stays there."""
+        return name not in self._drops and self.file_store.holds(name)
+
+    def drop(self, names: Iterable[FileName]) -> None:
+        """Have files removed once all that is queued now is written: what replaces them."""
+        with self._changed:
+            self._drops.update(names)
+            self._changed.notify_all()
+
     def clear(self) -> None:
         """Have the file store emptied; writes that wait are dropped, and reads miss."""
         with self._changed:
-            self._queue_bytes -= sum(record.nbytes for record in self._writes)
+            self._queue_bytes -= sum(record.nbytes for record, _ in self._writes)
             assert self._queue_bytes >= 0, self._queue_bytes
             self._writes.clear()
             self._clears = True
@@ -138,8 +153,8 @@ class DiskThread:
     def _step(self) -> bool:
         """Do one job, or have a look at the directory where there is none; False at the end."""
         with self._changed:
-            is_due = self._reads or self._writes or self._clears or self._discards
-            if not is_due and self._is_open:
+            waiting = (self._reads, self._writes, self._clears, self._discards, self._drops)
+            if not any(waiting) and self._is_open:
                 self._changed.wait(REFRESH_S)
             is_open = self._is_open
             if not is_open and self._writes:
@@ -149,19 +164,23 @@ class DiskThread:
             discards, self._discards = self._discards, deque()
             reading = self._reads.popleft() if self._reads and not clears else None
             is_writing = bool(self._writes) and not clears and reading is None
-            record = self._writes.popleft() if is_writing else None
+            writing = self._writes.popleft() if is_writing else None
+            is_busy = writing is not None and bool(self._writes)
+            drops, self._drops = (set(), self._drops) if is_busy else (self._drops, set())
         for name in discards:
             self._guarded(partial(self.file_store.remove, name))
         if clears:
             self._guarded(self.file_store.clear)
         elif reading is not None:
             self._answer(*reading, is_open)
-        elif record is not None:
-            self._put(record)
+        elif writing is not None:
+            self._put(*writing)
         elif is_open:
             self._guarded(self.file_store.refresh)
         else:
             return False
+        if drops:
+            self._guarded(partial(self.file_store.drop, drops))
         return True
 
     def _answer(self, names: Sequence[FileName], then: OnRead, is_open: bool) -> None:
@@ -175,12 +194,12 @@ class DiskThread:
             self._guarded(fetch)
         self._guarded(lambda: then(records))
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: Record, is_needed: bool) -> None:
         is_kept = False
 
         def put() -> None:
             nonlocal is_kept
-            is_kept = self.file_store.put(record)
+            is_kept = self.file_store.put(record, is_needed)
 
         try:
             self._guarded(put)

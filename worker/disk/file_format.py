@@ -79,7 +79,8 @@ class Array:
 class Record:
     """The KV of one file: rows or window rows of an extent, or the snapshot at its end.
 
-    `tokens` are the extent's, `position` where it starts. Nobody writes to it or its arrays.
+    `tokens` are the extent's, `position` where it starts, `rule` as in its name. Nobody writes to
+    it or its arrays.
     """
 
     root: PrefixHash
@@ -90,6 +91,7 @@ class Record:
     is_canonical: bool
     kind: FileKind
     arrays: tuple[Array, ...] = ()
+    rule: str = ""
 
     def __post_init__(self) -> None:
         assert self.tokens.dtype == np.int32 and self.tokens.ndim == 1 and len(self.tokens) > 0
@@ -98,7 +100,8 @@ class Record:
 
     @property
     def name(self) -> FileName:
-        return FileName(self.kind, self.start, self.end, len(self.tokens), self.is_canonical)
+        count = len(self.tokens)
+        return FileName(self.kind, self.start, self.end, count, self.is_canonical, self.rule)
 
     @property
     def nbytes(self) -> int:
@@ -241,6 +244,7 @@ def decode(buffer: NDArray[np.uint8], root: PrefixHash, name: FileName) -> Recor
         is_canonical=name.is_canonical,
         kind=name.kind,
         arrays=arrays,
+        rule=name.rule,
     )
 
 

@@ -14,10 +14,14 @@ from hearth.worker.cache.block_hash import HASH_BYTES, ROOT_SCHEMA, PrefixHash
 SUFFIX: Final = ".safetensors"
 TEMP_PREFIX: Final = ".writing-"  # of files that are not whole yet
 
+RULE_LENGTH_MAX: Final = 24  # characters of a cut rule's label
+FAST: Final = "fast"
+
 _HEX: Final = f"[0-9a-f]{{{2 * HASH_BYTES}}}"
 _ROOT: Final = re.compile(_HEX)
 _FILE: Final = re.compile(
-    rf"(rows|window|state)-(canonical|fast)-([1-9][0-9]{{0,8}})-({_HEX})-({_HEX}){SUFFIX}"
+    rf"(rows|window|state)-(fast|canonical\.([a-z0-9.]{{0,{RULE_LENGTH_MAX}}}))"
+    rf"-([1-9][0-9]{{0,8}})-({_HEX})-({_HEX}){SUFFIX}"
 )
 
 
@@ -29,29 +33,28 @@ class FileKind(StrEnum):
     STATE = "state"
 
 
-class Quality(StrEnum):
-    """The word in a file's name for `is_canonical`."""
-
-    CANONICAL = "canonical"
-    FAST = "fast"
-
-
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """The name of a record: what the run of `token_count` tokens from `start` to `end` left."""
+    """The name of a record: what the run of `token_count` tokens from `start` to `end` left.
+
+    `rule` is the label of the cut rule by which it is canonical, "" where it is fast;
+    `is_canonical` says that this is the rule by which this server cuts.
+    """
 
     kind: FileKind
     start: PrefixHash
     end: PrefixHash
     token_count: int
     is_canonical: bool
+    rule: str = ""
 
     def __post_init__(self) -> None:
         assert self.token_count > 0 and self.start != self.end, self
 
     @property
-    def quality(self) -> Quality:
-        return Quality.CANONICAL if self.is_canonical else Quality.FAST
+    def quality(self) -> str:
+        """What a file says of how it was made."""
+        return f"canonical.{self.rule}" if self.is_canonical or self.rule else FAST
 
     @property
     def file_name(self) -> str:
@@ -59,17 +62,19 @@ class FileName:
         return f"{self.kind}-{self.quality}-{self.token_count}-{ends}{SUFFIX}"
 
 
-def parse(file_name: str) -> FileName | None:
-    """Return the record's name that a file's name spells; None where it is no name of ours."""
+def parse(file_name: str, rule: str) -> FileName | None:
+    """Return the record's name that a file's name spells; None where it is no name of ours.
+
+    `rule` is the label of the rule by which this server cuts.
+    """
     match = _FILE.fullmatch(file_name)
     if match is None:
         return None
-    kind, quality, count, start, end = match.groups()
-    if start == end:
+    kind, quality, label, count, start, end = match.groups()
+    if start == end or (label == "" and rule):
         return None
-    return FileName(
-        FileKind(kind), _hash(start), _hash(end), int(count), Quality(quality) is Quality.CANONICAL
-    )
+    is_canonical = quality != FAST and label == rule
+    return FileName(FileKind(kind), _hash(start), _hash(end), int(count), is_canonical, label or "")
 
 
 def is_root(directory_name: str) -> bool:

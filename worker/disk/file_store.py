@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from errno import EACCES, EDQUOT, EFBIG, ENOSPC, EPERM, EROFS
 from pathlib import Path
@@ -17,11 +17,12 @@ from hearth.worker.disk.eviction_order import StoredFile, files_to_evict
 from hearth.worker.disk.file_format import Damaged, Record, encode, read, write
 from hearth.worker.disk.file_index import FileIndex
 from hearth.worker.disk.file_names import TEMP_PREFIX, FileName, is_of_today, is_root, parse
-from hearth.worker.disk.shared_usage_counters import UsageCounters, locked_counters
+from hearth.worker.disk.shared_usage_counters import UsageCounters, locked_counters, read_changes
 
 FILE_BYTES_MIN: Final = 64 * 1024  # what a file counts at least, which bounds how many there are
 SLACK: Final = 0.05  # share of the cap freed beyond the need, so that sweeps stay rare
 LOCK_WAIT_S_MAX: Final = 2.0
+RESERVE_SHARE: Final = 4  # of a day's writing, 1 / 4 is for what live conversations go on from
 PAUSE_S: Final = 60.0  # without writes after the disk has refused one
 TOUCH_S: Final = 60.0  # a file's last use is known to this
 RACY_NS: Final = 2_000_000_000  # some file systems count in two seconds
@@ -38,13 +39,15 @@ class FileStore:
 
     Invariants:
       one of a kind  of the records of one kind at one prefix the better stays; canonical is better
+                     Of two workers that put at once, each may leave one until the next look.
       capped         what all roots hold together is at most `bytes_max` after each put
+      needed         the last part of a day's writing is for what live conversations go on from
       lock           files come, and are evicted, only under the directory's lock: whatever is not
                      whole under it is a dead writer's. Reads take no lock: a file that goes
                      meanwhile is a miss.
     No method raises for what the disk does or holds: it is counted, with one warning a kind.
-    Owner: the I/O thread. `leaving`, `at`, `holds`, `hide`, `nbytes`, `bytes_used` and `report` are
-    for any thread.
+    Owner: the I/O thread. `leaving`, `at`, `holds`, `hide`, `nbytes`, `bytes_used`, `is_reserved`
+    and `report` are for any thread.
     """
 
     def __init__(
@@ -54,21 +57,25 @@ class FileStore:
         bytes_max: int,
         write_bytes_per_day: int,
         now: Callable[[], float] = time.time,
+        rule: str = "",
     ) -> None:
         """`bytes_max` is for all roots in `directory`, `write_bytes_per_day` for all workers.
 
-        No limit a day is 0. Finds what is there, without opening it.
+        No limit a day is 0. `rule` is the label of this server's cut rule: what is canonical by
+        another is fast here. Finds what is there, without opening it.
         """
         self.counts: Counter[str] = Counter()
         self._directory = directory
         self._home = directory / root.hex()
         self._root = root
+        self._rule = rule
         self._bytes_max = bytes_max
         self._write_bytes_per_day = write_bytes_per_day
         self._now = now
         self._index = FileIndex()
         self._listed: dict[str, FileName] = {}  # file names seen, damaged ones that stay included
         self._seen_at = 0  # when the directory last changed, as of the last look; 0 = look again
+        self._changes_seen: int | None = None  # how often it had, by its workers' own count
         self._paused_at = -math.inf
         self._is_full = False
         self._warned: set[str] = set()
@@ -98,6 +105,18 @@ class FileStore:
         self._index.discard(name)
 
     @property
+    def reserve(self) -> int:
+        """The bytes of a day's writing that are for live conversations alone."""
+        return self._write_bytes_per_day // RESERVE_SHARE
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether only the reserve of today's writing is left, as of the last write."""
+        shared = self._counters_seen
+        is_spent = shared.bytes_written >= self._write_bytes_per_day - self.reserve
+        return bool(self._write_bytes_per_day) and shared.day == self._day() and is_spent
+
+    @property
     def bytes_used(self) -> int:
         """What this root's files count."""
         return self._index.bytes_used
@@ -112,6 +131,7 @@ class FileStore:
             "bytes_max": self._bytes_max,
             "bytes_written_today": shared.bytes_written if shared.day == self._day() else 0,
             "write_bytes_per_day": self._write_bytes_per_day,
+            "write_bytes_reserved": self.reserve,
             "counts": dict(self.counts),
         }
 
@@ -145,10 +165,11 @@ class FileStore:
         return record
 
     def refresh(self) -> None:
-        """See what other workers have put or removed. Cheap where nothing has changed."""
+        """See what others have put or removed. Cheap where this worker alone changed anything."""
+        changes = read_changes(self._directory)
         try:
             changed_at = os.stat(self._home).st_mtime_ns
-            if changed_at == self._seen_at:
+            if changed_at == self._seen_at and changes == self._changes_seen:
                 return
             listing = {entry.name: entry for entry in os.scandir(self._home)}
         except FileNotFoundError:
@@ -160,12 +181,23 @@ class FileStore:
         for gone in self._listed.keys() - listing.keys():
             self._index.discard(self._listed.pop(gone))
         for file_name in listing.keys() - self._listed.keys():
-            name = parse(file_name)
+            name = parse(file_name, self._rule)
             if name is not None:
                 self._list(name, listing[file_name])
         # A change within the clock's last tick looks like none.
         is_settled = time.time_ns() - changed_at > RACY_NS
         self._seen_at = changed_at if is_settled else 0
+        self._changes_seen = changes
+
+    def _note_change(self, counters: UsageCounters) -> None:
+        """Count a change of this worker's own, for which it need not look. Under the lock."""
+        is_known = counters.changes == self._changes_seen
+        counters.changes += 1
+        counters.save()
+        if is_known:
+            self._changes_seen = counters.changes
+            with suppress(OSError):
+                self._seen_at = os.stat(self._home).st_mtime_ns
 
     def _list(self, name: FileName, entry: "os.DirEntry[str]") -> None:
         try:
@@ -196,13 +228,17 @@ class FileStore:
 
     # ------------------------------------------------------------ writing
 
-    def put(self, record: Record) -> bool:
-        """Make a record a file, whole or not at all; say whether it, or one as good, is here."""
+    def put(self, record: Record, is_needed: bool = False) -> bool:
+        """Make a record a file, whole or not at all; say whether it, or one as good, is here.
+
+        `is_needed`: a live conversation goes on from it, so that the day's reserve is for it too.
+        Lists no directory.
+        """
         assert record.root == self._root, (record.root, self._root)
         if 0 <= self._now() - self._paused_at < PAUSE_S:
             self.counts["writes_refused_paused"] += 1
             return False
-        return self._under_lock(lambda counters: self._put(record, counters))
+        return self._under_lock(lambda counters: self._put(record, is_needed, counters))
 
     def sweep(self) -> None:
         """Bring the directory, all roots, under its cap; remove what dead writers left."""
@@ -217,6 +253,18 @@ class FileStore:
 
         self.counts["unusable_removed"] += 1
         self._under_lock(remove)
+
+    def drop(self, names: Collection[FileName]) -> None:
+        """Remove files that something newer has replaced."""
+
+        def drop(counters: UsageCounters) -> bool:
+            freed = sum(self._remove(name) for name in names)
+            counters.bytes_used = max(0, _bytes_used(counters) - freed)
+            self._note_change(counters)
+            return True
+
+        self.counts["replaced"] += len(names)
+        self._under_lock(drop)
 
     def clear(self) -> None:
         """Remove all files of this root; those of other roots stay."""
@@ -249,12 +297,12 @@ class FileStore:
         text = "KV is not written to %s for %.0f s (%s); reading goes on. %s"
         self._warn(reason, text, self._directory, PAUSE_S, error, remedy)
 
-    def _put(self, record: Record, counters: UsageCounters) -> bool:
-        self.refresh()
+    def _put(self, record: Record, is_needed: bool, counters: UsageCounters) -> bool:
         name = record.name
         for before in self.at(record.start):  # else what it hangs from could be swept first
             self._touch(before)
-        if any([self._touch(other) for other in self._as_good_as(name)]):
+        known = self._as_good_as(name)
+        if any([self._touch(other) for other in known]) or self._finds(name):
             self.counts["writes_known"] += 1
             return True
         parts = encode(record)
@@ -264,7 +312,7 @@ class FileStore:
             return False
         counters.turn_to(self._day())
         per_day = self._write_bytes_per_day
-        if per_day and counters.bytes_written + size > per_day:
+        if per_day and counters.bytes_written + size > per_day - (not is_needed) * self.reserve:
             self.counts["writes_refused_budget"] += 1
             return False
         self._write_charged(counters, name, parts, size)
@@ -272,10 +320,20 @@ class FileStore:
         self.counts["bytes_written"] += size
         for other in self._index.alternatives(name):
             counters.bytes_used = _bytes_used(counters) - self._remove(other)
-        counters.save()
+        self._note_change(counters)
         self._listed[name.file_name] = name
         self._index.add(name, _counted_bytes(size))
         return True
+
+    def _finds(self, name: FileName) -> bool:
+        """Whether a file of this very name has come since the last look."""
+        try:
+            size = os.stat(self._home / name.file_name, follow_symlinks=False).st_size
+        except OSError:
+            return False
+        self._listed[name.file_name] = name
+        self._index.add(name, _counted_bytes(size))
+        return self._touch(name)
 
     def _write_charged(
         self, counters: UsageCounters, name: FileName, parts: list[memoryview], size: int
@@ -342,6 +400,7 @@ class FileStore:
                     self.counts["bytes_evicted"] += file.nbytes
         assert used >= 0, used
         counters.bytes_used = used
+        counters.changes += 1
         counters.save()
         self._seen_at = 0
         self.refresh()
@@ -355,7 +414,7 @@ class FileStore:
             entries = list(os.scandir(home.path))
             is_read = home.path == str(self._home) or is_of_today(home.name)
             for entry in entries:
-                name = parse(entry.name)
+                name = parse(entry.name, self._rule)
                 if name is not None:
                     status = entry.stat(follow_symlinks=False)
                     size, used_at = _counted_bytes(status.st_size), status.st_mtime

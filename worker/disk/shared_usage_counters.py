@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hearth.shared.make_private_directory import make_private
+from hearth.shared.read_small_file import read_small_file
 from hearth.shared.suspending_clock import awake_s
 
 FILE_NAME: Final = ".ledger"
@@ -30,6 +31,7 @@ class UsageCounters:
     day: int = 0  # since the epoch, UTC
     bytes_written: int = 0  # on that day
     bytes_used: int | None = None  # None = not known: count the files
+    changes: int = 0  # times that files came or went, so that nobody lists them without need
     handle: int = -1
     was_damaged: bool = False
 
@@ -68,6 +70,16 @@ def locked_counters(directory: Path, wait_s: float) -> Iterator[UsageCounters]:
         os.close(handle)
 
 
+def read_changes(directory: Path) -> int | None:
+    """Return how often files have come or gone, without the lock; None where it is not known."""
+    try:
+        text = read_small_file(directory / FILE_NAME, FILE_BYTES)
+    except OSError:
+        return None
+    counters = _parse(text)
+    return None if counters.was_damaged or not text else counters.changes
+
+
 def _lock(handle: int, wait_s: float) -> None:
     deadline = awake_s() + wait_s
     while True:
@@ -90,6 +102,7 @@ def _parse(text: bytes) -> UsageCounters:
             _count(fields["day"]),
             _count(fields["bytes_written"]),
             None if used is None else _count(used),
+            _count(fields.get("changes", 0)),
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         return UsageCounters(was_damaged=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.doctor.check_context import CheckContext, Steps
 from hearth.worker.doctor.difference import difference, rounding_limit
 from hearth.worker.doctor.findings import Figure, Verdict
@@ -19,7 +20,7 @@ def check_cuts(context: CheckContext) -> Steps:
     context.begin(NAME)
     context.needs_cold()
     prompts = context.prompts()
-    faults = wrong_cuts(prompts, [context.cuts_of(ids) for ids in prompts], context.rule.chunk)
+    faults = wrong_cuts(prompts, [context.cuts_of(ids) for ids in prompts], context.rule.grid)
     ids, cold = _shortened(context, prompts)
     cuts = context.cuts_of(ids)
     forced = cold
@@ -49,12 +50,12 @@ def check_cuts(context: CheckContext) -> Steps:
 
 
 def wrong_cuts(
-    prompts: Sequence[Sequence[int]], cuts: Sequence[Sequence[int]], chunk: int
+    prompts: Sequence[Sequence[int]], cuts: Sequence[Sequence[int]], grid: PrefillGrid
 ) -> list[str]:
     """Return what is wrong with the `cuts` of prompts that each go on from the one before."""
     faults = []
     for ids, own in zip(prompts, cuts, strict=True):
-        missing = sorted(set(range(chunk, len(ids), chunk)) - set(own))
+        missing = sorted(set(grid.points(len(ids))) - set(own))
         if missing:
             faults.append(f"a prompt of {len(ids)} tokens is not cut at {missing[0]}")
         if list(own) != sorted(set(own)) or (own and not 0 < own[0] <= own[-1] < len(ids)):

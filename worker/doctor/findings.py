@@ -1,7 +1,7 @@
 """Keeps what the checks found of one model on one machine, beside the cache.
 
 The file holds figures and verdicts, no prompt and no path. A setting that is `auto` reads it at a
-start; nothing changes amid a life, since the chunk and the dtype name the cache's root.
+start; nothing changes amid a life, since the chunk and the dtype say what kept KV is.
 """
 
 import json
@@ -73,7 +73,7 @@ class Findings:
     dtype: str  # of the weights as the checks ran, e.g. "bfloat16"
     checks: tuple[CheckResult, ...] = ()
     exact: bool | None = None  # whether only canonical KV is to be reused
-    chunk: int | None = None  # prompt tokens of one forward that are worth another cache root
+    chunk: int | None = None  # prompt tokens of one forward that are worth a change
     float16: bool | None = None  # whether float16 stands in for the checkpoint's bfloat16
     made_at: float = 0.0  # seconds since 1970
     attempts: int = 0  # runs that began; without `checks` none has come to its end

@@ -29,6 +29,7 @@ from hearth.worker.kv.serialise_kv import (
     rows_from,
     state_from,
 )
+from hearth.worker.prompt.prefill_cuts import SYSTEM_STEP_MAX
 
 CUTS_BESIDE_CHUNKS: Final = 16  # at most, of a canary: message headers
 SPARE_ROWS: Final = 3  # times the last prompt: a slot, what is kept of it, what is being restored
@@ -47,7 +48,7 @@ class KeptAnswer:
 
 def bytes_needed(layers: LayerMap, depth: int, chunk: int) -> int:
     """Return what a conversation of the canary may take at most."""
-    cuts = depth // chunk + CUTS_BESIDE_CHUNKS
+    cuts = depth // min(chunk, SYSTEM_STEP_MAX) + CUTS_BESIDE_CHUNKS
     a_cut = layers.state_bytes + layers.window_bytes(min(layers.layout.window, depth))
     return SPARE_ROWS * layers.slot_bytes(depth, None) + cuts * a_cut
 

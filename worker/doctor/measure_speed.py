@@ -18,7 +18,7 @@ from hearth.worker.doctor.upstream_forwards import UpstreamSequence
 SPEED, CHUNK = "speed", "chunk"
 PROBE_TOKENS: Final = 256
 CHUNKS: Final = (256, 512, 1024, 2048)
-CHUNK_GAIN_MIN: Final = 0.10  # another chunk is another cache root: it has to be worth it
+CHUNK_GAIN_MIN: Final = 0.10  # another chunk makes what is kept fast: it has to be worth it
 READ_ROUNDS: Final = 3  # of all sizes in turn; the first warms kernels up and is not counted
 # What the checks of the canary read and decode altogether, in lengths of its last prompt and in
 # answers: cold, exact, default, straight, forks, cuts.

@@ -164,7 +164,7 @@ def _needs_exact(found: dict[str, CheckResult]) -> bool | None:
 
 
 def _chunk(found: dict[str, CheckResult]) -> int | None:
-    """Return the chunk that is worth another cache root."""
+    """Return the chunk that is worth a change."""
     figures = found[CHUNK].figures if CHUNK in found else {}
     best = figures.get("best")
     return int(best) if isinstance(best, int) and best != figures.get("default") else None

@@ -18,7 +18,7 @@ import hearth.worker.engine.mlx_lm_wired_limit  # noqa: F401  a batch wires noth
 from hearth.worker.engine.sampler import TokenChoice
 
 UNBOUNDED = 1 << 30  # the scheduler, not the batch, counts tokens
-ROWS_MAX = 64  # as many as LIVE_SLOTS_MAX may be
+ROWS_MAX = 64  # as many as MAX_CONCURRENT_REQUESTS may be
 CLEAR_EVERY_TOKENS = 256  # MLX's buffer cache is emptied this often, as mlx-lm does
 
 

@@ -17,17 +17,10 @@ from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
 from hearth.worker.engine.decoder import Decoder
 from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.mlx_memory import unwire
-from hearth.worker.engine.model_loader import LoadedModel, backend
+from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vlm_language_model import counted_depth, depth
 
 log = logging.getLogger(__name__)
-
-CHUNK_CPU, CHUNK_GPU = 256, 512  # prompt tokens in one forward
-
-
-def default_chunk() -> int:
-    """Return how many prompt tokens one forward reads, unless a setting says otherwise."""
-    return CHUNK_CPU if backend() == "cpu" else CHUNK_GPU
 
 
 class Engine:
@@ -117,6 +110,10 @@ class Engine:
     def shift(self, images: Sequence[ImageRun], position: int) -> int:
         """Return what positions differ from the number of tokens, behind `images`."""
         return self.vision.shift(images, position) if self.vision is not None else 0
+
+    def synchronize(self) -> None:
+        """Wait for what is computed ahead of what was asked: the next token of each answer."""
+        mx.synchronize(generation_stream)
 
     def prefill(self, cache: list[Any], ids: list[int], images: Sequence[ImageRun] = ()) -> None:
         """Feed `ids` in one forward and wait for its KV.

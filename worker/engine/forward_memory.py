@@ -11,6 +11,7 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine.model_loader import LoadedModel
 
 # Head sizes that MLX's fused kernel for more than 8 queries takes on Metal. Source:
@@ -31,38 +32,46 @@ _RECURRENT_BY_KERNEL: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ForwardMemory:
-    """Tells the bytes of one forward of `chunk` tokens, by how many tokens stand before them."""
+    """Tells the bytes of a prompt's greediest forward."""
 
-    chunk: int = 0
+    grid: PrefillGrid | None = None  # of the prompt's forwards; None: they take nothing
     token_bytes: int = 0  # activations of one token
     pair_bytes: int = 0  # scores of one token with one that it attends to; 0 where they are fused
     depth_bytes: int = 0  # of each token before, whatever the chunk: MLA unfolds its latents
 
     def bytes_at(self, depth: int) -> int:
-        """Return what the last chunk of a prompt of `depth` tokens takes."""
+        """Return what a prompt of `depth` tokens takes, in the last of its chunks or before.
+
+        Deep chunks are shorter, so that the last one before they get so may take the most.
+        """
         assert depth >= 0, depth
-        tokens = min(self.chunk, depth)
+        if self.grid is None:
+            return 0
+        return max(self._chunk_bytes(self.grid, at) for at in self.grid.turns(depth))
+
+    def _chunk_bytes(self, grid: PrefillGrid, depth: int) -> int:
+        tokens = min(grid.step_at(max(0, depth - 1)), depth)
         return tokens * (self.token_bytes + depth * self.pair_bytes) + depth * self.depth_bytes
 
 
-def forward_of(loaded: LoadedModel, chunk: int) -> ForwardMemory:
-    """Return the estimate for a model that is read `chunk` tokens at a time."""
+def forward_of(loaded: LoadedModel, grid: PrefillGrid) -> ForwardMemory:
+    """Return the estimate for a model whose prompts are read in the steps of `grid`."""
     text = loaded.config.get("text_config") or loaded.config
     found = (array.dtype for _, array in tree_flatten(loaded.model.parameters()))
     sizes = (dtype.size for dtype in found if mx.issubdtype(dtype, mx.floating))
-    return forward_memory(text, chunk, max(sizes, default=4), loaded.facts.backend)
+    return forward_memory(text, grid, max(sizes, default=4), loaded.facts.backend)
 
 
 def forward_memory(
-    config: Mapping[str, Any], chunk: int, item_bytes: int, backend: str
+    config: Mapping[str, Any], grid: PrefillGrid, item_bytes: int, backend: str
 ) -> ForwardMemory:
     """Return the estimate for a text model's `config`, which computes in numbers of `item_bytes`.
 
     A config that names its sizes otherwise counts as nothing: what is left free is all there is.
     """
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
-    head_size = _size(config, "head_dim") or (hidden // heads if heads else 0)
-    is_latent = bool(_size(config, "kv_lora_rank"))
+    head_size = head_size_of(config)
+    is_latent = _is_latent(config)
     unfolded = _size(config, "qk_nope_head_dim") + _size(config, "v_head_dim")
     if is_latent:
         head_size = _size(config, "qk_nope_head_dim") + _size(config, "qk_rope_head_dim")
@@ -71,11 +80,26 @@ def forward_memory(
     inner = max(_size(config, "intermediate_size"), experts)
     token_items = 6 * hidden + 3 * inner + 4 * heads * head_size
     return ForwardMemory(
-        chunk,
+        grid,
         round(token_items * item_bytes * _activations(config, backend)),
         round(heads * item_bytes * _scores(config, head_size, is_latent, backend)),
         heads * item_bytes * unfolded if is_latent else 0,
     )
+
+
+def head_size_of(config: Mapping[str, Any]) -> int:
+    """Return the size of a head of attention; 0 where the config does not tell it."""
+    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    return _size(config, "head_dim") or (hidden // heads if heads else 0)
+
+
+def writes_scores(config: Mapping[str, Any], backend: str) -> bool:
+    """Whether a forward's attention writes a number for each pair of tokens."""
+    return _scores(config, head_size_of(config), _is_latent(config), backend) > 0
+
+
+def _is_latent(config: Mapping[str, Any]) -> bool:
+    return bool(_size(config, "kv_lora_rank"))
 
 
 def _activations(config: Mapping[str, Any], backend: str) -> float:

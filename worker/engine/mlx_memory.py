@@ -15,11 +15,10 @@ import mlx.core as mx
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
+from hearth.worker.engine.memory_reserve import default_limit, working_bytes
 
 MB: Final = 1024 * 1024
 GB: Final = 1024 * MB
-RESERVE_BYTES_MAX: Final = 8 * GB  # of the machine's memory, left to all else that runs on it
-RESERVE_SHARE: Final = 4  # a small machine keeps this part of its memory: 1 / 4
 # Of MLX's allocator on Apple Silicon.
 PAGE_BYTES: Final = 16_384
 HEAP_BYTES: Final = MB
@@ -34,16 +33,6 @@ def memory_limit(settings: Settings) -> int:
     if settings.memory_limit_mb:
         return settings.memory_limit_mb * MB
     return default_limit(recommended_bytes(), machine_bytes())
-
-
-def default_limit(recommended: int | None, machine: int) -> int:
-    """Return the limit of a machine of so much memory, whose device recommends so much or nothing.
-
-    Beyond a GPU's recommended working set a Mac swaps; at it, with the system and an editor beside,
-    one of 16 to 32 GB does too.
-    """
-    reserve = min(RESERVE_BYTES_MAX, machine // RESERVE_SHARE)
-    return machine - reserve if recommended is None else min(recommended, machine - reserve)
 
 
 def machine_bytes() -> int:
@@ -140,8 +129,3 @@ def refuse_heavy(nbytes: int, source: str, limit: int, others: int = 0) -> None:
         f"take {(room - working_bytes(room)) / GB:.1f} GB on this machine{beside}. Use a smaller "
         "model or one of fewer bits, set fewer WORKERS, or raise MEMORY_LIMIT_MB."
     )
-
-
-def working_bytes(limit: int) -> int:
-    """Return what of a limit is left for Python's objects and a short prompt's forward."""
-    return min(limit // 20, GB)

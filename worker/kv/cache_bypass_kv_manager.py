@@ -33,6 +33,9 @@ class UncachedKVManager(NullKVManager):
         is_packed = self._rules.running_format is not None and rows >= self._rules.running_from
         return self._layers.slot_bytes(rows, self._rules.running_format if is_packed else None)
 
+    def unwritten_bytes(self, rows: int) -> int:
+        return self._layers.unwritten_bytes(rows)
+
     def open(self, query: PrefixQuery, rows: int) -> tuple[LiveSlot, ResumePlan]:
         slot, plan = super().open(query, rows)
         self._quantise(slot, 0)

@@ -1,15 +1,14 @@
-"""Writes committed KV of one model to disk, and brings back what prompts go on from.
+"""Brings back from disk what prompts of one model go on from.
 
-Whatever a forward has written is handed to the disk thread when it is committed, so that a killed
-worker loses a chunk at most, and nothing is written twice. What a prompt needs from disk is read
-before the prompt gets a slot, and goes into the store: planning sees RAM only.
+What a prompt needs is read before the prompt gets a slot, and goes into the store: planning sees
+RAM only. `DiskWriter` decides what is written.
 """
 
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -23,16 +22,13 @@ from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, path_to
 from hearth.worker.cache.pinned_prompts import Pin
 from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.disk.disk_thread import DiskThread
-from hearth.worker.disk.file_format import Array, Record
+from hearth.worker.disk.file_format import Record
 from hearth.worker.disk.file_names import FileKind, FileName
+from hearth.worker.kv.disk_writer import DiskWriter, file_name
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
-from hearth.worker.kv.live_slot import LiveSlot
-from hearth.worker.kv.quantise_kv import PackedFormat
 from hearth.worker.kv.serialise_kv import (
     UnreadableRecord,
-    arrays_of_rows,
-    arrays_of_state,
     rows_from,
     state_from,
 )
@@ -83,147 +79,14 @@ class DiskTier:
         disk_thread: DiskThread,
     ) -> None:
         self.thread = disk_thread
+        self.writer = DiskWriter(store, layers, rules, disk_thread)
+        evictor.before_eviction = self.writer.make_way
         self.counts: Counter[str] = Counter()
         self._store = store
         self._layers = layers
         self._evictor = evictor
         self._rules = rules
         self._file_store = disk_thread.file_store
-
-    # ------------------------------------------------------------ to disk
-
-    def write_slot(self, slot: LiveSlot) -> None:
-        """Hand over what of the slot's extents is not on disk; what is refused waits.
-
-        Copies rows that only the slot holds: those of one chunk, in most cases.
-        """
-        for extent in slot.held_extents:
-            if not extent.is_stored and extent in self._store:
-                self.write(extent, slot)
-
-    def write(self, extent: Extent, slot: LiveSlot | None) -> bool:
-        """Hand over what the disk lacks of an extent, whose rows are its own or `slot`'s.
-
-        Say whether all of it was taken.
-        """
-        extent.is_stored = self._write(extent, slot)
-        return extent.is_stored
-
-    def write_rest(self, slots: Iterable[LiveSlot]) -> None:
-        """Hand over what was refused: by the queue, or, later, by the disk."""
-        if self.thread.has_lost:
-            for extent in self._store.extents:
-                extent.is_stored = False  # what is on disk is not written again
-        for slot in slots:
-            self.write_slot(slot)
-        for extent in list(self._store.extents):
-            if not extent.is_stored and (extent.body is not None or not self._has_rows):
-                self.write(extent, None)
-
-    @property
-    def _has_rows(self) -> bool:
-        return self._layers.layout.has_rows
-
-    def _write(self, extent: Extent, slot: LiveSlot | None) -> bool:
-        form = self._packing(extent, slot)
-        is_canonical = extent.is_canonical and form is None and self._hangs_from_its_own(extent)
-        is_taken = True
-        for kind in FileKind:
-            name = _file_name(extent, kind, is_canonical)
-            if self._file_store.holds(name):
-                continue
-            arrays = self._arrays(extent, slot, kind, form)
-            if arrays is not None:
-                is_taken &= self.thread.write(self._record(extent, kind, is_canonical, arrays))
-        return is_taken
-
-    def _packing(self, extent: Extent, slot: LiveSlot | None) -> PackedFormat | None:
-        """Return how an extent's rows are to be packed; None is as they are.
-
-        What is packed is fast, all its files alike: a snapshot beside it that counted as canonical
-        could be taken for that of other cuts, once a canonical run is written in its place.
-        """
-        if extent.body is not None or slot is None or not self._has_rows:
-            return None
-        return self._rules.packing(slot, extent.end.position)
-
-    def _hangs_from_its_own(self, extent: Extent) -> bool:
-        """Whether the run on disk that arrives where this one starts was cut as this one's was.
-
-        Another worker may have reached that prefix by other cuts; what hangs from it there is not
-        what a prefill would have written.
-        """
-        before = extent.start.arrival
-        if before is None:
-            return True
-        there = [
-            name for name in self._file_store.at(extent.start.name) if name.kind is FileKind.ROWS
-        ]
-        return all(name.start == before.start.name for name in there if name.is_canonical)
-
-    def _arrays(
-        self,
-        extent: Extent,
-        slot: LiveSlot | None,
-        kind: FileKind,
-        form: PackedFormat | None,
-    ) -> tuple[Array, ...] | None:
-        """Return an extent's arrays of one kind; None where it has none of that kind."""
-        if kind is FileKind.ROWS:
-            return arrays_of_rows(self._rows(extent, slot, form).layers)
-        ends_here = slot is not None and slot.position == extent.end.position
-        there = slot if ends_here else None
-        if kind is FileKind.WINDOW:
-            window = self._window(extent, there)
-            return None if window is None else arrays_of_rows(window.layers)
-        state = self._state(extent, there)
-        return None if state is None else arrays_of_state(state)
-
-    def _window(self, extent: Extent, slot: LiveSlot | None) -> KVRows | None:
-        """Return an extent's window, from RAM or from a slot that ends where it does."""
-        if extent.window is not None:
-            return _as_rows(extent.window)
-        if slot is None or not self._layers.layout.window:
-            return None
-        count = self._layers.window_count(slot.cache, len(extent.tokens))
-        return self._layers.copy_window(slot.cache, count) if count else None
-
-    def _state(self, extent: Extent, slot: LiveSlot | None) -> LayerStates | None:
-        """Return the snapshot at an extent's end, likewise."""
-        if extent.end.arrival is not extent:
-            return None
-        if extent.end.snapshot is not None:
-            assert isinstance(extent.end.snapshot, LayerStates)
-            return extent.end.snapshot
-        if slot is None or not self._layers.layout.has_state:
-            return None
-        return self._layers.take_state(slot.cache)
-
-    def _rows(self, extent: Extent, slot: LiveSlot | None, form: PackedFormat | None) -> KVRows:
-        if not self._has_rows:
-            return KVRows(())
-        if extent.body is not None:
-            return _as_rows(extent.body)
-        assert slot is not None, "rows that the store does not hold are a slot's"
-        start, end = extent.start.position, extent.end.position
-        assert end <= slot.position, (end, slot.position)
-        return self._layers.copy_rows(slot.cache, start, end, form)
-
-    def _record(
-        self, extent: Extent, kind: FileKind, is_canonical: bool, arrays: tuple[Array, ...]
-    ) -> Record:
-        count = extent.end.position - extent.start.position
-        assert len(extent.tokens) == count, (len(extent.tokens), count)
-        return Record(
-            root=self._store.root.name,
-            start=extent.start.name,
-            end=extent.end.name,
-            position=extent.start.position,
-            tokens=extent.tokens,
-            is_canonical=is_canonical,
-            kind=kind,
-            arrays=arrays,
-        )
 
     # ------------------------------------------------------------ what a prompt needs
 
@@ -285,7 +148,7 @@ class DiskTier:
                 return None
             files += windows
         if layout.has_state and (reached.path or reached.joint.snapshot is None):
-            run = reached.path[-1] if reached.path else _rows_file_name(reached.joint)
+            run = reached.path[-1] if reached.path else self._rows_file_name(reached.joint)
             state = self._file_beside(run, FileKind.STATE)
             if state is None:
                 return None
@@ -303,7 +166,7 @@ class DiskTier:
         joint = reached.joint
         while joint.position > back_to and joint.arrival is not None:
             if joint.arrival.window is None:
-                lacking.append(_rows_file_name(joint))
+                lacking.append(self._rows_file_name(joint))
             elif not joint.arrival.window_covers(back_to):
                 return None  # nor does what was written when it was made
             joint = joint.arrival.start
@@ -329,6 +192,12 @@ class DiskTier:
             min(name.token_count * row_bytes, self._file_store.nbytes(name)) for name in rows
         )
         return nbytes <= budget.bytes_max and len(rows) * buffers <= budget.buffers_max
+
+    def _rows_file_name(self, joint: Joint) -> FileName:
+        """Return the name of the rows that arrive at a joint in RAM."""
+        arrival = joint.arrival
+        assert arrival is not None, "nothing is kept at the root"
+        return file_name(arrival, FileKind.ROWS, arrival.is_canonical, self._rules.cut_label)
 
     # ------------------------------------------------------------ from disk
 
@@ -381,9 +250,12 @@ class DiskTier:
             ):
                 rows = window.layers[0].arrays[0].shape[2]
                 self._store.set_window(arrival, window, joint.position - rows)
+                arrival.is_window_stored = True
+                joint.is_stored = not self._store.layout.has_state
             return arrival.window is not None
         if joint.snapshot is None and (state := self._with_room(state_from(record.arrays), tips)):
             self._store.set_snapshot(joint, state)
+            joint.is_stored = True
         return joint.snapshot is not None
 
     def _take_in_rows(
@@ -408,7 +280,7 @@ class DiskTier:
         assert there.position == end and not there.is_dropped, (there.position, end)
         tips[1:] = [there]
         if extent is not None:  # else as good a one has come meanwhile
-            extent.is_stored = True
+            extent.is_stored, extent.is_stored_canonical = True, record.is_canonical
             if self._layers.layout.has_rows:
                 self._store.set_body(extent, body)
         if rows.formats - {None, self._rules.running_format}:
@@ -453,16 +325,6 @@ class DiskTier:
             return part
         self.counts["recalls_refused"] += 1
         return None
-
-
-def _file_name(extent: Extent, kind: FileKind, is_canonical: bool) -> FileName:
-    return FileName(kind, extent.start.name, extent.end.name, len(extent.tokens), is_canonical)
-
-
-def _rows_file_name(joint: Joint) -> FileName:
-    """Return the name of the rows that arrive at a joint in RAM."""
-    assert joint.arrival is not None, "nothing is kept at the root"
-    return _file_name(joint.arrival, FileKind.ROWS, joint.arrival.is_canonical)
 
 
 def _fits_beside(record: Record, arrival: Extent) -> bool:

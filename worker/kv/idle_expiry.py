@@ -96,7 +96,7 @@ class IdleExpiry:
         for extent in pending:
             was_drained = self._is_drained
             slot = holders[min(extent.holders)] if extent.holders else None
-            if not disk.write(extent, slot) and not was_drained:
+            if not disk.writer.write(extent, slot) and not was_drained:
                 self._waits_for_disk = True  # its queue is full
                 return False
             self._offered.add(extent)  # refused by an empty queue it is too large to be written

@@ -19,13 +19,16 @@ from hearth.worker.cache.conversation_priority import LinePriorities, LinePriori
 from hearth.worker.cache.extent_store import ExtentStore, path_to
 from hearth.worker.cache.image_keys import ImageRun, is_inside
 from hearth.worker.cache.pinned_prompts import Pin, Pins
-from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
+from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.cache_bypass_kv_manager import UncachedKVManager
 from hearth.worker.kv.disk_tier import DiskRecall, DiskTier
-from hearth.worker.kv.kv_transfer import KeepRules, KVTransfer
+from hearth.worker.kv.disk_writer import NoDiskWriter
+from hearth.worker.kv.idle_slots import least_needed, surplus
+from hearth.worker.kv.idle_work import IdleWork, SlotSteps
+from hearth.worker.kv.kv_transfer import IdleMode, KeepRules, KVTransfer
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.quantise_kv import QuantFormat
@@ -53,17 +56,25 @@ class KVManager:
     ) -> None:
         self.rules = rules
         self.store = ExtentStore(root, layers.layout, budget)
-        self.uncached = UncachedKVManager(
-            layers, new_cache, rules
-        )  # for requests that are not to be kept
+        self.uncached = UncachedKVManager(layers, new_cache, rules)  # of what is not to be kept
         self.pins = Pins(budget)
         self._layers = layers
         self._slots: dict[int, LiveSlot] = {}
         self.transfer = KVTransfer(self.store, layers, rules, self._slots, new_cache)
         self.lines = LinePriorities()
-        self.disk = None
+        self.idle_bytes_max = 1 << 62  # of slots that no request uses
+        self.idle_work = IdleWork(
+            self.store,
+            self._slots,
+            layers,
+            self.lines,
+            lambda: self.rules,
+            SlotSteps(self.uncached.cold_bytes, self._fill, self.give_up),
+        )
+        self.disk, self._writer = None, NoDiskWriter()
         if disk_thread is not None:
             self.disk = DiskTier(self.store, layers, self.transfer.evictor, rules, disk_thread)
+            self._writer = self.disk.writer
 
     # ------------------------------------------------------------ a request's life
 
@@ -89,6 +100,7 @@ class KVManager:
         slot.canonical_cuts = shared_cuts(slot.canonical_cuts, query.cuts)
         slot.capacity = self._layers.reserve(slot.cache, rows)
         self._check_depth(slot)
+        self._writer.begin(slot, query)
         assert slot.position == plan.position <= query.limit, (slot.position, plan.position)
         assert slot.capacity >= rows, (slot.capacity, rows)
         return slot, plan
@@ -121,7 +133,7 @@ class KVManager:
         self._check_depth(slot)
         if is_canonical or not self.rules.is_exact:
             self.transfer.index(slot, start, end, name, is_canonical)
-        self._to_disk(slot)
+        self._writer.note_read(slot)
         self.transfer.quantise(slot, end)
 
     def grow(self, slot: LiveSlot, rows: int) -> None:
@@ -161,10 +173,21 @@ class KVManager:
         if len(tokens) > start and is_whole and not self.rules.is_exact:
             (name,) = prefix_hashes(slot.root.name, tokens, [len(tokens)])
             self.transfer.index(slot, start, len(tokens), name, is_canonical=False)
-        self._to_disk(slot)
+        self._writer.end(slot)
         self._check_in(slot)
 
     # ------------------------------------------------------------ memory
+
+    def share_out(self, kept_bytes: int, idle_bytes: int) -> None:
+        """Hold kept KV, and slots that no request uses, to so many bytes each from now on."""
+        self.store.budget.bytes_max, self.idle_bytes_max = kept_bytes, idle_bytes
+        self._give_up_surplus()
+        self.transfer.evictor.make_room(0, 0, math.inf, time.monotonic())
+
+    def _give_up_surplus(self) -> None:
+        """Empty the slots that no request uses beyond their part, so that kept KV has its own."""
+        for slot in surplus(self.slots, self.slot_bytes, self.idle_bytes_max, time.monotonic()):
+            self.give_up(slot)
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
         """Return how many bytes more are held once the prompt has a slot for `rows` tokens."""
@@ -212,11 +235,7 @@ class KVManager:
         freed, budget.bytes_max = budget.bytes_used, max(0, budget.bytes_used - nbytes)
         self.transfer.evictor.make_room(0, 0, math.inf, now)
         freed -= budget.bytes_used
-        idle = sorted(
-            (s for s in self._slots.values() if not s.is_busy and s.number not in spared),
-            key=lambda slot: _idle_slot_rank(slot, now),
-        )
-        for slot in idle:
+        for slot in least_needed(self._slots.values(), now, spared):
             if freed >= nbytes:
                 break
             freed += self.slot_bytes(slot)
@@ -284,13 +303,12 @@ class KVManager:
         """Return what `/v1/cache` reports of the disk; None where there is none."""
         if self.disk is None:
             return None
-        report = self.disk.thread.report()
-        return report | {"counts": report["counts"] | dict(self.disk.counts)}
+        report, counts = self.disk.thread.report(), self.disk.counts + self.disk.writer.counts
+        return report | {"counts": report["counts"] | dict(counts)}
 
     def hand_over(self) -> None:
-        """Give the disk's thread the KV that it had no room for at its commit."""
-        if self.disk is not None:
-            self.disk.write_rest(self._slots.values())
+        """Give the disk's thread, at the end, what is not on disk and is gone on from."""
+        self._writer.write_rest(self._slots.values())
 
     def shut(self, flush_s: float) -> None:
         """Write what is queued, for so long, and end the disk's thread. Any thread, at the end."""
@@ -298,82 +316,49 @@ class KVManager:
             self.disk.thread.flush(flush_s)
             self.disk.thread.close()
 
-    def _to_disk(self, slot: LiveSlot) -> None:
-        if self.disk is not None:
-            self.disk.write_slot(slot)
-
     def _check_in(self, slot: LiveSlot) -> None:
         assert slot.is_busy and slot.joint.pins > 0, (slot.is_busy, slot.joint.pins)
         slot.joint.pins -= 1
         slot.is_busy, slot.used_at = False, time.monotonic()
         if slot.line is not None:
             self.lines.end_turn(slot.line, slot.used_at)
+        self._give_up_surplus()
 
     # ------------------------------------------------------------ idle time
 
     def unfinished(self, natural: Callable[[Tokens], list[int]]) -> PrefixQuery | None:
-        """Return tokens of a live slot that no canonical prefill has read yet, if there are any.
+        return self.idle_work.unfinished(natural)
 
-        `natural` gives the cuts of every prompt that begins with some tokens. Nothing is to be
-        done where stored KV is not canonical anyway, or where there is no second slot.
-        """
-        if self.rules.store_format is not None or self.rules.slots_max < 2:
-            return None
-        for slot in sorted(self._slots.values(), key=lambda s: -s.used_at):
-            if slot.is_busy or slot.is_spare or slot.is_settled:
-                continue
-            cuts = natural(slot.tokens)
-            names = prefix_hashes(slot.root.name, slot.tokens, cuts)
-            query = PrefixQuery(slot.tokens, cuts, names, root=slot.root.name, images=slot.images)
-            if query.limit > PrefixSearch(self.store, query, is_exact=True).run().position:
-                return query
-            slot.is_settled = True
-        return None
-
-    def open_spare(self, query: PrefixQuery) -> LiveSlot | None:
-        """Check out a slot for idle work.
-
-        None where sessions have them all, or where the work was done before and there was no
-        room to keep it: nothing is prefilled in idle time twice either.
-        """
-        spares = [slot for slot in self._slots.values() if slot.is_spare]
-        if not spares and len(self._slots) >= self.rules.slots_max:
-            return None
-        plan = make_plan(self.store, [s.view() for s in spares], query, is_exact=True)
-        if plan.slot is None:
-            for spare in spares:
-                self.give_up(spare)
-            plan = make_plan(self.store, [], query, is_exact=True)
-        if plan.position + self.rules.chunk < self._prefilled_to(query):
-            return None
-        slot = self._fill(plan, query, self._idle_work_line(plan), query.limit)
-        slot.is_spare = slot.is_settled = True
-        slot.capacity = self._layers.reserve(slot.cache, query.limit)
+    def open_spare(
+        self, query: PrefixQuery, is_foreseen: bool, has_room: Callable[[int], bool]
+    ) -> LiveSlot | None:
+        """Check out a slot for idle work; see IdleWork."""
+        slot = self.idle_work.open(query, is_foreseen, has_room)
+        if slot is not None:
+            self._writer.begin(slot, query)
         return slot
 
     def settle(self, query: PrefixQuery) -> None:
-        """Idle work for these tokens is done, or cannot be."""
-        for slot in self._slots.values():
-            if slot.tokens is query.tokens:
-                slot.is_settled, slot.idle_prefilled_to = True, query.limit
+        self.idle_work.settle(query)
 
-    def _prefilled_to(self, query: PrefixQuery) -> int:
-        """Return up to where these tokens of a live slot were read canonically before."""
-        for slot in self._slots.values():
-            if slot.tokens is query.tokens:
-                return max(slot.idle_prefilled_to, slot.canonical_to)
-        return 0
+    def known_to(self, query: PrefixQuery) -> int:
+        return self.idle_work.known_to(query)
+
+    @property
+    def idle_mode(self) -> IdleMode:
+        return self.rules.idle_prefill
 
     def close_spare(self, slot: LiveSlot) -> None:
-        """Check in a slot of idle work, done or interrupted."""
         if slot.joint.is_dropped:
             self.transfer.reindex(slot)
+        self._writer.end(slot)
         self._check_in(slot)
 
     def sweep(self) -> bool:
         """Give up the slots of sessions idle for long; say whether there were any."""
         now, idle_s = time.monotonic(), self.rules.session_idle_s
         old = [s for s in self._slots.values() if not s.is_busy and now - s.used_at > idle_s]
+        self._writer.write_quiet(self._slots.values())
         for slot in old if idle_s else ():
             self.give_up(slot)
         self.lines.forget({extent.line for extent in self.store.extents})
@@ -434,6 +419,7 @@ class KVManager:
             self.transfer.restore(slot, plan, rows)
         slot.joint.pins += 1
         slot.images = tuple(run.bare() for run in query.images)
+        slot.system_end = query.system_end
         self.transfer.quantise(slot, plan.position)
         return slot
 
@@ -444,18 +430,17 @@ class KVManager:
         """
         if len(self._slots) < self.rules.slots_max:
             return False
-        now = time.monotonic()
-        idle = [slot for slot in self._slots.values() if not slot.is_busy]
-        assert idle, "the scheduler opens no more than slots_max"
+        first, *_ = least_needed(self._slots.values(), time.monotonic())  # not all of them run
         needed, _ = self._needed_by(query)
         needed.mark(1)
-        self.give_up(min(idle, key=lambda slot: _idle_slot_rank(slot, now)))
+        self.give_up(first)
         needed.mark(-1)
         return True
 
     def give_up(self, slot: LiveSlot) -> None:
         """Empty an idle slot, and copy what only it holds into the store where there is room."""
         assert not slot.is_busy and self._slots[slot.number] is slot, (slot.number, slot.is_busy)
+        self._writer.leave(slot)
         self.transfer.give_up_rows(slot, 0)
         slot.cache = []
         del self._slots[slot.number]
@@ -476,12 +461,6 @@ class KVManager:
         self.lines.begin_turn(line, now, max(turns, line.turns + 1))
         return line
 
-    def _idle_work_line(self, plan: ResumePlan) -> LinePriority:
-        """Return the line that idle work is for."""
-        if plan.slot is not None and (line := self._slots[plan.slot].line) is not None:
-            return line
-        return plan.path[-1].line if plan.path else self.lines.open(time.monotonic(), 1)
-
     def _check_depth(self, slot: LiveSlot) -> None:
         """Assert that the slot's layers hold as many tokens as its bookkeeping says."""
         depth = self._layers.depth(slot.cache)
@@ -491,9 +470,3 @@ class KVManager:
 def _ends_inside(images: Sequence[ImageRun], position: int) -> bool:
     """Whether a prefill that broke off at `position` left an image half read."""
     return any(run.start < position < run.end for run in images)
-
-
-def _idle_slot_rank(slot: LiveSlot, now: float) -> tuple[bool, float, float]:
-    """Return what orders idle slots: the lowest makes way."""
-    likelihood = slot.line.likelihood(now, 0) if slot.line is not None else 0.0
-    return (not slot.is_spare, likelihood, slot.used_at)

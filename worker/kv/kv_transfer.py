@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +20,14 @@ from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.quantise_kv import LayerRows, PackedFormat, QuantFormat
 
 
+class IdleMode(Enum):
+    """What is prefilled in idle time."""
+
+    NEVER = "never"
+    AUTO = "auto"  # what the next request would have to read; a trunk that is fast, once more
+    ALWAYS = "always"  # all that no canonical prefill has read yet
+
+
 @dataclass(frozen=True, slots=True)
 class KeepRules:
     """The rules by which KV is kept: settings, and what the model allows."""
@@ -26,6 +35,7 @@ class KeepRules:
     slots_max: int
     chunk: int  # tokens of one prefill forward
     is_exact: bool  # canonical KV only: warm equals cold to the bit
+    cut_label: str = ""  # of the rule that prefills are cut by, as files on disk name it
     ttl_s: float = 0.0  # KV unused for longer goes in idle time, and before others; 0 = never
     session_idle_s: float = 0.0  # a slot unused for longer is given up; 0 = never
     store_format: PackedFormat | None = None  # of rows in the store and on disk
@@ -33,6 +43,7 @@ class KeepRules:
     store_ignored: str = ""  # why rows are stored as they are, though bits are set
     running_format: QuantFormat | None = None  # of a live slot's rows ...
     running_from: int = 0  # ... once it has so many tokens
+    idle_prefill: IdleMode = IdleMode.AUTO
 
     def packing(self, slot: LiveSlot, end: int) -> PackedFormat | None:
         """Return how rows of the slot up to `end` are stored; None is as they are."""

@@ -148,8 +148,11 @@ class LayerMap:
 
     def slot_bytes(self, rows: int, form: QuantFormat | None) -> int:
         """Return what a live cache with room for `rows` tokens takes."""
-        window = self.window_bytes(min(rows, self.layout.window))
-        return _rounded(rows) * self.row_cost(form)[0] + window + self.state_bytes
+        return _rounded(rows) * self.row_cost(form)[0] + self.unwritten_bytes(rows)
+
+    def unwritten_bytes(self, rows: int) -> int:
+        """Return what of that is allocated only as it is written: windows and states."""
+        return self.window_bytes(min(rows, self.layout.window)) + self.state_bytes
 
     def depth(self, cache: list[Any]) -> int | None:
         """Return how many tokens the layers really hold; None where no layer counts them."""
@@ -204,6 +207,7 @@ class LayerMap:
         for shapes, leaf in zip(self._shapes, _of_kind(cache, _ROWS), strict=True):
             if leaf.keys is None:
                 _presize(leaf, shapes, _rounded(rows))
+                mx.eval(rows_of(leaf).arrays)  # MLX counts it: what is admitted next sees it
                 room = min(room, _rounded(rows))
                 continue
             old = rows_of(leaf)

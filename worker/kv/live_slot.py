@@ -39,6 +39,9 @@ class LiveSlot:
     capacity: int = 0  # tokens that fit without a copy
     format: QuantFormat | None = None  # of its rows
     used_at: float = 0.0
+    system_end: int = 0  # of the prompt that it was opened for ...
+    limit: int = 0  # ... and where that prompt's reading ends
+    cold_point: Joint | None = None  # amid its reading, on disk in case the worker is killed
     root: Joint = field(init=False)  # what the names of its prefixes begin with
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from hearth.worker.cache.block_hash import PrefixHash, Tokens
 from hearth.worker.cache.extent_store import Joint
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan
+from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.live_slot import LiveSlot
 
 _NO_PLAN = ResumePlan.cold()
@@ -42,6 +43,10 @@ class NullKVManager:
     def cold_bytes(self, rows: int) -> int:
         """Return what an empty slot for `rows` tokens takes."""
         return 0  # nobody knows what such a model's caches take
+
+    def unwritten_bytes(self, rows: int) -> int:
+        """Return what of that the first forward allocates: windows and states."""
+        return 0
 
     def releasable(self, spared: PrefixQuery | None = None) -> int:
         return 0
@@ -82,8 +87,17 @@ class NullKVManager:
     def unfinished(self, natural: Callable[[Tokens], list[int]]) -> PrefixQuery | None:
         return None
 
-    def open_spare(self, query: PrefixQuery) -> LiveSlot | None:
+    def open_spare(
+        self, query: PrefixQuery, is_foreseen: bool, has_room: Callable[[int], bool]
+    ) -> LiveSlot | None:
         return None
+
+    def known_to(self, query: PrefixQuery) -> int:
+        return 0
+
+    @property
+    def idle_mode(self) -> IdleMode:
+        return IdleMode.NEVER
 
     def settle(self, query: PrefixQuery) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Decides where a prefill is cut: a pure function of the tokens, so that every run cuts alike.
+"""Decides where a prefill is cut: a pure function of tokens, model and chip, never of the load.
 
 How a prompt is cut into forwards changes the last bits of its KV (.context/LESSONS.md), so cold,
 warm, cached and uncached requests all ask here. The cache keeps and resumes KV at these cuts only.
@@ -11,8 +11,11 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.cache.image_keys import has_images, image_borders, is_inside
+from hearth.worker.cache.prefill_grid import FULL_TO, HEADER_GAP, STEP_MIN, PrefillGrid
 
-HEADER_GAP_TOKENS_MIN = 64  # a message header closer to the last cut is not worth a forward
+RULES = "r2"  # these rules, as `label` names them: other rules, another name
+# Tokens: conversations with other tools part amid system and tools, where there is no header.
+SYSTEM_STEP_MAX = 1024
 LAST_OF_SEVERAL = [False, False, True]  # which of three messages in a row are the model's own
 TAIL_TOKENS_MAX = 16  # a generation prompt up to this long is fed with the last token
 
@@ -37,6 +40,18 @@ class CutRule:
 
     chunk: int  # tokens
     marks: TurnMarks
+    gap: int = HEADER_GAP  # tokens
+    step_min: int = STEP_MIN  # see `PrefillGrid`
+    full_to: int = FULL_TO
+
+    @property
+    def label(self) -> str:
+        """The rule, as files of KV name it: what another rule cut is not canonical here."""
+        return f"{RULES}.{self.chunk}.{self.gap}.{self.step_min}.{self.full_to}"
+
+    @property
+    def grid(self) -> PrefillGrid:
+        return PrefillGrid(self.chunk, self.step_min, self.full_to)
 
     def cuts(self, ids: Sequence[int] | Tokens) -> list[int]:
         """Return the ends of the forwards before the last one, ascending.
@@ -60,13 +75,21 @@ class CutRule:
         cuts, undecided = self._found(ids)
         return cuts if undecided in cuts else [cut for cut in cuts if cut < undecided]
 
+    def system_end(self, ids: Sequence[int] | Tokens) -> int:
+        """Return where system and tools end, which is a cut; 0 where the prompt has no such place.
+
+        Other conversations begin alike up to there.
+        """
+        starts = self._header_positions(pack(ids))
+        return starts[1] if len(starts) > 1 else 0
+
     def _found(self, ids: Sequence[int] | Tokens) -> tuple[list[int], int]:
         """Return the cuts, and the header that is one of them or not by what follows `ids`."""
         cuts: list[int] = []
         last = 0
         always, maybe, undecided = self._candidates(ids)
         for position in sorted(always | maybe):
-            if position in always or position - last >= HEADER_GAP_TOKENS_MIN:
+            if position in always or position - last >= self.gap:
                 cuts.append(position)
                 last = position
         return cuts, undecided
@@ -76,15 +99,14 @@ class CutRule:
 
         And the last header where it may turn out to be the last of several; else the end.
         """
-        assert self.chunk > 0, self.chunk
-        always = set(range(self.chunk, len(ids), self.chunk))
         maybe = set()
         keys = pack(ids)
+        starts = self._header_positions(keys)
+        always = {*self.grid.points(len(ids)), *self._system_grid(starts, len(ids))}
         if has_images(keys):
             begins, ends = image_borders(keys)
             always = {cut for cut in always if not is_inside(keys, cut)} | set(ends)
             maybe.update(begins)
-        starts = self._header_positions(keys)
         is_own = [self._is_assistants(ids, start) for start in starts]
         for number, start in enumerate(starts):
             # The second message begins where system and tools end; what a model's own turn is
@@ -97,6 +119,13 @@ class CutRule:
         always.discard(0)
         is_open = is_own[-2:] == [False, False]
         return always, maybe - {0}, starts[-1] if is_open else len(ids)
+
+    def _system_grid(self, starts: list[int], length: int) -> range:
+        """Return what is cut beside the grid in system and tools, or what may be amid them."""
+        if not starts:
+            return range(0)
+        system_end = starts[1] if len(starts) > 1 else length
+        return range(SYSTEM_STEP_MAX, system_end, SYSTEM_STEP_MAX)
 
     def _header_positions(self, keys: Tokens) -> list[int]:
         if not self.marks.header_ids:

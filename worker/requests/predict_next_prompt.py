@@ -45,7 +45,15 @@ def predict_next_prompt(
     cuts, root = facts.cut_rule.natural(tokens), request.query.root or facts.root
     names = prefix_hashes(root, tokens, cuts)
     images = tuple(run.bare() for run in built.images if run.end <= len(tokens))
-    return PrefixQuery(tokens, cuts, names, family_of(visit.prompt), root=root, images=images)
+    return PrefixQuery(
+        tokens,
+        cuts,
+        names,
+        family_of(visit.prompt),
+        root=root,
+        images=images,
+        system_end=facts.cut_rule.system_end(tokens),
+    )
 
 
 def _next_content(

@@ -100,7 +100,11 @@ class RequestBuilder:
         root, cuts = root_of(message, self._facts.root), self._facts.cut_rule.cuts(built.keys)
         *names, whole = prefix_hashes(root, built.keys, [*cuts, len(built.keys)])
         family = family_of(message.prompt)
-        return PrefixQuery(built.keys, cuts, names, family, is_side, root, built.images), whole
+        system_end = self._facts.cut_rule.system_end(built.keys)
+        query = PrefixQuery(
+            built.keys, cuts, names, family, is_side, root, built.images, system_end
+        )
+        return query, whole
 
     def _splitter_and_guide(
         self, message: Submit, built: BuiltPrompt, visit: SessionVisit | None

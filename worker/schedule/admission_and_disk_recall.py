@@ -2,15 +2,19 @@
 
 import logging
 from collections import Counter
+from collections.abc import Collection
 from typing import Final
 
 from hearth.shared.wire_messages import Failed
+from hearth.worker.kv.layer_adapters import STEP
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
+from hearth.worker.schedule.memory_guard import PromptCost
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 
 RECALLS_MAX: Final = 2  # waits for the disk: on arrival, and if that was evicted before its turn
 SPARE_ROWS: Final = 512  # a slot has room for so much of an answer; it grows for a longer one
+GROWTH_ROWS: Final = 2_048  # tokens that each answer is thought to grow by while another begins
 
 log = logging.getLogger(__name__)
 
@@ -86,22 +90,37 @@ class Admission:
 
     # ------------------------------------------------------------ memory
 
-    def makes_room(self, request: Request, is_last: bool, depth: int) -> tuple[bool, int]:
+    def makes_room(
+        self, request: Request, running: Collection[Request], depth: int
+    ) -> tuple[bool, int]:
         """Free memory for its slot; say whether there is enough, and how many bytes that takes.
 
-        `is_last`: no other request runs whose end would free some. `depth` is the length of the
-        longest prompt that is being read, this one included.
+        `running` are the requests that have a slot: what each of them will take is left free, so
+        that many answers that begin at once do not outgrow the memory together. `depth` is the
+        length of the longest prompt that is being read, this one included.
         """
         kv_manager, query, rows = self.kv_manager_of(request), request.query, rows_of(request)
-        times = 1 if is_last else 2  # a batch copies what joins it
-        return self._config.memory.admits(
-            self._kv_manager,
-            query,
-            lambda: times * kv_manager.slot_cost(query, rows),
-            times * self._uncached.slot_cost(query, rows),
-            is_last,
-            depth,
+        times = 2 if running else 1  # a batch copies what joins it
+        promised = sum(map(self._promised_bytes, running))
+        growth = sum(map(self._growth_bytes, [*running, request])) if running else 0
+        cost = PromptCost(
+            lambda: times * kv_manager.slot_cost(query, rows) + promised,
+            times * self._uncached.slot_cost(query, rows) + promised,
+            growth,
         )
+        return self._config.memory.admits(self._kv_manager, query, cost, not running, depth)
+
+    def _promised_bytes(self, request: Request) -> int:
+        """Return what its first forward will allocate: states and windows; rows are there."""
+        has_begun = request.position > request.cached_tokens
+        return 0 if has_begun else self._uncached.unwritten_bytes(rows_of(request))
+
+    def _growth_bytes(self, request: Request) -> int:
+        """Return what its answer is thought to take yet; a batch has no rows to spare for it."""
+        told = request.prompt_tokens + request.completion_tokens
+        end = min(request.prompt_tokens + request.tokens_max, told + GROWTH_ROWS)
+        cost = self._uncached.cold_bytes
+        return cost(end + STEP) - cost(told)
 
     def no_room(self, request: Request, cost: int) -> Failed:
         """Refuse a prompt that does not fit though all else was given up."""
@@ -115,3 +134,16 @@ class Admission:
 def rows_of(request: Request) -> int:
     """Return for how many tokens a slot has room at first."""
     return request.prompt_tokens + min(request.tokens_max, SPARE_ROWS)
+
+
+def prefills_for(leader: Request, request: Request) -> bool:
+    """Whether `leader` is about to prefill what `request` would have to prefill too."""
+    if not (leader.uses_cache and request.uses_cache):
+        return False
+    shared = request.shared.get(leader.request_id)
+    if shared is None:
+        theirs = set(leader.query.names)
+        mine = zip(request.query.cuts, request.query.names, strict=True)
+        shared = max((cut for cut, name in mine if name in theirs), default=0)
+        request.shared[leader.request_id] = shared
+    return shared > max(leader.position, request.kept_tokens)

@@ -1,18 +1,20 @@
 """Prefills in idle time what a next request would have to."""
 
 import bisect
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from hearth.worker.cache.image_keys import ids_of
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.engine import Engine
+from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 
 NEXT_PROMPTS_MAX: Final = 4  # rendered next prompts that wait for idle time
+SESSIONS_MAX: Final = 1024  # whose idle tokens are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,38 +23,53 @@ class _Prefill:
 
     query: PrefixQuery
     slot: LiveSlot
+    known: int  # up to where a request would have gone on from what was there
 
 
 class IdlePrefill:
     """Does the scheduler's work while no request is there. Owner: the inference thread.
 
-    Invariant: at most one spare slot is open, that of `_running`.
+    Invariant: at most one slot is open here, that of `_running`.
 
-    What decoding wrote is not quite what a prefill would have written; a canonical copy is made
-    while the client runs its tool. A new request interrupts that after the chunk, or the image.
+    By IdleMode.AUTO that is what the session's next request would have to read, and only while the
+    machine is on mains power. A new request interrupts it after the chunk, or the image.
     """
 
     def __init__(
         self, engine: Engine, kv_manager: KVManagerInterface, config: SchedulerConfig
     ) -> None:
-        self.tokens = 0  # that were prefilled here
+        self.counts: Counter[str] = Counter(ahead=0, again=0)  # tokens; again: known before
+        self._sessions: Counter[str] = Counter()  # tokens by session
         self._engine = engine
         self._kv_manager = kv_manager
         self._config = config
         self._running: _Prefill | None = None
         self._next_prompts: deque[PrefixQuery] = deque(maxlen=NEXT_PROMPTS_MAX)
 
+    @property
+    def tokens(self) -> int:
+        """All tokens that were prefilled here."""
+        return self.counts.total()
+
+    def session_tokens(self, query: PrefixQuery, slot: LiveSlot) -> int:
+        """Return how many tokens were read here for the session of a request."""
+        return self._sessions[_session(query, slot)]
+
+    def report(self) -> dict[str, Any]:
+        """Return for `/v1/cache` what was read: ahead of a request, or once more."""
+        mode = self._kv_manager.idle_mode
+        return {"mode": mode.value, "on_mains": self._config.power.is_on_mains(), **self.counts}
+
     def step(self) -> bool:
         """Prefill one chunk of an answer, or of a next prompt; say whether there was any."""
+        if not self._is_allowed():
+            self.forget()
+            return False
         if self._running is None:
-            query = self._next()
-            if query is None:
-                return False
-            slot = None if self._config.isolation.spoils(query) else self._open(query)
-            if slot is None:
-                self._kv_manager.settle(query)
-                return bool(self._next_prompts)
-            self._running = _Prefill(query, slot)
+            begun = self._begin()
+            if begun is not None:
+                return begun
+        assert self._running is not None
         query, slot = self._running.query, self._running.slot
         position = slot.position
         assert position <= query.limit, (position, query.limit)
@@ -63,16 +80,16 @@ class IdlePrefill:
                 self._kv_manager.settle(
                     query
                 )  # the image's file is gone with the request it came in
-                self.stop()
+                self._close()
                 return True
             self._config.forwards.idle(query, number)
             self._prefill_to(self._running, end)
             self._kv_manager.commit(slot, query.tokens[:end], query.names[number])
             self._config.forwards.rest(())
-            self.tokens += end - position
+            self._count(self._running, position, end)
         if slot.position == query.limit:
             self._kv_manager.settle(query)
-            self.stop()
+            self._close()
         return True
 
     def add(self, query: PrefixQuery) -> None:
@@ -80,14 +97,57 @@ class IdlePrefill:
         self._next_prompts.append(query)
 
     def stop(self) -> None:
-        """Stop the prefill in progress; what was prefilled of it is kept."""
+        """Interrupt the prefill in progress; what was prefilled of it is kept.
+
+        The rest comes later, where its session has not read it by then.
+        """
+        running = self._running
+        self._close()
+        if running is None or running.known >= running.query.limit:
+            return  # a slot that lacks a canonical copy is found again
+        if len(self._next_prompts) < NEXT_PROMPTS_MAX:
+            self._next_prompts.appendleft(running.query)
+
+    def forget(self) -> None:
+        self._next_prompts.clear()
+        self._close()
+
+    def _is_allowed(self) -> bool:
+        mode = self._kv_manager.idle_mode
+        return mode is not IdleMode.AUTO or self._config.power.is_on_mains()
+
+    def _begin(self) -> bool | None:
+        """Open a slot for what is prefilled next; None where one is open now.
+
+        Else say whether there is more to look at.
+        """
+        query, is_foreseen = self._next()
+        if query is None:
+            return False
+        known = self._kv_manager.known_to(query)
+        slot = None
+        if not self._config.isolation.spoils(query):
+            slot = self._open(query, is_foreseen)
+        if slot is None:
+            self._kv_manager.settle(query)
+            return bool(self._next_prompts)
+        self._running = _Prefill(query, slot, known)
+        return None
+
+    def _close(self) -> None:
         if self._running is not None:
             self._kv_manager.close_spare(self._running.slot)
             self._running = None
 
-    def forget(self) -> None:
-        self._next_prompts.clear()
-        self.stop()
+    def _count(self, running: _Prefill, start: int, end: int) -> None:
+        """Count what was read: behind what was known it would have to be read by a request."""
+        again = max(0, min(end, running.known) - start)
+        self.counts["again"] += again
+        self.counts["ahead"] += end - start - again
+        name = _session(running.query, running.slot)
+        if name not in self._sessions and len(self._sessions) >= SESSIONS_MAX:
+            del self._sessions[next(iter(self._sessions))]
+        self._sessions[name] += end - start
 
     def _prefill_to(self, running: _Prefill, cut: int) -> None:
         """Prefill to the next cut in the forwards that a request takes: others round otherwise."""
@@ -99,14 +159,24 @@ class IdlePrefill:
             self._engine.prefill(slot.cache, ids[start:end].tolist(), query.images)
             start = end
 
-    def _next(self) -> PrefixQuery | None:
-        """Return what is prefilled next: rendered next prompts first."""
+    def _next(self) -> tuple[PrefixQuery | None, bool]:
+        """Return what is prefilled next, and whether it was foreseen: rendered prompts first."""
+        if self._kv_manager.idle_mode is IdleMode.NEVER:
+            self._next_prompts.clear()
         if self._next_prompts:
-            return self._next_prompts.pop()  # the newest first: it is asked soonest
-        return self._kv_manager.unfinished(self._config.natural_cuts)
+            return self._next_prompts.pop(), True  # the newest first: it is asked soonest
+        return self._kv_manager.unfinished(self._config.natural_cuts), False
 
-    def _open(self, query: PrefixQuery) -> LiveSlot | None:
-        """Return a spare slot for `query`; None where memory or slots do not allow one."""
-        cost = self._kv_manager.uncached.slot_cost(query, query.limit)
-        is_over = self._config.memory.over(cost, len(query.tokens))
-        return None if is_over else self._kv_manager.open_spare(query)
+    def _open(self, query: PrefixQuery, is_foreseen: bool) -> LiveSlot | None:
+        """Return a slot for `query`; None where memory or slots do not allow one."""
+
+        def has_room(nbytes: int) -> bool:
+            return not self._config.memory.over(nbytes, len(query.tokens))
+
+        return self._kv_manager.open_spare(query, is_foreseen, has_room)
+
+
+def _session(query: PrefixQuery, slot: LiveSlot) -> str:
+    """Return the name of a session: what its client calls it, or else its line's number."""
+    line = slot.line
+    return query.family or (str(line.number) if line is not None else "")

@@ -7,7 +7,9 @@ from hearth.worker.cache.block_hash import PrefixHash, Tokens
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.kv.disk_tier import DiskRecall
+from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.kv.null_kv_manager import NullKVManager
 
 
 class KVManagerInterface(Protocol):
@@ -18,7 +20,10 @@ class KVManagerInterface(Protocol):
     """
 
     @property
-    def uncached(self) -> "KVManagerInterface": ...
+    def uncached(self) -> NullKVManager: ...
+
+    @property
+    def idle_mode(self) -> IdleMode: ...
 
     def plan(self, query: PrefixQuery) -> ResumePlan: ...
 
@@ -52,7 +57,11 @@ class KVManagerInterface(Protocol):
 
     def unfinished(self, natural: Callable[[Tokens], list[int]]) -> PrefixQuery | None: ...
 
-    def open_spare(self, query: PrefixQuery) -> LiveSlot | None: ...
+    def open_spare(
+        self, query: PrefixQuery, is_foreseen: bool, has_room: Callable[[int], bool]
+    ) -> LiveSlot | None: ...
+
+    def known_to(self, query: PrefixQuery) -> int: ...
 
     def settle(self, query: PrefixQuery) -> None: ...
 

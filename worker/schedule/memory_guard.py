@@ -22,6 +22,15 @@ class KVHolder(Protocol):
     def release(self, nbytes: int, spared: PrefixQuery | None = None) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class PromptCost:
+    """Tells the bytes that a prompt takes once it has a slot."""
+
+    now: Callable[[], int]  # as things are
+    cold: int  # once nothing is kept of it
+    growth: int = 0  # what answers are still to take: it is enough that for this something can go
+
+
 @dataclass(slots=True)
 class Watermark:
     """Warns once in the log that a budget is nearly used up. Owner: the inference thread."""
@@ -85,26 +94,25 @@ class MemoryGuard:
         self,
         holder: KVHolder,
         query: PrefixQuery,
-        cost: Callable[[], int],
-        cold_cost: int,
+        cost: PromptCost,
         is_last: bool,
         depth: int = 0,
     ) -> tuple[bool, int]:
         """Free memory for a prompt; say whether there is enough, and how many bytes it takes.
 
-        `cost()` is what it takes now, `cold_cost` what it does once nothing is kept of it. That
-        goes last, and only where nobody runs whose end would make room (`is_last`). Where what may
-        go would not do, nothing goes.
+        What the prompt goes on from goes last, and only where nobody runs whose end would make
+        room (`is_last`). Where what may go would not do, nothing goes.
         """
-        needed = cost()
-        assert needed >= 0 and cold_cost >= 0, (needed, cold_cost)
+        needed = cost.now()
+        assert needed >= 0 and cost.cold >= 0, (needed, cost.cold)
         for spared in (query, None) if is_last else (query,):
-            missing = self.over(needed if spared is not None else cold_cost, depth)
+            missing = self.over(needed if spared is not None else cost.cold, depth)
             if 0 < missing <= holder.releasable(spared):
                 holder.release(missing, spared)
-                needed = cost()
+                needed = cost.now()
             if not self.over(needed, depth):
-                return True, needed
+                later = self.over(needed + cost.growth, depth)
+                return not later or later <= holder.releasable(spared), needed
         return False, needed
 
     def makes_room(self, holder: KVHolder, nbytes: int, depth: int = 0) -> bool:

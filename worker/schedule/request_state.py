@@ -115,9 +115,14 @@ class Request:
     prompt_name: PrefixHash = PrefixHash(b"")  # the hash of all its tokens
     suspicions: tuple[Suspicion, ...] = ()  # a worker died with its beginning, or its answer
     is_read_apart: bool = False  # for that, in small forwards, and while nobody else has a slot
+    is_cut_beside: bool = False  # it was read in shorter forwards because answers were written
     kept_tokens: int = 0  # what was kept of it when it arrived
     slot: LiveSlot | None = None  # held from its first forward to its end
     plan: ResumePlan | None = None  # what it started with
+    canonical_tokens: int = (
+        0  # of what was kept then, those that a prefill of it would have written
+    )
+    idle_tokens: int = 0  # of its session, read in idle time until then
     recall: DiskRecall | None = None  # what it waits for from disk
     recalls: int = 0  # how often it has waited for that
     recalled_tokens: int = 0  # that came back from there

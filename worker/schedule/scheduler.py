@@ -1,4 +1,4 @@
-"""Advances all requests together, one prefill chunk and one decode step at a time."""
+"""Advances all requests together, one forward of a prompt and one decode step at a time."""
 
 import functools
 import logging
@@ -9,7 +9,6 @@ from typing import Any
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Failed, Finished, Progress, Up
-from hearth.worker.cache.image_keys import ImageName
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine import decoder
@@ -17,12 +16,12 @@ from hearth.worker.engine.decoder import SampledToken
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.memory_pressure import Pressure
 from hearth.worker.engine.sampler import TokenChoice
-from hearth.worker.schedule.admission_and_disk_recall import Admission, rows_of
+from hearth.worker.schedule.admission_and_disk_recall import Admission, prefills_for, rows_of
 from hearth.worker.schedule.answer_deltas import last_deltas, piece_deltas, token_logprob
 from hearth.worker.schedule.fair_queue import give_turn, in_turn
 from hearth.worker.schedule.idle_prefill import IdlePrefill
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
-from hearth.worker.schedule.model_load_and_prefill_log import log_prefill
+from hearth.worker.schedule.prefill_forwards import PrefillForwards, TimeShares, begun_images
 from hearth.worker.schedule.request_state import RecallDone, Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.usage_report import answer_row, log_finished, make_usage
@@ -36,13 +35,14 @@ class Scheduler:
     """Decides what the model computes next. Owner: the inference thread; `load` is any thread's.
 
     Invariants: a request is in exactly one of `_waiting`, `_prefilling`, `_decoding`, or it has
-    ended; it holds a slot in the latter two, of which there are `slots_max` at most.
+    ended; it holds a slot in the latter two, of which there are `running_max` at most.
 
     A request waits, is prefilled from where the kept KV ends, decodes, and ends in exactly one
-    Finished. Between two chunks of a prefill every decoding sequence gets its next token. Of
-    several prefills the oldest and the shortest take turns, so that a short prompt need not wait
-    for a long one, nor the long one for ever. A request whose beginning another is prefilling
-    waits for that one, without a slot, and takes over where it ends.
+    Finished. Between two forwards of a prefill every decoding sequence gets its next token, and
+    all of them together as much time as the forward took (`TimeShares`). Of several prefills the
+    oldest and the shortest take turns, so that a short prompt need not wait for a long one, nor
+    the long one for ever. A request whose beginning another is prefilling waits for that one,
+    without a slot, and takes over where it ends.
     """
 
     def __init__(
@@ -65,11 +65,16 @@ class Scheduler:
         self._decoding: dict[str, Request] = {}
         self._is_oldest_next = True
         self._turn = 0  # slots that were given
+        self._places = config.running_max  # for requests that compute, as far as memory goes
         self._pace = Pace()
         self._idle = IdlePrefill(engine, kv_manager, config)
         self._forwards, self._isolation = config.forwards, config.isolation
         self.counts: Counter[str] = Counter()
         self._admission = Admission(kv_manager, config, self.counts)
+        self._shares = TimeShares()
+        self._reader = PrefillForwards(
+            engine, config, self._admission.kv_manager_of, self._pace, self._shares
+        )
         self.steps = 0
 
     @property
@@ -101,6 +106,8 @@ class Scheduler:
             "answers_running": len(answers),
             "answers_tokens_per_s": round(sum(row["tokens_per_s"] or 0 for _, row in answers), 1),
             "ends": dict(self.counts),
+            "running_max": self._config.running_max,
+            "idle": self._idle.report(),
             "memory_bytes": memory.used(),
             "memory_limit_bytes": memory.limit(),
             "pressure": self._config.relief.report(),
@@ -113,11 +120,11 @@ class Scheduler:
         """
         running = [*self._prefilling, *self._decoding.values()]
         waiting = list(self._waiting)
-        now = awake_s()
+        now, places = awake_s(), self._places
         wait_s = self._pace.wait_s(
-            [request.work(now) for request in running[: self._config.slots_max]],
+            [request.work(now) for request in running[:places]],
             [*(request.work(now) for request in waiting), *[Work(None)] * arriving],
-            self._config.slots_max,
+            places,
         )
         queue = [request.request_id for request in in_turn(waiting, self._turn)]
         return Load(len(running), queue, wait_s)
@@ -151,7 +158,10 @@ class Scheduler:
         return not self.running and (waits or self._config.relief.holds_back())
 
     def step(self) -> Iterator[Up]:
-        """Do one chunk and one decode step; yield what clients are sent, as soon as it holds."""
+        """Do one decode step, and a forward of a prompt before it where that has its turn.
+
+        Yields what clients are sent, as soon as it holds.
+        """
         self.steps += 1
         yield from self._drop_gone()
         yield from self._end_expired()
@@ -160,7 +170,7 @@ class Scheduler:
         yield from self._free_memory()
         yield from self._decode()
         self._forwards.rest(self._decoding.values())
-        assert self.running <= self._config.slots_max, (self.running, self._config.slots_max)
+        assert self.running <= self._config.running_max, (self.running, self._config.running_max)
 
     def prefill_idle(self) -> bool:
         """With nothing else to do, do one chunk of idle work; say whether there was any."""
@@ -223,7 +233,8 @@ class Scheduler:
         For memory too the first in turn waits, until those that run give it back: were it
         overtaken, it might wait for ever.
         """
-        while self.running < self._config.slots_max:
+        self._places = self._config.running_max
+        while self.running < self._config.running_max:
             running = [*self._prefilling, *self._decoding.values()]
             may_begin = self._isolation.gate(running, self._waiting)
             allowed = filter(may_begin, in_turn(self._waiting, self._turn))
@@ -234,10 +245,11 @@ class Scheduler:
                 yield from self._refuse_late()
                 return
             depth = max(request.prompt_tokens, self._prompt_depth)
-            has_room, cost = self._admission.makes_room(request, not self.running, depth)
-            if not has_room and self._engine.release_images(self._begun_images()):
+            has_room, cost = self._admission.makes_room(request, running, depth)
+            if not has_room and self._engine.release_images(begun_images(self._prefilling)):
                 continue
             if self.running and not has_room:
+                self._places = self.running
                 return
             if has_room and self._admission.asks_again(request):
                 continue
@@ -271,6 +283,8 @@ class Scheduler:
         slot, plan = kv_manager.open(request.query, rows_of(request))
         assert slot.position == plan.position <= request.query.limit, (slot.position, plan)
         request.slot, request.plan, request.position = slot, plan, plan.position
+        request.canonical_tokens = min(slot.canonical_to, plan.position)
+        request.idle_tokens = self._idle.session_tokens(request.query, slot)
         request.start_times()
         self._isolation.begin(request)
 
@@ -278,7 +292,7 @@ class Scheduler:
         """Give memory back where answers have outgrown it; the youngest ends where all is given."""
         memory, depth = self._config.memory, self._prompt_depth
         while not memory.makes_room(self._kv_manager, 0, depth) and self._decoding:
-            if self._engine.release_images(self._begun_images()):
+            if self._engine.release_images(begun_images(self._prefilling)):
                 continue
             request = next(reversed(self._decoding.values()))
             log.warning("memory is full: request=%s ends early", request.request_id)
@@ -289,36 +303,32 @@ class Scheduler:
         """Whether it waits for nothing but a slot: not for the disk, nor for another's prefill."""
         if self._admission.waits_for_disk(request):
             return False
-        return not any(self._prefills_for(leader, request) for leader in self._prefilling)
-
-    def _prefills_for(self, leader: Request, request: Request) -> bool:
-        """Whether `leader` is about to prefill what `request` would have to prefill too."""
-        if not (leader.uses_cache and request.uses_cache):
-            return False
-        shared = request.shared.get(leader.request_id)
-        if shared is None:
-            theirs = set(leader.query.names)
-            mine = zip(request.query.cuts, request.query.names, strict=True)
-            shared = max((cut for cut, name in mine if name in theirs), default=0)
-            request.shared[leader.request_id] = shared
-        return shared > max(leader.position, request.kept_tokens)
+        return not any(prefills_for(leader, request) for leader in self._prefilling)
 
     # ------------------------------------------------------------ forwards
 
-    def _prefill(self) -> Iterator[Up]:
-        """Read one chunk of one prompt; start decoding it when it was the last."""
-        if not self._prefilling:
-            return
-        request = self._prefilling[0]
-        if not self._is_oldest_next:
-            request = min(self._prefilling, key=lambda r: r.left_tokens)
+    def _next_to_read(self) -> Request | None:
+        """Return whose prompt has its turn now; None where it is the answers', or there is none.
+
+        Who is read already needs no forward, and waits for nobody's.
+        """
+        is_read = next((r for r in self._prefilling if r.is_prefilled), None)
+        is_answers_turn = bool(self._decoding) and self._shares.is_answers_turn
+        if is_read is not None or not self._prefilling or is_answers_turn:
+            return is_read
         self._is_oldest_next = not self._is_oldest_next
+        if not self._is_oldest_next:
+            return self._prefilling[0]
+        return min(self._prefilling, key=lambda r: r.left_tokens)
+
+    def _prefill(self) -> Iterator[Up]:
+        """Do one forward of one prompt; start decoding it when it was the last."""
+        request = self._next_to_read()
+        if request is None:
+            return
         if not request.is_prefilled:
-            encoder_s = self._engine.encoder_s
             try:
-                if not self._encode_image(request):
-                    self._prefill_chunk(request)
-                request.image_s += self._engine.encoder_s - encoder_s
+                self._reader.step(request, self._prefilling, self._decoding.values())
             except RequestError as error:  # an image cannot be had any more
                 self._prefilling.remove(request)
                 yield self._end_with_error(request, error)
@@ -333,53 +343,6 @@ class Scheduler:
             self._decoding[request.request_id] = request
             self._forwards.decode(self._decoding.values())
             self._engine.decoder.add(self._sequence(request))
-
-    def _encode_image(self, request: Request) -> bool:
-        """Encode the next image that the next forward reads, if one has to be; say whether so.
-
-        A step of its own: it can take long, and who left meanwhile is not prefilled for.
-        """
-        end = self._forward_end(request)
-        for run in request.images_to(end):
-            request.seen_to = max(request.seen_to, run.end)
-            self._forwards.read(request, self._decoding.values(), is_image=True)
-            if self._engine.encode(run.picture, self._begun_images()):
-                assert request.times is not None
-                request.times.note_chunk()
-                return True
-        return False
-
-    def _begun_images(self) -> set[ImageName]:
-        """Return the images that prefills need yet and had encoded: no other takes their place.
-
-        Else two long ones would be encoded anew for every chunk, in turns.
-        """
-        return {name for request in self._prefilling for name in request.begun_images()}
-
-    def _forward_end(self, request: Request) -> int:
-        """Return where the next forward of a prompt ends."""
-        cut = request.query.cuts[request.next_cut()]
-        end = self._config.forward_end(request.position, cut)
-        return self._isolation.forward_end(request, end)
-
-    def _prefill_chunk(self, request: Request) -> None:
-        """Prefill one chunk; keep what was read at each cut."""
-        slot, query, times = request.slot, request.query, request.times
-        assert slot is not None and times is not None, request.request_id
-        number, start = request.next_cut(), request.position
-        end = self._forward_end(request)
-        assert start < end <= query.limit, (start, end, query.limit)
-        began = awake_s()
-        self._forwards.read(request, self._decoding.values(), is_image=False)
-        self._engine.prefill(slot.cache, request.ids[start:end], query.images)
-        self._pace.note_chunk(end - start, awake_s() - began)
-        request.position = end
-        times.note_chunk()
-        log_prefill(request)
-        if end == query.cuts[number]:
-            kv_manager = self._admission.kv_manager_of(request)
-            tokens, name = query.tokens[:end], query.names[number]
-            kv_manager.commit(slot, tokens, name, is_fast=request.is_read_apart)
 
     def _sequence(self, request: Request) -> decoder.Sequence:
         """Return what the decoder goes on from: the slot's cache, and what is not in it yet."""
@@ -400,10 +363,16 @@ class Scheduler:
     def _decode(self) -> Iterator[Up]:
         """Do one decode step for all that decode."""
         if not self._decoding:
+            self._shares.clear()
             return
+        began = self._config.clock()
         self._forwards.decode(self._decoding.values())
         for sampled in self._engine.decoder.step():
             yield from self._take_token(self._decoding[sampled.key], sampled)
+        took_s = self._config.clock() - began
+        self._shares.note_decode(took_s)
+        if self._prefilling:
+            self._pace.note_beside(took_s)
 
     def _take_token(self, request: Request, sampled: SampledToken) -> Iterator[Up]:
         """Give one sampled token to its request; end it where that token, or its text, says so."""

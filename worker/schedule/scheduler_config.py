@@ -3,8 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
 from hearth.worker.cache.block_hash import Tokens
+from hearth.worker.cache.prefill_grid import WHOLE, PrefillGrid
+from hearth.worker.engine.power_source import PowerSource
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import PressureRelief
@@ -20,16 +23,21 @@ class SchedulerConfig:
     The inference thread calls `natural_cuts` and `ended`; any thread may call `post`.
     """
 
-    slots_max: int  # requests that compute at once
+    running_max: int  # requests that compute at once
     natural_cuts: Callable[[Tokens], list[int]]  # of every prompt that begins with some tokens
-    chunk: int = 1 << 40  # tokens; a forward amid an image ends at a multiple of this
+    grid: PrefillGrid = WHOLE  # a forward amid an image ends at its points
     # Records each request's end (request, usage, reason, stop string); returns the client's usage.
     ended: Callable[[Request, Usage, str, str | None], Usage] = lambda _r, usage, _w, _s: usage
     # Queues for the inference thread what the disk thread has read.
     post: Callable[[RecallDone], None] = lambda _: None
     watchdog: GenerationWatchdog = GenerationWatchdog()
     memory: MemoryGuard = MemoryGuard()
+    power: PowerSource = field(default_factory=PowerSource)
     relief: PressureRelief = field(default_factory=PressureRelief)
+    clock: Callable[[], float] = awake_s  # in seconds
+    # Of a prefill's forward while answers are written; 0 = whole chunks, as at any other time.
+    beside_goal_s: float = 0.0
+    beside_tokens_min: int = 128  # it reads no fewer for that
     forwards: RunningForwards = field(default_factory=RunningForwards)
     isolation: SuspectIsolation = field(default_factory=SuspectIsolation)
 
@@ -39,4 +47,5 @@ class SchedulerConfig:
         Idle prefill uses it too, so that it reads a prompt in the same forwards as a request.
         """
         assert position < cut, (position, cut)
-        return min(cut, (position // self.chunk + 1) * self.chunk)
+        step = self.grid.step_at(position)
+        return min(cut, (position // step + 1) * step)

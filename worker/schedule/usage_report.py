@@ -36,6 +36,9 @@ def make_usage(request: Request, now: float) -> Usage:
         queue_ms=round(((now if times is None else times.began_at) - received) * 1000),
         match=plan.kind if plan is not None else "none",
         image_ms=round(request.image_s * 1000),
+        matched_tokens=min(plan.matched, prompt) if plan is not None else 0,
+        canonical_tokens=request.canonical_tokens,
+        idle_tokens=request.idle_tokens,
     )
 
 

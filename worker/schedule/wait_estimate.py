@@ -44,6 +44,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._fed_tokens = self._fed_s = 0.0  # of the last chunks, the newest counting most
+        self._beside_s = 0.0  # that answers took meanwhile, likewise
         self._decode_s: float | None = None
         self._prompt_tokens: float | None = None
 
@@ -67,7 +68,13 @@ class Pace:
         """Note one chunk of a prefill."""
         assert tokens > 0 and seconds >= 0, (tokens, seconds)
         self._fed_s = self._fed_s * _KEPT + seconds
+        self._beside_s *= _KEPT
         self._fed_tokens = self._fed_tokens * _KEPT + tokens
+
+    def note_beside(self, seconds: float) -> None:
+        """Note a step of answers that a prompt waited for."""
+        assert seconds >= 0, seconds
+        self._beside_s += seconds if self._fed_tokens else 0.0
 
     def note_end(self, prefilled_tokens: int, decode_s: float) -> None:
         """Note one request that held a slot, however it ended."""
@@ -97,7 +104,9 @@ class Pace:
 
     def _prefill_s(self, work: Work) -> float:
         known = work.prefill_tokens
-        return (self.prompt_tokens if known is None else known) / self.prefill_tokens_per_s
+        tokens = self.prompt_tokens if known is None else known
+        slowed = 1 + self._beside_s / max(self._fed_s, _SECONDS_MIN)
+        return tokens / self.prefill_tokens_per_s * slowed
 
 
 def _average(before: float | None, newest: float) -> float:

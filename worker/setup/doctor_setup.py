@@ -11,11 +11,12 @@ from hearth.worker.doctor.checked_machine import machine_row, model_row, subject
 from hearth.worker.doctor.findings import Findings, FindingsFile
 from hearth.worker.doctor.idle_checks import IdleChecks, is_due
 from hearth.worker.doctor.run_checks import CheckRun
-from hearth.worker.engine.engine import Engine, default_chunk
+from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.footprint import process_bytes
 from hearth.worker.engine.memory_pressure import Pressure, system_pressure
 from hearth.worker.engine.mlx_memory import GB
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.prefill_lengths import prefill_lengths
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.schedule.memory_guard import MemoryGuard
@@ -69,7 +70,7 @@ def check_run(
         engine=Engine(loaded),
         rule=rule,
         rules=CheckRules(
-            default_chunk=default_chunk(),
+            default_chunk=prefill_lengths(loaded).chunk,
             ssd_directory=settings.kv_cache_dir if settings.max_kv_size_gb else None,
             ssd_bytes_per_day=settings.kv_disk_write_gb_per_day * GB,
         ),
@@ -171,7 +172,7 @@ class ModelDoctor:
         rows = []
         for name, is_auto, meaning in (
             ("CACHE_EXACT", self._asked.cache_exact == "auto", self._exact),
-            ("PREFILL_CHUNK", not self._asked.prefill_chunk, _chunk),
+            ("PREFILL_CHUNK", not self._asked.prefill_chunk, self._chunk),
         ):
             if is_auto:
                 rows.append((name, meaning(self.settings), meaning(later)))
@@ -183,14 +184,8 @@ class ModelDoctor:
     def _exact(self, settings: Settings) -> str:
         return str(is_exact(self._loaded, settings)).lower()
 
-
-def _chunk(settings: Settings) -> str:
-    return str(chunk_of(settings))
-
-
-def chunk_of(settings: Settings) -> int:
-    """Return how many prompt tokens one forward reads."""
-    return settings.prefill_chunk or default_chunk()
+    def _chunk(self, settings: Settings) -> str:
+        return str(settings.prefill_chunk or prefill_lengths(self._loaded).chunk)
 
 
 def settings_row(settings: Settings) -> dict[str, Any]:
@@ -198,7 +193,13 @@ def settings_row(settings: Settings) -> dict[str, Any]:
     names = (
         *("cache_exact", "prefill_chunk", "dtype", "doctor", "kv_bits", "cache_store_bits"),
         "workers",
-        *("live_slots_max", "max_kv_size", "memory_limit_mb", "cache_ram_budget_mb"),
+        *(
+            "live_slots_max",
+            "max_concurrent_requests",
+            "max_kv_size",
+            "memory_limit_mb",
+            "cache_ram_budget_mb",
+        ),
         *("max_kv_size_gb", "kv_disk_write_gb_per_day", "use_kv_cache"),
     )
     return {name.upper(): getattr(settings, name) for name in names}

@@ -12,22 +12,23 @@ from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.zmq_transport import private_directory
 from hearth.worker.cache.block_hash import ROOT_SCHEMA, PrefixHash, schema_root
-from hearth.worker.cache.cache_budget import MB, Budget, auto_bytes, share_of
+from hearth.worker.cache.cache_budget import MB, Budget
 from hearth.worker.disk.backup_exclusion import exclude_from_backup
-from hearth.worker.disk.disk_thread import DiskThread
+from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN, DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.doctor.checked_machine import chip
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.layer_exactness import differs_when_decoded
-from hearth.worker.engine.mlx_memory import recommended_bytes
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.weights_identity import HashMemory, WeightsIdentity
 from hearth.worker.kv.kv_manager import KVManager
-from hearth.worker.kv.kv_transfer import KeepRules
+from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
 from hearth.worker.kv.turboquant import WIDTH_MAX, WIDTH_STEP, TurboFormat
+from hearth.worker.prompt.prefill_cuts import CutRule
+from hearth.worker.setup.concurrency import live_slots_max
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,11 @@ ROOT_GROUP_SIZE, ROOT_STORE_BITS = 64, "0"
 
 
 def make_kv_manager(
-    engine: Engine, loaded: LoadedModel, settings: Settings, chunk: int
+    engine: Engine, loaded: LoadedModel, settings: Settings, cut_rule: CutRule
 ) -> KVManager | NullKVManager:
     """Return a KVManager; a NullKVManager, with one warning, where the caches are unknown.
+
+    It keeps nothing before it is told how much it may: see `WorkerMemory.share_out`.
 
     Raises:
         StartError: KV_BITS or KV_QUANT_SCHEME asks for what upstream cannot do with this model's
@@ -56,9 +59,10 @@ def make_kv_manager(
     if store_ignored:
         log.warning("CACHE_STORE_BITS is ignored: %s", store_ignored)
     rules = KeepRules(
-        slots_max=settings.live_slots_max,
-        chunk=chunk,
+        slots_max=live_slots_max(settings),
+        chunk=cut_rule.chunk,
         is_exact=exact,
+        cut_label=cut_rule.label,
         ttl_s=settings.prompt_cache_ttl_seconds,
         session_idle_s=settings.prompt_cache_session_max_idle_seconds,
         store_format=store_format,
@@ -66,15 +70,24 @@ def make_kv_manager(
         store_ignored=store_ignored,
         running_format=running,
         running_from=settings.quantized_kv_start,
+        idle_prefill=IdleMode(settings.idle_prefill),
     )
-    root = cache_root(loaded, settings, chunk)
-    budget = Budget(budget_bytes(settings))
-    return KVManager(
-        root, layers, engine.new_cache, budget, rules, make_disk_thread(root, settings)
-    )
+    root = cache_root(loaded, settings)
+    queue_bytes = disk_queue_bytes(layers, cut_rule.chunk)
+    disk_thread = make_disk_thread(root, settings, cut_rule.label, queue_bytes)
+    return KVManager(root, layers, engine.new_cache, Budget(0), rules, disk_thread)
 
 
-def make_disk_thread(root: PrefixHash, settings: Settings) -> DiskThread | None:
+def disk_queue_bytes(layers: LayerMap, chunk: int) -> int:
+    """Return how much may wait to be written: what two chunks of a prefill, or two states, take."""
+    window = layers.window_bytes(min(chunk, layers.layout.window))
+    largest = max(chunk * layers.row_bytes, layers.state_bytes, window)
+    return max(QUEUE_BYTES_MIN, 2 * largest)
+
+
+def make_disk_thread(
+    root: PrefixHash, settings: Settings, cut_label: str, queue_bytes: int
+) -> DiskThread | None:
     """Return the thread that writes KV to disk and reads it back; None where nothing is written.
 
     Raises:
@@ -90,8 +103,9 @@ def make_disk_thread(root: PrefixHash, settings: Settings) -> DiskThread | None:
         root,
         settings.max_kv_size_gb * GB,
         settings.kv_disk_write_gb_per_day * GB,
+        rule=cut_label,
     )
-    return DiskThread(file_store)
+    return DiskThread(file_store, queue_bytes)
 
 
 def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
@@ -106,10 +120,11 @@ def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
     return differs_when_decoded(loaded.model, keeps_states)
 
 
-def cache_root(loaded: LoadedModel, settings: Settings, chunk: int) -> PrefixHash:
+def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
     """Return the hash of the empty prefix: of all that decides what KV some tokens give.
 
-    How KV is packed for storing is not part of it: each file names its own format.
+    How KV is packed for storing is not part of it, nor where a prefill is cut, which changes the
+    last bits only: each file names its own format and its cut rule.
     Rope, quantisation and the like stand in config.json, which the identity has whole; the dtype
     that is computed in and the device decide the last bits.
     """
@@ -118,7 +133,7 @@ def cache_root(loaded: LoadedModel, settings: Settings, chunk: int) -> PrefixHas
     parts = [
         *(str(ROOT_SCHEMA), facts.path, *loaded.identity.parts()),
         *(facts.cache_layout, facts.backend, chip()),
-        *(str(chunk), str(settings.kv_bits), str(group_size)),
+        *(str(settings.kv_bits), str(group_size)),
         *(str(settings.quantized_kv_start), ROOT_STORE_BITS),
         *(version("mlx"), version("mlx-lm")),
         *([version("mlx-vlm")] if loaded.vision is not None else []),
@@ -135,19 +150,6 @@ def identify(settings: Settings, is_over: Callable[[], bool], directory: Path) -
     is_kept = bool(settings.max_kv_size_gb)
     memory = HashMemory(settings.kv_cache_dir) if is_kept else None
     return WeightsIdentity(directory, memory, is_kept, is_over)
-
-
-def budget_bytes(settings: Settings) -> int:
-    """Return how many bytes kept KV may take beside the live caches.
-
-    By default no more than its share of MEMORY_LIMIT_MB: pins hold half of it, whoever needs room.
-    Workers divide it among them.
-    """
-    if settings.cache_ram_budget_mb:
-        return settings.cache_ram_budget_mb * MB
-    budget = auto_bytes(recommended_bytes())
-    share = share_of(settings.memory_limit_mb * MB)
-    return (min(budget, share) if share else budget) // max(1, settings.workers)
 
 
 def _store_format(

@@ -7,17 +7,21 @@ from dataclasses import replace
 from typing import Final
 
 from hearth.shared.errors import StartError
+from hearth.shared.settings import CACHE_RAM_MB_UNKNOWN
 from hearth.shared.settings_from_env import Settings
+from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory
 from hearth.worker.engine.memory_pressure import system_pressure
+from hearth.worker.engine.memory_reserve import working_bytes
 from hearth.worker.engine.memory_shares import MemoryShare
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import PressureRelief
+from hearth.worker.setup.kv_room import KVRoom, divide_room
 
 MEASURE_S: Final = 0.5  # between two looks at the process and at the other workers
 CONTEXT_TOKENS_MIN: Final = 256
@@ -35,6 +39,7 @@ class WorkerMemory:
         self.share = MemoryShare(endpoint, total, settings.workers, mlx_memory.hold_memory)
         self.use = MemoryUse()
         self._measured_at = time.monotonic()
+        self._share_out_again = _nothing  # called when this worker's limit has moved
 
     def admit(self, nbytes: int) -> None:
         """Make ready for weights of `nbytes`, before they are read.
@@ -70,7 +75,7 @@ class WorkerMemory:
             StartError: hardly anything fits.
         """
         facts, limit = loaded.facts, self.share.expected_limit
-        room = limit - self.use.bytes_used() - mlx_memory.working_bytes(limit)
+        room = limit - self.use.bytes_used() - working_bytes(limit)
         factor = 1 + self.use.overhead
         tokens = fitting_tokens(
             facts.context_tokens, room, lambda rows: round(slot_bytes(rows) * factor), forward
@@ -101,6 +106,41 @@ class WorkerMemory:
             lambda: self.use.overhead,
         )
 
+    def share_out(
+        self, kv_manager: KVManager | NullKVManager, context_tokens: int, forward: ForwardMemory
+    ) -> None:
+        """Tell how much KV may be kept, now and whenever this worker's limit moves.
+
+        Called once, when the model is whole and nothing is kept. `context_tokens` is the context
+        that is told, which `forward` takes most at.
+        """
+        if isinstance(kv_manager, NullKVManager):
+            return
+        model_bytes, overhead = self.use.bytes_used(), self.use.overhead
+        slot_bytes = kv_manager.uncached.cold_bytes(context_tokens)
+        forward_bytes = forward.bytes_at(context_tokens)
+
+        def share_out() -> None:
+            limit = self.share.limit
+            room = divide_room(limit, model_bytes, slot_bytes, forward_bytes, overhead)
+            kv_manager.share_out(self._kept_bytes(room), room.idle_bytes)
+
+        self._share_out_again = share_out
+        share_out()
+
+    def _kept_bytes(self, room: KVRoom) -> int:
+        """Return what kept KV may take: as the setting says, else its part of the room.
+
+        A device that recommends nothing is a CPU, which shares its memory with everything else.
+        """
+        settings = self._settings
+        if settings.cache_ram_budget_mb:
+            return settings.cache_ram_budget_mb * MB
+        if mlx_memory.recommended_bytes() is None:
+            unknown = CACHE_RAM_MB_UNKNOWN * MB // max(1, settings.workers)
+            return min(room.kept_bytes, unknown)
+        return room.kept_bytes
+
     def measure(self) -> None:
         """Look at the process and at the other workers, where the last look is some time ago."""
         now = time.monotonic()
@@ -108,7 +148,10 @@ class WorkerMemory:
             return
         self._measured_at = now
         self.use.measure()
+        before = self.share.limit
         self.share.refresh()
+        if self.share.limit != before:
+            self._share_out_again()
 
     def report(self) -> dict[str, int]:
         """Return for /v1/cache what the process takes, and what of it is not MLX's."""
@@ -118,6 +161,10 @@ class WorkerMemory:
     def end(self) -> None:
         """Let other workers have this one's share. The device was left before."""
         self.share.give_up()
+
+
+def _nothing() -> None:
+    pass
 
 
 def relief_of(kv_manager: KVManager | NullKVManager) -> PressureRelief:

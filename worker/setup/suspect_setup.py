@@ -8,6 +8,7 @@ from typing import Final
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.suspects.forward_record import ForwardRecord, record_path
 from hearth.shared.suspects.suspect_store import open_store
+from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.requests.suspect_check import SuspectCheck
 from hearth.worker.schedule.suspects.running_forwards import RunningForwards
 from hearth.worker.schedule.suspects.suspect_isolation import SuspectIsolation
@@ -26,9 +27,10 @@ class SuspectParts:
     isolation: SuspectIsolation
 
 
-def make_suspect_parts(settings: Settings, endpoint: str, chunk: int) -> SuspectParts:
+def make_suspect_parts(settings: Settings, endpoint: str, cut_rule: CutRule) -> SuspectParts:
     """Return parts that do nothing where no supervisor watches, or where the files cannot be."""
-    store = open_store(settings.kv_cache_dir) if endpoint.startswith(_IPC) else None
+    is_watched = endpoint.startswith(_IPC)
+    store = open_store(settings.kv_cache_dir, cut_rule.label) if is_watched else None
     record = None
     if store is not None:
         try:
@@ -36,5 +38,5 @@ def make_suspect_parts(settings: Settings, endpoint: str, chunk: int) -> Suspect
         except OSError as error:
             log.warning("a request that ends this worker will not be known: %s", error)
     return SuspectParts(
-        SuspectCheck(store), RunningForwards(record, store), SuspectIsolation(store, chunk)
+        SuspectCheck(store), RunningForwards(record, store), SuspectIsolation(store, cut_rule.chunk)
     )

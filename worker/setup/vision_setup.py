@@ -3,13 +3,13 @@
 import dataclasses
 import io
 import logging
-from typing import Final
 
 from PIL import Image
 
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.cache.cache_budget import MB
+from hearth.worker.cache.prefill_grid import WHOLE, PrefillGrid
 from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vision_self_test import checked_vision
@@ -17,8 +17,6 @@ from hearth.worker.prompt.images.image_placeholders import ImageForm
 from hearth.worker.prompt.images.image_processor import ImageReader, image_marker
 
 log = logging.getLogger(__name__)
-
-_WHOLE: Final = 1 << 40  # tokens: more than any image has
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,10 +62,10 @@ def make_vision(loaded: LoadedModel, settings: Settings) -> VisionParts | None:
     return VisionParts(reader, encoder, ImageForm(reader.before, reader.after))
 
 
-def forwarded_at_once(chunk: int, vision: VisionParts | None) -> int:
-    """Return how many tokens of an image one forward reads at most."""
+def image_grid(grid: PrefillGrid, vision: VisionParts | None) -> PrefillGrid:
+    """Return where forwards amid an image end, whose prompts are read in the steps of `grid`."""
     splits = vision is None or vision.encoder.splits_images
-    return chunk if splits else _WHOLE
+    return grid if splits else WHOLE
 
 
 def with_image_support(loaded: LoadedModel, vision: VisionParts | None) -> LoadedModel:

@@ -74,7 +74,7 @@ class WireThread:
         self._identity = identity
         self._jobs = jobs
         self._heartbeat = heartbeat
-        self._open_max = open_max
+        self.open_max = open_max
         self._is_supervised = is_supervised
         self._is_ending = False
         self._open: dict[str, ClientLease] = {}
@@ -170,7 +170,7 @@ class WireThread:
         if beat.state != "ready":
             text = "The model is still loading. Try again in a few seconds."
             return Failed(request_id, 503, "model_loading", text)
-        if len(self._open) >= self._open_max and not isinstance(message, Status):
+        if len(self._open) >= self.open_max and not isinstance(message, Status):
             return self._overloaded(request_id, beat)
         return None
 
@@ -178,7 +178,7 @@ class WireThread:
         retry_after_s = min(max(1, math.ceil(beat.wait_s)), RETRY_AFTER_S_MAX)
         text = (
             f"{len(self._open)} requests are in this worker ({beat.running} run, {beat.waiting} "
-            f"wait) and it takes {self._open_max}. One more would wait for about "
+            f"wait) and it takes {self.open_max}. One more would wait for about "
             f"{beat.wait_s:,.0f} s. Try again in {retry_after_s} s, or raise QUEUE_MAX."
         )
         return Failed(request_id, 503, Overloaded.CODE, text, retry_after_s)

@@ -142,12 +142,17 @@ function queueItem(row) {
   return element("li", {}, element("span", {}, `Waits for a slot, place ${count(row.position)} · ${requestText(row)}`));
 }
 
+function runningText(worker) {
+  const most = worker.cache?.running_max;
+  return most ? `${count(worker.running)} of ${count(most)}` : count(worker.running);
+}
+
 function workerCard(worker) {
   const { cache } = worker;
   const state = element("span", { className: `state ${stateClass(worker.state)}` }, worker.state);
   const rows = [
     ["Model", worker.model ?? NONE],
-    ["Running, waiting", `${count(worker.running)}, ${count(worker.waiting)}`],
+    ["Running, waiting", `${runningText(worker)}, ${count(worker.waiting)}`],
     ["Memory", ofLimit(worker.active_bytes, cache?.memory_limit_bytes)],
     ["Restarts", count(worker.restarts)],
   ];
@@ -155,9 +160,10 @@ function workerCard(worker) {
   if (cache?.budget_bytes) {
     rows.push(
       ["Cache", `${bytes(cache.bytes)} of ${bytes(cache.budget_bytes)}`],
-      ["Live slots", `${count(cache.busy_slots)} busy of ${count(cache.slots_max)}, ${bytes(cache.slots_bytes)}`],
+      ["Live slots", `${count(cache.busy_slots)} busy, ${count(cache.slots_max)} at most, ${bytes(cache.slots_bytes)}`],
       ["Made way", evictedText(cache.evicted)],
       ["Exact mode", cache.exact ? "on" : "off"],
+      ["Read in idle time", idleText(cache.idle)],
       ["Live KV", formatText(cache.quantisation?.live)],
       ["Kept KV", `${formatText(cache.quantisation?.stored)}${ignoredText(cache.quantisation)}`],
     );
@@ -183,6 +189,13 @@ const sum = (numbers) => Object.values(numbers ?? {}).reduce((total, each) => to
 
 function evictedText(evicted) {
   return `${counted(sum(evicted?.count), "part", "parts")}, ${bytes(sum(evicted?.bytes))}`;
+}
+
+function idleText(idle) {
+  if (!idle) return NONE;
+  const again = idle.again ? `, ${count(idle.again)} of them once more` : "";
+  const why = idle.mode === "auto" && !idle.on_mains ? "; on battery, nothing now" : "";
+  return `${counted(idle.ahead + idle.again, "token", "tokens")}${again} (${idle.mode}${why})`;
 }
 
 function formatText(form) {

@@ -34,6 +34,7 @@ from unittest import mock
 from hearth.worker.cache.image_keys import ids_of
 from hearth.worker.engine.engine import Engine
 from hearth.worker.schedule.idle_prefill import IdlePrefill
+from hearth.worker.schedule.prefill_forwards import PrefillForwards
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.schedule.scheduler import Scheduler
 
@@ -130,9 +131,9 @@ def poison(directory: Path) -> None:
     """Have every forward of this process look for marks; counts go into `directory`."""
     forwards = PoisonedForwards(directory)
     init: Callable[..., None] = Scheduler.__init__
-    chunk: Callable[..., None] = Scheduler._prefill_chunk
+    chunk: Callable[..., None] = PrefillForwards._prefill_chunk
     decode: Callable[..., Any] = Scheduler._decode
-    encode_image: Callable[..., bool] = Scheduler._encode_image
+    encode_image: Callable[..., bool] = PrefillForwards._encode_image
     encode: Callable[..., bool] = Engine.encode
     prefill: Callable[..., None] = Engine.prefill
     prefill_to: Callable[..., None] = IdlePrefill._prefill_to
@@ -144,9 +145,9 @@ def poison(directory: Path) -> None:
         forwards.learn(vocabulary)
         init(self, engine, kv_manager, vocabulary, *rest)
 
-    def new_chunk(self: Scheduler, request: Request) -> None:
+    def new_chunk(self: PrefillForwards, request: Request, *rest: Any) -> None:
         reading[:] = [request]
-        chunk(self, request)
+        chunk(self, request, *rest)
         reading.clear()
 
     def new_prefill(self: Engine, cache: Any, ids: list[int], images: Any = ()) -> None:
@@ -160,9 +161,9 @@ def poison(directory: Path) -> None:
                 forwards.break_by(forwards.shown(request.ids, "decode"))
         return decode(self)
 
-    def new_encode_image(self: Scheduler, request: Request) -> bool:
+    def new_encode_image(self: PrefillForwards, request: Request, *rest: Any) -> bool:
         forwards.look(request.ids)
-        return encode_image(self, request)
+        return encode_image(self, request, *rest)
 
     def new_encode(self: Engine, picture: Any, *rest: Any) -> bool:
         if self.vision is not None and not self.vision.is_encoded(picture):
@@ -178,9 +179,9 @@ def poison(directory: Path) -> None:
 
     for owner, name, new in (
         (Scheduler, "__init__", new_init),
-        (Scheduler, "_prefill_chunk", new_chunk),
+        (PrefillForwards, "_prefill_chunk", new_chunk),
         (Scheduler, "_decode", new_decode),
-        (Scheduler, "_encode_image", new_encode_image),
+        (PrefillForwards, "_encode_image", new_encode_image),
         (Engine, "encode", new_encode),
         (Engine, "prefill", new_prefill),
         (IdlePrefill, "_prefill_to", new_prefill_to),

@@ -10,14 +10,17 @@ from typing import Final
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import ModelFacts
+from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory, forward_memory
 from hearth.worker.engine.mlx_memory import unwire
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.prefill_lengths import lengths_for
 from hearth.worker.engine.weights_identity import WeightsIdentity
+from hearth.worker.setup.kv_room import KVRoom, divide_room
 from hearth.worker.setup.memory_setup import WorkerMemory
 from scripts.harness.mac.fake_mac import FakeMac
-from scripts.harness.mac.kv_churn import CHUNK, KVChurn
+from scripts.harness.mac.kv_churn import KVChurn
 from scripts.harness.mac.mac_hardware import MB, Mac
 from scripts.harness.mac.metal_memory import load
 from scripts.harness.mac.real_model_sizes import RealModel
@@ -46,7 +49,14 @@ class ImaginedWorker:
 
     @property
     def forward(self) -> ForwardMemory:
-        return forward_memory(self.model.config, CHUNK, KV_ITEM_BYTES, "metal")
+        config = self.model.config
+        has_experts = "num_experts_per_tok" in config
+        keeps_states = bool(self.model.state_bytes)
+        lengths = lengths_for(
+            config, "metal", "", has_experts=has_experts, keeps_states=keeps_states
+        )
+        grid = PrefillGrid(lengths.chunk, lengths.step_min, lengths.full_to)
+        return forward_memory(config, grid, KV_ITEM_BYTES, "metal")
 
     def start(self) -> None:
         """Load the model, with arrays that the loader frees again.
@@ -76,6 +86,15 @@ class ImaginedWorker:
         with self.fake.installed():
             fitted = self.memory.fit(loaded, self.model.slot_bytes, self.forward)
         return fitted.facts.context_tokens
+
+    def room(self, context: int) -> KVRoom:
+        """Return how what the model leaves is divided, where it tells this context."""
+        memory = self.memory
+        with self.fake.installed():
+            return divide_room(
+                *(memory.share.limit, memory.use.bytes_used(), self.model.slot_bytes(context)),
+                *(self.forward.bytes_at(context), memory.use.overhead),
+            )
 
     def serve(self, chunks: int) -> None:
         """Read so many chunks, and look at what the other workers take."""

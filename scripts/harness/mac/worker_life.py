@@ -18,12 +18,10 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Failed, Finished, Sampling
 from hearth.worker.cache.block_hash import pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.engine.engine import default_chunk
 from hearth.worker.engine.model_loader import LoadedModel, load_model
 from hearth.worker.main import ServingParts, Worker
-from hearth.worker.prompt.prefill_cuts import CutRule
-from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.schedule.request_state import ClientLease, Request
+from hearth.worker.setup.cut_rule_setup import cut_rule_of
 from hearth.worker.setup.kv_setup import cache_root
 from hearth.worker.shutdown import Shutdown
 from hearth.worker.stream.detokenise import Vocabulary
@@ -61,9 +59,9 @@ class LedWorker(Worker):
 
     def request(self, parts: ServingParts, name: str, ids: list[int]) -> Request:
         """Return a request as the prompt thread makes it of a prompt's tokens."""
-        chunk = self._settings.prefill_chunk or default_chunk()
-        cuts = CutRule(chunk, turn_marks(parts.loaded.tokenizer)).cuts(ids)
-        root = cache_root(parts.loaded, self._settings, chunk)
+        rule = cut_rule_of(parts.loaded, self._settings)
+        cuts = rule.cuts(ids)
+        root = cache_root(parts.loaded, self._settings)
         names = prefix_hashes(root, pack(ids), cuts)
         lease = ClientLease(name, b"peer")
         lease.lease_until = float("inf")

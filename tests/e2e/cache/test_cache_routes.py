@@ -216,7 +216,10 @@ def test_every_dialect_tells_what_was_kept(
     assert 0.9 * size < cached < size
     assert all(row.pop("ttft_ms") >= 0 for row in (cold, warm))
     nothing = {"cache_hit": False, "prefix_length": 0, "prefilled": size, "source": "none"}
-    assert cold == {**nothing, "match": "miss", "divergence": None}
+    lengths = ("canonical_length", "matched_length")
+    told = {"divergence": None, "idle_tokens": 0}
+    assert cold == {**nothing, **dict.fromkeys(lengths, 0), **told, "match": "miss"}
     found = {"cache_hit": True, "prefix_length": cached, "prefilled": size - cached}
     assert warm.pop("source") in ("slot", "ram")
-    assert warm == {**found, "match": "exact", "divergence": None}
+    assert cached <= warm.pop("matched_length") <= size and warm.pop("canonical_length") == cached
+    assert warm == {**found, **told, "match": "exact"}

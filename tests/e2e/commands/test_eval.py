@@ -38,7 +38,7 @@ def falsify(directory: Path) -> int:
     """Give every kept record of rows other values under a right checksum; return how many."""
     count = 0
     for path in directory.rglob("*"):
-        name = parse(path.name) if path.is_file() else None
+        name = parse(path.name, "") if path.is_file() else None
         if name is None:
             continue
         root = PrefixHash(bytes.fromhex(path.parent.name))

@@ -67,7 +67,7 @@ def is_amid_a_chunk(directory: Path, number: int) -> bool:
 
 
 def stored_tokens(directory: Path) -> int:
-    names = [parse(path.name) for path in (directory / "kv").rglob("rows-*")]
+    names = [parse(path.name, "") for path in (directory / "kv").rglob("rows-*")]
     return sum(name.token_count for name in names if name and name.kind is FileKind.ROWS)
 
 

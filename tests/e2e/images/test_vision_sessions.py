@@ -11,6 +11,7 @@ from hearth.proxy.request.session_id import session_of
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Prompt
 from hearth.worker.cache.image_keys import PromptImage
+from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk, Reply
 from scripts.harness.model_families import family
@@ -152,8 +153,9 @@ def test_in_idle_time_what_was_generated_beside_images_becomes_canonical(
     first = talk.ask(LOOK)
     talk.take(first, shown("now:", "second"))
     second = talk.ask(DONE)
-    talk.desk.idle()
     machine = talk.desk.machine
+    machine.keeper.rules = replace(machine.keeper.rules, idle_prefill=IdleMode.ALWAYS)
+    talk.desk.idle()
     assert machine.scheduler.idle_tokens > 0 and talk.encoder_calls == 2
     talk.take(second, "Thanks. And now?")
     machine.keeper.rules = replace(machine.keeper.rules, is_exact=True)

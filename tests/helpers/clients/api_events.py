@@ -16,10 +16,13 @@ SIGNATURE = "Sig0123456789abcdefXYZ"
 KV_CACHE = {
     "cache_hit": True,
     "prefix_length": 8,
+    "canonical_length": 0,
+    "matched_length": 0,
     "prefilled": 2,
     "source": "ram",
     "match": "none",
     "ttft_ms": 0,
+    "idle_tokens": 0,
     "divergence": None,
 }
 LATE = Finished("r", "stop", None, Usage(10, 8, 2, 3, source="ram"))  # more was kept by its turn

@@ -7,10 +7,12 @@ from typing import Any
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_store import FileStore
-from scripts.harness.socketless_worker import Machine, loaded, machine
+from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
+from scripts.harness.socketless_worker import CHUNK, Machine, loaded, machine
 from scripts.harness.store_builders import ROOT
 
 GB = 1 << 30
+NO_MARKS = TurnMarks(frozenset(), ())
 TEXT = "The harbor lies in the north. Boats come at seven and leave at nine. " * 8
 
 
@@ -35,7 +37,8 @@ class Workers:
         **rules: Any,
     ) -> Machine:
         self.kill()
-        self._disk_thread = DiskThread(self._kind(self.directory, root, GB, 0))
+        label = CutRule(rules.get("chunk", CHUNK), NO_MARKS).label
+        self._disk_thread = DiskThread(self._kind(self.directory, root, GB, 0, rule=label))
         return make(name, disk_thread=self._disk_thread, root=root, **rules)
 
     def flush(self) -> None:

@@ -74,6 +74,9 @@ class ScriptedEngine:
     def shift(self, images: Any, position: int) -> int:
         return 0
 
+    def synchronize(self) -> None:
+        """Nothing is computed ahead."""
+
     def prefill(self, cache: list[Any], ids: list[int], images: Any) -> None:
         cache += ids
         self.decoder.log.append(f"chunk {len(ids)}")
@@ -109,7 +112,7 @@ def scheduler(
     parts: Mapping[str, Any] = MappingProxyType({}),
     **scripts: list[int],
 ) -> tuple[Scheduler, ScriptedEngine]:
-    """`parts` are further fields of the scheduler's config."""
+    """`parts` are further fields of the config; no time passes unless `clock` says so."""
     engine = ScriptedEngine(scripts)
     choice = TokenChoice(sampler=lambda x: x, processors=(), top_logprobs=None)
     made = Scheduler(
@@ -119,7 +122,10 @@ def scheduler(
         frozenset({END}),
         lambda request: choice,
         SchedulerConfig(
-            slots, lambda tokens: [], watchdog=watchdog or GenerationWatchdog(), **parts
+            slots,
+            lambda tokens: [],
+            watchdog=watchdog or GenerationWatchdog(),
+            **{"clock": lambda: 0.0, **parts},
         ),
     )
     return made, engine

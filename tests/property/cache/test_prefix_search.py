@@ -1,10 +1,12 @@
 """Search, held to what can be resumed by definition: every kept run is looked at, one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, strategies as st
 
+from hearth.worker.cache import prefix_search
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, Layout
 from hearth.worker.cache.prefix_search import FoundPrefix, PrefixQuery, PrefixSearch
 from scripts.harness.store_builders import (
@@ -23,7 +25,16 @@ from scripts.harness.store_builders import (
 )
 
 LAYERED = [HYBRID, WINDOWED, MIXED, STATES_ONLY]
+INSIDE_MIN = 2
 TOKENS = st.lists(st.sampled_from([1, 1, 1, 2]), min_size=1, max_size=10)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_forwards() -> Iterator[None]:
+    """Prompts are a few tokens long here: a run may be left after as few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_search, "INSIDE_TOKENS_MIN", INSIDE_MIN)
+        yield
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ def queries(draw: st.DrawFn, kept: list[list[int]]) -> PrefixQuery:
     tokens = draw(st.sampled_from([[], *kept])) + draw(TOKENS)
     cuts = sorted(draw(st.sets(st.integers(1, len(tokens)), min_size=1, max_size=5)))
     cuts = [cut for cut in cuts if cut < len(tokens)]
-    return ask(tokens, cuts)
+    return ask(tokens, cuts, draw(st.sampled_from([0, *cuts])))
 
 
 def shared(one: list[int], other: list[int]) -> int:
@@ -128,9 +139,11 @@ def best_by_definition(store: ExtentStore, query: PrefixQuery, is_exact: bool) -
         end = extent.end.position
         if common == end <= query.limit and can_resume(store, extent.end):
             places.append(end)
-        if store.layout.resumes_anywhere and not extent.is_canonical:
+        if store.layout.resumes_anywhere:
             reach = min(common, query.limit)
-            places.append(reach if reach > extent.start.position else 0)
+            saved = reach - extent.start.position
+            is_own = reach > query.system_end > 0 and saved >= INSIDE_MIN
+            places.append(reach if saved > 0 and (is_own or not extent.is_canonical) else 0)
     return max(places)
 
 

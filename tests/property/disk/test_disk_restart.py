@@ -33,6 +33,7 @@ def test_a_conversation_goes_on_in_another_worker(
     asked = prompt(name, TEXT)
     first = workers.start(name, is_exact=is_exact)
     answer = first.ask(asked)
+    first.keeper.hand_over()
     workers.flush()
     end = loaded(name).tokenizer.encode("<|im_end|>\n<|im_start|>user\nAnd then?<|im_end|>\n")
     following = [*asked, *answer.request.sampled, *end]
@@ -41,6 +42,8 @@ def test_a_conversation_goes_on_in_another_worker(
     warm = second.ask(following)
     assert warm.usage is not None and warm.usage.source == "ssd"
     kept = len(asked) - 2 if is_exact else len(asked) + len(answer.request.sampled) - 2
+    if name in ("qwen3_5", "falcon_h1"):  # the state behind a short answer is not worth its bytes
+        kept = answer.request.query.limit
     assert warm.cached >= kept - (64 if is_exact else 0), (warm.cached, kept)
     assert_same(warm, cold.ask(following), is_exact)
     second.check()
@@ -96,3 +99,25 @@ def test_what_the_disk_was_too_slow_for_is_written_at_the_end(workers: Workers) 
     workers.flush()
     warm = workers.start("qwen3").ask(asked)
     assert warm.cached == warm.request.query.limit
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+def test_what_other_cuts_left_is_reused_as_fast_and_by_no_exact_server(
+    workers: Workers, name: str
+) -> None:
+    asked = prompt(name, TEXT)
+    cold = machine(name, keeps=False, chunk=32).ask(asked)
+    workers.start(name, chunk=64).ask(asked)
+    workers.flush()
+    warm = workers.start(name, chunk=32)
+    answer = warm.ask(asked)
+    assert answer.usage is not None and answer.usage.source == "ssd"
+    assert answer.cached == answer.request.query.limit
+    assert not any(extent.is_canonical for extent in warm.keeper.store.extents)
+    assert_same(answer, cold, is_exact=False)
+    warm.check()
+    assert workers.start(name, chunk=32, is_exact=True).ask(asked).cached == 0
+    workers.flush()
+    exact = workers.start(name, chunk=32, is_exact=True).ask(asked)
+    assert exact.cached == exact.request.query.limit, "its own cuts took the others' place"
+    assert_same(exact, machine(name, keeps=False, chunk=32, is_exact=True).ask(asked), True)

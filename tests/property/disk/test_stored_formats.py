@@ -22,12 +22,14 @@ from hearth.worker.disk.file_names import FileKind, FileName, parse
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv import turboquant
 from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.setup.kv_setup import make_kv_manager
-from scripts.harness.socketless_worker import CHUNK, Answer, Machine, loaded, machine
+from scripts.harness.socketless_worker import Answer, Machine, loaded, machine
 from tests.helpers.worker.disk_workers import GB, TEXT, Workers, prompt
 
 Contents = dict[FileName, tuple[str, frozenset[str]]]  # digest of a file, labels of its arrays
 
+CUTS: Final = CutRule(64, TurnMarks(frozenset(), ()))
 MIN_TOKENS: Final = 256  # the default of CACHE_STORE_QUANT_MIN_TOKENS
 OFF: Final[dict[str, str]] = {}
 EIGHT: Final = {"CACHE_STORE_BITS": "8"}
@@ -50,7 +52,7 @@ def rules_under(name: str, settings: tuple[tuple[str, str], ...]) -> dict[str, A
     engine = Engine(loaded(name))
     with mx.stream(generation_stream):
         environ = dict(settings) | {"MAX_KV_SIZE_GB": "0"}
-        manager = make_kv_manager(engine, loaded(name), load_settings(environ, None), CHUNK)
+        manager = make_kv_manager(engine, loaded(name), load_settings(environ, None), CUTS)
     assert isinstance(manager, KVManager)
     rules = manager.rules
     stored = {"store_format": rules.store_format, "store_from": rules.store_from}
@@ -70,7 +72,7 @@ def files(directory: Path) -> Contents:
     """Return what each file holds, and how its arrays are packed."""
     found: Contents = {}
     for path in directory.rglob("*.safetensors"):
-        name, data = parse(path.name), path.read_bytes()
+        name, data = parse(path.name, CUTS.label), path.read_bytes()
         assert name is not None
         header = data[8 : 8 + int.from_bytes(data[:8], "little")].decode()
         labels = re.findall(r'"[0-9]+\.[0-9]+\.?([^"]*)":', header)
@@ -132,7 +134,8 @@ def check_cold_equals_exact(workers: Workers, name: str, copy: Path) -> None:
     assert warm.keeper.disk.counts["recalls_not_exact"] > 0
     for file_name, held in before.items():
         better = FileName(
-            file_name.kind, file_name.start, file_name.end, file_name.token_count, True
+            *(file_name.kind, file_name.start, file_name.end, file_name.token_count, True),
+            CUTS.label,
         )
         assert after.get(better, after.get(file_name)) == held or not file_name.is_canonical
 
@@ -175,7 +178,7 @@ def test_files_of_every_setting_are_served_under_every_other(
 
 def bytes_a_token(directory: Path, answer: Answer) -> float:
     """Return the bytes of a prompt's files for each token behind the minimum, headers included."""
-    paths = [(parse(path.name), path) for path in directory.rglob("*.safetensors")]
+    paths = [(parse(path.name, CUTS.label), path) for path in directory.rglob("*.safetensors")]
     found = {name: path.stat().st_size for name, path in paths if name is not None}
     runs = [name for name in found if name.end in packed_ends(answer)]
     return sum(found[name] for name in runs) / sum(name.token_count for name in runs)
@@ -250,7 +253,7 @@ def test_packed_rows_that_call_themselves_canonical_are_not_served(workers: Work
     for name in files(workers.directory):
         if not name.is_canonical:
             path = home / name.file_name
-            record = replace(read(path, root, name, GB), is_canonical=True)
+            record = replace(read(path, root, name, GB), is_canonical=True, rule=CUTS.label)
             path.unlink()
             (home / record.name.file_name).write_bytes(b"".join(encode(record)))
     warm = start(workers, "qwen3", {"CACHE_EXACT": "true"})

@@ -95,3 +95,17 @@ def test_the_newest_requests_count_most() -> None:
         pace.note_end(100, 1.0)
     assert pace.prefill_tokens_per_s == pytest.approx(100, rel=0.1)
     assert pace.decode_s == pytest.approx(1, rel=0.1)
+
+
+def test_a_prompt_beside_answers_takes_longer_by_what_they_take() -> None:
+    pace = Pace()
+    pace.note_beside(5.0)  # no prompt was read yet: it says nothing of how they are
+    assert pace.wait_s([Work(0)], [Work(1_000)], 1) == pytest.approx(DECODE_S * 2 + 4.0)
+    for _ in range(300):
+        pace.note_chunk(100, 1.0)
+    alone = pace.wait_s([Work(1_000)], [], 1)
+    for _ in range(300):
+        pace.note_chunk(100, 1.0)
+        pace.note_beside(1.0)
+    assert pace.prefill_tokens_per_s == pytest.approx(100), "of a forward, whoever waits for it"
+    assert pace.wait_s([Work(1_000)], [], 1) == pytest.approx(alone + 10.0, rel=0.05)

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.quantise_kv import QuantFormat
 from scripts.fixtures.fixture_cache import TEXT_NAMES
 from scripts.harness.socketless_worker import machine
 from tests.helpers.worker.warm_talks import KINDS, OPERATIONS, Talk, play, slow
+
+MODES = st.sampled_from([IdleMode.AUTO, IdleMode.ALWAYS])
 
 
 @pytest.fixture(scope="module", params=TEXT_NAMES)
@@ -28,18 +31,21 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @slow(3)
-@given(operations=OPERATIONS)
+@given(operations=OPERATIONS, mode=MODES)
 def test_in_exact_mode_warm_is_cold_to_the_bit(
-    name: str, operations: list[tuple[str, int]]
+    name: str, operations: list[tuple[str, int]], mode: IdleMode
 ) -> None:
-    warm, cold = machine(name, is_exact=True), machine(name, keeps=False, is_exact=True)
+    warm = machine(name, is_exact=True, idle_prefill=mode)
+    cold = machine(name, keeps=False, is_exact=True)
     play(Talk(name, warm, cold), operations, is_exact=True)
 
 
 @slow(3)
-@given(operations=OPERATIONS)
-def test_by_default_warm_says_what_cold_says(name: str, operations: list[tuple[str, int]]) -> None:
-    warm, cold = machine(name), machine(name, keeps=False)
+@given(operations=OPERATIONS, mode=MODES)
+def test_by_default_warm_says_what_cold_says(
+    name: str, operations: list[tuple[str, int]], mode: IdleMode
+) -> None:
+    warm, cold = machine(name, idle_prefill=mode), machine(name, keeps=False)
     play(Talk(name, warm, cold), operations, is_exact=False)
 
 
@@ -95,12 +101,13 @@ def test_with_kv_stored_in_eight_bits_everything_still_goes_on(
 
 
 @slow(2)
-@given(operations=OPERATIONS)
+@given(operations=OPERATIONS, mode=MODES)
 def test_what_default_mode_calls_canonical_is_what_a_cold_prefill_writes(
-    kind: str, operations: list[tuple[str, int]]
+    kind: str, operations: list[tuple[str, int]], mode: IdleMode
 ) -> None:
     """Fast KV passes for canonical nowhere: all that is kept is put to exact mode's test."""
-    warm, cold = machine(kind), machine(kind, keeps=False, is_exact=True)
+    warm = machine(kind, idle_prefill=mode)
+    cold = machine(kind, keeps=False, is_exact=True)
     talk = Talk(kind, warm, cold)
     play(talk, operations, is_exact=False)
     warm.work_ahead()

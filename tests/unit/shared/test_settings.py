@@ -9,19 +9,15 @@ from PIL import Image
 from hearth.proxy.request.model_names import models_of
 from hearth.shared.dropped_settings import DROPPED, NAMES, REFUSED
 from hearth.shared.errors import StartError
-from hearth.shared.settings import (
-    CACHE_RAM_MB_MAX,
-    CACHE_RAM_MB_MIN,
-    CACHE_RAM_MB_UNKNOWN,
-    CACHE_RAM_PERCENT,
-    DECODABLE_PIXELS_MAX,
-)
+from hearth.shared.settings import CACHE_RAM_MB_UNKNOWN, DECODABLE_PIXELS_MAX
 from hearth.shared.settings_from_env import (
     PROJECT_DIR,
     example_lines,
     load_settings,
     setting_warnings,
 )
+from hearth.worker.setup.concurrency import BATCHED, LONE
+from hearth.worker.setup.kv_room import IDLE_SHARE, LIVE_SHARE_MAX, LIVE_SHARE_MIN
 
 STORED_BITS = "off, 4 or 8; from 2 to 8 in steps of 0.5 with KV_QUANT_SCHEME=turboquant"
 
@@ -148,20 +144,26 @@ def test_the_public_name_is_the_hub_id_the_directory_or_the_builtin(tmp_path: Pa
     assert load_settings({"PROXY_MODEL_ID": "mine"}, None).model_name == "mine"
 
 
+def about(name: str) -> str:
+    lines = example_lines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith(f"{name}=")]
+    return lines[at - 1]
+
+
 def test_every_text_about_the_caches_default_size_has_the_figures_that_are_used() -> None:
-    """What `worker/cache/cache_budget.py` makes of them is tested beside it."""
-    figures = [CACHE_RAM_PERCENT, CACHE_RAM_MB_MIN, CACHE_RAM_MB_MAX, CACHE_RAM_MB_UNKNOWN]
-    about = example_lines()[example_lines().index("CACHE_RAM_BUDGET_MB=0") - 1]
-    for figure in figures:
-        assert str(figure) in about
-    (budget,) = [
-        part
-        for part in (PROJECT_DIR / "docs" / "cache.md").read_text().split("\n\n")
-        if part.startswith("**Budget.**")
-    ]
-    for figure in figures:
-        assert f"{figure:,}" in budget
-    assert "fifth of `MEMORY_LIMIT_MB" not in (PROJECT_DIR / "README.md").read_text()
+    """What `worker/setup/kv_room.py` makes of them is tested beside it."""
+    assert (LIVE_SHARE_MIN, LIVE_SHARE_MAX, IDLE_SHARE) == (4, 2, 2)
+    page = (PROJECT_DIR / "docs" / "cache.md").read_text()
+    (budget,) = [part for part in page.split("\n\n") if part.startswith("**Budget.**")]
+    for text in (about("CACHE_RAM_BUDGET_MB"), budget):
+        assert "half to three quarters" in text and str(CACHE_RAM_MB_UNKNOWN) in text
+
+
+def test_every_text_about_how_many_compute_at_once_has_the_figures_that_are_used() -> None:
+    page = (PROJECT_DIR / "docs" / "operations.md").read_text()
+    (queue,) = [part for part in page.split("\n\n") if "**How many at once.**" in part]
+    for text in (about("MAX_CONCURRENT_REQUESTS"), queue):
+        assert f"{BATCHED}, or {LONE} where" in " ".join(text.split())
 
 
 # ---------------------------------------------------------------- names that are not read

@@ -457,12 +457,18 @@ def test_usage_counts_the_cached_tokens_inside_the_prompt() -> None:
     assert told["kv_cache"] == {
         "cache_hit": True,
         "prefix_length": 4,
+        "canonical_length": 0,
+        "matched_length": 0,
         "prefilled": 6,
         "source": "ram",
         "match": "none",
         "ttft_ms": 9,
+        "idle_tokens": 0,
         "divergence": None,
     }
+    longer = Usage(10, 4, 6, 3, matched_tokens=7, canonical_tokens=2, idle_tokens=5)
+    row = chat_completions.usage_fields(longer)["kv_cache"]
+    assert (row["matched_length"], row["canonical_length"], row["idle_tokens"]) == (7, 2, 5)
     looked = Usage(10, 4, 6, 3, image_tokens=5, image_ms=0, match="prefix")
     told = chat_completions.usage_fields(looked)
     assert (told["kv_cache"]["match"], told["kv_cache"]["image_ms"]) == ("prefix", 0)

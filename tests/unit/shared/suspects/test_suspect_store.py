@@ -71,6 +71,8 @@ def test_names_are_of_this_directory_alone(tmp_path: Path) -> None:
     one, same, other = store_in(tmp_path), store_in(tmp_path), store_in(tmp_path / "other")
     assert one.named(b"key") == same.named(b"key") != other.named(b"key")
     assert one.named(b"key") != one.named(b"key", "owner")
+    shorter = SuspectStore(tmp_path / "suspects", cut_label="256")
+    assert shorter.named(b"key") != one.named(b"key"), "other forwards may not end a worker"
 
 
 def test_files_are_private(tmp_path: Path) -> None:

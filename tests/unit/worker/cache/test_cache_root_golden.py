@@ -21,7 +21,6 @@ from hearth.worker.engine.vlm_loader import VisionModel
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup import kv_setup
 
-CHUNK: Final = 256
 DEFAULT: Final[Mapping[str, str]] = {}
 VERSIONS: Final = {"mlx": "1.0.0", "mlx-lm": "2.0.0", "mlx-vlm": "3.0.0"}
 FACTS: Final = ModelFacts(
@@ -35,7 +34,7 @@ FACTS: Final = ModelFacts(
     cache_layout="4 x KVCache",
     backend="cpu",
 )
-ROOT: Final = "0242044ae114200772035f6cadb22779"
+ROOT: Final = "037207f8685a9110fe6950f1fdb2b4fb"
 
 
 @pytest.fixture
@@ -69,9 +68,9 @@ def read_anew(model: LoadedModel) -> str:
     return root(dataclasses.replace(model, identity=WeightsIdentity(model.directory)))
 
 
-def root(model: LoadedModel, environ: Mapping[str, str] = DEFAULT, chunk: int = CHUNK) -> str:
+def root(model: LoadedModel, environ: Mapping[str, str] = DEFAULT) -> str:
     """The root of `model` under the settings in `environ`, in hex."""
-    return kv_setup.cache_root(model, load_settings(environ, None), chunk).hex()
+    return kv_setup.cache_root(model, load_settings(environ, None)).hex()
 
 
 def test_the_root_under_the_default_settings_is_what_it_was(model: LoadedModel) -> None:
@@ -81,10 +80,10 @@ def test_the_root_under_the_default_settings_is_what_it_was(model: LoadedModel) 
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"KV_BITS": "8"}, "02af600a04f07616bb4dc71663549014"),
-        ({"KV_BITS": "4"}, "02f8538ee76c852380efd832eef5513b"),
-        ({"QUANTIZED_KV_START": "0"}, "02e610773c119ea2aa31e8d903975f9a"),
-        ({"KV_BITS": "8", "KV_GROUP_SIZE": "32"}, "023521a092dbeac1866183e4f359a1da"),
+        ({"KV_BITS": "8"}, "03bc830207053f76798a9d33dabdbbd8"),
+        ({"KV_BITS": "4"}, "036a9877c596ce884b236e889422ee1b"),
+        ({"QUANTIZED_KV_START": "0"}, "0312f0c2e16abf65c083bfc5b8279b57"),
+        ({"KV_BITS": "8", "KV_GROUP_SIZE": "32"}, "0349f0599a2e4bdbe072d66e6818a7f8"),
     ],
     ids=lambda value: " ".join(map("-".join, value.items())) if isinstance(value, dict) else "",
 )
@@ -115,19 +114,11 @@ def test_no_other_setting_changes_the_root(model: LoadedModel, environ: dict[str
 
 
 @pytest.mark.parametrize(
-    ("chunk", "expected"),
-    [(64, "02bb6742a2ccd51215cb3510be65922f"), (512, "02e55383d1fce7c0e04264fc4ee9d779")],
-)
-def test_each_chunk_gives_its_own_root(model: LoadedModel, chunk: int, expected: str) -> None:
-    assert root(model, chunk=chunk) == expected
-
-
-@pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"path": "/models/other"}, "02ae4316de7f3eb7e234a63c6725576d"),
-        ({"cache_layout": "2 x ArraysCache, 2 x KVCache"}, "02e5240be9374f28c168af9487037c0b"),
-        ({"backend": "metal"}, "021c08d2653b1862ae599d00cbfcd618"),
+        ({"path": "/models/other"}, "032fb35138df23eb2c3ea31065935f0e"),
+        ({"cache_layout": "2 x ArraysCache, 2 x KVCache"}, "033a8aefb3e78c3c7efe645db92b732e"),
+        ({"backend": "metal"}, "03bff545b5ca355d6d05197e8fd1f84b"),
         ({"name": "other"}, ROOT),
         ({"context_tokens": 8_192}, ROOT),
         ({"takes_images": True}, ROOT),
@@ -145,14 +136,14 @@ def test_a_model_that_takes_images_is_told_by_the_version_of_mlx_vlm_too(
     model: LoadedModel,
 ) -> None:
     vision = cast(VisionModel, object())  # only whether it is there counts
-    assert root(dataclasses.replace(model, vision=vision)) == "02d8fd6e52b752ac5a6ae9037aa95c6e"
+    assert root(dataclasses.replace(model, vision=vision)) == "03f059ef249b286ab4f61c1f26a5d0bc"
 
 
 @pytest.mark.parametrize(
     ("package", "expected"),
     [
-        ("mlx", "02ddae06e3f98428751cdaebfadb54a5"),
-        ("mlx-lm", "02ccdb0d5de5bf6ecd18a090b7a7c193"),
+        ("mlx", "03b518fee6e62ac9e64da8d178f4ef0d"),
+        ("mlx-lm", "03aaf35052aca20fc1ba84d3935dde5d"),
         ("mlx-vlm", ROOT),
     ],
 )
@@ -168,31 +159,31 @@ def test_the_weights_are_told_by_the_config_and_by_the_bytes_of_each_file(
 ) -> None:
     first, second = sorted(path.name for path in model.directory.glob("*.safetensors"))
     write_weights(model.directory, second, 2_001)
-    assert read_anew(model) == "02e52d5a2659db49a20238d74625c334"
+    assert read_anew(model) == "03fccdf27ccd9d964e35f6d3548256bc"
     write_weights(model.directory, second, 2_000, b"\1")
-    assert read_anew(model) == "02ae988861d17e09bde7f07876e7245e"
+    assert read_anew(model) == "0340544f4321373290b1f5b32e85f072"
     (model.directory / second).unlink()
-    assert read_anew(model) == "0205de37bdde284b80693cf25153fadb"
+    assert read_anew(model) == "03c3b86e57400c72ac0f093269bab2fb"
     (model.directory / first).rename(model.directory / "model.safetensors")
-    assert read_anew(model) == "02d4637b024ec6c464cd081c4824d555"
+    assert read_anew(model) == "037a4b05432519390d2ea1148bff246f"
     (model.directory / "config.json").write_bytes(b"{}\n")
-    assert read_anew(model) == "023303234faa2e6b21acab27d081c482"
+    assert read_anew(model) == "03217e9d782f8c73adc5284be5bef523"
 
 
 def test_the_dtype_and_the_device_decide_the_last_bits(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cast = dataclasses.replace(model, dtype=ComputeDtype("float16", is_cast=True))
-    assert root(cast) == "027ad13519d1475573666619b3fc5021"
+    assert root(cast) == "03d5cca056b8f48957a695cd495c515b"
     monkeypatch.setattr(kv_setup, "chip", lambda: "another")
-    assert root(model) == "02b02d82b090c5434cd296f6607b5898"
+    assert root(model) == "03d71a0813d288da4ea4e71d82b52d2b"
 
 
 def test_the_default_settings_that_enter_the_root_are_what_they_were() -> None:
     settings: Settings = load_settings({}, None)
     entering = (settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
     assert entering == (0, kv_setup.ROOT_GROUP_SIZE, 5_000)
-    assert ROOT_SCHEMA == 2
+    assert ROOT_SCHEMA == 3
 
 
 def test_the_root_of_texts_is_what_it_was() -> None:

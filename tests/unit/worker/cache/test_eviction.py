@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from hearth.worker.cache.block_hash import pack
-from hearth.worker.cache.cache_budget import BUFFERS_MAX, MB, Budget, auto_bytes
+from hearth.worker.cache.cache_budget import BUFFERS_MAX, Budget
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.eviction import LAST_MAX, SLACK, Evictor
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Layout
@@ -57,13 +57,6 @@ def gone(extents: Iterable[Extent], store: ExtentStore) -> list[int]:
 
 
 # ---------------------------------------------------------------- the budget
-
-
-def test_the_default_budget_is_a_share_of_the_device_within_bounds() -> None:
-    assert auto_bytes(None) == 512 * MB
-    assert auto_bytes(0) == auto_bytes(1024 * MB) == 256 * MB
-    assert auto_bytes(10_000 * MB) == 2000 * MB
-    assert auto_bytes(40_960 * MB) == auto_bytes(500_000 * MB) == 8192 * MB
 
 
 def test_a_budget_tells_what_is_missing_of_either_kind() -> None:

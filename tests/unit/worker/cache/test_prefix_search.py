@@ -11,8 +11,9 @@ from hearth.worker.cache.block_hash import (
     root_hash,
 )
 from hearth.worker.cache.extent_store import ExtentStore
-from hearth.worker.cache.prefix_search import FoundPrefix, PrefixSearch
+from hearth.worker.cache.prefix_search import INSIDE_TOKENS_MIN, FoundPrefix, PrefixSearch
 from scripts.harness.store_builders import (
+    DENSE,
     HYBRID,
     MIXED,
     ROOT,
@@ -126,6 +127,32 @@ def test_a_prefilled_run_is_used_whole_or_not_at_all() -> None:
     keep(store, text(1, 30), [10, 30])
     found = search(store, text(1, 25) + [7] * 10, [10, 34])
     assert (found.position, found.matched, found.is_canonical) == (10, 25, True)
+
+
+def test_behind_the_system_a_prefilled_run_is_left_where_the_prompt_leaves_it() -> None:
+    """Exact search, a trunk and a layer with a state do not; what was kept stays as it is."""
+    store = new_store()
+    kept = keep(store, text(1, 90), [10, 90])
+    tokens, cuts = text(1, 70) + [7] * 20, [10, 89]
+    found = PrefixSearch(store, ask(tokens, cuts, system_end=10), is_exact=False).run()
+    assert (found.position, found.is_canonical, found.path) == (70, False, tuple(kept))
+    assert all(extent.is_canonical for extent in kept)
+    for layout, system_end, is_exact in (
+        *((DENSE, 10, True), (DENSE, 0, False), (DENSE, 70, False)),
+        *((HYBRID, 10, False), (WINDOWED, 10, False)),
+    ):
+        store = new_store(layout)
+        keep(store, text(1, 90), [10, 90])
+        found = PrefixSearch(store, ask(tokens, cuts, system_end), is_exact).run()
+        assert (found.position, found.is_canonical, found.matched) == (10, True, 70)
+
+
+def test_a_prefilled_run_is_not_left_for_a_few_tokens() -> None:
+    store = new_store()
+    keep(store, text(1, 90), [10, 90])
+    tokens = text(1, 10 + INSIDE_TOKENS_MIN - 1) + [7] * 60
+    found = PrefixSearch(store, ask(tokens, [10, 100], system_end=10), is_exact=False).run()
+    assert found.position == 10 and found.is_canonical
 
 
 def test_exact_search_sees_no_generated_run_and_no_cut_but_the_prompts_own() -> None:

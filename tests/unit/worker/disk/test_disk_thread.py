@@ -28,13 +28,13 @@ class Gate(FileStore):
         self.done: list[str] = []
         self.error: Exception | None = None
 
-    def put(self, record: Record) -> bool:
+    def put(self, record: Record, is_needed: bool = False) -> bool:
         self.entered.set()
         assert self.gate.wait(WAIT_S)
         self.done.append("put")
         if self.error is not None:
             raise self.error
-        return super().put(record)
+        return super().put(record, is_needed)
 
     def get(self, name: FileName) -> Record | None:
         self.done.append("get")

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from hearth.worker.disk import file_store as module
-from hearth.worker.disk.file_format import encode
 from hearth.worker.disk.file_index import FileIndex
 from hearth.worker.disk.file_names import TEMP_PREFIX, FileKind
 from hearth.worker.disk.file_store import FILE_BYTES_MIN, PAUSE_S, FileStore
@@ -62,13 +61,21 @@ def test_a_restart_finds_everything_by_its_names_and_opens_nothing(
     ends = [record(9, before=line[-1], kind=kind) for kind in FileKind]
     before = file_store_in(tmp_path)
     assert all([before.put(one) for one in (*line, *ends)])
-    with monkeypatch.context() as blind:
-        blind.setattr(os, "open", None)
+    opened: list[Path] = []
+    really = os.open
+
+    def watched(path: Path, *how: Any) -> int:
+        opened.append(path)
+        return really(path, *how)
+
+    with monkeypatch.context() as watch:
+        watch.setattr(os, "open", watched)
         after = file_store_in(tmp_path)
         for one in line:
             assert after.at(one.end) == [one.name] and one.name in after.leaving(one.start)
         assert [name.kind for name in after.at(ends[0].end)] == list(FileKind)
         assert after.bytes_used == before.bytes_used and after.report()["files"] == 8
+    assert {path.name for path in opened} == {FILE_NAME}
     for one in (*line, *ends):
         found = after.get(one.name)
         assert found is not None and contents(found) == contents(one)
@@ -235,22 +242,6 @@ def test_a_lower_cap_holds_from_the_next_sweep_on(tmp_path: Path) -> None:
     file_store = file_store_in(tmp_path, 4 * FILE_BYTES_MIN)
     file_store.sweep()
     assert file_store.bytes_used <= 4 * FILE_BYTES_MIN and file_store.report()["files"] >= 3
-
-
-def test_the_days_budget_is_shared_by_workers_survives_them_and_ends_with_the_day(
-    tmp_path: Path,
-) -> None:
-    clock = Clock()
-    size = sum(map(len, encode(record(1))))
-    one, two = (file_store_in(tmp_path, per_day=3 * size, now=clock) for _ in range(2))
-    assert one.put(record(1)) and two.put(record(2)) and one.put(record(3))
-    assert not one.put(record(4)) and not two.put(record(4))
-    again = file_store_in(tmp_path, per_day=3 * size, now=clock)
-    assert not again.put(record(4)) and again.counts["writes_refused_budget"] == 1
-    assert again.put(record(1)), "what is there costs nothing"
-    assert again.report()["bytes_written_today"] == 3 * size
-    clock.now_s += DAY_S
-    assert again.put(record(4)) and again.report()["bytes_written_today"] == size
 
 
 @pytest.mark.parametrize("text", [b"{}", b"[1]", b"\xff" * 256, b'{"day":1e9}', b"[" * 256])

@@ -25,7 +25,9 @@ def umask_000() -> Iterator[None]:
 
 def open_and_close(directory: Path) -> None:
     """Open `directory` as a worker does that starts, and close it."""
-    disk_thread = make_disk_thread(ROOT, load_settings({"KV_CACHE_DIR": str(directory)}, None))
+    disk_thread = make_disk_thread(
+        ROOT, load_settings({"KV_CACHE_DIR": str(directory)}, None), "", 1 << 28
+    )
     assert isinstance(disk_thread, DiskThread)
     disk_thread.close()
 
@@ -50,7 +52,7 @@ def test_a_worker_that_starts_has_its_directory_left_out_of_backups(
     monkeypatch.setattr(kv_setup, "exclude_from_backup", excluded.append)
     open_and_close(tmp_path / "kv")
     assert excluded == [tmp_path / "kv"]
-    make_disk_thread(ROOT, load_settings({"MAX_KV_SIZE_GB": "0"}, None))
+    make_disk_thread(ROOT, load_settings({"MAX_KV_SIZE_GB": "0"}, None), "", 1 << 28)
     assert len(excluded) == 1, "nothing is written, so that nothing is made"
 
 

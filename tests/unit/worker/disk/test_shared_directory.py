@@ -132,7 +132,7 @@ def check_all(directory: Path) -> None:
         file_store.sweep()
         known = {one.name: one for one in (piece(seed, number) for seed in range(24))}
         for path in (directory / root.hex()).glob("*"):  # gone where nothing of it was kept
-            name = parse(path.name)
+            name = parse(path.name, "")
             assert name is not None, path
             found = file_store.get(name)
             assert found is not None and contents(found) == contents(known[name])

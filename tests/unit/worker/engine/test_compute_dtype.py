@@ -171,8 +171,7 @@ def test_kept_kv_of_one_dtype_is_not_found_in_another() -> None:
     settings = load_settings({}, None)
     loaded = load("qwen3", "float16")
     roots = [
-        cache_root(model, settings, 64)
-        for model in (loaded, load("qwen3"), load("qwen3", "bfloat16"))
+        cache_root(model, settings) for model in (loaded, load("qwen3"), load("qwen3", "bfloat16"))
     ]
     assert roots[0] != roots[1] == roots[2]
 

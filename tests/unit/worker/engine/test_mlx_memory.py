@@ -11,8 +11,9 @@ from mlx_lm.generate import BatchGenerator
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine import mlx_memory
+from hearth.worker.engine.memory_reserve import default_limit
 from hearth.worker.engine.mlx_lm_wired_limit import REPLACED
-from hearth.worker.engine.mlx_memory import GB, default_limit, memory_limit
+from hearth.worker.engine.mlx_memory import GB, memory_limit
 from hearth.worker.setup.memory_setup import WorkerMemory
 from scripts.harness.socketless_worker import loaded
 

@@ -10,6 +10,7 @@ import pytest
 from hearth.shared.wire_messages import Failed, Finished
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.disk.file_store import FileStore
+from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from scripts.harness.socketless_worker import Machine, machine
 from tests.helpers.worker.disk_workers import Workers
@@ -164,8 +165,8 @@ class FullDisk(FileStore):
 
     is_full = True
 
-    def put(self, record: Any) -> bool:
-        return not self.is_full and super().put(record)
+    def put(self, record: Any, is_needed: bool = False) -> bool:
+        return not self.is_full and super().put(record, is_needed)
 
 
 def test_what_a_full_disk_refused_is_written_at_the_end(tmp_path: Path) -> None:
@@ -240,14 +241,14 @@ def test_no_more_is_held_than_allowed_though_what_a_prompt_went_on_from_had_to_g
 
 
 def test_idle_work_takes_no_memory_that_is_not_free() -> None:
-    watched = Watched(slot_bytes(1_000), slots_max=2)
+    watched = Watched(slot_bytes(1_000), slots_max=2, idle_prefill=IdleMode.ALWAYS)
     warm, ids = watched.machine, prompt("qwen3", 250, 250)
     first = warm.ask(ids, 100)
     kept = len(list(warm.keeper.store.extents))
     warm.work_ahead()
     assert watched.held() <= slot_bytes(1_000)
     assert len(list(warm.keeper.store.extents)) >= kept
-    roomy = Watched(slot_bytes(3_000), slots_max=2).machine
+    roomy = Watched(slot_bytes(3_000), slots_max=2, idle_prefill=IdleMode.ALWAYS).machine
     roomy.ask(ids, 100)
     roomy.work_ahead()
     assert roomy.scheduler.idle_tokens > 0 and first.tokens

@@ -196,9 +196,9 @@ class Gated(FileStore):
         self.gate = threading.Event()
         self.gate.set()
 
-    def put(self, record: Record) -> bool:
+    def put(self, record: Record, is_needed: bool = False) -> bool:
         assert self.gate.wait(60)
-        return self.works and super().put(record)
+        return self.works and super().put(record, is_needed)
 
 
 def unwritten(tmp_path: Path) -> tuple[Machine, DiskThread, Gated]:

@@ -17,13 +17,17 @@ from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.engine import Engine
 from hearth.worker.kv import kv_manager
 from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import QuantFormat
+from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
 from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.harness.socketless_worker import CHUNK, loaded, machine
 from tests.helpers.worker.kv_prompts import KINDS, follow, kept_bytes, message, prompt, words
+
+CUTS = CutRule(64, TurnMarks(frozenset(), ()))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -258,7 +262,7 @@ def test_a_storm_of_sub_agents_leaves_its_orchestrator(name: str) -> None:
 def test_what_was_generated_is_prefilled_again_in_idle_time_and_interrupted_at_once(
     name: str,
 ) -> None:
-    warm = machine(name)
+    warm = machine(name, idle_prefill=IdleMode.ALWAYS)
     ids = prompt(name, 150, 100)
     answer = warm.ask(ids, 200)
     assert warm.scheduler.prefill_idle()
@@ -348,7 +352,7 @@ def test_an_unknown_cache_is_served_without_reuse_and_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     keeper = make_kv_manager(
-        FakeEngine(), loaded("qwen3"), load_settings({"MAX_KV_SIZE_GB": "0"}, None), 64
+        FakeEngine(), loaded("qwen3"), load_settings({"MAX_KV_SIZE_GB": "0"}, None), CUTS
     )  # type: ignore[arg-type]
     assert isinstance(keeper, NullKVManager)
     assert [record.message for record in caplog.records] == [
@@ -394,10 +398,9 @@ def test_settings_that_change_kv_change_the_root() -> None:
     model = loaded("qwen3")
     base = load_settings({"MODEL_PATH": str(fixture_dir("qwen3"))}, None)
     other = load_settings({"KV_BITS": "8"}, None)
-    roots = {cache_root(model, base, 64), cache_root(model, base, 128)}
-    roots |= {cache_root(model, other, 64), cache_root(loaded("llama"), base, 64)}
-    assert len(roots) == 4
-    assert cache_root(model, base, 64) in roots
+    roots = [cache_root(model, base), cache_root(model, other), cache_root(loaded("llama"), base)]
+    assert len(set(roots)) == 3
+    assert cache_root(model, base) == roots[0]
 
 
 def test_the_first_answer_does_not_change_with_what_is_kept() -> None:
@@ -456,7 +459,10 @@ def test_stored_bits_are_ignored_where_only_exact_kv_is_reused(
     engine = Engine(model)
     with engine.stream():
         keeper = make_kv_manager(
-            engine, model, load_settings({"CACHE_STORE_BITS": "8", "MAX_KV_SIZE_GB": "0"}, None), 64
+            engine,
+            model,
+            load_settings({"CACHE_STORE_BITS": "8", "MAX_KV_SIZE_GB": "0"}, None),
+            CUTS,
         )
     assert isinstance(keeper, KVManager)
     assert keeper.rules.is_exact and keeper.rules.store_format is None

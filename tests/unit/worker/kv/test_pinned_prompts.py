@@ -13,6 +13,7 @@ from hearth.worker.cache import conversation_priority, pinned_prompts as module
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.pinned_prompts import Pins
+from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.stream.model_output_format import AnswerParts
@@ -252,7 +253,7 @@ def test_rows_are_pinned_raw_where_others_are_stored_in_fewer_bits() -> None:
 
 
 def test_a_pin_of_a_conversation_outlives_what_would_replace_its_decoded_part() -> None:
-    warm = machine("qwen3", slots_max=3)
+    warm = machine("qwen3", slots_max=3, idle_prefill=IdleMode.ALWAYS)
     ids = prompt("qwen3", 150, 100)
     longer = follow("qwen3", ids, warm.ask(ids, 40).tokens, 30)
     prefill(warm, longer, pin_key=ME)

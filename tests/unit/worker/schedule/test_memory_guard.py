@@ -15,7 +15,6 @@ from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.decoder import SampledToken
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
 from hearth.worker.schedule.memory_guard import MemoryGuard
-from hearth.worker.setup import kv_setup
 from scripts.harness.socketless_worker import Machine, machine
 from scripts.harness.vision_worker import LookingMachine, shown
 
@@ -147,25 +146,6 @@ def test_weights_that_would_not_fit_are_refused_before_they_are_loaded(tmp_path:
     refuse_heavy(nbytes, "owner/name", 4 << 30)
     with pytest.raises(StartError, match=r"2\.4 GB on this machine beside the 1\.5 GB of other"):
         refuse_heavy(nbytes, "owner/name", 4 << 30, others=3 << 29)
-
-
-@pytest.mark.parametrize(
-    ("environ", "mb"),
-    [
-        ({"MEMORY_LIMIT_MB": "1000"}, 200),
-        ({"MEMORY_LIMIT_MB": "1000", "CACHE_RAM_BUDGET_MB": "900"}, 900),
-        ({"MEMORY_LIMIT_MB": "16000000"}, 512),
-        ({}, 512),
-        ({"WORKERS": "2"}, 256),
-        ({"WORKERS": "2", "CACHE_RAM_BUDGET_MB": "900"}, 900),
-        ({"WORKERS": "0", "WORKER_ENDPOINTS": "tcp://10.0.0.5:5555"}, 512),  # started by hand
-    ],
-)
-def test_kept_kv_takes_a_fifth_of_the_limit_at_most_unless_told_otherwise(
-    environ: dict[str, str], mb: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kv_setup, "recommended_bytes", lambda: None)
-    assert kv_setup.budget_bytes(load_settings(environ, None)) == mb * MB
 
 
 def test_encoded_images_make_way_before_a_prompt_is_refused() -> None:

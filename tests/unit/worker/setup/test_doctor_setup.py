@@ -10,13 +10,14 @@ from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.doctor.checked_machine import subject_of
 from hearth.worker.doctor.findings import CheckResult, Findings, FindingsFile
 from hearth.worker.doctor.measure_speed import best_chunk
-from hearth.worker.engine.engine import default_chunk
 from hearth.worker.engine.memory_pressure import Pressure
+from hearth.worker.engine.prefill_lengths import default_chunk
 from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.setup import doctor_setup
-from hearth.worker.setup.doctor_setup import ModelDoctor, chunk_of, free_bytes, with_findings
-from hearth.worker.setup.kv_setup import cache_root, is_exact
+from hearth.worker.setup.cut_rule_setup import cut_rule_of
+from hearth.worker.setup.doctor_setup import ModelDoctor, free_bytes, with_findings
+from hearth.worker.setup.kv_setup import is_exact
 from scripts.harness.socketless_worker import loaded, marks
 
 MODEL = loaded("qwen3")
@@ -42,9 +43,8 @@ def test_what_is_auto_means_what_was_found(tmp_path: Path) -> None:
     plain = settings(tmp_path)
     meant = with_findings(plain, FOUND, "float32")
     assert is_exact(MODEL, meant) and not is_exact(MODEL, plain)
-    assert (chunk_of(meant), chunk_of(plain)) == (1024, default_chunk())
-    roots = {cache_root(MODEL, each, chunk_of(each)) for each in (plain, meant)}
-    assert len(roots) == 2, "KV of other cuts is not found"
+    chunks = [cut_rule_of(MODEL, each).chunk for each in (plain, meant)]
+    assert chunks == [default_chunk(), 1024]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hearth.worker.prompt.template_turn_tokens import turn_marks
 from hearth.worker.setup.kv_setup import cache_root, identify
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.fixtures.fixture_cache import fixture_dir
-from scripts.harness.socketless_worker import CHUNK, Answer, Machine
+from scripts.harness.socketless_worker import Answer, Machine
 from tests.helpers.worker.disk_workers import TEXT, Workers
 
 
@@ -36,7 +36,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 def restarted(workers: Workers, settings: Settings) -> tuple[PrefixHash, Answer]:
     """Start a worker as the process does, and return its root and what it answers."""
     model = load_model(settings, identify=functools.partial(identify, settings, lambda: False))
-    root, marks = cache_root(model, settings, CHUNK), turn_marks(model.tokenizer)
+    root, marks = cache_root(model, settings), turn_marks(model.tokenizer)
     words = Vocabulary(model.tokenizer)
 
     def make(_name: str, **rules: object) -> Machine:

@@ -9,10 +9,14 @@ from hypothesis import given, strategies as st
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
+from hearth.worker.cache.prefill_grid import PrefillGrid
+from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.forward_memory import ForwardMemory
-from hearth.worker.engine.mlx_memory import working_bytes
+from hearth.worker.engine.memory_reserve import working_bytes
+from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.setup import memory_setup
 from hearth.worker.setup.memory_setup import WorkerMemory, fitting_tokens
-from scripts.harness.socketless_worker import loaded
+from scripts.harness.socketless_worker import loaded, machine
 
 MB = 1 << 20
 
@@ -21,7 +25,7 @@ MB = 1 << 20
     st.integers(1, 300_000),
     st.integers(-5_000, 10**9),
     st.integers(1, 50_000),
-    st.builds(ForwardMemory, st.just(512), st.integers(0, 10**5), st.integers(0, 64)),
+    st.builds(ForwardMemory, st.just(PrefillGrid(512)), st.integers(0, 10**5), st.integers(0, 64)),
 )
 def test_what_is_told_fits_and_a_token_more_does_not(
     longest: int, room: int, row_bytes: int, forward: ForwardMemory
@@ -61,3 +65,50 @@ def test_a_machine_that_hardly_anything_fits_refuses_with_the_figures(tmp_path: 
     model = loaded("qwen3", tiny=True)
     with pytest.raises(StartError, match=r"context of \d+ tokens fits into 3\.9 GB.*KV_BITS=8"):
         memory_of(4_000, tmp_path).fit(model, lambda tokens: tokens * 100 * MB, ForwardMemory())
+
+
+def test_kept_kv_follows_the_workers_share_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_setup, "MEASURE_S", 0.0)
+    monkeypatch.setattr(mlx_memory, "recommended_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(mlx_memory, "hold_memory", lambda limit: None)
+    settings = load_settings({"MEMORY_LIMIT_MB": "64000", "WORKERS": "2"}, None)
+    one, other = (
+        WorkerMemory(settings, f"ipc://{tmp_path}/worker-{number}.sock") for number in range(2)
+    )
+    keeper = machine("qwen3", tiny=True).keeper
+    budget = keeper.store.budget
+    one.share.claim(1_000 * MB)
+    one.share_out(keeper, 100, ForwardMemory())
+    alone = budget.bytes_max
+    assert alone == pytest.approx(0.75 * 31_000 * MB, rel=0.15)
+    assert keeper.idle_bytes_max == pytest.approx(alone / 6, rel=0.01)
+    other.share.claim(30_000 * MB)
+    one.measure()
+    assert 0.4 * alone < budget.bytes_max < 0.6 * alone
+    other.share.give_up()
+    one.measure()
+    assert budget.bytes_max == alone
+
+
+@pytest.mark.parametrize(
+    ("environ", "mb"),
+    [
+        ({"MEMORY_LIMIT_MB": "16000"}, 512),
+        ({"MEMORY_LIMIT_MB": "16000", "CACHE_RAM_BUDGET_MB": "900"}, 900),
+        ({"MEMORY_LIMIT_MB": "16000", "WORKERS": "2"}, 256),
+        ({"MEMORY_LIMIT_MB": "16000", "WORKERS": "2", "CACHE_RAM_BUDGET_MB": "900"}, 900),
+        ({"WORKERS": "0", "WORKER_ENDPOINTS": "tcp://10.0.0.5:5555"}, 512),  # started by hand
+    ],
+)
+def test_a_cpu_keeps_little_and_the_setting_is_taken_as_it_is(
+    environ: dict[str, str], mb: int, tmp_path: Path
+) -> None:
+    settings = load_settings(environ, None)
+    by_hand = "tcp://10.0.0.5:5555"
+    memory = WorkerMemory(settings, f"ipc://{tmp_path}/w.sock" if settings.workers else by_hand)
+    keeper = machine("qwen3", tiny=True).keeper
+    memory.share_out(keeper, 100, ForwardMemory())
+    assert keeper.store.budget.bytes_max == mb * MB
+    memory.share_out(NullKVManager(list), 100, ForwardMemory())

@@ -12,8 +12,11 @@ from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.kv.turboquant import TurboFormat
+from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.setup import kv_setup
 from scripts.harness.socketless_worker import loaded
+
+CUTS = CutRule(64, TurnMarks(frozenset(), ()))
 
 TURBO = {"CACHE_STORE_BITS": "3.5", "KV_QUANT_SCHEME": "turboquant"}
 
@@ -36,7 +39,7 @@ class RowsOf:
 def rules_of(width: int, environ: dict[str, str], model: Any = None) -> KeepRules:
     engine: Any = RowsOf(width)
     settings = load_settings(environ | {"MAX_KV_SIZE_GB": "0"}, None)
-    manager = kv_setup.make_kv_manager(engine, model or loaded("qwen3"), settings, 64)
+    manager = kv_setup.make_kv_manager(engine, model or loaded("qwen3"), settings, CUTS)
     assert isinstance(manager, KVManager)
     return manager.rules
 

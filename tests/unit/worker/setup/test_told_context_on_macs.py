@@ -12,13 +12,14 @@ from hearth.shared.errors import PromptTooLong, StartError
 from hearth.shared.paths import PROJECT_DIR
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Failed
+from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory, forward_of
 from hearth.worker.engine.mlx_memory import MB
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.prompt_and_session_setup import make_builder
-from scripts.bench.mac_memory import context_table
+from scripts.bench.mac_memory import context_table, room_table
 from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import MACS, Mac
 from scripts.harness.mac.real_model_sizes import MODELS, RealModel
@@ -55,8 +56,26 @@ def test_at_real_size_a_prompt_of_the_told_length_is_admitted_alone(mac: Mac) ->
         assert not tokens or not guard.over(cost, tokens), (model.name, tokens)
 
 
-def test_the_documented_table_is_what_is_told() -> None:
-    assert context_table() in (PROJECT_DIR / "docs" / "hardware.md").read_text()
+@pytest.mark.parametrize("mac", MACS, ids=lambda mac: f"{mac.memory_gb} GB")
+def test_beside_kept_kv_that_is_full_a_prompt_of_the_told_length_is_read(mac: Mac) -> None:
+    """Where that takes more than half of the room, kept KV gives up what is missing."""
+    for model in MODELS:
+        worker, tokens = told_on(mac, model)
+        if not tokens:
+            continue
+        room, memory = worker.room(tokens), worker.memory
+        share = 1 + memory.use.overhead
+        slot, forward = model.slot_bytes(tokens), worker.forward.bytes_at(tokens)
+        kept = int(room.kept_bytes * share)
+        held = memory.use.bytes_used() + kept + int(slot * share) + forward
+        missing = held - memory.share.limit
+        fits_beside = slot + forward / share <= 2 * room.idle_bytes
+        assert missing <= (0 if fits_beside else kept), (model.name, tokens)
+
+
+def test_the_documented_tables_are_what_is_told() -> None:
+    page = (PROJECT_DIR / "docs" / "hardware.md").read_text()
+    assert context_table() in page and room_table() in page
 
 
 # ---------------------------------------------------------------- scaled: real forwards
@@ -75,7 +94,7 @@ class ScaledWorker:
         model = loaded(name, tiny=True)
         plain = machine(name, tiny=True)
         slot_bytes = plain.keeper.uncached.cold_bytes
-        forward = forward_of(model, CHUNK) if share == 1.0 else ForwardMemory()
+        forward = forward_of(model, PrefillGrid(CHUNK)) if share == 1.0 else ForwardMemory()
         settings = load_settings({"MEMORY_LIMIT_MB": str(limit_mb)}, None)
         memory = WorkerMemory(settings, "ipc://worker-0.sock")
         room = slot_bytes(tokens) + forward.bytes_at(tokens)

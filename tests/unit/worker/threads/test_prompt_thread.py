@@ -43,7 +43,9 @@ FACTS = PromptFacts(
     output_format=cast(Any, None),  # a raw prompt's answer is not taken apart
     grammar_compiler=cast(Any, None),
     vocabulary=cast(Any, SimpleNamespace(detokeniser=lambda: None)),
-    cut_rule=cast(Any, SimpleNamespace(cuts=lambda keys: [len(keys) - 1])),
+    cut_rule=cast(
+        Any, SimpleNamespace(cuts=lambda keys: [len(keys) - 1], system_end=lambda _keys: 0)
+    ),
 )
 
 

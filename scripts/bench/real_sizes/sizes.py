@@ -1,0 +1,323 @@
+"""Prints what agents' sessions would cost on models and Macs of real size, in bytes and tokens.
+
+The worker's own scheduler, KV manager, evictor, disk tier and ledger run; their arrays, files and
+clocks are only counted (scripts/harness/layouts), so that 60 pairs take minutes.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from hearth.shared.errors import StartError
+from scripts.bench.mac_memory import print_row, print_rows
+from scripts.harness.layouts.confirm import SMALL, confirmed
+from scripts.harness.layouts.counted_server import MACS, serving
+from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
+from scripts.harness.layouts.pair_replay import (
+    SHORT_TOKENS,
+    Figures,
+    PairFigures,
+    replay_pair,
+)
+from scripts.harness.layouts.restarts import (
+    DAY_SESSIONS,
+    MOMENTS,
+    Day,
+    Restart,
+    day,
+    killed,
+    stopped,
+)
+from scripts.harness.layouts.session_scripts import SessionScript, render
+from scripts.replay.traces import TRACES_DIR
+
+ABOUT: Final = "what sessions cost on models and Macs of real size: SSD, RAM, tokens read again"
+GB: Final = 1e9
+UNLIMITED: Final = {"KV_DISK_WRITE_GB_PER_DAY": "0"}  # else it hides what would be written
+HEAD: Final = (
+    *("model", "Mac", "budget GB", "chunk", "rows GB"),
+    *("written: rows", "window", "state", "all / rows"),
+    *("kept GB", "slots GB", "read back GB", "read / ideal", "idle / new"),
+    *("forwards", "mean", "median", "< 64", "< 256", "refused"),
+)
+PARTS: Final = ("layouts", "pairs", "restarts", "days", "confirm")
+DAY_OF: Final = "claude-code-session-1"
+SPENT_GB_PER_DAY: Final = "20"  # which a few sessions use up
+RESTART_HEAD: Final = (
+    *("model", "Mac", "end", "live caches", "tokens held", "read again: all", "mean", "most"),
+    *("in", "a state's worth"),
+)
+CONFIRM_HEAD: Final = ("model", "session", "written bytes", "read bytes", "all figures")
+DAY_HEAD: Final = (
+    *("model", "Mac", "GB a day", "rows GB", "written GB", "all / rows", "refused writes"),
+    *("held by each session", "read again by each session, the oldest first"),
+)
+LAYOUT_HEAD: Final = (
+    *("model", "kind", "parameters", "4 bits, GB", "active, GB", "row bytes", "arrays"),
+    *("window", "window row bytes", "arrays", "state MiB", "arrays", "state / row"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", choices=PARTS, help="one part of it")
+    parser.add_argument("--models", default="", help="names, comma-separated; default all")
+    parser.add_argument("--macs", default="", help="GB of memory, comma-separated; default all")
+    parser.add_argument("--sessions", default="", help="names of traces; default all")
+    parser.add_argument("--traces-dir", type=Path, default=TRACES_DIR)
+    parser.add_argument("--limit", type=int, default=0, help="requests of each trace; 0 = all")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between two turns")
+    parser.add_argument(
+        "--in-a-row", action="store_true", help="on one server; default one for each session"
+    )
+    parser.add_argument("--each", action="store_true", help="a row for each session too")
+    parser.add_argument("--day-of", default=DAY_OF, help=f"the session; default {DAY_OF}")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE")
+
+
+def run(options: argparse.Namespace) -> None:
+    logging.getLogger("hearth").setLevel(logging.ERROR)
+    began = time.perf_counter()
+    layouts = [each for each in LAYOUTS if _is_named(each.name, options.models)]
+    if options.only in (None, "layouts"):
+        print_layouts(layouts)
+    if options.only == "layouts":
+        return
+    sessions = rendered(options.traces_dir, options.sessions, options.limit)
+    bench = Bench(options, layouts, sessions)
+    if options.only in (None, "pairs"):
+        bench.print_pairs()
+    if options.only in (None, "restarts"):
+        bench.print_restarts()
+    if options.only in (None, "days"):
+        bench.print_days()
+    if options.only == "confirm":
+        bench.print_confirmed()
+    print(f"\n{time.perf_counter() - began:.0f} s", file=sys.stderr)
+    if options.json:
+        options.json.write_text(json.dumps(bench.told, indent=1) + "\n")
+
+
+class Bench:
+    """Replays sessions on layouts and Macs, prints a table for each part, and keeps the figures."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        layouts: Sequence[ModelLayout],
+        sessions: Sequence[SessionScript],
+    ) -> None:
+        self.told: dict[str, list[Any]] = {part: [] for part in PARTS[1:]}
+        self._options = options
+        self._layouts = layouts
+        self._sessions = sessions
+        self._sizes = [size for size in MACS if _is_named(str(size), options.macs)]
+        self._settings = dict(each.split("=", 1) for each in options.set)
+
+    def print_pairs(self) -> None:
+        """Print what all sessions cost on each model and Mac."""
+        options, settings = self._options, UNLIMITED | self._settings
+        names = ", ".join(session.name for session in self._sessions)
+        how = "on one server, one after another" if options.in_a_row else "each on its own server"
+        print(f"\n{names}: {how}. GB are 10^9 bytes:\n")
+        print_rows(HEAD)
+        for layout in self._layouts:
+            for size in self._sizes:
+                is_apart = not options.in_a_row
+                pair = replay_pair(layout, size, self._sessions, settings, options.pause, is_apart)
+                _print_pair(layout, size, pair, options.each)
+                if pair is not None:
+                    self.told["pairs"].append(_report(pair))
+
+    def print_restarts(self) -> None:
+        """Print what live caches read again after restarts amid the sessions."""
+        print(f"\nRestarts at {MOMENTS} moments of each session; tokens that are read again:\n")
+        print_rows(RESTART_HEAD)
+        settings = UNLIMITED | self._settings
+        for layout in self._layouts:
+            size = self._smallest(layout)
+            for how, restart in (("SIGTERM", stopped), ("SIGKILL", killed)) if size else ():
+                assert size is not None
+                found = [r for s in self._sessions for r in restart(layout, size, s, settings)]
+                print_row([layout.name, f"{size} GB", how, *_restart_cells(layout, found)])
+                sys.stdout.flush()
+                rows = [asdict(each) | {"how": how} for each in found]
+                self.told["restarts"] += [{"model": layout.name, "mac_gb": size, **r} for r in rows]
+
+    def print_days(self) -> None:
+        """Print what a day of sessions writes, and what each reads again after a restart."""
+        session = next((s for s in self._sessions if s.name == self._options.day_of), None)
+        if session is None:
+            return
+        print(f"\nA day of {DAY_SESSIONS} sessions like {session.name}, then a restart:\n")
+        print_rows(DAY_HEAD)
+        for layout in self._layouts:
+            size = self._smallest(layout)
+            for budget in ("", SPENT_GB_PER_DAY) if size else ():
+                assert size is not None
+                settings = {"KV_DISK_WRITE_GB_PER_DAY": budget} if budget else {}
+                told = day(layout, size, session, self._settings | settings)
+                print_row([layout.name, f"{size} GB", budget or "default", *_day_cells(told)])
+                sys.stdout.flush()
+                row = {"model": layout.name, "mac_gb": size, "budget": budget, **asdict(told)}
+                self.told["days"].append(row)
+
+    def print_confirmed(self) -> None:
+        """Play sessions with arrays too, on small models; print whether all figures are equal.
+
+        `--limit` bounds the time: a request takes some seconds.
+        """
+        print("\nCounted, and with arrays, before and after a restart:\n")
+        print_rows(CONFIRM_HEAD)
+        for layout in self._layouts:
+            small = SMALL.get(layout.name)
+            for session in self._sessions if small is not None else ():
+                assert small is not None
+                counted, computed = confirmed(small, layout, session)
+                is_equal = "equal" if counted == computed else "DIFFER"
+                written, read = (sum(counted[name].values()) for name in ("written", "read"))
+                print_row([small.name, session.name, f"{written:,}", f"{read:,}", is_equal])
+                row = {"counted": counted, "computed": computed}
+                names = {"model": small.name, "session": session.name}
+                self.told["confirm"].append(names | row)
+
+    def _smallest(self, layout: ModelLayout) -> int | None:
+        """Return the smallest of the Macs that the model fits on."""
+        for size in self._sizes:
+            with serving(layout, size, self._sessions[0].marks, self._settings) as server:
+                try:
+                    server.start()
+                except StartError:
+                    continue
+                return size
+        return None
+
+
+def _is_named(name: str, names: str) -> bool:
+    return not names or name in names.split(",")
+
+
+def rendered(directory: Path, names: str, limit: int) -> list[SessionScript]:
+    """Return the sessions of a directory, or those of these names."""
+    paths = sorted(directory.glob("*.jsonl*"))
+    wanted = [path for path in paths if _is_named(path.name.partition(".")[0], names)]
+    if not wanted:
+        raise SystemExit(f"there are no such traces in {directory}; say where with --traces-dir")
+    return [render(path, limit) for path in wanted]
+
+
+def print_layouts(layouts: Sequence[ModelLayout]) -> None:
+    """Print what each model keeps, as its config.json and mlx-lm's caches have it."""
+    print("\nLayouts:\n")
+    print_rows(LAYOUT_HEAD)
+    for each in layouts:
+        layers = each.layers
+        row_bytes, arrays = layers.row_cost(None)
+        print_row(
+            [
+                *(each.name, each.kind, f"{each.parameter_count / 1e9:.2f} B"),
+                *(f"{each.weight_bytes / GB:.1f}", f"{each.active_bytes / GB:.1f}"),
+                *(f"{row_bytes:,}", str(arrays), str(layers.layout.window)),
+                *(f"{layers.window_bytes(1):,}", str(layers.window_buffers)),
+                *(f"{layers.state_bytes / 2**20:.1f}", str(layers.state_buffers)),
+                f"{layers.state_bytes / row_bytes:,.0f}",
+            ]
+        )
+
+
+def _print_pair(
+    layout: ModelLayout, size: int, pair: PairFigures | None, prints_each: bool
+) -> None:
+    if pair is None:
+        print_row([layout.name, f"{size} GB", "does not fit", *([""] * (len(HEAD) - 3))])
+        return
+    start = [layout.name, f"{size} GB", f"{pair.budget_bytes / GB:.2f}", str(pair.chunk)]
+    for name, figures in pair.sessions.items() if prints_each else ():
+        print_row([name, *start[1:], *_cells(figures)])
+    print_row([*start, *_cells(pair.total)])
+    sys.stdout.flush()
+
+
+def _cells(figures: Figures) -> list[str]:
+    written = figures.written
+    return [
+        f"{figures.rows_bytes / GB:.2f}",
+        *(f"{written[kind] / GB:.2f}" for kind in ("rows", "window", "state")),
+        f"{figures.write_ratio:.2f}",
+        f"{figures.kept_bytes_max / GB:.2f}",
+        f"{figures.slot_bytes_max / GB:.2f}",
+        f"{figures.read.total() / GB:.2f}",
+        f"{figures.read_ratio:.3f}",
+        f"{figures.idle / figures.new:.3f}" if figures.new else "",
+        str(len(figures.forwards)),
+        f"{figures.forward_mean:.0f}",
+        f"{figures.forward_median:.0f}",
+        *(f"{figures.short_share(tokens):.0%}" for tokens in SHORT_TOKENS),
+        ", ".join(f"{name} {count}" for name, count in figures.refused.items()),
+    ]
+
+
+def _restart_cells(layout: ModelLayout, found: Sequence[Restart]) -> list[str]:
+    again = [tokens for restart in found for tokens in restart.again]
+    worst = max(found, key=lambda restart: max(restart.again, default=0))
+    layers = layout.layers
+    return [
+        f"{len(again)}",
+        f"{sum(sum(restart.held) for restart in found):,}",
+        f"{sum(again):,}",
+        f"{fmean(again):.0f}" if again else "",
+        f"{max(again, default=0):,}",
+        f"{worst.session} at {worst.at_s:.0f} s" if any(again) else "",
+        f"{layers.state_bytes / layers.row_bytes:,.0f}",
+    ]
+
+
+def _day_cells(told: Day) -> list[str]:
+    return [
+        f"{told.rows_bytes / GB:.2f}",
+        f"{told.written_bytes / GB:.2f}",
+        f"{told.written_bytes / told.rows_bytes:.2f}",
+        f"{told.refused:,}",
+        f"{max(told.held):,}",
+        ", ".join(f"{tokens:,}" for tokens in told.again),
+    ]
+
+
+def _report(pair: PairFigures) -> dict[str, Any]:
+    """Return what --json writes of a pair."""
+    return {
+        "model": pair.layout.name,
+        "mac_gb": pair.mac.memory_gb,
+        "budget_bytes": pair.budget_bytes,
+        "chunk": pair.chunk,
+        "context_tokens": pair.context_tokens,
+        "total": _figures(pair.total),
+        "sessions": {name: _figures(figures) for name, figures in pair.sessions.items()},
+    }
+
+
+def _figures(figures: Figures) -> dict[str, Any]:
+    return {
+        "rows_bytes": figures.rows_bytes,
+        "written_bytes": dict(figures.written),
+        "read_bytes": dict(figures.read),
+        "kept_bytes_max": figures.kept_bytes_max,
+        "slot_bytes_max": figures.slot_bytes_max,
+        "prefilled": figures.prefilled,
+        "ideal": figures.ideal,
+        "idle": figures.idle,
+        "new": figures.new,
+        "forwards": len(figures.forwards),
+        "forward_mean": figures.forward_mean,
+        "forward_median": figures.forward_median,
+        "refused": dict(figures.refused),
+    }

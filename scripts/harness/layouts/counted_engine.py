@@ -1,0 +1,185 @@
+"""Stands in for the engine: forwards take simulated time and count tokens, and compute nothing."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from hearth.worker.engine.decoder import (
+    SampledToken,
+    Sequence as DecodingSequence,
+    UnfinishedBatch,
+    _length_class,
+)
+from hearth.worker.engine.engine import _is_mergeable
+from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.kv.layer_adapters import LayerMap
+from scripts.harness.layouts.counted_layers import CountedLayerMap
+from scripts.harness.layouts.model_layouts import ModelLayout
+from scripts.harness.layouts.simulated_clock import SimulatedClock
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a machine computes. Rough: simulated time decides only what waits for what."""
+
+    bytes_per_s: float  # of memory
+    operations_per_s: float  # in a prefill
+
+    def prefill_s(self, layout: ModelLayout, tokens: int) -> float:
+        read_s = layout.weight_bytes / self.bytes_per_s  # a chunk reads nearly all experts
+        return read_s + 2 * layout.active_count * tokens / self.operations_per_s
+
+    def step_s(self, layout: ModelLayout) -> float:
+        return layout.active_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One forward of a prefill."""
+
+    tokens: int
+    is_idle: bool  # for no request
+
+
+class CountedDecoder:
+    """Gives each sequence the tokens of its script. As in the real one, decoding looks one ahead.
+
+    Of two or more of similar length each lends its slot's cache to their batch, where models batch.
+    """
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        speed: Speed,
+        clock: SimulatedClock,
+        scripts: dict[str, list[int]],
+    ) -> None:
+        """`scripts` has, by request, what is still to be said."""
+        self.scripts = scripts
+        self.is_mergeable = False
+        self._layout = layout
+        self._step_s = speed.step_s(layout)
+        self._clock = clock
+        self._sequences: dict[str, DecodingSequence] = {}
+        self._fed: dict[str, list[int]] = {}
+        self._batched: set[str] = set()
+        self.steps = 0
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    @property
+    def batch_bytes(self) -> int:
+        return sum(self._sequences[key].cache[0].nbytes for key in self._batched)
+
+    def add(self, sequence: DecodingSequence) -> None:
+        fed = [*sequence.tokens, *sequence.tail]
+        sequence.before_forward(len(fed))
+        sequence.cache[0].offset = len(fed)
+        self._sequences[sequence.key], self._fed[sequence.key] = sequence, fed
+        self._clock.advance(self._step_s)
+
+    def step(self) -> list[SampledToken]:
+        self._join()
+        self.steps += 1
+        sampled = []
+        for key, sequence in self._sequences.items():
+            fed, token = self._fed[key], self.scripts[key].pop(0)
+            if key not in self._batched:
+                sequence.before_forward(len(fed) + 1)
+            fed.append(token)
+            sequence.cache[0].offset = len(fed)
+            sampled.append(SampledToken(key, token, None))
+        groups = {_length_class(len(self._fed[key])) for key in self._batched}
+        lone = len(self._sequences) - len(self._batched)
+        self._clock.advance(self._step_s * (len(groups) + lone))
+        return sampled
+
+    def fed(self, key: str) -> list[int]:
+        """Return what a sequence's cache holds."""
+        return self._fed[key]
+
+    def remove(self, key: str) -> UnfinishedBatch | None:
+        sequence = self._sequences.pop(key, None)
+        if sequence is None:
+            return None
+        if key in self._batched:
+            self._batched.remove(key)
+            sequence.cache[0].capacity = sequence.cache[0].offset
+        return UnfinishedBatch(sequence.cache, self._fed.pop(key))
+
+    def _join(self) -> None:
+        """Have those that have company of their length join a batch."""
+        if not self.is_mergeable:
+            return
+        classes: dict[int, list[str]] = {}
+        for key, fed in self._fed.items():
+            classes.setdefault(_length_class(len(fed)), []).append(key)
+        for keys in classes.values():
+            for key in keys if len(keys) > 1 else ():
+                if key not in self._batched:
+                    self._sequences[key].before_join()
+                    self._batched.add(key)
+
+
+class CountedEngine:
+    """Has the interface of `Engine` over counted caches. `layers` is set once it is probed."""
+
+    vision = None
+    encoder_s = 0.0
+
+    def __init__(self, layout: ModelLayout, speed: Speed, clock: SimulatedClock) -> None:
+        self.scripts: dict[str, list[int]] = {}
+        self.decoder = CountedDecoder(layout, speed, clock, self.scripts)
+        self.forwards: list[Forward] = []
+        self.layers: CountedLayerMap | None = None
+        self.is_idle: Callable[[], bool] = lambda: False
+        self._layout = layout
+        self._speed = speed
+        self._clock = clock
+
+    def made(self, layers: LayerMap, batches: bool) -> None:
+        """Take the layers that were found in the probe; sequences may share a decode step."""
+        assert isinstance(layers, CountedLayerMap)
+        self.layers = layers
+        self.decoder.is_mergeable = batches and _is_mergeable(self._layout.probe())
+
+    def fed(self, key: str) -> list[int]:
+        """Return what a decoding sequence's cache holds."""
+        return self.decoder.fed(key)
+
+    def choice(self, key: str) -> TokenChoice:
+        return TokenChoice(lambda x: x, (), None)  # the decoder knows what is said
+
+    def stream(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def probe(self) -> list[Any]:
+        return self._layout.probe()
+
+    def new_cache(self) -> list[Any]:
+        assert self.layers is not None, "the KV manager has read the probe by now"
+        return self.layers.new_cache()
+
+    def synchronize(self) -> None:
+        """Simulated time has passed for all that was asked."""
+
+    def prefill(self, cache: list[Any], ids: list[int], images: Sequence[Any] = ()) -> None:
+        assert ids and not images, (len(ids), len(images))
+        cache[0].offset += len(ids)
+        assert cache[0].offset <= cache[0].capacity, (cache[0].offset, cache[0].capacity)
+        self.forwards.append(Forward(len(ids), self.is_idle()))
+        self._clock.advance(self._speed.prefill_s(self._layout, len(ids)))
+
+    def why_not_quantised(self, bits: int, group_size: int) -> str | None:
+        return "it is counted"
+
+    def release_images(self, spared: Any) -> bool:
+        return False
+
+    def has_encoded(self, images: Sequence[Any], start: int, end: int) -> bool:
+        return True
+
+    def shift(self, images: Sequence[Any], position: int) -> int:
+        return 0

@@ -1,0 +1,332 @@
+"""Holds ten published models: the numbers of their config.json, and what follows from them.
+
+mlx-lm's own class of each architecture is made with these numbers, without weights: MLX computes
+nothing before it is asked for a value, so a model of 120 billion parameters takes milliseconds and
+no memory. Its shapes tell how many parameters there are; what it does with three tokens tells the
+caches of its layers, their shapes and their types.
+
+The numbers are those of the repositories' config.json (`text_config` where there is one), and give
+the published counts of parameters. Falcon-H1's `mamba_d_ssm` is heads times their size, and its
+`mamba_n_groups` is assumed: a group more or less changes its state by half a per cent. Bits of
+the weights are those of the usual conversions for MLX: 4 bits and a scale and a bias of 16 bits for
+each group of 64; gpt-oss as published, MXFP4 for its experts and 8 bits for the rest.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models.cache import make_prompt_cache
+
+from hearth.worker.kv.layer_adapters import LayerMap
+
+AFFINE_4_BITS: Final = 4.5
+AFFINE_8_BITS: Final = 8.5
+MXFP4_BITS: Final = 4.25
+PROBE_TOKENS: Final = 3
+
+_QWEN3_5: Final = {
+    "vocab_size": 248_320,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 262_144,
+}
+_GPT_OSS: Final = {
+    "model_type": "gpt_oss",
+    "hidden_size": 2_880,
+    "intermediate_size": 2_880,
+    "head_dim": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "vocab_size": 201_088,
+    "max_position_embeddings": 131_072,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ModelLayout:
+    """One published model. Immutable; what is derived is computed once."""
+
+    name: str
+    repository: str  # whose config.json the numbers are
+    config: Mapping[str, Any]
+    bits: float = AFFINE_4_BITS  # of a weight
+    expert_bits: float = AFFINE_4_BITS
+    is_tied: bool = False  # the output layer's weights are the embeddings
+
+    @property
+    def text_config(self) -> Mapping[str, Any]:
+        text: Mapping[str, Any] = self.config.get("text_config", self.config)
+        return text
+
+    @property
+    def context_tokens(self) -> int:
+        return int(self.text_config["max_position_embeddings"])
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.text_config["vocab_size"])
+
+    # ------------------------------------------------------------ mlx-lm's own class
+
+    @cached_property
+    def model(self) -> Any:
+        """mlx-lm's model in bfloat16. Nothing of it is ever computed."""
+        module = importlib.import_module(f"mlx_lm.models.{self.config['model_type']}")
+        model = module.Model(module.ModelArgs.from_dict(dict(self.config)))
+        model.update(tree_map(_as_bfloat16, model.parameters()))
+        return model
+
+    def probe(self) -> list[Any]:
+        """Return caches that have seen some tokens, without their values."""
+        cache: list[Any] = make_prompt_cache(self.model)
+        self.model(mx.zeros((1, PROBE_TOKENS), mx.int32), cache=cache)
+        return cache
+
+    @cached_property
+    def layers(self) -> LayerMap:
+        """What the project finds in these caches: bytes and arrays of rows, windows and states."""
+        return LayerMap(self.probe())
+
+    # ------------------------------------------------------------ weights
+
+    @cached_property
+    def _parameters(self) -> list[tuple[str, int]]:
+        """The names and sizes of the checkpoint's tensors."""
+        found = ((name, array.size) for name, array in tree_flatten(self.model.parameters()))
+        return [each for each in found if not (self.is_tied and "lm_head" in each[0])]
+
+    @cached_property
+    def parameter_count(self) -> int:
+        return sum(size for _, size in self._parameters)
+
+    @cached_property
+    def expert_count(self) -> int:
+        """Parameters of all routed experts."""
+        return sum(size for name, size in self._parameters if _is_expert(name))
+
+    @property
+    def is_moe(self) -> bool:
+        return self.expert_count > 0
+
+    @property
+    def is_hybrid(self) -> bool:
+        return self.layers.layout.has_state
+
+    @property
+    def kind(self) -> str:
+        """Its architecture in a word or two."""
+        mixer = "window" if self.layers.layout.window else "hybrid" if self.is_hybrid else "dense"
+        return f"{mixer} MoE" if self.is_moe else mixer
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        return self._bytes(self.parameter_count - self.expert_count, self.expert_count)
+
+    @cached_property
+    def active_count(self) -> int:
+        """Parameters that one token goes through; of untied embeddings it reads one row."""
+        rest = self.parameter_count - self.expert_count
+        looked_up = 0 if self.is_tied else self._embedding_count
+        return rest - looked_up + int(self.expert_count * self._routed_share)
+
+    @cached_property
+    def active_bytes(self) -> int:
+        """Bytes of weights that a decode step of one sequence reads."""
+        experts = int(self.expert_count * self._routed_share)
+        return self._bytes(self.active_count - experts, experts)
+
+    @property
+    def _routed_share(self) -> float:
+        text = self.text_config
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        count = next((text[name] for name in names if name in text), 0)
+        return text["num_experts_per_tok"] / count if count else 0.0
+
+    @property
+    def _embedding_count(self) -> int:
+        return sum(size for name, size in self._parameters if "embed_tokens" in name)
+
+    def _bytes(self, plain: int, experts: int) -> int:
+        return int(plain * self.bits + experts * self.expert_bits) // 8
+
+    def weights(self) -> Iterator[int]:
+        """Yield the bytes of each tensor of the checkpoint."""
+        for name, size in self._parameters:
+            yield int(size * (self.expert_bits if _is_expert(name) else self.bits)) // 8
+
+
+def _as_bfloat16(array: mx.array) -> mx.array:
+    is_real = mx.issubdtype(array.dtype, mx.floating)
+    return mx.zeros(array.shape, mx.bfloat16) if is_real else array
+
+
+def _is_expert(name: str) -> bool:
+    return "switch_mlp" in name or ".experts." in name
+
+
+def _qwen3_5(name: str, is_moe: bool = False, is_tied: bool = False, **text: int) -> ModelLayout:
+    kind = "qwen3_5_moe" if is_moe else "qwen3_5"
+    config = {"model_type": f"{kind}_text", **_QWEN3_5, **text, "tie_word_embeddings": is_tied}
+    return ModelLayout(
+        name,
+        f"Qwen/{name}",
+        {"model_type": kind, "text_config": config},
+        is_tied=is_tied,
+    )
+
+
+def _gpt_oss(name: str, **more: int) -> ModelLayout:
+    return ModelLayout(name, f"openai/{name}", _GPT_OSS | more, AFFINE_8_BITS, MXFP4_BITS)
+
+
+LAYOUTS: Final = (
+    _qwen3_5(
+        "Qwen3.5-4B",
+        is_tied=True,
+        hidden_size=2_560,
+        intermediate_size=9_216,
+        num_hidden_layers=32,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        linear_num_value_heads=32,
+    ),
+    _qwen3_5(
+        "Qwen3.5-9B",
+        hidden_size=4_096,
+        intermediate_size=12_288,
+        num_hidden_layers=32,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        linear_num_value_heads=32,
+    ),
+    _qwen3_5(
+        "Qwen3.5-27B",
+        hidden_size=5_120,
+        intermediate_size=17_408,
+        num_hidden_layers=64,
+        num_attention_heads=24,
+        num_key_value_heads=4,
+        linear_num_value_heads=48,
+    ),
+    _qwen3_5(
+        "Qwen3.5-35B-A3B",
+        is_moe=True,
+        hidden_size=2_048,
+        num_hidden_layers=40,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        linear_num_value_heads=32,
+        num_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+    ),
+    ModelLayout(
+        "Qwen3-32B",
+        "Qwen/Qwen3-32B",
+        {
+            "model_type": "qwen3",
+            "hidden_size": 5_120,
+            "intermediate_size": 25_600,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151_936,
+            "max_position_embeddings": 40_960,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1_000_000,
+            "tie_word_embeddings": False,
+        },
+    ),
+    _gpt_oss("gpt-oss-20b", num_hidden_layers=24, num_local_experts=32),
+    _gpt_oss("gpt-oss-120b", num_hidden_layers=36, num_local_experts=128),
+    ModelLayout(
+        "Gemma-3-27B",
+        "google/gemma-3-27b-it",
+        {
+            "model_type": "gemma3_text",
+            "hidden_size": 5_376,
+            "intermediate_size": 21_504,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 16,
+            "head_dim": 128,
+            "sliding_window": 1_024,
+            "sliding_window_pattern": 6,
+            "vocab_size": 262_208,
+            "max_position_embeddings": 131_072,
+        },
+        is_tied=True,
+    ),
+    ModelLayout(
+        "GLM-4.5-Air",
+        "zai-org/GLM-4.5-Air",
+        {
+            "model_type": "glm4_moe",
+            "hidden_size": 4_096,
+            "intermediate_size": 10_944,
+            "moe_intermediate_size": 1_408,
+            "num_hidden_layers": 46,
+            "first_k_dense_replace": 1,
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1_000_000,
+            "rope_scaling": None,
+            "tie_word_embeddings": False,
+            "vocab_size": 151_552,
+            "max_position_embeddings": 131_072,
+        },
+    ),
+    ModelLayout(
+        "Falcon-H1-34B",
+        "tiiuae/Falcon-H1-34B-Instruct",
+        {
+            "model_type": "falcon_h1",
+            "hidden_size": 5_120,
+            "intermediate_size": 21_504,
+            "num_hidden_layers": 72,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "mamba_d_conv": 4,
+            "mamba_d_head": 128,
+            "mamba_d_ssm": 4_096,
+            "mamba_d_state": 256,
+            "mamba_n_groups": 2,
+            "mamba_n_heads": 32,
+            "vocab_size": 261_120,
+            "max_position_embeddings": 262_144,
+            "tie_word_embeddings": False,
+        },
+    ),
+)
+
+
+def layout(name: str) -> ModelLayout:
+    """Return the layout of this name. Raises KeyError."""
+    return {each.name: each for each in LAYOUTS}[name]

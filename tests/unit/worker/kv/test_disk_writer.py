@@ -1,0 +1,196 @@
+"""Checks which resume points reach the disk, and that a restart loses no more than it may."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hearth.worker.disk.file_names import FileKind, FileName, parse
+from hearth.worker.kv import disk_writer
+from scripts.harness.socketless_worker import Machine, machine
+from tests.helpers.worker.disk_workers import Workers
+
+POINTS = ["qwen3_5", "falcon_h1", "gemma3_text", "gpt_oss"]  # each keeps states or windows
+WORTH = {"qwen3_5": 70, "falcon_h1": 36, "gemma3_text": 128, "gpt_oss": 128}  # tokens
+CHUNK = 64
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(tmp_path)
+    yield made
+    made.kill()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    drawn: list[int] = np.random.default_rng(seed).integers(100, 2_000, count).tolist()
+    return drawn
+
+
+def start(workers: Workers, name: str, **rules: Any) -> tuple[Machine, Clock]:
+    made, clock = workers.start(name, **rules), Clock()
+    made.keeper.disk.writer._clock = clock
+    return made, clock
+
+
+def killed(workers: Workers, name: str, ids: list[int], **rules: Any) -> int:
+    """Return how many tokens of a prompt are on disk for the next worker."""
+    workers.flush()
+    return workers.start(name, **rules).ask(ids, 1).cached
+
+
+def points(workers: Workers) -> list[FileName]:
+    names = (parse(path.name, str(CHUNK)) for path in workers.directory.rglob("*.safetensors"))
+    return [name for name in names if name is not None and name.kind is not FileKind.ROWS]
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize("name", POINTS)
+def test_a_kill_loses_no_more_than_a_points_worth_or_a_turn(
+    workers: Workers, name: str, is_exact: bool
+) -> None:
+    made, _ = start(workers, name, is_exact=is_exact)
+    ids: list[int] = []
+    for turn in range(6):
+        ids += tokens(40 + 30 * turn, turn)
+        answer = made.ask(ids, 4)
+        ids += answer.request.sampled
+    turn_tokens = 40 + 30 * 5
+    kept = killed(workers, name, ids, is_exact=is_exact)
+    assert len(ids) - kept <= max(WORTH[name], turn_tokens) + CHUNK, (kept, len(ids))
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_points_take_no_more_than_the_rows_that_they_are_for(workers: Workers, name: str) -> None:
+    made, _ = start(workers, name)
+    ids: list[int] = []
+    for turn in range(12):
+        ids += tokens(25, turn)
+        ids += made.ask(ids, 4).request.sampled
+    workers.flush()
+    layers = made.layers
+    nbytes = {kind: 0 for kind in FileKind}
+    for path in workers.directory.rglob("*.safetensors"):
+        name_on_disk = parse(path.name, str(CHUNK))
+        assert name_on_disk is not None
+        count = name_on_disk.token_count
+        size = {FileKind.ROWS: count * layers.row_bytes, FileKind.STATE: layers.state_bytes}
+        nbytes[name_on_disk.kind] += size.get(
+            name_on_disk.kind, layers.window_bytes(min(count, layers.layout.window))
+        )
+    assert 0 < nbytes[FileKind.STATE] + nbytes[FileKind.WINDOW] <= nbytes[FileKind.ROWS]
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_after_a_shutdown_one_extent_is_read_again_at_most(workers: Workers, name: str) -> None:
+    made, _ = start(workers, name)
+    first, second = tokens(90, 1), tokens(110, 2)
+    for ids in (first, second):
+        ids += made.ask(ids, 20).request.sampled
+    made.keeper.hand_over()
+    for ids in (first, second):
+        warm = machine_again(workers, name).ask([*ids, 7, 8], 1)
+        longest = max(CHUNK, 20)
+        assert len(ids) - warm.cached <= longest, (name, warm.cached, len(ids))
+
+
+def machine_again(workers: Workers, name: str) -> Machine:
+    workers.flush()
+    return workers.start(name)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "falcon_h1"])
+def test_a_conversation_that_is_silent_is_written_once_it_is_worth_it(
+    workers: Workers, name: str
+) -> None:
+    made, clock = start(workers, name)
+    ids = tokens(WORTH[name] * 3 // 4)
+    made.ask(ids, 4)
+    made.keeper.sweep()
+    workers.flush()
+    assert not points(workers), "it is not silent yet, nor grown"
+    clock.now_s += disk_writer.QUIET_S
+    made.keeper.sweep()
+    workers.flush()
+    assert points(workers)
+    before = len(points(workers))
+    clock.now_s += disk_writer.QUIET_S
+    made.keeper.sweep()
+    workers.flush()
+    assert len(points(workers)) == before
+    assert killed(workers, name, ids) >= len(ids) - 1
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss"])
+def test_a_long_cold_prefill_leaves_one_point_at_a_time(
+    workers: Workers, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_writer, "COLD_TOKENS", 3 * CHUNK)
+    made, _ = start(workers, name)
+    ids = tokens(20 * CHUNK)
+    answer = made.submit(ids, 4)
+    made.run(until=lambda: answer.request.position >= 13 * CHUNK)
+    workers.flush()
+    assert workers.start(name).submit(ids, 1).request.kept_tokens == 12 * CHUNK
+    ends = {name.end for name in points(workers)}
+    assert len(ends) <= 2, "those of former points have gone"
+
+
+def test_where_prompts_part_is_written_once(workers: Workers) -> None:
+    made, _ = start(workers, "qwen3_5")
+    trunk = tokens(2 * CHUNK)
+    made.ask([*trunk, *tokens(30, 1)], 2)
+    workers.flush()
+    before = points(workers)
+    made.ask([*trunk, *tokens(30, 2)], 2)
+    made.ask([*trunk, *tokens(30, 3)], 2)
+    workers.flush()
+    parted = [name for name in points(workers) if name not in before and name.token_count == CHUNK]
+    assert len(parted) == 1
+    assert killed(workers, "qwen3_5", [*trunk, *tokens(30, 4)]) == len(trunk)
+
+
+def test_a_conversation_that_leaves_memory_is_on_disk_before(workers: Workers) -> None:
+    made, _ = start(workers, "qwen3_5", slots_max=1, budget_mb=0.3)
+    told = [tokens(60, seed) for seed in range(5)]
+    for ids in told:
+        ids += made.ask(ids, 2).request.sampled
+    again = [made.ask([*ids, *tokens(9, 9)], 1) for ids in told]
+    assert all(len(ids) - answer.cached <= 3 for ids, answer in zip(told, again, strict=True))
+    assert "ssd" in {answer.request.source for answer in again}
+
+
+def test_the_days_reserve_is_for_conversations_ends(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = start(workers, "qwen3_5")
+    monkeypatch.setattr(type(workers.file_store), "is_reserved", property(lambda _: True))
+    ids = tokens(6 * CHUNK)
+    ids += made.ask(ids, 4).request.sampled
+    workers.flush()
+    assert not points(workers), "a killed worker may lose what a day's writing is spent for"
+    made.keeper.hand_over()
+    assert killed(workers, "qwen3_5", ids) >= len(ids) - CHUNK
+
+
+def test_what_is_written_late_is_what_a_cold_run_gives(workers: Workers) -> None:
+    made, clock = start(workers, "qwen3_5", is_exact=True)
+    ids = tokens(5 * CHUNK + 20)
+    made.ask(ids, 4)
+    clock.now_s += disk_writer.QUIET_S
+    made.keeper.sweep()
+    workers.flush()
+    warm = workers.start("qwen3_5", is_exact=True).ask(ids, 4)
+    cold = machine("qwen3_5", keeps=False, is_exact=True).ask(ids, 4)
+    assert warm.cached == warm.request.query.limit
+    assert all(map(np.array_equal, warm.logits, cold.logits))

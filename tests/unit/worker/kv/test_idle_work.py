@@ -1,0 +1,216 @@
+"""Counts what idle time reads: by default nothing that was read before."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hearth.worker.cache.block_hash import prefix_hashes
+from hearth.worker.cache.image_keys import keys_of
+from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.engine.power_source import PowerSource
+from hearth.worker.kv.kv_transfer import IdleMode
+from scripts.harness.socketless_worker import Answer, Machine, machine
+from scripts.harness.store_builders import ROOT
+from tests.helpers.worker.disk_workers import Workers
+from tests.helpers.worker.kv_prompts import follow, prompt
+
+TURNS, NEW, GENERATED = 3, 90, 70
+TWO_KINDS = ("qwen3", "qwen3_5")  # dense and hybrid
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(tmp_path)
+    yield made
+    made.kill()
+
+
+def session(warm: Machine, name: str) -> tuple[list[Answer], list[int]]:
+    """Play a session with pauses; return its answers, and the prompt that would come next."""
+    ids, answers = prompt(name, 100, 100), []
+    for turn in range(TURNS):
+        answers.append(warm.ask(ids, GENERATED))
+        warm.work_ahead()
+        ids = follow(name, ids, answers[-1].tokens, NEW, seed=turn)
+    return answers, ids
+
+
+def read_by_requests(answers: list[Answer]) -> int:
+    return sum(answer.prefilled for answer in answers)
+
+
+def foreseen(warm: Machine, ids: list[int], echo: list[int]) -> PrefixQuery:
+    """Return the prompt that follows where the answer to `ids` is rendered as `echo`."""
+    keys = keys_of([*ids, *echo], ())
+    cuts = warm.rule.natural(keys)
+    names = prefix_hashes(ROOT, keys, cuts)
+    return PrefixQuery(keys, cuts, names, system_end=warm.rule.system_end(keys))
+
+
+def counts(warm: Machine) -> tuple[int, int]:
+    told = warm.scheduler.report()["idle"]
+    return told["ahead"], told["again"]
+
+
+# ---------------------------------------------------------------- a linear session
+
+
+@pytest.mark.parametrize("name", TWO_KINDS)
+def test_a_session_with_pauses_reads_nothing_twice_by_default(name: str) -> None:
+    warm, eager = machine(name), machine(name, idle_prefill=IdleMode.ALWAYS)
+    answers, _ = session(warm, name)
+    same, _ = session(eager, name)
+    new = read_by_requests(answers)
+    assert warm.scheduler.idle_tokens <= 0.05 * new
+    assert len(warm.keeper.slots) == 1, "it holds the session, and no copy of it"
+    assert eager.scheduler.idle_tokens > 0.5 * new, "this session has something to be read twice"
+    assert read_by_requests(same) == new
+    assert counts(eager) == (0, eager.scheduler.idle_tokens)
+
+
+@pytest.mark.parametrize("name", TWO_KINDS)
+def test_what_left_its_slot_or_memory_is_restored_at_the_cost_of_a_canonical_copy(
+    name: str, workers: Workers
+) -> None:
+    """The fast copy of a session is as long as a canonical one."""
+    cost: dict[IdleMode, list[int]] = {}
+    for mode in (IdleMode.AUTO, IdleMode.ALWAYS):
+        directory = workers.directory / mode.value
+        warm = Workers(directory).start(name, idle_prefill=mode)
+        _, ids = session(warm, name)
+        for slot in list(warm.keeper.slots):
+            warm.keeper.give_up(slot)
+        evicted = warm.ask(ids, 2)
+        warm.keeper.shut(60)
+        restarted = Workers(directory).start(name).ask(ids, 2)
+        cost[mode] = [evicted.prefilled, restarted.prefilled]
+    assert cost[IdleMode.AUTO] <= cost[IdleMode.ALWAYS]
+    assert max(cost[IdleMode.AUTO]) <= NEW + 30
+
+
+# ---------------------------------------------------------------- reading ahead
+
+
+@pytest.mark.parametrize("name", TWO_KINDS)
+def test_exact_mode_reads_the_answer_before_it_is_asked_and_once(name: str) -> None:
+    ahead, never = (
+        machine(name, is_exact=True, idle_prefill=mode) for mode in (IdleMode.AUTO, IdleMode.NEVER)
+    )
+    early, ids = session(ahead, name)
+    late, _ = session(never, name)
+    assert never.scheduler.idle_tokens == 0
+    read, again = counts(ahead)
+    assert read > 0 == again
+    assert len(ahead.keeper.slots) == 1, "it is read in the session's own slot"
+    last_pause = ahead.ask(ids, 2).prefilled - never.ask(ids, 2).prefilled
+    total = read_by_requests(early) + read + last_pause
+    assert total == read_by_requests(late), "not one token is read twice"
+    for mine, theirs in zip(early[-1].logits, late[-1].logits, strict=True):
+        assert np.array_equal(mine, theirs)
+    ahead.check()
+
+
+def test_an_interrupted_reading_goes_on_where_it_was() -> None:
+    warm = machine("qwen3", is_exact=True)
+    ids = prompt("qwen3", 150, 100)
+    answer = warm.ask(ids, 300)
+    warm.work_ahead(2)
+    first = warm.scheduler.idle_tokens
+    warm.ask(prompt("qwen3", 60, 20, seed=3), 2)
+    warm.work_ahead()
+    assert 0 < first < warm.scheduler.idle_tokens
+    longer = follow("qwen3", ids, answer.tokens, 30)
+    assert warm.ask(longer, 2).prefilled < 64 + 64
+
+
+@pytest.mark.parametrize("name", [*TWO_KINDS, "gpt_oss"])
+def test_of_a_foreseen_prompt_that_is_read_which_its_request_would_read(name: str) -> None:
+    ids, echo = prompt(name, 100, 100), prompt(name, 150)[:150]
+    prefilled = {}
+    for mode in (IdleMode.NEVER, IdleMode.AUTO):
+        warm = machine(name, idle_prefill=mode)
+        answer = warm.ask(ids, 60)
+        rendered = [*answer.tokens[:20], *echo]  # the template writes another end
+        warm.scheduler.prefill_later(foreseen(warm, ids, rendered))
+        warm.work_ahead()
+        asked = warm.ask([*ids, *rendered, *prompt(name, 40)], 4)
+        prefilled[mode] = asked.prefilled
+        warm.check()
+        if mode is IdleMode.AUTO:
+            read, again = counts(warm)
+            assert read > 64 and again == 0
+            assert asked.usage is not None and asked.usage.idle_tokens == read
+            assert read + asked.prefilled == prefilled[IdleMode.NEVER]
+
+
+def test_a_foreseen_prompt_that_was_asked_meanwhile_is_not_read() -> None:
+    warm = machine("qwen3")
+    ids = prompt("qwen3", 100, 100)
+    warm.ask(ids, 20)
+    query = foreseen(warm, ids, prompt("qwen3", 90))
+    warm.ask([*query.tokens.tolist(), *prompt("qwen3", 40)], 4)
+    warm.scheduler.prefill_later(query)
+    warm.work_ahead()
+    assert warm.scheduler.idle_tokens == 0
+
+
+# ---------------------------------------------------------------- what is fast before the session
+
+
+def test_a_trunk_that_is_fast_is_read_once_more() -> None:
+    warm = machine("qwen3")
+    ids = prompt("qwen3", 200, 100)
+    warm.ask(ids, 20)
+    for extent in list(warm.keeper.store.extents):
+        warm.keeper.store.make_fast(extent)
+    (slot,) = warm.keeper.slots
+    slot.canonical_cuts.clear()
+    warm.work_ahead()
+    end = warm.rule.system_end(ids)
+    assert counts(warm) == (0, end)
+    warm.ask(prompt("qwen3", 200, 50, seed=0), 20)
+    warm.work_ahead()
+    assert counts(warm) == (0, end), "it is canonical from then on"
+    warm.check()
+
+
+# ---------------------------------------------------------------- the setting, and power
+
+
+@pytest.mark.parametrize(
+    ("mode", "on_mains", "reads"),
+    [("never", True, False), ("auto", True, True), ("auto", False, False), ("always", False, True)],
+)
+def test_on_a_battery_idle_time_is_idle(mode: str, on_mains: bool, reads: bool) -> None:
+    power = PowerSource(lambda: on_mains)
+    power._look()  # else it would be known a moment later
+    warm = machine("qwen3", is_exact=True, idle_prefill=IdleMode(mode), power=power)
+    warm.ask(prompt("qwen3", 30, 40), GENERATED)
+    warm.work_ahead()
+    assert (warm.scheduler.idle_tokens > 0) is reads
+    told = warm.scheduler.report()["idle"]
+    assert (told["mode"], told["on_mains"]) == (mode, on_mains)
+
+
+def test_only_what_is_to_be_replaced_need_not_be_on_disk_before() -> None:
+    for mode, is_replaced in ((IdleMode.ALWAYS, True), (IdleMode.AUTO, False)):
+        warm = machine("qwen3", idle_prefill=mode)
+        warm.ask(prompt("qwen3", 100, 100), GENERATED)
+        (slot,) = warm.keeper.slots
+        rereads: Any = warm.keeper.idle_work.rereads
+        assert rereads(slot) is is_replaced
+        warm.work_ahead()
+        assert not any(map(rereads, warm.keeper.slots))
+
+
+def test_a_session_is_told_what_was_read_for_it_and_no_other() -> None:
+    warm = machine("qwen3", is_exact=True)
+    answers, ids = session(warm, "qwen3")
+    told = [answer.usage.idle_tokens for answer in answers if answer.usage is not None]
+    assert told[0] == 0 and told == sorted(told) and told[-1] > 0
+    last, other = warm.ask(ids, 2), warm.ask(prompt("qwen3", 80, 80, seed=9), 2)
+    assert last.usage is not None and last.usage.idle_tokens == warm.scheduler.idle_tokens
+    assert other.usage is not None and other.usage.idle_tokens == 0

@@ -1,0 +1,126 @@
+"""Compares a prompt's KV that was read beside answers with a quiet one's, on a tiny model."""
+
+import dataclasses
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.kv.live_slot import LiveSlot
+from hearth.worker.schedule.scheduler_config import SchedulerConfig
+from hearth.worker.setup.cut_rule_setup import BESIDE_GOAL_S, with_goal_beside
+from scripts.harness.socketless_worker import Machine, loaded, machine
+from tests.helpers.worker.kv_prompts import follow, prompt
+
+CHUNK = 64
+BESIDE = {"beside_goal_s": 1e-9, "beside_tokens_min": 16}  # as short as may be
+LENGTHS = (90, 200)
+
+
+def beside_streams(warm: Machine, ids: list[int], quiet_from: int = 1 << 30) -> Any:
+    """Ask `ids` beside three answers, which end once so many tokens are read; return its answer."""
+    streams = [
+        warm.submit(prompt("qwen3", 20, 10, seed=number), tokens_max=400) for number in range(3)
+    ]
+    warm.run(until=lambda: len(warm.scheduler._decoding) == 3)
+    asked = warm.submit(ids, tokens_max=4)
+    warm.run(until=lambda: asked.request.position >= quiet_from or asked.usage is not None)
+    assert asked.usage is None or all(stream.usage is None for stream in streams)
+    for stream in streams:
+        stream.request.lease.is_cancelled = True
+    warm.run()
+    return warm.settled(asked)
+
+
+def slot_of(warm: Machine, ids: list[int]) -> LiveSlot:
+    (slot,) = [s for s in warm.keeper.slots if s.tokens[: len(ids)].tolist() == ids]
+    return slot
+
+
+def kv_of(slot: LiveSlot, count: int) -> list[np.ndarray]:
+    """Return keys and values of the first `count` tokens of each layer that has rows."""
+    rows = [layer for layer in slot.cache if getattr(layer, "keys", None) is not None]
+    assert rows, "the fixture has layers with rows"
+    return [np.array(a[..., :count, :]) for layer in rows for a in (layer.keys, layer.values)]
+
+
+def is_equal(one: LiveSlot, other: LiveSlot, count: int) -> bool:
+    pairs = zip(kv_of(one, count), kv_of(other, count), strict=True)
+    return all((mine == theirs).all() for mine, theirs in pairs)
+
+
+def canonical_ends(warm: Machine, ids: list[int]) -> dict[int, bool]:
+    """Return the ends of the prompt's kept extents, and which of them are canonical."""
+    found = {}
+    for joint in warm.keeper.store.joints:
+        if joint.arrival is not None and joint.position <= len(ids):
+            path = [joint]
+            while path[-1].arrival is not None:
+                path.append(path[-1].arrival.start)
+            tokens = np.concatenate([j.arrival.tokens for j in reversed(path) if j.arrival])
+            if tokens.tolist() == ids[: joint.position]:
+                found[joint.position] = joint.arrival.is_canonical
+    return found
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+def test_what_was_read_in_shorter_forwards_is_told_fast(name: str) -> None:
+    """And it is not what a quiet prefill writes; up to where the answers began to wait it is."""
+    ids = prompt(name, *LENGTHS)
+    quiet, busy = (machine(name, tiny=True, chunk=CHUNK, **BESIDE) for _ in range(2))
+    quiet.ask(ids, tokens_max=4)
+    assert all(canonical_ends(quiet, ids).values())
+    asked = beside_streams(busy, ids)
+    ends = canonical_ends(busy, ids)
+    assert ends and not any(ends.values()), ends
+    assert asked.request.is_cut_beside and not slot_of(busy, ids).canonical_cuts
+    limit = asked.request.query.limit
+    assert not is_equal(slot_of(busy, ids), slot_of(quiet, ids), limit), "else it tests nothing"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+def test_what_follows_shorter_forwards_in_whole_ones_is_fast_too(name: str) -> None:
+    ids = prompt(name, *LENGTHS)
+    busy = machine(name, tiny=True, chunk=CHUNK, **BESIDE)
+    asked = beside_streams(busy, ids, quiet_from=100)
+    assert asked.usage.prefilled_tokens > 200
+    assert not any(canonical_ends(busy, ids).values())
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+def test_whole_chunks_beside_answers_are_a_quiet_prefills_bits(name: str, is_exact: bool) -> None:
+    """Warm and cold: exact reuse has no other, nor has a CPU."""
+    ids = prompt(name, *LENGTHS)
+    quiet, busy, cold = (
+        machine(name, tiny=True, chunk=CHUNK, is_exact=is_exact, keeps=keeps)
+        for keeps in (True, True, False)
+    )
+    first = quiet.ask(ids, tokens_max=4)
+    asked = beside_streams(busy, ids)
+    assert all(canonical_ends(busy, ids).values()) and not asked.request.is_cut_beside
+    limit = asked.request.query.limit
+    assert is_equal(slot_of(busy, ids), slot_of(quiet, ids), limit)
+    more = follow(name, ids, first.tokens, 40)
+    warm = beside_streams(busy, more)
+    assert warm.cached >= limit
+    if is_exact:
+        assert (warm.logits[0] == cold.ask(more, tokens_max=4).logits[0]).all()
+
+
+def test_a_goal_is_set_on_gpus_for_what_may_be_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SchedulerConfig(4, lambda _: [])
+    model = loaded("qwen3", tiny=True)
+    plain, exact = load_settings({}, None), load_settings({"CACHE_EXACT": "true"}, None)
+    assert with_goal_beside(config, model, plain) is config, "this machine has a CPU alone"
+    for module in ("setup.cut_rule_setup", "engine.prefill_lengths"):
+        monkeypatch.setattr(f"hearth.worker.{module}.backend", lambda: "metal")
+    assert with_goal_beside(config, model, exact) is config
+    made = with_goal_beside(config, model, plain)
+    assert (made.beside_goal_s, made.beside_tokens_min) == (BESIDE_GOAL_S, 128)
+    assert dataclasses.replace(made, beside_goal_s=0.0) == config
+    experts = with_goal_beside(config, loaded("gpt_oss", tiny=True), plain)
+    assert experts.beside_tokens_min == 256
+    assert mx.default_device() == mx.Device(mx.cpu)

@@ -1,0 +1,234 @@
+"""Plays prompts and answers beside each other, by a clock that only they move."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from hearth.shared.wire_messages import Delta, Finished, Progress, Up
+from hearth.worker.schedule.prefill_forwards import TimeShares
+from hearth.worker.schedule.scheduler import Scheduler
+from tests.helpers.worker.scripted_scheduler import CHUNK, ScriptedEngine, request, run, scheduler
+
+PROMPT = 8 * CHUNK + 1
+STREAMS = ("a", "b", "c")
+TOKEN_S = 0.1  # of a prompt, read
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def slow(self, call: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
+        """Return `call`, which takes so many seconds for its arguments."""
+
+        def slowed(*arguments: Any) -> Any:
+            self.now += seconds(*arguments)
+            return call(*arguments)
+
+        return slowed
+
+
+def timed(step_s: float, streams: int = 3, **parts: Any) -> tuple[Scheduler, ScriptedEngine, Clock]:
+    """Return a scheduler that writes some answers, each of which has no end for now."""
+    clock = Clock()
+    names = STREAMS[:streams]
+    made, engine = scheduler(
+        slots=6,
+        parts={"clock": clock, **parts},
+        long=[1],
+        **{name: [1] * 5_000 for name in names},
+    )
+    engine.prefill = clock.slow(  # type: ignore[method-assign]
+        engine.prefill, lambda _cache, ids, _images: TOKEN_S * len(ids)
+    )
+    decoder: Any = engine.decoder
+    decoder.step = clock.slow(decoder.step, lambda: step_s)
+    for name in names:
+        made.submit(request(name, prompt=3, tokens_max=4_000))
+    while len(made._decoding) < streams:
+        list(made.step())
+    engine.decoder.log.clear()
+    return made, engine, clock
+
+
+def first_token(made: Scheduler, name: str, clock: Clock) -> float:
+    """Compute until a request has its first text; return how long that took."""
+    began = clock.now
+    for _ in range(5_000):
+        for event in made.step():
+            if isinstance(event, (Delta, Finished)) and event.request_id == name:
+                return clock.now - began
+    raise AssertionError(f"{name} has no text")
+
+
+def chunks_in_a_row(log: list[str]) -> int:
+    """Return the most forwards of prompts between two steps of answers."""
+    longest = run_of = 0
+    for line in log:
+        run_of = run_of + 1 if line.startswith("chunk") else 0 if line == "step" else run_of
+        longest = max(longest, run_of)
+    return longest
+
+
+@pytest.mark.parametrize("step_s", [0.05, 0.3, 1.0])
+def test_answers_wait_for_one_forward_and_a_prompt_at_most_twice_as_long(step_s: float) -> None:
+    made, engine, clock = timed(step_s)
+    made.submit(request("long", prompt=PROMPT))
+    took = first_token(made, "long", clock)
+    alone, _, quiet = timed(step_s, streams=0)
+    alone.submit(request("long", prompt=PROMPT))
+    assert chunks_in_a_row(engine.decoder.log) == 1
+    assert took <= 2 * first_token(alone, "long", quiet) + step_s
+
+
+def test_answers_get_as_much_time_as_the_prompt_takes() -> None:
+    made, engine, clock = timed(step_s=0.25)
+    made.submit(request("long", prompt=PROMPT))
+    first_token(made, "long", clock)
+    steps = engine.decoder.log.index("add long")
+    log = engine.decoder.log[:steps]
+    assert [line for line in log if line != "step"] == [f"chunk {CHUNK}"] * 8
+    assert log[:6] == [f"chunk {CHUNK}", *["step"] * 4, f"chunk {CHUNK}"], "1 s each"
+
+
+def test_a_step_that_took_longer_than_it_was_owed_is_made_up_for() -> None:
+    """Chunks of 1 s, steps of 0.7 s: now two of them, now one."""
+    made, engine, clock = timed(step_s=0.7)
+    made.submit(request("long", prompt=PROMPT))
+    first_token(made, "long", clock)
+    read = written = 0.0
+    for line in engine.decoder.log:
+        if line.startswith("chunk"):
+            assert read - 0.2 <= written <= read + 0.7 + 0.2, "0.2 s were left over before"
+            read += 1.0
+        written += 0.7 if line == "step" else 0.0
+    assert read == 8
+
+
+def test_who_comes_goes_or_ends_does_so_amid_the_answers_turn() -> None:
+    made, _engine, _clock = timed(step_s=0.01)
+    made.submit(request("long", prompt=PROMPT))
+    list(made.step())
+    assert made._shares.is_answers_turn
+    leaving, arriving = made._decoding["a"], request("new", prompt=5, tokens_max=1)
+    leaving.lease.is_cancelled = True
+    made.submit(arriving)
+    events = list(made.step())
+    assert [e.request_id for e in events if isinstance(e, Finished)] == ["a"]
+    assert made.running == 4 and arriving.slot is not None, "it has a slot, and waits its turn"
+    assert not any(isinstance(e, Progress) for e in events)
+
+
+def test_a_prompt_that_is_kept_whole_waits_for_nobodys_turn() -> None:
+    made, _engine, _clock = timed(step_s=0.01)
+    made.submit(request("long", prompt=PROMPT))
+    list(made.step())
+    assert made._shares.is_answers_turn
+    made.submit(request("kept", prompt=1, tokens_max=1))
+    events = list(made.step())
+    assert [e.request_id for e in events if isinstance(e, Finished)] == ["kept"]
+
+
+def test_nobody_waits_where_nothing_decodes_any_more() -> None:
+    made, engine, _clock = timed(step_s=0.01, streams=1)
+    made.submit(request("long", prompt=PROMPT))
+    list(made.step())
+    assert made._shares.is_answers_turn
+    made._decoding["a"].lease.is_cancelled = True
+    list(made.step())
+    assert not made._shares.is_answers_turn, "nor does who begins to be written now get that time"
+    log = engine.decoder.log
+    log.clear()
+    for _ in range(5):
+        list(made.step())
+    assert log == [f"chunk {CHUNK}"] * 5
+
+
+def test_two_prompts_keep_their_turns_beside_answers() -> None:
+    made, engine, _clock = timed(step_s=0.1)
+    made.submit(request("long", prompt=PROMPT))
+    made.submit(request("other", prompt=4 * CHUNK + 1))
+    progress: list[str] = []
+    while len(progress) < 8:
+        progress += [e.request_id for e in made.step() if isinstance(e, Progress)]
+    assert sorted(progress[:6]) == ["long"] * 3 + ["other"] * 3
+    assert chunks_in_a_row(engine.decoder.log) == 1
+
+
+# ---------------------------------------------------------------- shorter forwards
+
+
+def lengths(log: list[str]) -> list[int]:
+    return [int(line.removeprefix("chunk ")) for line in log if line.startswith("chunk")]
+
+
+def test_a_forward_that_answers_wait_for_takes_about_the_goal() -> None:
+    """1 s a chunk of 10 tokens: for 0.3 s three tokens are read, evenly split up to the cut."""
+    made, engine, clock = timed(0.05, beside_goal_s=0.3, beside_tokens_min=2)
+    made._pace.note_chunk(1_000, 1_000 * TOKEN_S)
+    asked = request("long", prompt=2 * CHUNK + 1)
+    made.submit(asked)
+    first_token(made, "long", clock)
+    assert lengths(engine.decoder.log) == [3, 3, 2, 2, 3, 3, 2, 2]
+    assert asked.is_cut_beside
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({}, [10, 10]),
+        ({"beside_goal_s": 0.0, "beside_tokens_min": 2}, [10, 10]),
+        ({"beside_goal_s": 0.01, "beside_tokens_min": 4}, [5, 5, 5, 5]),
+        ({"beside_goal_s": 0.01, "beside_tokens_min": 6}, [10, 10]),
+        ({"beside_goal_s": 9.0, "beside_tokens_min": 2}, [10, 10]),
+    ],
+)
+def test_a_forward_is_no_shorter_than_the_floor_nor_than_it_has_to_be(
+    parts: dict[str, Any], expected: list[int]
+) -> None:
+    made, engine, clock = timed(0.05, **parts)
+    made._pace.note_chunk(1_000, 1_000 * TOKEN_S)
+    asked = request("long", prompt=2 * CHUNK + 1)
+    made.submit(asked)
+    first_token(made, "long", clock)
+    assert lengths(engine.decoder.log) == expected
+    assert asked.is_cut_beside == (len(expected) > 2)
+
+
+def test_once_nobody_decodes_chunks_are_whole_again() -> None:
+    made, engine, _clock = timed(0.05, streams=1, beside_goal_s=0.3, beside_tokens_min=2)
+    made._pace.note_chunk(1_000, 1_000 * TOKEN_S)
+    made.submit(request("long", prompt=4 * CHUNK + 1))
+    list(made.step())
+    made._decoding["a"].lease.is_cancelled = True
+    events: list[Up] = run(made)
+    assert lengths(engine.decoder.log) == [3, 7, 10, 10, 10]
+    assert sum(isinstance(e, Finished) for e in events) == 2
+
+
+# ---------------------------------------------------------------- the numbers alone
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=50))
+def test_prompts_and_answers_get_the_same_but_for_one_forward_and_one_step(
+    turns: list[tuple[float, float]],
+) -> None:
+    shares = TimeShares()
+    read = written = step_max = 0.0
+    for forward_s, step_s in turns:
+        shares.note_prefill(forward_s)
+        read += forward_s
+        for number in range(1_000):
+            if number and (not shares.is_answers_turn or not step_s):
+                break
+            shares.note_decode(step_s)
+            written, step_max = written + step_s, max(step_max, step_s)
+        if step_s and max(s for _, s in turns) <= min(f for f, _ in turns):
+            assert written <= read + step_max + 1e-6, "a prompt takes at most twice as long"
+    if all(step_s > 0.1 for _, step_s in turns):
+        assert not shares.is_answers_turn

@@ -1,0 +1,163 @@
+"""Reads prompts forward by forward, and shares the time between them and answers.
+
+A forward encodes an image, or prefills; what each cut ends is kept.
+"""
+
+from collections.abc import Callable, Collection
+
+from hearth.worker.cache.image_keys import ImageName, is_inside
+from hearth.worker.engine.engine import Engine
+from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
+from hearth.worker.schedule.model_load_and_prefill_log import log_prefill
+from hearth.worker.schedule.request_state import Request
+from hearth.worker.schedule.scheduler_config import SchedulerConfig
+from hearth.worker.schedule.wait_estimate import Pace
+
+
+class TimeShares:
+    """Says when a prompt may be read beside answers. Owner: the inference thread.
+
+    A forward of a prompt takes as long as many tokens of an answer. After each, the answers get as
+    much time as it took: so a prompt takes at most twice as long as it would alone, and an answer
+    waits for one forward and one step at most.
+    Invariant: what answers had too much is made up for, up to the time of one forward.
+    """
+
+    def __init__(self) -> None:
+        self._owed_s = 0.0  # to the answers; negative: to the prompts
+        self._forward_s = 0.0  # of the last forward of a prompt
+
+    @property
+    def is_answers_turn(self) -> bool:
+        """Whether answers, if there are any, come before the next forward of a prompt."""
+        return self._owed_s > 0
+
+    def note_prefill(self, seconds: float) -> None:
+        """Note one forward of a prompt, or one image, that answers waited for."""
+        assert seconds >= 0, seconds
+        self._forward_s = seconds
+        self._owed_s += seconds
+
+    def note_decode(self, seconds: float) -> None:
+        """Note what went to answers."""
+        assert seconds >= 0, seconds
+        self._owed_s = max(self._owed_s - seconds, -self._forward_s)
+
+    def clear(self) -> None:
+        """Nothing decodes: nobody is owed anything."""
+        self._owed_s = 0.0
+
+
+class PrefillForwards:
+    """Does one forward of a prompt at a time. Owner: the inference thread.
+
+    A forward ends at the prompt's next cut, which tokens, model and chip alone decide. It ends
+    before that amid a long image, always alike; for a suspect; and where answers are written
+    meanwhile, for whom it should not take long. What was read in forwards of the last two kinds is
+    not what a prefill alone would have written: it is kept as fast, and so is all of the prompt
+    that is read behind it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: SchedulerConfig,
+        kv_manager_of: Callable[[Request], KVManagerInterface],
+        pace: Pace,
+        shares: TimeShares,
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._kv_manager_of = kv_manager_of
+        self._pace = pace
+        self._shares = shares
+
+    def step(
+        self, request: Request, prefilling: Collection[Request], decoding: Collection[Request]
+    ) -> None:
+        """Encode one image of a prompt, or read its next tokens.
+
+        Raises:
+            RequestError: an image cannot be had any more.
+        """
+        clock = self._config.clock
+        if decoding:  # what is computed ahead for them is theirs
+            began = clock()
+            self._engine.synchronize()
+            self._shares.note_decode(clock() - began)
+        began, encoder_s = clock(), self._engine.encoder_s
+        if not self._encode_image(request, prefilling, decoding):
+            self._prefill_chunk(request, decoding)
+        if decoding:
+            self._shares.note_prefill(clock() - began)
+        request.image_s += self._engine.encoder_s - encoder_s
+
+    def _encode_image(
+        self, request: Request, prefilling: Collection[Request], decoding: Collection[Request]
+    ) -> bool:
+        """Encode the next image that the next forward reads, if one has to be; say whether so.
+
+        A step of its own: it can take long, and who left meanwhile is not prefilled for.
+        """
+        end = self._forward_end(request, decoding)
+        for run in request.images_to(end):
+            request.seen_to = max(request.seen_to, run.end)
+            self._config.forwards.read(request, decoding, is_image=True)
+            if self._engine.encode(run.picture, begun_images(prefilling)):
+                assert request.times is not None
+                request.times.note_chunk()
+                return True
+        return False
+
+    def _prefill_chunk(self, request: Request, decoding: Collection[Request]) -> None:
+        """Prefill one chunk; keep what was read at each cut."""
+        slot, query, times = request.slot, request.query, request.times
+        assert slot is not None and times is not None, request.request_id
+        number, start = request.next_cut(), request.position
+        end = self._forward_end(request, decoding)
+        assert start < end <= query.limit, (start, end, query.limit)
+        request.is_cut_beside |= end < self._quiet_end(request)
+        began = self._config.clock()
+        self._config.forwards.read(request, decoding, is_image=False)
+        self._engine.prefill(slot.cache, request.ids[start:end], query.images)
+        self._pace.note_chunk(end - start, self._config.clock() - began)
+        request.position = end
+        times.note_chunk()
+        log_prefill(request)
+        if end == query.cuts[number]:
+            is_fast = request.is_read_apart or request.is_cut_beside
+            tokens, name = query.tokens[:end], query.names[number]
+            self._kv_manager_of(request).commit(slot, tokens, name, is_fast=is_fast)
+
+    def _forward_end(self, request: Request, decoding: Collection[Request]) -> int:
+        """Return where the next forward of a prompt ends beside these answers."""
+        end = self._quiet_end(request)
+        return self._end_beside(request, end) if decoding else end
+
+    def _quiet_end(self, request: Request) -> int:
+        """Return where it ends if nobody waits for it."""
+        cut = request.query.cuts[request.next_cut()]
+        end = self._config.forward_end(request.position, cut)
+        return self._config.isolation.forward_end(request, end)
+
+    def _end_beside(self, request: Request, end: int) -> int:
+        """Return where a forward ends that answers wait for and that would end at `end`.
+
+        What is left is split evenly: a short rest would cost a forward of its own.
+        """
+        goal_s, tokens_min = self._config.beside_goal_s, self._config.beside_tokens_min
+        left = end - request.position
+        if not goal_s or left < 2 * tokens_min:
+            return end
+        tokens = max(tokens_min, int(self._pace.prefill_tokens_per_s * goal_s))
+        count = min(-(-left // tokens), left // tokens_min)
+        near = request.position + -(-left // count)
+        return end if is_inside(request.query.tokens, near) else near
+
+
+def begun_images(prefilling: Collection[Request]) -> set[ImageName]:
+    """Return the images that prefills need yet and had encoded: no other takes their place.
+
+    Else two long ones would be encoded anew for every chunk, in turns.
+    """
+    return {name for request in prefilling for name in request.begun_images()}

@@ -1,0 +1,42 @@
+"""Makes what a worker does with its cache beside requests: sweeping, expiry, counting evictions."""
+
+from collections.abc import Callable
+
+from hearth.worker.kv.idle_expiry import IdleExpiry
+from hearth.worker.kv.kv_manager import KVManager
+from hearth.worker.kv.null_kv_manager import NullKVManager
+from hearth.worker.schedule.memory_guard import MemoryGuard, Watermark
+
+
+def sweep_of(kv_manager: KVManager | NullKVManager, memory: MemoryGuard) -> Callable[[], bool]:
+    """Return a function that gives up old slots, and warns where a budget is nearly used up."""
+    marks = [Watermark("Memory", "MEMORY_LIMIT_MB", memory.used, memory.limit)]
+    if isinstance(kv_manager, KVManager):
+        budget = kv_manager.store.budget
+        marks.append(
+            Watermark(
+                "Kept KV",
+                "CACHE_RAM_BUDGET_MB",
+                lambda: budget.bytes_used,
+                lambda: budget.bytes_max,
+            )
+        )
+
+    def sweep() -> bool:
+        for mark in marks:
+            mark.check()
+        return kv_manager.sweep()
+
+    return sweep
+
+
+def evictions_of(kv_manager: KVManager | NullKVManager) -> Callable[[], int] | None:
+    """Return a function that says how often kept KV made way; None where none is kept."""
+    if isinstance(kv_manager, NullKVManager):
+        return None
+    return lambda: kv_manager.evictions
+
+
+def expire_of(kv_manager: KVManager | NullKVManager) -> Callable[[], bool]:
+    """Return a function that does a step of giving back what is unused, and says if more is due."""
+    return IdleExpiry(kv_manager).step if isinstance(kv_manager, KVManager) else lambda: False
