@@ -29,7 +29,7 @@ CUT_ERRORS_MAX: Final = 10
 CUT_ERROR_MAX: Final = 1e-3  # what is counted of it
 TEXTS: Final = 3
 LENGTHS: Final = (3, 19)  # of the two rows: the first is padded by five times its length
-SHIFTS: Final = (40, 0)  # the first row's positions, as behind images
+SHIFTS: Final = [40, 0]  # the first row's positions, as behind images
 STEPS: Final = 2
 
 Call = Callable[..., mx.array]
@@ -84,7 +84,7 @@ class BatchQuantizedKVCache:
         """Keep these sequences, in this order, and no more padding than they need."""
         kept = mx.array(batch_indices)
         self.offset, self._padding = self.offset[kept], self._padding[kept]
-        least = int(self._padding.min().item())
+        least: int = self._padding.min().item()  # type: ignore[assignment]
         self.keys, self.values = (
             tuple(array[kept][..., least:, :] for array in arrays)
             for arrays in (self.keys, self.values)
@@ -114,7 +114,7 @@ class BatchQuantizedKVCache:
     def extract(self, idx: int) -> Any:
         """Return a sequence in a cache of its own, of the class that it came in."""
         lone = self._lone(group_size=self.group_size, bits=self.bits)
-        start = int(self._padding[idx].item())
+        start: int = self._padding[idx].item()  # type: ignore[assignment]
         lone.keys, lone.values = (
             tuple(mx.contiguous(a[idx : idx + 1, :, start : self._idx]) for a in arrays)
             for arrays in (self.keys, self.values)
@@ -134,8 +134,8 @@ class BatchQuantizedKVCache:
 
     @property
     def nbytes(self) -> int:
-        arrays: tuple[mx.array, ...] = (*self.keys, *self.values)
-        return sum(array.nbytes for array in arrays)
+        nbytes: int = sum(array.nbytes for array in (*self.keys, *self.values))
+        return nbytes
 
     def _written(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
         return tuple(array[..., : self._idx, :] for array in arrays)
@@ -183,7 +183,7 @@ def batches_like_alone(model: Call, new_cache: Callable[[], list[Any]]) -> bool:
             reason = f"its logits in a batch are off by {error:.1e}, by {of_cut:.1e} cut otherwise"
     except Exception as error:  # whatever an architecture raises on what it was not made for
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-    log.warning("sequences decode in turns, as this model shares no forward among them: %s", reason)
+    log.warning("sequences decode in turns, as they cannot share a forward: %s", reason)
     return False
 
 
@@ -197,7 +197,7 @@ def _errors(model: Call, new_cache: Callable[[], list[Any]], text: int) -> tuple
         mx.eval([layer.state for layer in cache])
     batch = merge_caches(caches)
     # Models of text alone take no such argument.
-    shifts = SHIFTS if getattr(model, "takes_positions", False) else ()
+    shifts = SHIFTS if getattr(model, "takes_positions", False) else []
     errors: list[float] = []
     for ids in answers:
         together = _logits(model, ids, batch, shifts)

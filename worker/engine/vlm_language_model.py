@@ -29,7 +29,7 @@ class VLMLanguageModel:
         self,
         ids: mx.array,
         cache: list[Any] | None = None,
-        shift: int | Sequence[int] = 0,
+        shift: int | list[int] = 0,
         **embeds: Any,
     ) -> mx.array:
         """Return the logits (rows, n, vocabulary) of `ids` (rows, n) behind those in `cache`.
