@@ -229,9 +229,11 @@ class Worker:
         return with_image_support(loaded, vision), vision
 
     def _make_engine(self, loaded: LoadedModel, vision: VisionParts | None) -> Engine:
-        # Batching changes the last bits of what is decoded, and cannot take quantised KV.
-        batches = not (is_exact(loaded, self._settings) or self._settings.kv_bits)
-        engine = Engine(loaded, batches, vision.encoder if vision is not None else None)
+        # Batching changes the last bits of what is decoded.
+        batches = not is_exact(loaded, self._settings)
+        encoder = vision.encoder if vision is not None else None
+        packed = (self._settings.kv_bits, self._settings.kv_group_size)
+        engine = Engine(loaded, batches, encoder, packed if self._settings.kv_bits else None)
         self._running_max = running_max(self._settings, engine.decoder.is_mergeable)
         self._wire.open_max = self._running_max + self._settings.queue_max
         return engine

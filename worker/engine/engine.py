@@ -4,7 +4,7 @@ Owner: the inference thread, which also loaded the model.
 """
 
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
+from hearth.worker.engine.batch_caches import batches_like_alone, is_mergeable
 from hearth.worker.engine.decoder import Decoder
 from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.mlx_memory import unwire
@@ -28,19 +29,27 @@ class Engine:
 
     `prefill` leaves a cache that holds exactly the tokens it was given, evaluated, so that it may
     be dropped or continued at any chunk's end. `batches` allows sequences to share a forward.
-    `vision` encodes images, if this model is given any.
+    `vision` encodes images, if this model is given any. `packed` has the bits and the group size
+    of rows that are quantised while it runs.
     Owner: the inference thread.
     """
 
     def __init__(
-        self, loaded: LoadedModel, batches: bool = True, vision: ImageEncoder | None = None
+        self,
+        loaded: LoadedModel,
+        batches: bool = True,
+        vision: ImageEncoder | None = None,
+        packed: tuple[int, int] | None = None,
     ) -> None:
         self.vision = vision
         self._model = loaded.model
-        # A batch of mlx-lm knows neither mlx-vlm's caches nor positions of its own for each row.
-        batches = batches and loaded.vision is None
-        is_mergeable = batches and _is_mergeable(self.new_cache())
-        self.decoder = Decoder(loaded.model, generation_stream, is_mergeable)
+        batches = batches and is_mergeable(self.new_cache())
+        # Mlx-lm's own models batch in its own caches. What else there is has to be tried.
+        if batches and loaded.vision is not None:
+            batches = self._batches_like_alone(self.new_cache)
+        if batches and packed is not None:
+            batches = self._batches_like_alone(lambda: self._new_packed_cache(*packed))
+        self.decoder = Decoder(loaded.model, generation_stream, batches)
 
     def stream(self) -> AbstractContextManager[Any]:
         """The stream that everything runs on: copies between streams wait for each other."""
@@ -50,6 +59,17 @@ class Engine:
     def new_cache(self) -> list[Any]:
         """Return empty caches, one a layer, which take no memory before they are written."""
         cache: list[Any] = make_prompt_cache(self._model)
+        return cache
+
+    def _batches_like_alone(self, new_cache: Callable[[], list[Any]]) -> bool:
+        with self.stream():
+            is_alike = batches_like_alone(self._model, new_cache)
+        mx.clear_cache()
+        return is_alike
+
+    def _new_packed_cache(self, bits: int, group_size: int) -> list[Any]:
+        cache = self.new_cache()
+        maybe_quantize_kv_cache(cache, 0, group_size, bits)
         return cache
 
     def probe(self) -> list[Any]:
@@ -151,12 +171,4 @@ def _refused(picture: PromptImage, error: Exception) -> RequestError:
         f"The model cannot encode the image of {len(picture.ids):,} tokens: {reason}. Send it "
         "smaller, or cut to what matters.",
         code="image_refused",
-    )
-
-
-def _is_mergeable(cache: list[Any]) -> bool:
-    """Whether mlx-lm can put several of these caches into one batch."""
-    return all(
-        hasattr(layer, "merge") and _is_mergeable(list(getattr(layer, "caches", ())))
-        for layer in cache
     )

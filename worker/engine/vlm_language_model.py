@@ -26,18 +26,23 @@ class VLMLanguageModel:
         self.input_dtype: mx.Dtype | None = None  # of what it is given of images; None = as made
 
     def __call__(
-        self, ids: mx.array, cache: list[Any] | None = None, shift: int = 0, **embeds: Any
+        self,
+        ids: mx.array,
+        cache: list[Any] | None = None,
+        shift: int | list[int] = 0,
+        **embeds: Any,
     ) -> mx.array:
-        """Return the logits (1, n, vocabulary) of `ids` (1, n), which follow those in `cache`.
+        """Return the logits (rows, n, vocabulary) of `ids` (rows, n) behind those in `cache`.
 
-        `shift` is what positions differ from the number of tokens before, by images there.
-        `embeds` are inputs_embeds (1, n, hidden) and what else a stretch with images needs.
+        `shift` is what positions differ from the number of tokens before, by images there: one
+        for all rows, or one for each. `embeds` are inputs_embeds (1, n, hidden) and what else a
+        stretch with images needs.
         """
         if self.takes_positions and "position_ids" not in embeds:
-            start = (depth(cache) if cache else 0) + shift
-            count = ids.shape[1]
-            positions = mx.arange(start, start + count, dtype=mx.int32)
-            embeds["position_ids"] = mx.broadcast_to(positions, (AXES, 1, count))
+            before = mx.array(_offset(cache) if cache else 0, dtype=mx.int32)
+            starts = (before + mx.array(shift, dtype=mx.int32)).reshape(-1, 1)
+            positions = starts + mx.arange(ids.shape[1], dtype=mx.int32)
+            embeds["position_ids"] = mx.broadcast_to(positions, (AXES, *ids.shape))
         logits: mx.array = self.model(ids, cache=cache, **embeds).logits
         return logits
 
@@ -65,15 +70,24 @@ class VLMLanguageModel:
 
 def depth(cache: Sequence[Any]) -> int:
     """Return how many tokens the layers hold."""
-    counted = counted_depth(cache)
-    assert counted is not None, "a model whose layers take positions has one that counts tokens"
-    return counted
+    return int(_offset(cache))
 
 
 def counted_depth(cache: Sequence[Any]) -> int | None:
     """Return how many tokens the layers hold; None where none counts them, as some hybrids'."""
-    counting = next((layer for layer in cache if hasattr(layer, "offset")), None)
+    counting = _counting(cache)
     return None if counting is None else int(counting.offset)
+
+
+def _offset(cache: Sequence[Any]) -> Any:
+    """Return how many tokens the layers hold, in a batch of several rows an array (rows,)."""
+    counting = _counting(cache)
+    assert counting is not None, "a model whose layers take positions has one that counts tokens"
+    return counting.offset
+
+
+def _counting(cache: Sequence[Any]) -> Any:
+    return next((layer for layer in cache if hasattr(layer, "offset")), None)
 
 
 def _takes_positions(model: Any) -> bool:

@@ -5,13 +5,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from hearth.worker.engine.batch_caches import is_mergeable
 from hearth.worker.engine.decoder import (
     SampledToken,
     Sequence as DecodingSequence,
     UnfinishedBatch,
     _length_class,
 )
-from hearth.worker.engine.engine import _is_mergeable
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.layouts.counted_layers import CountedLayerMap
@@ -143,7 +143,7 @@ class CountedEngine:
         """Take the layers that were found in the probe; sequences may share a decode step."""
         assert isinstance(layers, CountedLayerMap)
         self.layers = layers
-        self.decoder.is_mergeable = batches and _is_mergeable(self._layout.probe())
+        self.decoder.is_mergeable = batches and is_mergeable(self._layout.probe())
 
     def fed(self, key: str) -> list[int]:
         """Return what a decoding sequence's cache holds."""

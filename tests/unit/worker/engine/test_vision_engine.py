@@ -172,8 +172,8 @@ def test_nothing_of_a_request_stays_on_the_model(name: str, engine: Engine) -> N
     assert not remembers_positions(vision.language)
 
 
-def test_vision_models_do_not_batch(engine: Engine) -> None:
-    assert not engine.decoder.is_mergeable
+def test_vision_models_batch(engine: Engine) -> None:
+    assert engine.decoder.is_mergeable
 
 
 @pytest.mark.parametrize("name", VISION_NAMES)
