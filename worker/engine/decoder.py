@@ -1,110 +1,85 @@
 """Decodes one token at a time for every running sequence, alone in its own cache or batched.
 
-A lone sequence decodes in the cache that it was prefilled in, without a copy. Two or more of
-similar length share a BatchGenerator, which copies their caches when they join; they stay there
-until they end. Models whose caches cannot be merged take turns alone.
+A lone sequence decodes in the cache that it was prefilled in, without a copy. Which sequences share
+a forward is decided by the bytes that a step reads (`batch_split.py`); they join, leave and change
+batches between any two steps. Models whose caches cannot be merged take turns alone.
 Owner: the inference thread.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import itertools
+from collections.abc import Callable, Hashable
+from typing import Any, Final
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator
-from mlx_lm.models.cache import TokenBuffer
 
-import hearth.worker.engine.mlx_lm_wired_limit  # noqa: F401  a batch wires nothing
-from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.batch import Batch
+from hearth.worker.engine.batch_caches import batch_kind
+from hearth.worker.engine.batch_split import ReadCost, regroup
+from hearth.worker.engine.decoding_sequence import (
+    LoneSequence,
+    SampledToken,
+    Sequence,
+    UnfinishedBatch,
+)
 
-UNBOUNDED = 1 << 30  # the scheduler, not the batch, counts tokens
-ROWS_MAX = 64  # as many as MAX_CONCURRENT_REQUESTS may be
-CLEAR_EVERY_TOKENS = 256  # MLX's buffer cache is emptied this often, as mlx-lm does
+ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
+CLEAR_EVERY_TOKENS: Final = 256  # MLX's buffer cache is emptied this often, as mlx-lm does
+REGROUP_EVERY_STEPS: Final = 256  # lengths all grow alike, so that a grouping stays good for long
 
-
-def _nothing(*_: object) -> None:
-    pass
-
-
-@dataclass(slots=True)
-class Sequence:
-    """A prefilled request. `cache` holds `tokens`; `tail` is the prompt's rest, not fed yet."""
-
-    key: str
-    cache: list[Any]
-    tokens: list[int]
-    tail: list[int]
-    choice: TokenChoice
-    tokens_max: int  # of the completion
-    before_forward: Callable[[int], None] = _nothing  # called with how many tokens it will hold
-    before_join: Callable[[], None] = _nothing  # its cache is about to be copied into a batch
-    shift: int = 0  # of positions, by the prompt's images: see ImageEncoder.shift
-
-
-@dataclass(frozen=True, slots=True)
-class UnfinishedBatch:
-    """What a sequence leaves: `cache` holds exactly `tokens`, evaluated.
-
-    The tokens may be one more than were returned: decoding looks one ahead.
-    """
-
-    cache: list[Any]
-    tokens: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """One sampled token; `logprobs` (vocabulary,) only where the request asked for them."""
-
-    key: str
-    token_id: int
-    logprobs: mx.array | None
+__all__ = ["Decoder", "SampledToken", "Sequence", "UnfinishedBatch"]
 
 
 class Decoder:
     """All sequences that decode now, each alone or in one batch.
 
-    Invariant: `step` returns at most one token for each. Owner: the inference thread.
+    Invariant: `step` returns one token for each. `cost` tells what a step reads, `has_room` whether
+    so many bytes more may be held: who finds none stays alone.
+    Owner: the inference thread.
     """
 
     def __init__(self, model: Any, stream: Any, is_mergeable: bool) -> None:
+        self.is_mergeable = is_mergeable
+        self.cost = ReadCost()
+        self.has_room: Callable[[int], bool] = lambda _nbytes: True
         self._model = model
         self._stream = stream
-        self.is_mergeable = is_mergeable
-        self._lone: dict[str, _LoneSequence] = {}
-        self._batches: list[_Batch] = []
+        self._lone: dict[str, LoneSequence] = {}
+        self._batches: list[Batch] = []
+        self._numbers = itertools.count()
         self._steps = 0
+        self._is_changed = False
 
     def __len__(self) -> int:
-        return len(self._lone) + sum(len(batch) for batch in self._batches)
+        return len(self._lone) + sum(map(len, self._batches))
 
     @property
     def batch_keys(self) -> list[set[str]]:
         """The keys of the sequences that share each batch."""
-        return [batch.keys for batch in self._batches]
+        return [{row.key for row in batch.rows} for batch in self._batches]
 
     @property
     def batch_bytes(self) -> int:
-        """The bytes of KV that batches hold: lone sequences' caches are their slots'."""
-        return sum(batch.nbytes for batch in self._batches)
+        """The bytes of KV in no slot's own cache: of batches, and of who has left one."""
+        lent = sum(lone.nbytes for lone in self._lone.values() if lone.row.is_lent)
+        return lent + sum(batch.nbytes for batch in self._batches)
 
     def add(self, sequence: Sequence) -> None:
-        """Feed the prompt's tail; the first answer token comes with a later `step`."""
+        """Feed the prompt's tail; the first answer token comes with the next `step`."""
         assert sequence.tail, "the last token's logits are not known without a forward"
         assert sequence.key not in self._lone, sequence.key
         with mx.stream(self._stream):
-            self._lone[sequence.key] = _LoneSequence(self._model, sequence)
+            lone = LoneSequence(self._model, sequence, next(self._numbers))
+        self._lone[sequence.key] = lone
+        self._is_changed = True
 
     def step(self) -> list[SampledToken]:
-        """Return the next token of each sequence (none for one that has just joined a batch)."""
+        """Return the next token of each sequence."""
         self._steps += 1
         with mx.stream(self._stream):
+            if self.is_mergeable and (self._is_changed or self._steps % REGROUP_EVERY_STEPS == 0):
+                self._regroup()
             sampled = [one for batch in self._batches for one in batch.step()]
-            joining = self._joining()
-            for key, lone in list(self._lone.items()):
-                sampled.append(lone.step(looks_ahead=key not in joining))
-            for key in joining:
-                self._join(self._lone.pop(key))
+            sampled += [lone.step() for lone in self._lone.values()]
         if self._steps % CLEAR_EVERY_TOKENS == 0:
             mx.clear_cache()
         return sampled
@@ -113,159 +88,82 @@ class Decoder:
         """Forget a sequence that ended or was cancelled; return what it leaves, None if unknown."""
         lone = self._lone.pop(key, None)
         with mx.stream(self._stream):
-            if lone is not None:
-                unfinished: UnfinishedBatch | None = UnfinishedBatch(lone.sequence.cache, lone.fed)
-            else:
-                unfinished = next(
-                    filter(None, (batch.remove(key) for batch in self._batches)), None
-                )
-                for empty in [batch for batch in self._batches if not len(batch)]:
-                    empty.close()
-                    self._batches.remove(empty)
-            if unfinished is not None:
-                mx.eval([layer.state for layer in unfinished.cache])
-        return unfinished
+            if lone is None:
+                lone = next(filter(None, (batch.remove(key) for batch in self._batches)), None)
+                self._batches = [batch for batch in self._batches if len(batch)]
+            if lone is None:
+                return None
+            self._is_changed = True
+            mx.eval([layer.state for layer in lone.cache])
+        return UnfinishedBatch(lone.cache, lone.row.fed)
 
-    def _joining(self) -> set[str]:
-        """Return the lone sequences that have company of their length."""
-        if not self.is_mergeable:
-            return set()
-        classes: dict[int, list[str]] = {}
-        for key, lone in self._lone.items():
-            if lone.remaining > 1:
-                classes.setdefault(_length_class(len(lone.fed)), []).append(key)
-        batched = {_length_class(batch.length) for batch in self._batches}
-        together = [keys for c, keys in classes.items() if len(keys) > 1 or c in batched]
-        return {key for keys in together for key in keys}
+    # ------------------------------------------------------------ who shares a forward
 
-    def _join(self, lone: "_LoneSequence") -> None:
-        wanted = _length_class(len(lone.fed))
+    def _regroup(self) -> None:
+        """Have sequences share forwards as reads the fewest bytes, where that pays."""
+        self._is_changed = False
+        kinds: dict[Hashable, list[Batch | LoneSequence]] = {}
         for batch in self._batches:
-            if _length_class(batch.length) == wanted:
-                break
+            kinds.setdefault(batch.kind, []).append(batch)
+        for lone in self._lone.values():
+            if lone.row.remaining > 1:  # one that is about to end gains nothing
+                kinds.setdefault(batch_kind(lone.cache), []).append(lone)
+        for groups in kinds.values():
+            if len(groups) > 1 or (groups and isinstance(groups[0], Batch)):
+                self._regroup_kind(groups)
+
+    def _regroup_kind(self, groups: list["Batch | LoneSequence"]) -> None:
+        now = [each.rows if isinstance(each, Batch) else [each.row] for each in groups]
+        lengths = [[len(row.fed) for row in rows] for rows in now]
+        wanted = regroup(lengths, self.cost, ROWS_MAX)
+        if wanted is None:
+            return
+        rows = [row for group in now for row in group]
+        for group in wanted:
+            self._gather({rows[index].key for index in group})
+
+    def _gather(self, keys: set[str]) -> None:
+        """Bring these sequences together, and nobody else: in the batch that has most of them."""
+        batch = max(
+            self._batches,
+            key=lambda each: sum(row.key in keys for row in each.rows),
+            default=None,
+        )
+        if batch is not None and not any(row.key in keys for row in batch.rows):
+            batch = None
+        if batch is not None:
+            for key in [row.key for row in batch.rows if row.key not in keys]:
+                self._leave(batch, key)
+        for other in [each for each in self._batches if each is not batch]:
+            for key in [row.key for row in other.rows if row.key in keys]:
+                self._leave(other, key)
+        self._batches = [each for each in self._batches if len(each)]
+        joining = sorted(
+            (lone for key, lone in self._lone.items() if key in keys),
+            key=lambda lone: lone.row.number,
+        )
+        if not joining or (batch is None and len(joining) < 2):
+            return
+        longest = max(len(lone.row.fed) for lone in joining)
+        longest = max(longest, batch.length if batch is not None else 0)
+        if not self.has_room(self._padding_bytes(joining, batch, longest)):
+            return
+        for lone in joining:
+            del self._lone[lone.row.key]
+            lone.row.lend()
+        if batch is None:
+            self._batches.append(Batch(self._model, joining))
         else:
-            batch = _Batch(self._model, self._stream)
-            self._batches.append(batch)
-        lone.sequence.before_join()
-        batch.add(lone)
-        assert 0 < len(batch) <= ROWS_MAX, (len(batch), ROWS_MAX)
+            batch.extend(joining)
 
+    def _leave(self, batch: Batch, key: str) -> None:
+        lone = batch.remove(key)
+        assert lone is not None, key
+        self._lone[key] = lone
 
-def _length_class(tokens: int) -> int:
-    """Return what sequences must share to join: a batch pads every row to its longest.
-
-    Within a class that is at most fourfold.
-    """
-    return tokens.bit_length() // 2
-
-
-class _LoneSequence:
-    """One sequence in its own cache, one forward ahead of what was returned.
-
-    Invariant: the cache holds `fed`; `_pending` was sampled behind it.
-    """
-
-    def __init__(self, model: Any, sequence: Sequence) -> None:
-        self.sequence = sequence
-        self.remaining = sequence.tokens_max
-        self.fed = list(sequence.tokens)  # what the cache holds
-        self._model = model
-        # Models of text alone take no such argument.
-        self._model_arguments = {"shift": sequence.shift} if sequence.shift else {}
-        self._context = TokenBuffer(sequence.tokens) if sequence.choice.processors else None
-        self._pending = self._forward(mx.array(sequence.tail, dtype=mx.uint32))
-        self.fed += sequence.tail
-
-    def step(self, looks_ahead: bool) -> SampledToken:
-        """Return the pending token. Looking ahead computes the next one meanwhile."""
-        assert self.remaining > 0, "a sequence past its limit is removed, not stepped"
-        token, logprobs = self._pending
-        self.remaining -= 1
-        looks_ahead = looks_ahead and self.remaining > 0
-        if looks_ahead:
-            self._pending = self._forward(token)
-        token_id: int = token.item()  # type: ignore[assignment]
-        if looks_ahead:
-            self.fed.append(token_id)
-        self.last_token_id = token_id
-        wanted = self.sequence.choice.top_logprobs is not None
-        return SampledToken(self.sequence.key, token_id, logprobs[0] if wanted else None)
-
-    def _forward(self, inputs: mx.array) -> tuple[mx.array, mx.array]:
-        """Feed `inputs` (n,); return the next token (1,) and log probabilities (1, vocabulary)."""
-        self.sequence.before_forward(len(self.fed) + len(inputs))
-        logits = self._model(inputs[None], cache=self.sequence.cache, **self._model_arguments)[
-            :, -1, :
-        ]
-        if self._context is not None:
-            context = self._context.update_and_fetch(inputs)
-            for process in self.sequence.choice.processors:
-                logits = process(context, logits)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        token = self.sequence.choice.sampler(logprobs)
-        mx.async_eval(token, logprobs)  # type: ignore[no-untyped-call]
-        return token, logprobs
-
-
-class _Batch:
-    """Sequences of similar length in one BatchGenerator, at most ROWS_MAX."""
-
-    def __init__(self, model: Any, stream: Any) -> None:
-        self._generator = BatchGenerator(
-            model, max_tokens=UNBOUNDED, completion_batch_size=ROWS_MAX, stream=stream
-        )
-        self._by_uid: dict[int, Sequence] = {}
-        self._lengths: dict[int, int] = {}  # uid -> tokens in its row
-
-    def __len__(self) -> int:
-        return len(self._by_uid)
-
-    @property
-    def length(self) -> int:
-        """Tokens of the longest row, which all are padded to."""
-        return max(self._lengths.values())
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._generator.prompt_cache_nbytes)
-
-    @property
-    def keys(self) -> set[str]:
-        return {sequence.key for sequence in self._by_uid.values()}
-
-    def add(self, lone: _LoneSequence) -> None:
-        """Take over a sequence whose newest token was returned but not fed."""
-        sequence = lone.sequence
-        (uid,) = self._generator.insert(
-            [[lone.last_token_id]],
-            max_tokens=[UNBOUNDED],
-            caches=[sequence.cache],
-            all_tokens=[lone.fed],
-            samplers=[sequence.choice.sampler],
-            logits_processors=[list(sequence.choice.processors)],
-        )
-        self._by_uid[uid] = sequence
-        self._lengths[uid] = len(lone.fed) + 1
-
-    def step(self) -> list[SampledToken]:
-        sampled = []
-        for response in self._generator.next()[1]:
-            sequence = self._by_uid[response.uid]
-            self._lengths[response.uid] += 1
-            wanted = sequence.choice.top_logprobs is not None
-            logprobs = response.logprobs if wanted else None
-            sampled.append(SampledToken(sequence.key, int(response.token), logprobs))
-        assert len(sampled) <= len(self), (len(sampled), len(self))
-        return sampled
-
-    def remove(self, key: str) -> UnfinishedBatch | None:
-        uids = [uid for uid, sequence in self._by_uid.items() if sequence.key == key]
-        if not uids:
-            return None
-        (uid,) = uids
-        cache, tokens = self._generator.remove(uids, return_prompt_caches=True)[uid]
-        del self._by_uid[uid], self._lengths[uid]
-        return UnfinishedBatch(cache, list(tokens))
-
-    def close(self) -> None:
-        self._generator.close()
+    def _padding_bytes(self, joining: list[LoneSequence], batch: Batch | None, longest: int) -> int:
+        """Return what is held more once these are padded: beside that, a row is moved."""
+        own = sum(longest - len(lone.row.fed) for lone in joining)
+        if batch is not None:
+            own += len(batch) * (longest - batch.length)
+        return round(own * self.cost.row_bytes)

@@ -45,7 +45,7 @@ class PrefillLengths:
 
 def prefill_lengths(loaded: LoadedModel) -> PrefillLengths:
     """Return the lengths for a model on the device that it was loaded to."""
-    network = loaded.model if isinstance(loaded.model, nn.Module) else loaded.model.model
+    network = network_of(loaded)
     keeps_states = ArraysCache.__name__ in loaded.facts.cache_layout
     config = loaded.config.get("text_config") or loaded.config
     return lengths_for(
@@ -55,6 +55,13 @@ def prefill_lengths(loaded: LoadedModel) -> PrefillLengths:
         has_experts=_has_experts(network),
         keeps_states=keeps_states,
     )
+
+
+def network_of(loaded: LoadedModel) -> nn.Module:
+    """Return upstream's module of a loaded model's language model."""
+    model = loaded.model if isinstance(loaded.model, nn.Module) else loaded.model.model
+    assert isinstance(model, nn.Module), type(model)
+    return model
 
 
 def default_chunk() -> int:

@@ -60,6 +60,7 @@ class Scheduler:
         self._end_ids = end_ids
         self._choose = choose
         self._config = config
+        engine.decoder.has_room = lambda nbytes: not config.memory.over(nbytes)
         self._waiting: deque[Request] = deque()
         self._prefilling: list[Request] = []  # oldest first
         self._decoding: dict[str, Request] = {}

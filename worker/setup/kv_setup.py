@@ -17,9 +17,11 @@ from hearth.worker.disk.backup_exclusion import exclude_from_backup
 from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN, DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.doctor.checked_machine import chip
+from hearth.worker.engine.batch_split import read_cost
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.layer_exactness import differs_when_decoded
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.weights_identity import HashMemory, WeightsIdentity
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
@@ -54,6 +56,13 @@ def make_kv_manager(
     except UnknownCache as unknown:
         log.warning("no KV is reused: the model keeps %s, which cannot be restored", unknown)
         return NullKVManager(engine.new_cache)
+    engine.decoder.cost = read_cost(
+        network_of(loaded),
+        loaded.config,
+        layers.row_cost(running)[0],
+        layers.layout.window,
+        layers.window_bytes(1),
+    )
     exact = is_exact(loaded, settings)
     store_format, store_ignored = _store_format(layers, settings, exact)
     if store_ignored:

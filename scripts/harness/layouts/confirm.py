@@ -136,6 +136,7 @@ class ArrayEngine(Engine):
         """Make the decoder: sequences may share a step, where mlx-lm can merge such caches."""
         decoder = TimedDecoder(self._model, None, batches and self.decoder.is_mergeable)
         decoder._stream = self.decoder._stream
+        decoder.cost = self._layout.read_cost
         decoder.clock, decoder.step_s = self._clock, self._speed.step_s(self._layout)
         self.decoder = decoder
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hearth.worker.engine.batch_caches import is_mergeable
+from hearth.worker.engine.batch_split import ReadCost, regroup
 from hearth.worker.engine.decoder import (
+    ROWS_MAX,
     SampledToken,
     Sequence as DecodingSequence,
     UnfinishedBatch,
-    _length_class,
 )
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.kv.layer_adapters import LayerMap
@@ -45,7 +46,7 @@ class Forward:
 class CountedDecoder:
     """Gives each sequence the tokens of its script. As in the real one, decoding looks one ahead.
 
-    Of two or more of similar length each lends its slot's cache to their batch, where models batch.
+    Who shares a step is decided as there; who does has lent its slot's cache, for good.
     """
 
     def __init__(
@@ -58,12 +59,16 @@ class CountedDecoder:
         """`scripts` has, by request, what is still to be said."""
         self.scripts = scripts
         self.is_mergeable = False
+        self.cost = ReadCost()
+        self.has_room: Callable[[int], bool] = lambda _nbytes: True
         self._layout = layout
         self._step_s = speed.step_s(layout)
         self._clock = clock
         self._sequences: dict[str, DecodingSequence] = {}
         self._fed: dict[str, list[int]] = {}
-        self._batched: set[str] = set()
+        self._groups: list[list[str]] = []
+        self._lent: set[str] = set()
+        self._is_changed = False
         self.steps = 0
 
     def __len__(self) -> int:
@@ -71,29 +76,30 @@ class CountedDecoder:
 
     @property
     def batch_bytes(self) -> int:
-        return sum(self._sequences[key].cache[0].nbytes for key in self._batched)
+        return sum(self._sequences[key].cache[0].nbytes for key in self._lent)
 
     def add(self, sequence: DecodingSequence) -> None:
         fed = [*sequence.tokens, *sequence.tail]
         sequence.before_forward(len(fed))
         sequence.cache[0].offset = len(fed)
         self._sequences[sequence.key], self._fed[sequence.key] = sequence, fed
+        self._groups.append([sequence.key])
+        self._is_changed = True
         self._clock.advance(self._step_s)
 
     def step(self) -> list[SampledToken]:
-        self._join()
+        if self.is_mergeable and self._is_changed:
+            self._regroup()
         self.steps += 1
         sampled = []
         for key, sequence in self._sequences.items():
             fed, token = self._fed[key], self.scripts[key].pop(0)
-            if key not in self._batched:
+            if key not in self._lent:
                 sequence.before_forward(len(fed) + 1)
             fed.append(token)
             sequence.cache[0].offset = len(fed)
             sampled.append(SampledToken(key, token, None))
-        groups = {_length_class(len(self._fed[key])) for key in self._batched}
-        lone = len(self._sequences) - len(self._batched)
-        self._clock.advance(self._step_s * (len(groups) + lone))
+        self._clock.advance(self._step_s * len(self._groups))
         return sampled
 
     def fed(self, key: str) -> list[int]:
@@ -104,23 +110,27 @@ class CountedDecoder:
         sequence = self._sequences.pop(key, None)
         if sequence is None:
             return None
-        if key in self._batched:
-            self._batched.remove(key)
+        self._groups = [kept for group in self._groups if (kept := [k for k in group if k != key])]
+        self._is_changed = True
+        if key in self._lent:
+            self._lent.remove(key)
             sequence.cache[0].capacity = sequence.cache[0].offset
         return UnfinishedBatch(sequence.cache, self._fed.pop(key))
 
-    def _join(self) -> None:
-        """Have those that have company of their length join a batch."""
-        if not self.is_mergeable:
+    def _regroup(self) -> None:
+        """Have sequences share steps as reads the fewest bytes, where that pays."""
+        self._is_changed = False
+        lengths = [[len(self._fed[key]) for key in group] for group in self._groups]
+        wanted = regroup(lengths, self.cost, ROWS_MAX)
+        if wanted is None:
             return
-        classes: dict[int, list[str]] = {}
-        for key, fed in self._fed.items():
-            classes.setdefault(_length_class(len(fed)), []).append(key)
-        for keys in classes.values():
-            for key in keys if len(keys) > 1 else ():
-                if key not in self._batched:
+        keys = [key for group in self._groups for key in group]
+        self._groups = [[keys[index] for index in group] for group in wanted]
+        for group in self._groups:
+            for key in group if len(group) > 1 else ():
+                if key not in self._lent:
                     self._sequences[key].before_join()
-                    self._batched.add(key)
+                    self._lent.add(key)
 
 
 class CountedEngine:
@@ -144,6 +154,7 @@ class CountedEngine:
         assert isinstance(layers, CountedLayerMap)
         self.layers = layers
         self.decoder.is_mergeable = batches and is_mergeable(self._layout.probe())
+        self.decoder.cost = self._layout.read_cost
 
     def fed(self, key: str) -> list[int]:
         """Return what a decoding sequence's cache holds."""

@@ -22,6 +22,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import make_prompt_cache
 
+from hearth.worker.engine.batch_split import ReadCost
 from hearth.worker.kv.layer_adapters import LayerMap
 
 AFFINE_4_BITS: Final = 4.5
@@ -146,6 +147,20 @@ class ModelLayout:
         """Bytes of weights that a decode step of one sequence reads."""
         experts = int(self.expert_count * self._routed_share)
         return self._bytes(self.active_count - experts, experts)
+
+    @cached_property
+    def read_cost(self) -> ReadCost:
+        """What a decode step of several sequences reads."""
+        experts = self._bytes(0, self.expert_count)
+        looked_up = 0 if self.is_tied else self._bytes(self._embedding_count, 0)
+        return ReadCost(
+            weight_bytes=self.weight_bytes - experts - looked_up,
+            expert_bytes=experts,
+            expert_share=self._routed_share or 1.0,
+            row_bytes=self.layers.row_bytes,
+            window=self.layers.layout.window,
+            window_row_bytes=self.layers.window_bytes(1),
+        )
 
     @property
     def _routed_share(self) -> float:

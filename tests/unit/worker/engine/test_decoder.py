@@ -10,6 +10,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import greedy_sampler
 from mlx_lm.utils import load
 
+from hearth.worker.engine.batch_split import ReadCost
 from hearth.worker.engine.decoder import Decoder, Sequence
 from hearth.worker.engine.sampler import TokenChoice
 from scripts.fixtures.fixture_cache import fixture_dir
@@ -82,9 +83,10 @@ def test_removing_at_any_moment_leaves_the_others_alone(model: Any) -> None:
         assert got[:15] == expected
 
 
-def test_a_long_row_and_a_short_one_do_not_share_a_batch() -> None:
+def test_a_long_row_and_a_short_one_share_no_batch_where_padding_costs_more_than_weights() -> None:
     model = load(str(fixture_dir("qwen3", tiny=True)))[0]
     decoder = Decoder(model, generation_stream, is_mergeable=True)
+    decoder.cost = ReadCost(weight_bytes=700, row_bytes=1)
     for key, length in {"long": 600, "short": 9, "longer": 900, "shorter": 12}.items():
         decoder.add(sequence(model, key, list(range(20, 20 + length))))
     decoder.step()

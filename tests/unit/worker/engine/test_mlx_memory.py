@@ -1,21 +1,16 @@
 """Wires and limits memory on devices that are made up; the machine's own computes."""
 
-import importlib
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.generate import BatchGenerator
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine import mlx_memory
 from hearth.worker.engine.memory_reserve import default_limit
-from hearth.worker.engine.mlx_lm_wired_limit import REPLACED
 from hearth.worker.engine.mlx_memory import GB, memory_limit
 from hearth.worker.setup.memory_setup import WorkerMemory
-from scripts.harness.socketless_worker import loaded
 
 ENDPOINT = "ipc://{}/worker-{}.sock"
 
@@ -106,22 +101,6 @@ def test_a_file_that_says_nothing_counts_as_nothing(content: bytes, tmp_path: Pa
     share = WorkerMemory(settings, ENDPOINT.format(tmp_path, 0)).share
     share.claim(0)
     assert share.others_bytes == 0 and share.limit == 500 << 20
-
-
-def test_a_batch_of_mlx_lm_wires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(24, 17.8, monkeypatch)
-    batch = BatchGenerator(loaded("qwen3").model)
-    batch.close()
-    assert device.calls == []
-
-
-def test_mlx_lm_still_wires_of_its_own_accord(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once this fails, mlx_lm_wired_limit.py can go."""
-    device = Device(24, 17.8, monkeypatch)
-    theirs: Any = importlib.import_module("mlx_lm.utils").maybe_set_recommended_wired_limit
-    monkeypatch.setattr(importlib.import_module("mlx_lm.generate"), REPLACED, theirs)
-    BatchGenerator(loaded("qwen3").model).close()
-    assert device.wired() == [int(17.8 * GB), 0]
 
 
 def test_a_device_that_recommends_nothing_wires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,130 @@
+"""Decodes several sequences in one forward, over the batch caches of mlx-lm and our own.
+
+Owner: the inference thread.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+
+from hearth.worker.engine.batch_caches import batch_kind, merge_caches
+from hearth.worker.engine.decoding_sequence import DecodingRow, LoneSequence, SampledToken
+
+
+class Batch:
+    """Sequences that share forwards, one ahead of what was returned. Never empty when it is used.
+
+    Invariant: row n of each layer holds what `rows[n]` was fed. A layer at a time is copied, so
+    that no more than one is there twice.
+    """
+
+    def __init__(self, model: Any, joining: list[LoneSequence]) -> None:
+        """Take over sequences, which lose their caches, in this order."""
+        self._model = model
+        self.kind = batch_kind(joining[0].cache)
+        self.rows: list[DecodingRow] = []
+        self._layers: list[Any] = []
+        self._tokens = mx.zeros((0,), mx.uint32)  # (rows,), sampled behind what the layers hold
+        self._logprobs: mx.array | None = None  # (rows, vocabulary), by which they were
+        self.extend(joining)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest row, which all are padded to."""
+        return max((len(row.fed) for row in self.rows), default=0)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self._layers)
+
+    def extend(self, joining: list[LoneSequence]) -> None:
+        """Take over more sequences, behind those that are here."""
+        for number in range(len(joining[0].cache)):
+            (layer,) = merge_caches([[lone.cache[number]] for lone in joining])
+            for lone in joining:
+                lone.cache[number] = None
+            if self.rows:
+                self._layers[number].extend(layer)
+            else:
+                self._layers.append(layer)
+            mx.eval(self._layers[number].state)
+        before = [] if self._logprobs is None else [self._logprobs]
+        self._logprobs = mx.concatenate([*before, *(lone.logprobs for lone in joining)])
+        tokens = [self._tokens] if self.rows else []
+        self._tokens = mx.concatenate([*tokens, *(lone.token for lone in joining)])
+        self.rows += [lone.row for lone in joining]
+        self._note_rows()
+
+    def _note_rows(self) -> None:
+        """Find out what the rows have in common."""
+        shifts = [row.shift for row in self.rows]
+        # Models of text alone take no such argument.
+        self._model_arguments = {"shift": shifts} if any(shifts) else {}
+        samplers = [row.choice.sampler for row in self.rows]
+        self._sampler = samplers[0] if len(set(samplers)) == 1 else None
+        self._is_processed = any(row.context is not None for row in self.rows)
+
+    def step(self) -> list[SampledToken]:
+        """Return each row's token that was sampled last; the next are computed meanwhile."""
+        tokens, logprobs = self._tokens, self._logprobs
+        assert logprobs is not None
+        self._feed(tokens)
+        sampled = []
+        ids: list[int] = tokens.tolist()  # type: ignore[assignment]
+        for number, (row, token_id) in enumerate(zip(self.rows, ids, strict=True)):
+            assert row.remaining > 0, "a sequence past its limit is removed, not stepped"
+            row.remaining -= 1
+            row.fed.append(token_id)
+            wanted = logprobs[number] if row.wants_logprobs else None
+            sampled.append(SampledToken(row.key, token_id, wanted))
+        return sampled
+
+    def _feed(self, inputs: mx.array) -> None:
+        """Feed `inputs` (rows,) and have what follows them sampled."""
+        logits = self._model(inputs[:, None], cache=self._layers, **self._model_arguments)
+        logits = logits[:, -1, :]
+        if self._is_processed:
+            logits = mx.concatenate(
+                [
+                    row.process(inputs[number : number + 1], logits[number : number + 1])
+                    for number, row in enumerate(self.rows)
+                ]
+            )
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        if self._sampler is not None:
+            self._tokens = self._sampler(logprobs)
+        else:
+            self._tokens = mx.concatenate(
+                [
+                    row.choice.sampler(logprobs[number : number + 1])
+                    for number, row in enumerate(self.rows)
+                ]
+            )
+        self._logprobs = logprobs
+        mx.async_eval(self._tokens, logprobs)  # type: ignore[no-untyped-call]
+
+    def remove(self, key: str) -> LoneSequence | None:
+        """Give up a sequence, with what its cache holds and what was sampled; None if unknown."""
+        number = next((n for n, row in enumerate(self.rows) if row.key == key), None)
+        if number is None:
+            return None
+        assert self._logprobs is not None
+        row = self.rows.pop(number)
+        kept = [n for n in range(len(self.rows) + 1) if n != number]
+        cache = []
+        for layer in self._layers:
+            lone = layer.extract(number)
+            mx.eval(lone.state)
+            cache.append(lone)
+            if kept:
+                layer.filter(kept)
+                mx.eval(layer.state)
+        token, logprobs = (array[number : number + 1] for array in (self._tokens, self._logprobs))
+        if kept:
+            indices = mx.array(kept)
+            self._tokens, self._logprobs = self._tokens[indices], self._logprobs[indices]
+            self._note_rows()
+        return LoneSequence.of_batch(self._model, row, cache, token, logprobs)

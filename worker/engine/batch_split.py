@@ -1,0 +1,114 @@
+"""Chooses which sequences share a decode step, by the bytes that the step reads.
+
+A batch reads the weights once for all its rows, and pads every row to its longest. Two batches read
+the weights twice, and pad less. Pure functions; lengths are in tokens.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mlx.utils import tree_flatten
+
+# Rows are copied to be regrouped, which has to pay: groups stay as long as they read no more.
+STAY: Final = 1.05
+EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCost:
+    """Tells how many bytes a decode step of several rows reads. Immutable.
+
+    Left as it is, padding costs nothing, so that all share one batch.
+    """
+
+    weight_bytes: float = 1.0  # that each step reads, whatever its rows
+    expert_bytes: float = 0.0  # of all routed experts
+    expert_share: float = 1.0  # of the experts that one row chooses
+    row_bytes: float = 0.0  # of a token, in layers that keep every token
+    window: int = 0  # tokens that sliding layers look back
+    window_row_bytes: float = 0.0  # of a token, in those layers
+
+    def weights(self, rows: int) -> float:
+        """Return the bytes of weights that a step of `rows` reads: each row chooses its experts."""
+        return self.weight_bytes + self.expert_bytes * (1 - (1 - self.expert_share) ** rows)
+
+    def step(self, rows: int, longest: int) -> float:
+        """Return the bytes that a step of `rows` reads, all padded to the longest."""
+        window = min(longest, self.window) * self.window_row_bytes
+        return self.weights(rows) + rows * (longest * self.row_bytes + window)
+
+    def of(self, groups: Iterable[Sequence[int]]) -> float:
+        """Return the bytes that steps of these groups of lengths read together."""
+        return sum(self.step(len(group), max(group)) for group in groups)
+
+
+def read_cost(
+    network: Any, config: Mapping[str, Any], row_bytes: int, window: int, window_row_bytes: int
+) -> ReadCost:
+    """Return the cost of a loaded model's steps. `config` is its config.json's.
+
+    `network` is upstream's module, whose experts' weights are in its Switch layers.
+
+    Embeddings that are not the output layer too are looked up, not read. Where a config does not
+    say how many experts a token chooses, all are counted as read.
+    """
+    sizes = [(name, array.nbytes) for name, array in tree_flatten(network.parameters())]
+    has_head = any("lm_head" in name for name, _ in sizes)
+    looked_up = sum(n for name, n in sizes if has_head and "embed_tokens" in name)
+    experts = sum(
+        array.nbytes
+        for _, module in network.named_modules()
+        if "SwitchLinear" in type(module).__name__
+        for _, array in tree_flatten(module.parameters())
+    )
+    text = config.get("text_config", config)
+    count = next((text[name] for name in EXPERT_COUNTS if text.get(name)), 0)
+    chosen = next((text[name] for name in CHOSEN_COUNTS if text.get(name)), 0)
+    return ReadCost(
+        weight_bytes=sum(n for _, n in sizes) - experts - looked_up,
+        expert_bytes=experts,
+        expert_share=min(1.0, chosen / count) if count and chosen else 1.0,
+        row_bytes=row_bytes,
+        window=window,
+        window_row_bytes=window_row_bytes,
+    )
+
+
+def split(lengths: Sequence[int], cost: ReadCost, rows_max: int) -> list[list[int]]:
+    """Return the groups of indices into `lengths` whose steps together read the fewest bytes.
+
+    None has more than `rows_max`. Each is in ascending order, and so are they by their first.
+    Neighbours by length share: a group of others could swap rows for shorter padding. The best
+    grouping of the n shortest follows from those of fewer, in n * rows_max sums.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    weights = [cost.weights(rows) for rows in range(min(rows_max, len(order)) + 1)]
+    best, begins = [0.0], [0]  # by how many of the shortest are grouped
+    for end, index in enumerate(order, 1):
+        a_row = cost.step(1, lengths[index]) - weights[1]
+        found, first = min(
+            (best[first] + weights[end - first] + (end - first) * a_row, first)
+            for first in range(max(0, end - rows_max), end)
+        )
+        best.append(found)
+        begins.append(first)
+    groups, end = [], len(order)
+    while end:
+        groups.append(sorted(order[begins[end] : end]))
+        end = begins[end]
+    return sorted(groups)
+
+
+def regroup(
+    groups: Sequence[Sequence[int]], cost: ReadCost, rows_max: int
+) -> list[list[int]] | None:
+    """Return a better grouping of rows, as indices into all lengths in order; None: stay.
+
+    `groups` are the lengths of the rows that share a step now.
+    """
+    lengths = [length for group in groups for length in group]
+    wanted = split(lengths, cost, rows_max)
+    best = cost.of([lengths[index] for index in group] for group in wanted)
+    return None if cost.of(groups) <= STAY * best else wanted
