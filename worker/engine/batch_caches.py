@@ -50,7 +50,7 @@ class BatchQuantizedKVCache:
         first = rows[0]
         self.bits, self.group_size = first.bits, first.group_size  # what attention asks for
         self._lone = type(first)
-        lengths = [row.offset for row in rows]
+        lengths: list[int] = [row.offset for row in rows]
         assert min(lengths) > 0, lengths
         self._idx = max(lengths)
         padding = [self._idx - length for length in lengths]
