@@ -109,13 +109,14 @@ class Machine:
         told.setdefault("power", PowerSource(lambda: True))  # whatever runs the tests
         self._is_held_back = told["relief"].holds_back if "relief" in told else lambda: False
         self.rule = CutRule(chunk, turn_marks)
-        batches = not (rules["is_exact"] or rules.get("running_format"))
+        form = rules.get("running_format")
+        packed = (form.bits, form.group_size) if form is not None else None
         vision = None
         if model.vision is not None:
             vision = ImageEncoder(
                 model.vision.model, model.model, int(rules.pop("features_mb", 64) * MB)
             )
-        self.engine = Engine(model, batches, vision)
+        self.engine = Engine(model, not rules["is_exact"], vision, packed)
         self._words = words
         self._number = 0
         self.answers: dict[str, Answer] = {}

@@ -95,7 +95,9 @@ class Batch:
             new = [rows(self._next(), 1) for _ in self.alone]
             for cache, (keys, values) in zip(self.alone, new, strict=True):
                 cache.update_and_fetch(keys, values)
-            self.layer.update_and_fetch(*(mx.concatenate(each) for each in zip(*new, strict=True)))
+            self.layer.update_and_fetch(
+                *(mx.concatenate([*each]) for each in zip(*new, strict=True))
+            )
 
     def check(self) -> None:
         for row, cache in enumerate(self.alone):
@@ -155,7 +157,7 @@ def test_attention_over_packed_rows_sees_no_padding(repeats: int) -> None:
     queries = np.random.default_rng(0).standard_normal((2, HEADS * repeats, 1, WIDTH), np.float32)
     new = [rows(row, 1) for row in (3, 4)]
     mask = layer.make_mask(1)
-    all_rows = layer.update_and_fetch(*(mx.concatenate(each) for each in zip(*new, strict=True)))
+    all_rows = layer.update_and_fetch(*(mx.concatenate([*each]) for each in zip(*new, strict=True)))
     together = scaled_dot_product_attention(mx.array(queries), *all_rows, layer, 0.1, mask)
     for row, cache in enumerate(caches):
         one = mx.array(queries[row : row + 1])
@@ -275,7 +277,8 @@ class Broken:
             cache = [Levelled(layer) for layer in cache]
         if self._how == "no shifts" and is_batch:
             arguments.pop("shift", None)
-        return self.model(ids, cache=cache, **arguments)
+        logits: mx.array = self.model(ids, cache=cache, **arguments)
+        return logits
 
 
 class Unmasked:
@@ -287,7 +290,7 @@ class Unmasked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)
 
-    def make_mask(self, *_: Any, **__: Any) -> None:
+    def make_mask(self, *_: Any, **__: Any) -> Any:
         return None
 
 
@@ -298,7 +301,7 @@ class Levelled(Unmasked):
     def offset(self) -> Any:
         return mx.full(self._layer.offset.shape, self._layer.offset.max())
 
-    def make_mask(self, *given: Any, **more: Any) -> Any:  # type: ignore[override]
+    def make_mask(self, *given: Any, **more: Any) -> Any:
         return self._layer.make_mask(*given, **more)
 
 
