@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from hearth.worker.engine.batch_caches import batch_kind, merge_caches
+from hearth.worker.engine.batch_caches import batch_kind, merge_caches, take_row
 from hearth.worker.engine.decoding_sequence import DecodingRow, LoneSequence, SampledToken
 
 
@@ -116,9 +116,7 @@ class Batch:
         kept = [n for n in range(len(self.rows) + 1) if n != number]
         cache = []
         for layer in self._layers:
-            lone = layer.extract(number)
-            mx.eval(lone.state)
-            cache.append(lone)
+            cache.append(take_row(layer, number))
             if kept:
                 layer.filter(kept)
                 mx.eval(layer.state)

@@ -169,6 +169,16 @@ def merge_caches(rows: Sequence[Sequence[Any]]) -> list[Any]:
     ]
 
 
+def take_row(layer: Any, number: int) -> Any:
+    """Return a batch layer's row in a cache of its own, evaluated; it keeps no other alive."""
+    lone = layer.extract(number)
+    for part in getattr(lone, "caches", (lone,)):
+        if hasattr(part, "cache"):  # states: upstream gives a view of those of all rows
+            part.cache = [None if state is None else mx.contiguous(state) for state in part.cache]
+    mx.eval(lone.state)
+    return lone
+
+
 def batches_like_alone(model: Call, new_cache: Callable[[], list[Any]]) -> bool:
     """Whether a batch gives each row the logits that it gets alone. Tries it; warns where not.
 

@@ -90,7 +90,7 @@ class Decoder:
         with mx.stream(self._stream):
             if lone is None:
                 lone = next(filter(None, (batch.remove(key) for batch in self._batches)), None)
-                self._batches = [batch for batch in self._batches if len(batch)]
+                self._dissolve()
             if lone is None:
                 return None
             self._is_changed = True
@@ -121,6 +121,7 @@ class Decoder:
         rows = [row for group in now for row in group]
         for group in wanted:
             self._gather({rows[index].key for index in group})
+        self._dissolve()
 
     def _gather(self, keys: set[str]) -> None:
         """Bring these sequences together, and nobody else: in the batch that has most of them."""
@@ -155,6 +156,13 @@ class Decoder:
             self._batches.append(Batch(self._model, joining))
         else:
             batch.extend(joining)
+
+    def _dissolve(self) -> None:
+        """Let who is left alone in a batch decode alone: a batch masks, and may copy, its rows."""
+        for batch in self._batches:
+            if len(batch) == 1:
+                self._leave(batch, batch.rows[0].key)
+        self._batches = [batch for batch in self._batches if len(batch)]
 
     def _leave(self, batch: Batch, key: str) -> None:
         lone = batch.remove(key)

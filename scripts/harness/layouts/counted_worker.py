@@ -167,7 +167,7 @@ class CountedWorker:
         assert isinstance(manager, KVManager), "mlx-lm's caches are known"
         self.manager = manager
         self._kv_bytes = self._held_bytes
-        batches = not (manager.rules.is_exact or settings.kv_bits)
+        batches = not manager.rules.is_exact
         self.engine.made(manager._layers, batches)
         forward = forward_memory(layout.text_config, self.rule.grid, KV_ITEM_BYTES, "metal")
         loaded = memory.fit(loaded, manager.uncached.cold_bytes, forward)
