@@ -78,6 +78,16 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
         "Kept KV on disk, of all models that share KV_CACHE_DIR.",
     ),
     ("hearth_disk_budget_bytes", ("disk", "bytes_max"), "What all of that may take."),
+    (
+        "hearth_disk_written_today_bytes",
+        ("disk", "bytes_written_today"),
+        "Written since midnight UTC, by all that share KV_CACHE_DIR.",
+    ),
+    (
+        "hearth_disk_write_left_bytes",
+        ("disk", "write_bytes_left"),
+        "What all of them may still write until then, where KV_DISK_WRITE_GB_PER_DAY limits it.",
+    ),
     ("hearth_disk_files", ("disk", "files"), "Files of kept KV, of a worker's model."),
     ("hearth_disk_queue_bytes", ("disk", "queue_bytes"), "What waits to be written."),
     ("hearth_disk_written_bytes_total", ("disk", "counts", "bytes_written"), "Written to disk."),

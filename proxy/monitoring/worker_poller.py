@@ -28,6 +28,7 @@ _CACHE_FIELDS: Final = (
     *("memory_limit_bytes", "running_max", "vision", "evicted", "quantisation", "exact"),
     *("pressure", "idle"),
 )
+_DISK_FIELDS: Final = ("bytes_written_today", "write_bytes_per_day", "write_bytes_left")
 _TURN_FIELDS: Final = (
     *("request_id", "turn", "at", "prompt", "cached", "prefilled", "source", "completion"),
     *("ttft_ms", "match"),
@@ -188,6 +189,8 @@ def _worker_row(
         return row | {"cache": None, "problem": str(report) if report is not None else None}
     cache = _fields(report, _CACHE_FIELDS)
     cache["busy_slots"] = sum(slot["busy"] for slot in report.get("slots", []))
+    if report.get("disk"):
+        cache["disk"] = _fields(report["disk"], _DISK_FIELDS)
     return row | {"cache": cache, "problem": None}
 
 

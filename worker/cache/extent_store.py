@@ -48,7 +48,8 @@ class Joint:
     position: int
     arrival: "Extent | None" = field(default=None, repr=False)  # None at the root only
     leaving: "dict[Extent, None]" = field(default_factory=dict, repr=False)
-    snapshot: KVArrays | None = None  # as canonical as its arrival
+    snapshot: KVArrays | None = None  # as canonical as its arrival ...
+    is_snapshot_fast: bool = False  # ... but where a file had it in fewer bits
     pins: int = 0  # running requests that stand here
     snapshot_pinned: int = 0  # pins that keep its snapshot (worker/cache/pinned_prompts.py)
     resumed: int = 0  # requests that went on from here
@@ -179,10 +180,10 @@ class ExtentStore:
         self._account(extent.window, window)
         extent.window, extent.window_from = window, window_from
 
-    def set_snapshot(self, joint: Joint, snapshot: KVArrays | None) -> None:
+    def set_snapshot(self, joint: Joint, snapshot: KVArrays | None, is_fast: bool = False) -> None:
         assert snapshot is None or not joint.is_dropped, joint
         self._account(joint.snapshot, snapshot)
-        joint.snapshot = snapshot
+        joint.snapshot, joint.is_snapshot_fast = snapshot, is_fast
 
     def _account(self, old: KVArrays | None, new: KVArrays | None) -> None:
         for part, sign in ((old, -1), (new, 1)):

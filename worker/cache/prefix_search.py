@@ -152,7 +152,7 @@ class PrefixSearch:
         """Yield (position, is canonical, joint, extent begun there), the best first."""
         limit = self._query.limit
         rows: list[tuple[int, bool, Joint, Extent | None]] = [
-            (joint.position, step.is_canonical, joint, None)
+            (joint.position, step.is_canonical and not joint.is_snapshot_fast, joint, None)
             for joint, step in self._reached.items()
             if 0 < joint.position <= limit
         ]
@@ -182,6 +182,8 @@ class PrefixSearch:
         """Return the path to `position`, or None where the layers lack what they need there."""
         layout = self._store.layout
         if layout.has_state and joint.snapshot is None:
+            return None
+        if self._is_exact and joint.is_snapshot_fast:
             return None
         if layout.window and not self._window_covered(joint, position - layout.window):
             return None

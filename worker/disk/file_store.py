@@ -17,7 +17,7 @@ from hearth.worker.disk.eviction_order import StoredFile, files_to_evict
 from hearth.worker.disk.file_format import Damaged, Record, encode, read, write
 from hearth.worker.disk.file_index import FileIndex
 from hearth.worker.disk.file_names import TEMP_PREFIX, FileName, is_of_today, is_root, parse
-from hearth.worker.disk.shared_usage_counters import UsageCounters, locked_counters, read_changes
+from hearth.worker.disk.shared_usage_counters import UsageCounters, locked_counters, read_counters
 
 FILE_BYTES_MIN: Final = 64 * 1024  # what a file counts at least, which bounds how many there are
 SLACK: Final = 0.05  # share of the cap freed beyond the need, so that sweeps stay rare
@@ -122,15 +122,18 @@ class FileStore:
         return self._index.bytes_used
 
     def report(self) -> dict[str, Any]:
-        """Return the figures for `/v1/cache`; those of the directory are as of the last write."""
-        shared = self._counters_seen
+        """Return the figures for `/v1/cache`; those of the directory are all its workers'."""
+        shared = read_counters(self._directory) or self._counters_seen
+        written = shared.bytes_written if shared.day == self._day() else 0
+        per_day = self._write_bytes_per_day
         return {
             "files": len(self._index),
             "bytes_used": self.bytes_used,
             "directory_bytes_used": shared.bytes_used,
             "bytes_max": self._bytes_max,
-            "bytes_written_today": shared.bytes_written if shared.day == self._day() else 0,
-            "write_bytes_per_day": self._write_bytes_per_day,
+            "bytes_written_today": written,
+            "write_bytes_per_day": per_day,
+            "write_bytes_left": max(0, per_day - written) if per_day else None,
             "write_bytes_reserved": self.reserve,
             "counts": dict(self.counts),
         }
@@ -166,7 +169,8 @@ class FileStore:
 
     def refresh(self) -> None:
         """See what others have put or removed. Cheap where this worker alone changed anything."""
-        changes = read_changes(self._directory)
+        counters = read_counters(self._directory)
+        changes = None if counters is None else counters.changes
         try:
             changed_at = os.stat(self._home).st_mtime_ns
             if changed_at == self._seen_at and changes == self._changes_seen:

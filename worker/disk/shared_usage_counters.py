@@ -70,14 +70,14 @@ def locked_counters(directory: Path, wait_s: float) -> Iterator[UsageCounters]:
         os.close(handle)
 
 
-def read_changes(directory: Path) -> int | None:
-    """Return how often files have come or gone, without the lock; None where it is not known."""
+def read_counters(directory: Path) -> UsageCounters | None:
+    """Return the counters as they are now, without the lock; None where they are not known."""
     try:
         text = read_small_file(directory / FILE_NAME, FILE_BYTES)
     except OSError:
         return None
     counters = _parse(text)
-    return None if counters.was_damaged or not text else counters.changes
+    return None if counters.was_damaged or not text else counters
 
 
 def _lock(handle: int, wait_s: float) -> None:

@@ -21,9 +21,9 @@ from hearth.worker.engine.decoding_sequence import (
     Sequence,
     UnfinishedBatch,
 )
+from hearth.worker.engine.mlx_memory import return_freed
 
 ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
-CLEAR_EVERY_TOKENS: Final = 256  # MLX's buffer cache is emptied this often, as mlx-lm does
 REGROUP_EVERY_STEPS: Final = 256  # lengths all grow alike, so that a grouping stays good for long
 
 __all__ = ["Decoder", "SampledToken", "Sequence", "UnfinishedBatch"]
@@ -80,8 +80,7 @@ class Decoder:
                 self._regroup()
             sampled = [one for batch in self._batches for one in batch.step()]
             sampled += [lone.step() for lone in self._lone.values()]
-        if self._steps % CLEAR_EVERY_TOKENS == 0:
-            mx.clear_cache()
+        return_freed()
         return sampled
 
     def remove(self, key: str) -> UnfinishedBatch | None:
@@ -95,6 +94,7 @@ class Decoder:
                 return None
             self._is_changed = True
             mx.eval([layer.state for layer in lone.cache])
+        return_freed()
         return UnfinishedBatch(lone.cache, lone.row.fed)
 
     # ------------------------------------------------------------ who shares a forward

@@ -17,7 +17,7 @@ from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
 from hearth.worker.engine.batch_caches import batches_like_alone, is_mergeable
 from hearth.worker.engine.decoder import Decoder
 from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
-from hearth.worker.engine.mlx_memory import unwire
+from hearth.worker.engine.mlx_memory import return_freed, unwire
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.vlm_language_model import counted_depth, depth
 
@@ -151,7 +151,7 @@ class Engine:
             mx.eval([layer.state for layer in cache])
         after = counted_depth(cache)
         assert before is None or after == before + len(ids), (before, len(ids), after)
-        mx.clear_cache()
+        return_freed()
 
 
 def leave_device() -> None:

@@ -98,11 +98,11 @@ class DiskTier:
         search = PrefixSearch(self._store, query, is_exact)
         kept = search.run().position
         by_end = self._reached(query, is_exact, search)
-        best = sorted(by_end.items(), key=lambda row: (row[1].position, row[1].is_canonical))
-        for end, reached in reversed(best):
+        best = sorted(by_end.values(), key=lambda there: (there.position, there.is_canonical))
+        for reached in reversed(best):
             if reached.position <= kept:
                 return None
-            files = self._files_needed(end, reached)
+            files = self._files_needed(reached, is_exact)
             if files is not None and self._fits(files):
                 return DiskRecall(files, reached.position)
         return None
@@ -137,9 +137,7 @@ class DiskTier:
                 done[name.end] = todo[name.end] = there
         return done
 
-    def _files_needed(
-        self, end: PrefixHash, reached: _ReachedPrefix
-    ) -> tuple[FileName, ...] | None:
+    def _files_needed(self, reached: _ReachedPrefix, is_exact: bool) -> tuple[FileName, ...] | None:
         """Return all that is needed to go on there; None where the disk lacks some of it."""
         layout, files = self._store.layout, list(reached.path)
         if layout.window:
@@ -149,7 +147,7 @@ class DiskTier:
             files += windows
         if layout.has_state and (reached.path or reached.joint.snapshot is None):
             run = reached.path[-1] if reached.path else self._rows_file_name(reached.joint)
-            state = self._file_beside(run, FileKind.STATE)
+            state = self._file_beside(run, FileKind.STATE, is_exact)
             if state is None:
                 return None
             files.append(state)
@@ -174,10 +172,15 @@ class DiskTier:
         windows = [name for name in found if name is not None]
         return windows if len(windows) == len(lacking) else None
 
-    def _file_beside(self, run: FileName, kind: FileKind) -> FileName | None:
-        """Return what is on disk beside the rows of a run, as canonical as they are."""
+    def _file_beside(
+        self, run: FileName, kind: FileKind, has_to_be_as_good: bool = True
+    ) -> FileName | None:
+        """Return what is on disk beside the rows of a run, as canonical as they are, if it can be.
+
+        A state in fewer bits is fast beside canonical rows.
+        """
         for name in self._file_store.at(run.end):
-            is_as_good = name.is_canonical or not run.is_canonical
+            is_as_good = name.is_canonical or not (run.is_canonical and has_to_be_as_good)
             if name.kind is kind and name.start == run.start and is_as_good:
                 return name
         return None
@@ -241,7 +244,8 @@ class DiskTier:
             return self._take_in_rows(record, query, line, tips)
         joint = self._store.joint(record.end)
         arrival = joint.arrival if joint is not None else None
-        if joint is None or arrival is None or not _fits_beside(record, arrival):
+        may_be_fast = record.kind is FileKind.STATE and not self._rules.is_exact
+        if joint is None or arrival is None or not _fits_beside(record, arrival, may_be_fast):
             self.counts["recalls_homeless"] += 1
             return False
         if record.kind is FileKind.WINDOW:
@@ -254,7 +258,7 @@ class DiskTier:
                 joint.is_stored = not self._store.layout.has_state
             return arrival.window is not None
         if joint.snapshot is None and (state := self._with_room(state_from(record.arrays), tips)):
-            self._store.set_snapshot(joint, state)
+            self._store.set_snapshot(joint, state, is_fast=not record.is_canonical)
             joint.is_stored = True
         return joint.snapshot is not None
 
@@ -327,9 +331,9 @@ class DiskTier:
         return None
 
 
-def _fits_beside(record: Record, arrival: Extent) -> bool:
-    """Whether a window or a snapshot is of this very run, and as canonical as it is."""
-    is_as_good = record.is_canonical or not arrival.is_canonical
+def _fits_beside(record: Record, arrival: Extent, may_be_fast: bool) -> bool:
+    """Whether a window or a snapshot is of this very run, and as canonical as it has to be."""
+    is_as_good = record.is_canonical or may_be_fast or not arrival.is_canonical
     return arrival.start.name == record.start and is_as_good
 
 

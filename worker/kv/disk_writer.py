@@ -70,6 +70,8 @@ class DiskWriter(NoDiskWriter):
         self._file_store = thread.file_store
         self._clock = clock
         self._tips: dict[Joint, float] = {}
+        is_narrow = bool(layers.wide_state_bytes) and not rules.is_exact
+        self._state_bits = rules.state_bits if is_narrow else 32
 
     # ------------------------------------------------------------ a request's life
 
@@ -204,7 +206,9 @@ class DiskWriter(NoDiskWriter):
         """Return what is written for a resume point."""
         runs = self._window_runs(joint)
         window = self._layers.window_bytes(sum(end - start for _, start, end in runs))
-        return window + (self._layers.state_bytes if self._store.layout.has_state else 0)
+        saved = self._layers.wide_state_bytes * (32 - self._state_bits) // 32
+        state = self._layers.state_bytes - saved
+        return window + (state if self._store.layout.has_state else 0)
 
     def _window_runs(self, joint: Joint) -> list[tuple[Extent, int, int]]:
         """Return the runs within the window before `joint` whose window rows are not on disk."""
@@ -259,7 +263,7 @@ class DiskWriter(NoDiskWriter):
             if not extent.is_window_stored:
                 return False
         joint.is_stored = not state.layers or self._hand_over(
-            arrival, FileKind.STATE, arrays_of_state(state), is_needed
+            arrival, FileKind.STATE, arrays_of_state(state, self._state_bits), is_needed
         )
         self.counts["points_written"] += joint.is_stored
         return joint.is_stored
@@ -285,7 +289,10 @@ class DiskWriter(NoDiskWriter):
         return self._thread.write(record, is_needed)
 
     def _file_name(self, extent: Extent, kind: FileKind) -> FileName:
-        return file_name(extent, kind, extent.is_stored_canonical, self._rules.cut_label)
+        is_fast_state = self._state_bits < 32 or extent.end.is_snapshot_fast
+        is_fast = kind is FileKind.STATE and is_fast_state
+        is_canonical = extent.is_stored_canonical and not is_fast
+        return file_name(extent, kind, is_canonical, self._rules.cut_label)
 
     def _window(self, extent: Extent, joint: Joint, slot: LiveSlot | None) -> KVRows | None:
         """Return an extent's window rows as far as `joint` looks back; None: they are gone."""

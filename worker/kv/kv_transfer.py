@@ -39,6 +39,7 @@ class KeepRules:
     ttl_s: float = 0.0  # KV unused for longer goes in idle time, and before others; 0 = never
     session_idle_s: float = 0.0  # a slot unused for longer is given up; 0 = never
     store_format: PackedFormat | None = None  # of rows in the store and on disk
+    state_bits: int = 32  # of the states of 32 bits on disk
     store_from: int = 256  # tokens: shorter prefixes are kept as they are
     store_ignored: str = ""  # why rows are stored as they are, though bits are set
     running_format: QuantFormat | None = None  # of a live slot's rows ...
@@ -120,7 +121,8 @@ class KVTransfer:
             self.store.set_window(extent, rows, extent.end.position - count)
 
     def _keep_state(self, slot: LiveSlot, joint: Joint) -> None:
-        if not self._layers.layout.has_state or joint.snapshot is not None:
+        is_better = joint.is_snapshot_fast and slot.is_canonical
+        if not self._layers.layout.has_state or (joint.snapshot is not None and not is_better):
             return
         if self.has_room_at(joint, self._layers.state_bytes, self._layers.state_buffers):
             state = self._layers.take_state(slot.cache)
@@ -254,7 +256,7 @@ class KVTransfer:
         self.give_up_rows(slot, plan.position)
         self._layers.trim(slot.cache, plan.position)
         self._put_windows_and_states(slot, plan, windows)
-        slot.canonical_cuts = [cut for cut in slot.canonical_cuts if cut <= plan.position]
+        slot.canonical_cuts = [cut for cut in slot.canonical_cuts if cut <= _sound_to(plan)]
         slot.idle_prefilled_to = min(slot.idle_prefilled_to, plan.position)
         self._set_position(slot, plan)
 
@@ -276,7 +278,7 @@ class KVTransfer:
                     slot.held_extents.append(extent)
         self._put_windows_and_states(slot, plan, self._window_runs(plan))
         self.counts["restored_tokens"] += plan.position
-        slot.canonical_cuts = _canonical_cuts(plan.path, plan.position)
+        slot.canonical_cuts = _canonical_cuts(plan.path, _sound_to(plan))
         self._set_position(slot, plan)
 
     def _set_position(self, slot: LiveSlot, plan: ResumePlan) -> None:
@@ -368,6 +370,12 @@ class KVTransfer:
 def _as_rows(part: KVArrays) -> KVRows:
     assert isinstance(part, KVRows)
     return part
+
+
+def _sound_to(plan: ResumePlan) -> int:
+    """Return the last position at which a cut may count: a fast state's is none."""
+    end = plan.path[-1].end
+    return plan.position - (end.position == plan.position and end.is_snapshot_fast)
 
 
 def _canonical_cuts(path: Sequence[Extent], position: int) -> list[int]:

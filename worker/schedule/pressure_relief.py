@@ -59,8 +59,10 @@ class PressureRelief:
         if self.level != before:
             self._since = now
             log.warning("memory pressure of the system: %s", self.level.name.lower())
-        if self.level > Pressure.NORMAL and self._holder is not None:
-            self._shed(self._holder)
+        if self.level > Pressure.NORMAL:
+            if self._holder is not None:
+                self._shed(self._holder)
+            release_memory()
 
     def _shed(self, holder: KVHolder) -> None:
         is_critical = self.level == Pressure.CRITICAL
@@ -70,7 +72,6 @@ class PressureRelief:
             return
         before = holder.releasable()
         holder.release(nbytes)
-        release_memory()
         freed = max(0, before - holder.releasable())
         self.sheds += bool(freed)
         self.shed_bytes += freed

@@ -168,6 +168,7 @@ function workerCard(worker) {
       ["Kept KV", `${formatText(cache.quantisation?.stored)}${ignoredText(cache.quantisation)}`],
     );
   }
+  if (cache?.disk) rows.push(["Written to disk today", writtenText(cache.disk)]);
   if (cache?.vision) rows.push(["Images encoded", `${count(cache.vision.encoder_calls)} in ${seconds(cache.vision.encoder_s)}`]);
   const terms = rows.flatMap(([term, text]) => [element("dt", {}, term), element("dd", {}, text)]);
   card.append(element("dl", {}, ...terms));
@@ -189,6 +190,13 @@ const sum = (numbers) => Object.values(numbers ?? {}).reduce((total, each) => to
 
 function evictedText(evicted) {
   return `${counted(sum(evicted?.count), "part", "parts")}, ${bytes(sum(evicted?.bytes))}`;
+}
+
+// One budget a directory: workers that share it tell the same.
+function writtenText(disk) {
+  const budget = disk.write_bytes_per_day;
+  const left = budget ? ` of ${bytes(budget)}, ${bytes(disk.write_bytes_left)} left` : "; no limit";
+  return `${bytes(disk.bytes_written_today)}${left}`;
 }
 
 function idleText(idle) {

@@ -50,6 +50,8 @@ WORKER: Row = {
             **{"stored": None, "ignored": {"CACHE_STORE_BITS": "it reuses exact KV only"}},
         },
         "pressure": {"level": "critical", "severity": 2},
+        "disk": {"bytes_written_today": 6 * 2**30, "write_bytes_per_day": 10 * 2**30}
+        | {"write_bytes_left": 4 * 2**30},
     },
 }
 ANSWERS: list[Row] = [
@@ -302,6 +304,7 @@ def test_a_worker_tells_its_bits_what_exact_mode_ignores_and_what_made_way(seen:
         == "as it was computed; CACHE_STORE_BITS is ignored: it reuses exact KV only"
     )
     assert seen.terms["Made way"] == "3 parts, 3.0 KB"
+    assert seen.terms["Written to disk today"] == "6.0 GB of 10.0 GB, 4.0 GB left"
     (row,) = seen.evicted
     words = "entry 7 of worker 0 gave up 3.0 KB: 1 piece, 2 snapshots, 512 tokens"
     assert row.endswith(words)

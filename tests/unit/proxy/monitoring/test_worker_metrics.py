@@ -43,7 +43,8 @@ CACHE: dict[str, Any] = {
     "memory_limit_bytes": 100,
     "counts": {"vlm_retreat": 0, "hybrid_trim_miss": 5},
     "sessions": {"canonical_drift": 1, "exact_key_rejected_by_model_lcp": 2},
-    "disk": {"bytes_used": 9, "counts": {"writes": 1}},
+    "disk": {"bytes_used": 9, "counts": {"writes": 1}}
+    | {"bytes_written_today": 6, "write_bytes_per_day": 10, "write_bytes_left": 4},
     "vision": None,
     "evicted": {"count": {"copy": 3}, "bytes": {"copy": 4_096}},
     "depths": {"0-1023": 1, "65536-": 2},
@@ -82,6 +83,13 @@ def test_each_figure_is_told_of_the_worker_that_has_it() -> None:
     assert rows(families["hearth_answers_tokens_per_second"])["1"] == 41.5
     assert rows(families["hearth_kv_bits"])["0 live"] == 0
     assert rows(families["hearth_kv_bits"])["1 stored"] == 4
+
+
+def test_what_may_still_be_written_today_is_told_by_each_worker_of_a_directory() -> None:
+    unlimited = CACHE | {"disk": CACHE["disk"] | {"write_bytes_left": None}}
+    families = told([HEALTH], {0: CACHE, 1: CACHE, 2: unlimited})
+    assert rows(families["hearth_disk_written_today_bytes"]) == {"0": 6, "1": 6, "2": 6}
+    assert rows(families["hearth_disk_write_left_bytes"]) == {"0": 4, "1": 4}
 
 
 def test_images_are_told_by_what_came_of_their_files() -> None:

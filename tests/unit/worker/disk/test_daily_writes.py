@@ -39,10 +39,13 @@ def test_the_days_budget_is_shared_by_workers_survives_them_and_ends_with_the_da
     assert not again.put(record(4)) and again.counts["writes_refused_budget"] == 1
     assert again.put(record(1)), "what is there costs nothing"
     assert again.report()["bytes_written_today"] == 3 * size
+    told = [each.report() for each in (one, two, again)]
+    assert [each["write_bytes_left"] for each in told] == [size] * 3, "one budget, told alike"
+    assert file_store_in(tmp_path, now=clock).report()["write_bytes_left"] is None, "no limit"
     assert again.put(record(4), is_needed=True), "a quarter is for what is needed"
     assert not again.put(record(5), is_needed=True) and again.counts["writes_refused_budget"] == 2
     clock.now_s += DAY_S
-    assert not again.is_reserved
+    assert not again.is_reserved and again.report()["write_bytes_left"] == 4 * size
     assert again.put(record(5)) and again.report()["bytes_written_today"] == size
 
 

@@ -8,9 +8,11 @@ import pytest
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine import mlx_memory
-from hearth.worker.engine.memory_reserve import default_limit
+from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.memory_reserve import default_limit, working_bytes
 from hearth.worker.engine.mlx_memory import GB, memory_limit
 from hearth.worker.setup.memory_setup import WorkerMemory
+from scripts.harness.socketless_worker import loaded
 
 ENDPOINT = "ipc://{}/worker-{}.sock"
 
@@ -101,6 +103,34 @@ def test_a_file_that_says_nothing_counts_as_nothing(content: bytes, tmp_path: Pa
     share = WorkerMemory(settings, ENDPOINT.format(tmp_path, 0)).share
     share.claim(0)
     assert share.others_bytes == 0 and share.limit == 500 << 20
+
+
+@pytest.mark.parametrize(("limit_gb", "kept_mb"), [(10.7, 547), (48, 1024), (464, 1024)])
+def test_freed_buffers_stay_between_forwards_up_to_what_a_limit_leaves(
+    limit_gb: float, kept_mb: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleared: list[int] = []
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: int(limit_gb * GB))
+    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(1))
+    for held_mb, clears in ((kept_mb, 0), (kept_mb + 1, 1)):
+        monkeypatch.setattr(mx, "get_cache_memory", lambda held_mb=held_mb: held_mb << 20)
+        mlx_memory.return_freed()
+        assert len(cleared) == clears
+
+
+def test_a_prefill_leaves_its_buffers_for_the_next_chunk_and_gives_back_what_is_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(loaded("qwen3"))
+    mx.clear_cache()
+    limit = mx.get_memory_limit()
+    cache = engine.new_cache()
+    engine.prefill(cache, [1] * 64)
+    kept = mx.get_cache_memory()
+    assert 0 < kept <= working_bytes(limit)
+    monkeypatch.setattr(mx, "get_memory_limit", lambda: kept)  # of which 1 / 20 may stay
+    engine.prefill(cache, [1] * 64)
+    assert mx.get_cache_memory() == 0
 
 
 def test_a_device_that_recommends_nothing_wires_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
