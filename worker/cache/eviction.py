@@ -149,7 +149,7 @@ class Evictor:
         before = self._resumable_to(extent.start)
         while todo:
             joint = todo.pop()
-            is_tip = not joint.leaving or joint.pins  # its line goes on from there: it may become so
+            is_tip = not joint.leaving or joint.pins  # what it lacks may be on disk
             if is_tip or self._is_resumable(joint):
                 assert joint.arrival is not None, "windows are of extents"
                 weight, tokens = likelihood(joint, self._grid), self._next_after(joint) - before
@@ -161,10 +161,8 @@ class Evictor:
 
     def leaf_worth(self, extent: Extent, nbytes: int, now: float) -> float:
         """Return what the bytes of a leaf are worth."""
-        if self._is_resumable(extent.end):
-            tokens = self._saved_tokens(extent.end)
-        else:
-            tokens = 0  # nobody can go on from here: these rows save nothing any more
+        # Where nobody can go on from its end, its rows save nothing any more.
+        tokens = self._saved_tokens(extent.end) if self._is_resumable(extent.end) else 0
         weight = likelihood(extent.end, self._grid)
         return self.worth_of(extent.line, weight, tokens, nbytes, now)
 
