@@ -139,22 +139,30 @@ class Evictor:
         return self.worth_of(joint.arrival.line, weight, self._saved_tokens(joint), nbytes, now)
 
     def window_worth(self, extent: Extent, nbytes: int, now: float) -> float:
-        """Return what window rows are worth where the likeliest line looks back to them."""
+        """Return what window rows are worth: what is read again once they have gone.
+
+        To resume somewhere takes all rows of the window before it, of several extents often. Where
+        some of them have gone the others save nothing. What prompts that part from the line up to
+        the next such place would read again counts too, so that places thin out evenly.
+        """
         window, worth, todo = self.store.layout.window, 0.0, [extent.end]
+        before = self._resumable_to(extent.start)
         while todo:
             joint = todo.pop()
-            worth = max(worth, self.resume_worth(joint, nbytes, now))
+            is_tip = not joint.leaving or joint.pins  # what it lacks may be on disk
+            if is_tip or self._is_resumable(joint):
+                assert joint.arrival is not None, "windows are of extents"
+                weight, tokens = likelihood(joint, self._grid), self._next_after(joint) - before
+                line = joint.arrival.line
+                worth = max(worth, self.worth_of(line, weight, tokens, nbytes, now))
             later = (run.end for run in joint.leaving)
             todo += [end for end in later if end.position - window < extent.end.position]
         return worth
 
     def leaf_worth(self, extent: Extent, nbytes: int, now: float) -> float:
         """Return what the bytes of a leaf are worth."""
-        layout = self.store.layout
-        if is_resumable(extent.end, layout.has_state, layout.window):
-            tokens = self._saved_tokens(extent.end)
-        else:
-            tokens = 0  # nobody can go on from here: these rows save nothing any more
+        # Where nobody can go on from its end, its rows save nothing any more.
+        tokens = self._saved_tokens(extent.end) if self._is_resumable(extent.end) else 0
         weight = likelihood(extent.end, self._grid)
         return self.worth_of(extent.line, weight, tokens, nbytes, now)
 
@@ -172,13 +180,28 @@ class Evictor:
 
     def _saved_tokens(self, joint: Joint) -> int:
         """Return how many tokens further back the next place to resume at is."""
-        layout = self.store.layout
-        position = joint.position
-        while joint.arrival is not None:
+        assert joint.arrival is not None, "nothing is kept at the root"
+        return joint.position - self._resumable_to(joint.arrival.start)
+
+    def _resumable_to(self, joint: Joint) -> int:
+        """Return the last position up to `joint` where a prompt can be resumed."""
+        while joint.arrival is not None and not self._is_resumable(joint):
             joint = joint.arrival.start
-            if is_resumable(joint, layout.has_state, layout.window):
-                break
-        return position - joint.position
+        return joint.position
+
+    def _next_after(self, joint: Joint) -> int:
+        """Return the first position behind `joint` where a prompt can be resumed, or the end."""
+        position, todo = joint.position, [run.end for run in joint.leaving]
+        while todo:
+            joint = todo.pop()
+            position = max(position, joint.position)
+            if self._is_resumable(joint):
+                return joint.position
+            todo += [run.end for run in joint.leaving]
+        return position
+
+    def _is_resumable(self, joint: Joint) -> bool:
+        return is_resumable(joint, self.store.layout.has_state, self.store.layout.window)
 
     def _candidates(self) -> "Iterator[_Candidate]":
         """Yield all that may be evicted now."""

@@ -29,7 +29,13 @@ def likelihood(joint: Joint, grid: PrefillGrid) -> float:
 
 
 def is_resumable(joint: Joint, has_state: bool, window: int) -> bool:
-    """Whether the layers could be resumed here, as far as this joint alone tells."""
+    """Say whether the layers could be resumed here: with a state, and with the whole window."""
     if has_state and joint.snapshot is None:
         return False
-    return not window or joint.arrival is None or joint.arrival.window is not None
+    back_to = max(0, joint.position - window)
+    extent = joint.arrival if window else None
+    while extent is not None and extent.end.position > back_to:
+        if not extent.window_covers(back_to):
+            return False
+        extent = extent.start.arrival
+    return True

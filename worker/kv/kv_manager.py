@@ -16,7 +16,7 @@ from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
-from hearth.worker.cache.extent_store import ExtentStore, path_to
+from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
 from hearth.worker.cache.image_keys import ImageRun, is_inside
 from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixQuery
@@ -204,10 +204,12 @@ class KVManager:
 
     def releasable(self, spared: PrefixQuery | None = None) -> int:
         """Return how many bytes `release` could give up."""
-        needed, slots = self._needed_by(spared)
+        needed, own = self._needed_by(spared)
         kept = self.store.budget.bytes_used - self.pins.nbytes - needed.nbytes
-        idle = [slot for slot in self._slots.values() if not slot.is_busy]
-        return max(0, kept) + sum(self.slot_bytes(s) for s in idle if s.number not in slots)
+        idle = [slot for slot in self._slots.values() if not slot.is_busy and slot.number != own]
+        copied = {e for slot in idle for e in self.transfer.held_only(slot, needed.path)}
+        copied_bytes = sum(len(extent.tokens) for extent in copied) * self.row_bytes(None)
+        return max(0, kept) + max(0, sum(map(self.slot_bytes, idle)) - copied_bytes)
 
     def release(self, nbytes: int, spared: PrefixQuery | None = None) -> None:
         """Give up `nbytes` of what no running request holds: kept KV first, then idle slots.
@@ -215,30 +217,33 @@ class KVManager:
         Nothing goes that the prompt `spared` would go on from. What was computed of what goes
         stays on disk, where there is one.
         """
-        needed, slots = self._needed_by(spared)
+        needed, own = self._needed_by(spared)
         needed.mark(1)
-        self._release(nbytes, slots)
+        self._release(nbytes, own, needed.path)
         needed.mark(-1)
         mx.clear_cache()
 
-    def _needed_by(self, query: PrefixQuery | None) -> tuple[Pin, set[int | None]]:
-        """Return what a prompt would resume from now: as a pin, and the slots that hold it."""
+    def _needed_by(self, query: PrefixQuery | None) -> tuple[Pin, int | None]:
+        """Return what a prompt would resume from now: as a pin, and the slot that it goes on in."""
         plan = self.plan(query) if query is not None else None
-        path = plan.path if plan is not None else ()
-        slots: set[int | None] = {n for e in path if e.body is None for n in e.holders}
-        slots.add(plan.slot if plan is not None else None)
-        return Pin.of("", path), slots
+        return Pin.of("", plan.path if plan is not None else ()), plan.slot if plan else None
 
-    def _release(self, nbytes: int, spared: set[int | None]) -> None:
+    def _release(self, nbytes: int, own: int | None, path: Sequence[Extent]) -> None:
+        """Give up what is neither the slot `own` nor on `path`, of which a copy stays."""
         budget, now = self.store.budget, time.monotonic()
         full = budget.bytes_max
-        freed, budget.bytes_max = budget.bytes_used, max(0, budget.bytes_used - nbytes)
+        freed, left = budget.bytes_used, max(0, budget.bytes_used - nbytes)
+        budget.bytes_max = left
         self.transfer.evictor.make_room(0, 0, math.inf, now)
         freed -= budget.bytes_used
-        for slot in least_needed(self._slots.values(), now, spared):
+        for slot in least_needed(self._slots.values(), now, {own}):
             if freed >= nbytes:
                 break
-            freed += self.slot_bytes(slot)
+            freed += self.slot_bytes(slot) + budget.bytes_used
+            budget.bytes_max = full
+            self.transfer.copy_out(slot, path)
+            freed -= budget.bytes_used
+            budget.bytes_max = left
             self.give_up(slot)
         budget.bytes_max = full
 

@@ -156,6 +156,16 @@ class KVTransfer:
             extent for extent in slot.held_extents if extent.end.position <= position
         ]
 
+    def held_only(self, slot: LiveSlot, path: Sequence[Extent]) -> list[Extent]:
+        """Return the runs of a path whose rows only this slot has."""
+        held = path if self._layers.layout.has_rows else ()
+        return [e for e in held if e.body is None and e.holders == {slot.number}]
+
+    def copy_out(self, slot: LiveSlot, path: Sequence[Extent]) -> None:
+        """Copy out what only the slot has of a path that is about to be gone on from."""
+        for extent in self.held_only(slot, path):
+            self._copy_out(extent, slot, math.inf, time.monotonic())
+
     def _copy_out(self, extent: Extent, slot: LiveSlot, likelihood: float, now: float) -> None:
         if not self._layers.layout.has_rows:
             return
