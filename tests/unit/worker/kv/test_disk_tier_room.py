@@ -12,7 +12,7 @@ from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.eviction import Evictor
 from hearth.worker.cache.extent_store import ExtentStore, Layout
-from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.cache.prefix_search import PrefixQuery, PrefixSearch
 from hearth.worker.disk.file_format import Array, Record
 from hearth.worker.disk.file_names import FileKind
 from hearth.worker.kv.disk_tier import DiskTier
@@ -25,15 +25,21 @@ TOKENS = np.arange(2 * RUN, dtype=np.int32)
 NAMES = [ROOT, *prefix_hashes(ROOT, TOKENS, [RUN, 2 * RUN])]
 PART = np.ones((1, 1, RUN, 4), np.float32)
 RUN_BYTES = 2 * PART.nbytes
+QUERY = PrefixQuery(TOKENS, [RUN, 2 * RUN], NAMES[1:])
 
 
-def tier(bytes_max: int, layout: Layout = DENSE) -> tuple[DiskTier, ExtentStore]:
+def tier(
+    bytes_max: int, layout: Layout = DENSE, is_exact: bool = False
+) -> tuple[DiskTier, ExtentStore]:
     store = ExtentStore(ROOT, layout, Budget(bytes_max))
     layers: Any = SimpleNamespace(
-        layout=layout, row_bytes=RUN_BYTES // RUN, are_rows=lambda kept, tokens: True
+        layout=layout,
+        row_bytes=RUN_BYTES // RUN,
+        wide_state_bytes=0,
+        are_rows=lambda kept, tokens: True,
     )
     disk_thread: Any = SimpleNamespace(file_store=None)
-    rules = KeepRules(slots_max=1, chunk=256, is_exact=False)
+    rules = KeepRules(slots_max=1, chunk=256, is_exact=is_exact)
     return DiskTier(store, layers, Evictor(store, 256, 0.0), rules, disk_thread), store
 
 
@@ -46,8 +52,7 @@ def record(number: int, kind: FileKind = FileKind.ROWS) -> Record:
 
 def take_in(disk: DiskTier, *records: Record) -> int:
     now = time.monotonic()
-    query = PrefixQuery(TOKENS, [RUN, 2 * RUN], NAMES[1:])
-    return disk.take_in(records, query, LinePriority(1, now, now))
+    return disk.take_in(records, QUERY, LinePriority(1, now, now))
 
 
 def test_two_runs_come_back_where_there_is_room() -> None:
@@ -78,12 +83,29 @@ def test_a_snapshot_does_not_push_out_the_run_that_it_ends() -> None:
     store.check()
 
 
-def test_a_snapshot_of_a_fast_run_is_not_put_beside_canonical_rows() -> None:
+def test_a_fast_snapshot_beside_canonical_rows_is_known_as_fast() -> None:
     disk, store = tier(8 * RUN_BYTES, Layout(has_state=True, window=0))
+    fast = replace(record(0, FileKind.STATE), is_canonical=False)
+    assert take_in(disk, record(0), fast) == RUN
+    assert [joint.is_snapshot_fast for joint in store.joints if joint.snapshot] == [True]
+    for is_exact, found in ((False, (RUN, False)), (True, (0, True))):
+        prefix = PrefixSearch(store, QUERY, is_exact).run()
+        assert (prefix.position, prefix.is_canonical) == found
+
+
+def test_exact_mode_puts_no_fast_snapshot_beside_canonical_rows() -> None:
+    disk, store = tier(8 * RUN_BYTES, Layout(has_state=True, window=0), is_exact=True)
     fast = replace(record(0, FileKind.STATE), is_canonical=False)
     assert take_in(disk, record(0), fast) == RUN
     assert disk.counts["recalls_homeless"] == 1
     assert all(joint.snapshot is None for joint in store.joints)
+
+
+def test_a_fast_window_is_not_put_beside_canonical_rows() -> None:
+    disk, _ = tier(8 * RUN_BYTES, Layout(has_state=False, window=RUN))
+    fast = replace(record(0, FileKind.WINDOW), is_canonical=False)
+    assert take_in(disk, record(0), fast) == RUN
+    assert disk.counts["recalls_homeless"] == 1
 
 
 def test_a_window_read_last_does_not_push_out_the_runs_behind_it() -> None:
