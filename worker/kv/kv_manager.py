@@ -224,9 +224,16 @@ class KVManager:
         mx.clear_cache()
 
     def _needed_by(self, query: PrefixQuery | None) -> tuple[Pin, int | None]:
-        """Return what a prompt would resume from now: as a pin, and the slot that it goes on in."""
+        """Return what a prompt would resume from now: as a pin, and the slot that it goes on in.
+
+        Of states it is the last one alone, and of windows those that it looks back to.
+        """
         plan = self.plan(query) if query is not None else None
-        return Pin.of("", plan.path if plan is not None else ()), plan.slot if plan else None
+        path = plan.path if plan is not None else ()
+        back_to = path[-1].end.position - self.store.layout.window if path else 0
+        near = tuple(e for e in path if e.window is not None and e.end.position > back_to)
+        last = tuple(e.end for e in path[-1:] if e.end.snapshot is not None)
+        return Pin("", path, near, last), plan.slot if plan is not None else None
 
     def _release(self, nbytes: int, own: int | None, path: Sequence[Extent]) -> None:
         """Give up what is neither the slot `own` nor on `path`, of which a copy stays."""
