@@ -8,6 +8,7 @@ import mlx.core as mx
 from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
 from hearth.worker.doctor.findings import Figure
 from hearth.worker.engine.model_loader import backend
+from hearth.worker.kv.return_freed_memory import release_memory
 
 FOOTPRINT, ESTIMATE = "footprint", "KV estimate"
 ROUNDS: Final = 3
@@ -37,7 +38,7 @@ def check_footprint(context: CheckContext) -> Steps:
         raise LeftOut("a GPU's own memory is not in what the system says of a process")
     grown = []
     for _ in range(ROUNDS):
-        mx.clear_cache()
+        release_memory()  # else the system's allocator may have the block still
         start, active = context.process_bytes(), mx.get_active_memory()
         array = mx.full((block // 4,), 1.0, dtype=mx.float32)
         mx.eval(array)

@@ -15,6 +15,7 @@ from mlx_lm.models.cache import ConcatenateKVCache, KVCache, RotatingKVCache
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.memory_reserve import working_bytes
 from hearth.worker.kv import kv_manager
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import IdleMode
@@ -217,7 +218,7 @@ def test_memory_stays_within_the_budget_and_the_live_slots(name: str) -> None:
         freed_and_held = mx.get_cache_memory()
         mx.clear_cache()
         assert mx.get_active_memory() - before <= 2 * MB + slots + 0.5 * MB
-    assert freed_and_held <= 8 * MB, "what was evicted goes back to the system"
+    assert freed_and_held <= working_bytes(mx.get_memory_limit()), "the rest goes back"
     assert len(warm.keeper.slots) == 2 and warm.keeper.evictions > 0
 
 

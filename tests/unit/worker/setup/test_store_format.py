@@ -1,5 +1,6 @@
 """Stored KV is packed as the settings say, where the model's rows allow it; else that is told."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -26,6 +27,7 @@ class RowsOf:
 
     def __init__(self, width: int) -> None:
         self._width = width
+        self.decoder = SimpleNamespace(cost=None)
 
     def probe(self) -> list[Any]:
         layer = KVCache()
