@@ -10,7 +10,7 @@ from hearth.worker.cache.block_hash import PrefixHash
 
 HALF_LIFE_S = 600.0  # a line unused for this long is half as likely to be needed
 CONTINUED = 2.0  # a line that came back once will rather come back again
-SPONSORED = 0.25  # one opened while another waited: a sub-agent or a side call of that one
+SPONSORED = 0.4  # one opened while another waited: a sub-agent or a side call of that one
 SPONSOR_SILENT_S = 7200.0  # one that has not run for so long waits for nobody
 SPONSOR_WAIT_S = 600.0  # how long a waiting line counts as what the new ones work for
 

@@ -186,7 +186,7 @@ class KVManager:
 
     def _give_up_surplus(self) -> None:
         """Empty the slots that no request uses beyond their part, so that kept KV has its own."""
-        for slot in surplus(self.slots, self.slot_bytes, self.idle_bytes_max, time.monotonic()):
+        for slot in surplus(self.slots, self.slot_bytes, self.idle_bytes_max):
             self.give_up(slot)
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
@@ -243,7 +243,7 @@ class KVManager:
         budget.bytes_max = left
         self.transfer.evictor.make_room(0, 0, math.inf, now)
         freed -= budget.bytes_used
-        for slot in least_needed(self._slots.values(), now, {own}):
+        for slot in least_needed(self._slots.values(), {own}):
             if freed >= nbytes:
                 break
             freed += self.slot_bytes(slot) + budget.bytes_used
@@ -442,7 +442,7 @@ class KVManager:
         """
         if len(self._slots) < self.rules.slots_max:
             return False
-        first, *_ = least_needed(self._slots.values(), time.monotonic())  # not all of them run
+        first, *_ = least_needed(self._slots.values())  # not all of them run
         needed, _ = self._needed_by(query)
         needed.mark(1)
         self.give_up(first)

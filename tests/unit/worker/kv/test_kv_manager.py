@@ -219,7 +219,8 @@ def test_memory_stays_within_the_budget_and_the_live_slots(name: str) -> None:
         mx.clear_cache()
         assert mx.get_active_memory() - before <= 2 * MB + slots + 0.5 * MB
     assert freed_and_held <= working_bytes(mx.get_memory_limit()), "the rest goes back"
-    assert len(warm.keeper.slots) == 2 and warm.keeper.evictions > 0
+    assert len(warm.keeper.slots) == 2
+    assert warm.keeper.evictions + warm.keeper.counts["cut_outs_refused"] > 0, "not all of it fits"
 
 
 @pytest.mark.parametrize("name", KINDS)
