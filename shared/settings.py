@@ -37,6 +37,18 @@ def integer(low: int, high: int) -> SettingParser:
     return parse
 
 
+def auto_or(parser: SettingParser) -> SettingParser:
+    """Allow the word auto too, which is None."""
+
+    def parse(text: str) -> Any:
+        try:
+            return None if text.lower() == "auto" else parser(text)
+        except ValueError as allowed:
+            raise ValueError(f"auto, or {allowed}") from None
+
+    return parse
+
+
 def number(low: float, high: float) -> SettingParser:
     def parse(text: str) -> float:
         allowed = f"a number from {low:g} to {high:g}"
@@ -224,8 +236,11 @@ class Settings:
     kv_cache_dir: Path = _setting(
         "KV_CACHE_DIR", "~/.hearth/kv", path, "Directory of kept KV and turns (0700)"
     )
-    max_kv_size_gb: int = _setting(
-        "MAX_KV_SIZE_GB", "10", integer(0, 10_000), "Kept KV on disk; 0 = nothing is written"
+    max_kv_size_gb: int | None = _setting(
+        "MAX_KV_SIZE_GB",
+        "auto",
+        auto_or(integer(0, 10_000)),
+        "Kept KV on disk; auto = a tenth of the volume, if it is free; 0 = nothing is written",
     )
     kv_disk_write_gb_per_day: int = _setting(
         "KV_DISK_WRITE_GB_PER_DAY",

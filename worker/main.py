@@ -290,7 +290,7 @@ class Worker:
 
     def _make_sessions(self, loaded: LoadedModel, chunk: int) -> SessionManager:
         settings = self._settings
-        is_stored = bool(settings.max_kv_size_gb)
+        is_stored = settings.max_kv_size_gb != 0
         directory = turns_directory(settings.kv_cache_dir, loaded) if is_stored else None
         return make_sessions(
             settings, chunk, is_exact(loaded, settings), self._worker_id, directory

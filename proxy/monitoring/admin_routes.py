@@ -52,7 +52,7 @@ class AdminRoutes:
         self._pool = pool
         self.names = ModelNames.of(settings)
         self.metrics = request_metrics.RequestMetrics(version, self.names.public)
-        directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb else None
+        directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb != 0 else None
         self.stored = ResponseStore(directory=directory)
         self._table: dict[str, Methods] = {
             "/": {"GET": self._root},

@@ -107,23 +107,34 @@ class _FileChains:
     def worth(self, file: StoredFile, now: float) -> float:
         if not file.is_read:
             return 0.0
-        tokens: float = file.name.token_count
+        tokens, row_bytes = file.name.token_count, 0
         if file.name.kind is FileKind.STATE:
-            tokens = self._since_last_state(file)
+            tokens, row_bytes = self._since_last_state(file)
+        worth = tokens / max(1, file.nbytes)
         if file.name.kind is not FileKind.ROWS:
-            tokens /= 1 + self._tokens_after(file.end) / DISTANCE_UNIT_TOKENS
+            worth /= 1 + self._tokens_after(file.end) / DISTANCE_UNIT_TOKENS
+        worth = min(worth, tokens / max(1, file.nbytes + row_bytes))
         age = max(0.0, now - file.used_at) / AGE_UNIT_S
-        return tokens / max(1, file.nbytes) / (1 + age)
+        return worth / (1 + age)
 
-    def _since_last_state(self, state: StoredFile) -> int:
-        """Return how many tokens would be read again if a resume had to do without it."""
-        tokens, prefix = state.name.token_count, state.start
-        while tokens < REACH_TOKENS_MAX and not self._has_state(prefix):
+    def _since_last_state(self, state: StoredFile) -> tuple[int, int]:
+        """Return what a resume would do without if it had to do without a state.
+
+        That is how many tokens would be read again, and how many bytes their rows take: these
+        rows and the state are of use together alone. By its own bytes the last state of an old
+        conversation would outlive the rows of a new one, and all rows before it with it.
+        """
+        tokens, row_bytes, prefix = 0, 0, state.end
+        while tokens < REACH_TOKENS_MAX:
             arrival = next(iter(self._arrivals[prefix]), None)
             if arrival is None:
+                tokens = max(tokens, state.name.token_count)
                 break
-            tokens, prefix = tokens + arrival.name.token_count, arrival.start
-        return tokens
+            tokens += arrival.name.token_count
+            row_bytes, prefix = row_bytes + arrival.nbytes, arrival.start
+            if self._has_state(prefix):
+                break
+        return tokens, row_bytes
 
     def _has_state(self, prefix: RootedPrefix) -> bool:
         return any(file.name.kind is FileKind.STATE for file in self._needed_by[prefix])

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 def findings_file(settings: Settings, identity: WeightsIdentity) -> FindingsFile | None:
     """Return where what is found of a checkpoint is kept; None where nothing is written."""
-    if not settings.max_kv_size_gb:
+    if settings.max_kv_size_gb == 0:
         return None
     return FindingsFile(settings.kv_cache_dir, subject_of(identity))
 
@@ -71,7 +71,7 @@ def check_run(
         rule=rule,
         rules=CheckRules(
             default_chunk=prefill_lengths(loaded).chunk,
-            ssd_directory=settings.kv_cache_dir if settings.max_kv_size_gb else None,
+            ssd_directory=settings.kv_cache_dir if settings.max_kv_size_gb != 0 else None,
             ssd_bytes_per_day=settings.kv_disk_write_gb_per_day * GB,
         ),
         room=room,

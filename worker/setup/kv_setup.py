@@ -1,6 +1,7 @@
 """Makes the KV manager of a loaded model from the settings and the model's own caches."""
 
 import logging
+import shutil
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +36,9 @@ from hearth.worker.setup.concurrency import live_slots_max
 log = logging.getLogger(__name__)
 
 GB = 1024 * MB
+DISK_SHARE = 10  # kept KV takes 1 / 10 of its volume by default ...
+FREE_DISK_SHARE = 2  # ... 1 / 2 of what is free at most ...
+DISK_BYTES_MIN = 10 * GB  # ... and never less
 # What stands in a root's parts for the settings of storing, which files tell for themselves.
 ROOT_GROUP_SIZE, ROOT_STORE_BITS = 64, "0"
 
@@ -103,7 +107,7 @@ def make_disk_thread(
     Raises:
         StartError: the directory is another user's, who could put anything there.
     """
-    if not settings.max_kv_size_gb:
+    if settings.max_kv_size_gb == 0:
         return None
     if settings.kv_cache_dir.exists():  # else the file store makes it, where the disk lets it
         private_directory(settings.kv_cache_dir.resolve(), "KV_CACHE_DIR")
@@ -111,11 +115,26 @@ def make_disk_thread(
     file_store = FileStore(
         settings.kv_cache_dir,
         root,
-        settings.max_kv_size_gb * GB,
+        disk_bytes_max(settings),
         settings.kv_disk_write_gb_per_day * GB,
         rule=cut_label,
     )
     return DiskThread(file_store, queue_bytes)
+
+
+def disk_bytes_max(settings: Settings) -> int:
+    """Return how many bytes kept KV may take on disk: as set, or by the size of the volume.
+
+    A conversation of 60,000 tokens takes 4 GB on a model of 27 billion parameters.
+    """
+    if settings.max_kv_size_gb is not None:
+        return settings.max_kv_size_gb * GB
+    directory = settings.kv_cache_dir.resolve()
+    while not directory.exists():
+        directory = directory.parent
+    volume = shutil.disk_usage(directory)
+    nbytes = min(volume.total // DISK_SHARE, volume.free // FREE_DISK_SHARE)
+    return max(DISK_BYTES_MIN, nbytes)
 
 
 def is_exact(loaded: LoadedModel, settings: Settings) -> bool:
@@ -157,7 +176,7 @@ def identify(settings: Settings, is_over: Callable[[], bool], directory: Path) -
 
     Where nothing is written to disk no KV outlives this process, and no file is hashed.
     """
-    is_kept = bool(settings.max_kv_size_gb)
+    is_kept = settings.max_kv_size_gb != 0
     memory = HashMemory(settings.kv_cache_dir) if is_kept else None
     return WeightsIdentity(directory, memory, is_kept, is_over)
 

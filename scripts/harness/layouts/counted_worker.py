@@ -52,6 +52,7 @@ from scripts.harness.store_builders import ROOT
 LIBRARIES_BYTES: Final = 900 * MB  # what a process holds beside MLX's arrays
 KV_ITEM_BYTES: Final = 2
 ANSWER_TOKENS_MAX: Final = 4_096  # more than any answer has
+DISK_GB: Final = 1_000  # of every Mac's SSD: most that have memory for such models have as much
 FOREVER: Final = float("inf")
 
 
@@ -360,6 +361,7 @@ def loaded_layout(layout: ModelLayout, settings: Settings) -> LoadedModel:
 def settings_of(directory: Path, more: Mapping[str, str]) -> Settings:
     """Return the default settings of a server whose files are in `directory`."""
     environ = {"MODEL_PATH": "counted", "KV_CACHE_DIR": str(directory / "kv")}
+    environ["MAX_KV_SIZE_GB"] = str(DISK_GB // kv_setup.DISK_SHARE)
     return load_settings(environ | {"LOG_ROOT": str(directory / "logs")} | dict(more), None)
 
 

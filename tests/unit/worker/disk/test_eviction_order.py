@@ -44,6 +44,12 @@ def test_a_trunk_outlives_the_branches_that_share_it_however_old_it_is() -> None
     assert gone([trunk, *branches], 4)[-1] is trunk
 
 
+def test_rows_of_a_new_conversation_outlive_an_old_one_that_ends_with_a_state() -> None:
+    old, new = line("old", 64, HOUR / 4), line("new", 32)
+    tip = state(old[-1])
+    assert not set(gone([*new, *old, tip], 64)) & set(new), "the first of them is the last to go"
+
+
 def test_bytes_that_save_fewer_tokens_go_before_rows_as_old() -> None:
     short = line("short", 4)
     snapshots = [state(run) for run in short]
