@@ -49,7 +49,7 @@ HEAD: Final = (
 )
 PARTS: Final = ("layouts", "pairs", "restarts", "days", "confirm")
 DAY_OF: Final = "claude-code-session-1"
-SPENT_GB_PER_DAY: Final = "20"  # which a few sessions use up
+SPENT_GB_PER_DAY: Final = "50"  # three quarters of it are gone before the last three sessions
 RESTART_HEAD: Final = (
     *("model", "Mac", "end", "live caches", "tokens held", "read again: all", "mean", "most"),
     *("in", "a state's worth"),
