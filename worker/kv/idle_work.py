@@ -72,16 +72,6 @@ class IdleWork:
             slot.is_settled = True
         return None
 
-    def rereads(self, slot: LiveSlot) -> bool:
-        """Whether idle time will soon replace what the slot holds behind its canonical part.
-
-        The disk need not have that before. Never so by IdleMode.AUTO: what is fast there stays so.
-        """
-        rules = self._rules()
-        is_due = not (slot.is_settled or slot.is_spare or slot.is_canonical)
-        is_done = rules.idle_prefill is IdleMode.ALWAYS and rules.slots_max > 1
-        return is_due and is_done and rules.store_format is None
-
     @property
     def _is_all_wanted(self) -> bool:
         """Whether a slot's tokens are read to their end, not their trunk alone.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -193,17 +192,6 @@ def test_on_a_battery_idle_time_is_idle(mode: str, on_mains: bool, reads: bool) 
     assert (warm.scheduler.idle_tokens > 0) is reads
     told = warm.scheduler.report()["idle"]
     assert (told["mode"], told["on_mains"]) == (mode, on_mains)
-
-
-def test_only_what_is_to_be_replaced_need_not_be_on_disk_before() -> None:
-    for mode, is_replaced in ((IdleMode.ALWAYS, True), (IdleMode.AUTO, False)):
-        warm = machine("qwen3", idle_prefill=mode)
-        warm.ask(prompt("qwen3", 100, 100), GENERATED)
-        (slot,) = warm.keeper.slots
-        rereads: Any = warm.keeper.idle_work.rereads
-        assert rereads(slot) is is_replaced
-        warm.work_ahead()
-        assert not any(map(rereads, warm.keeper.slots))
 
 
 def test_a_session_is_told_what_was_read_for_it_and_no_other() -> None:
