@@ -124,7 +124,7 @@ class CountedLayerMap(LayerMap):
     # ------------------------------------------------------------ states
 
     def take_state(self, cache: list[Any]) -> LayerStates:
-        return self._state
+        return LayerStates(self._state.layers)  # one of its own: what is held twice counts twice
 
     def put_state(self, cache: list[Any], state: LayerStates) -> None:
         assert state.nbytes == self._state.nbytes, (state.nbytes, self._state.nbytes)
@@ -140,4 +140,4 @@ class CountedLayerMap(LayerMap):
                         tuple(hollow((*s[:2], tokens, s[3]), dtype) for s, dtype in layer)
                     )
             self._kept[key] = KVRows(tuple(made[tuple(layer)] for layer in shapes))
-        return self._kept[key]
+        return KVRows(self._kept[key].layers)

@@ -139,6 +139,19 @@ def test_counted_layers_give_what_real_ones_give(fixture: str) -> None:
         assert counted_disk.halves(same).nbytes == halves.nbytes
 
 
+@pytest.mark.parametrize("fixture", ["qwen3_5", "gpt_oss"])
+def test_what_is_kept_twice_counts_twice(fixture: str) -> None:
+    counted = CountedLayerMap(machine(fixture, tiny=True).engine.probe())
+    cache = counted.new_cache()
+    counted.reserve(cache, 100)
+    cache[0].offset = 40
+    assert counted.copy_rows(cache, 0, 30, None) is not counted.copy_rows(cache, 0, 30, None)
+    if counted.layout.window:
+        assert counted.copy_window(cache, 9) is not counted.copy_window(cache, 9)
+    if counted.layout.has_state:
+        assert counted.take_state(cache) is not counted.take_state(cache)
+
+
 def _file_bytes(arrays: tuple[Array, ...]) -> int:
     """Return a file's size, once it is known that it is counted as it is written."""
     tokens = np.arange(27, dtype=np.int32)
