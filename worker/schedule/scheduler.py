@@ -39,10 +39,10 @@ class Scheduler:
 
     A request waits, is prefilled from where the kept KV ends, decodes, and ends in exactly one
     Finished. Between two forwards of a prefill every decoding sequence gets its next token, and
-    all of them together as much time as the forward took (`TimeShares`). Of several prefills the
-    oldest and the shortest take turns, so that a short prompt need not wait for a long one, nor
-    the long one for ever. A request whose beginning another is prefilling waits for that one,
-    without a slot, and takes over where it ends.
+    all of them together nearly as much time as the forward took (`TimeShares`). Of several
+    prefills the oldest and the shortest take turns, so that a short prompt need not wait for a long
+    one, nor the long one for ever. A request whose beginning another is prefilling waits for that
+    one, without a slot, and takes over where it ends.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.shared.wire_messages import Delta, Finished, Progress, Up
-from hearth.worker.schedule.prefill_forwards import TimeShares
+from hearth.worker.schedule.prefill_forwards import ANSWERS_SHARE, TimeShares
 from hearth.worker.schedule.scheduler import Scheduler
 from tests.helpers.worker.scripted_scheduler import CHUNK, ScriptedEngine, request, run, scheduler
 
@@ -104,7 +104,8 @@ def test_a_step_that_took_longer_than_it_was_owed_is_made_up_for() -> None:
     read = written = 0.0
     for line in engine.decoder.log:
         if line.startswith("chunk"):
-            assert read - 0.2 <= written <= read + 0.7 + 0.2, "0.2 s were left over before"
+            owed = ANSWERS_SHARE * read
+            assert owed - 0.2 <= written <= owed + 0.7 + 0.2, "0.2 s were left over before"
             read += 1.0
         written += 0.7 if line == "step" else 0.0
     assert read == 8
@@ -229,6 +230,6 @@ def test_prompts_and_answers_get_the_same_but_for_one_forward_and_one_step(
             shares.note_decode(step_s)
             written, step_max = written + step_s, max(step_max, step_s)
         if step_s and max(s for _, s in turns) <= min(f for f, _ in turns):
-            assert written <= read + step_max + 1e-6, "a prompt takes at most twice as long"
+            assert written <= ANSWERS_SHARE * read + step_max + 1e-6, "a prompt takes at most twice as long"
     if all(step_s > 0.1 for _, step_s in turns):
         assert not shares.is_answers_turn
