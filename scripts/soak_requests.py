@@ -3,7 +3,8 @@
 Rounds of requests in every dialect, whole and streamed, with tools, by several keys and sessions,
 stored, refused, of the wrong key, broken off and asked of the reports; at the end of each round,
 when nothing runs, resident memory, open files and threads of each process are taken, and what the
-worker's stores say that they hold. What is asked is drawn from a finite set, and each prompt comes
+worker's stores say that they hold. MLX's arrays are taken off the worker's memory: they have their
+budget, and come and go with what is asked. What is asked is drawn from a finite set, and each prompt comes
 often enough that what is remembered of it is at its bound by half of 10,000 requests: then a store
 that fills up is not taken for a leak.
 """
@@ -75,7 +76,7 @@ class Held:
 
     requests: int  # until then
     at_s: float
-    rss: int
+    rss: int  # a worker's: beside arrays
     files: int
     threads: int
 
@@ -160,8 +161,9 @@ async def play(server: OwnServer, requests: int, clients: int, seed: int) -> lis
             for _ in range(clients):
                 group.create_task(one_after_another(aim))
         await sleep(REST_S)
-        print(f"{aim:>7,} requests: {await _stored(server)}")
-        for name, row in _held(server, ledger.ended, time.monotonic() - began):
+        told, arrays = await _stored(server)
+        print(f"{aim:>7,} requests: {told}")
+        for name, row in _held(server, arrays, ledger.ended, time.monotonic() - began):
             held.setdefault(name, []).append(row)
             told = f"{row.rss / MB:.1f} MB, {row.files} files, {row.threads} threads"
             print(f"{row.requests:>7,} requests {row.at_s:5.0f} s  {name}: {told}", flush=True)
@@ -170,24 +172,27 @@ async def play(server: OwnServer, requests: int, clients: int, seed: int) -> lis
     return list(misses(held, ledger.misses))
 
 
-async def _stored(server: OwnServer) -> str:
-    """Return what the worker's stores say that they hold."""
+async def _stored(server: OwnServer) -> tuple[str, int]:
+    """Return what the worker's stores say that they hold, and the bytes of its arrays."""
     rows = (await server.cache()).get("workers", [])
     if not rows or "error" in rows[0]:
-        return "the worker does not tell"
+        return "the worker does not tell", 0
     (row,) = rows
     turns, files = row["sessions"], row["disk"]["files"]
     arrays = row["memory_bytes"] - row["beside_arrays_bytes"]
     kept, budget = row["bytes"] / MB, row["budget_bytes"] / MB
     told = f"{turns['turns']:,} turns of {turns['turn_bytes'] / MB:.1f} MB"
     told += f", KV {kept:.1f} of {budget:.1f} MB, {files:,} files on disk"
-    return f"{told}, arrays {arrays / MB:.1f} MB"
+    return f"{told}, arrays {arrays / MB:.1f} MB", arrays
 
 
-def _held(server: OwnServer, requests: int, at_s: float) -> Iterator[tuple[str, Held]]:
+def _held(
+    server: OwnServer, arrays: int, requests: int, at_s: float
+) -> Iterator[tuple[str, Held]]:
     for number, process in enumerate(server.look()):
         try:
-            row = process.memory_info().rss, process.num_fds(), process.num_threads()
+            rss = process.memory_info().rss - (arrays if number else 0)
+            row = rss, process.num_fds(), process.num_threads()
         except psutil.Error:
             continue
         yield (f"worker {process.pid}" if number else "proxy"), Held(requests, at_s, *row)

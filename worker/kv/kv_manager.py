@@ -202,6 +202,14 @@ class KVManager:
         form = self.rules.running_format if is_packed else None
         return max(0, self._layers.slot_bytes(rows, form) - held)
 
+    def copied_bytes(self, query: PrefixQuery) -> int:
+        """Return how many bytes of kept rows nobody needs any more once the prompt's slot has them.
+
+        They go when memory is needed, before all else.
+        """
+        plan = self.plan(query)
+        return self.transfer.copied_bytes(plan) if plan.slot is None else 0
+
     def releasable(self, spared: PrefixQuery | None = None) -> int:
         """Return how many bytes `release` could give up."""
         needed, own = self._needed_by(spared)

@@ -40,6 +40,9 @@ class NullKVManager:
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
         return self.cold_bytes(rows)
 
+    def copied_bytes(self, query: PrefixQuery) -> int:
+        return 0
+
     def cold_bytes(self, rows: int) -> int:
         """Return what an empty slot for `rows` tokens takes."""
         return 0  # nobody knows what such a model's caches take

@@ -107,6 +107,7 @@ class Admission:
             lambda: times * kv_manager.slot_cost(query, rows) + promised,
             times * self._uncached.slot_cost(query, rows) + promised,
             growth,
+            lambda: 0 if running else kv_manager.copied_bytes(query),
         )
         return self._config.memory.admits(self._kv_manager, query, cost, not running, depth)
 

@@ -22,6 +22,10 @@ class KVHolder(Protocol):
     def release(self, nbytes: int, spared: PrefixQuery | None = None) -> None: ...
 
 
+def _none(_depth: int = 0) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class PromptCost:
     """Tells the bytes that a prompt takes once it has a slot."""
@@ -29,6 +33,7 @@ class PromptCost:
     now: Callable[[], int]  # as things are
     cold: int  # once nothing is kept of it
     growth: int = 0  # what answers are still to take: it is enough that for this something can go
+    copied: Callable[[], int] = _none  # of what is kept of it: may go once the slot has it too
 
 
 @dataclass(slots=True)
@@ -65,10 +70,6 @@ def _no_overhead() -> float:
     return 0.0
 
 
-def _none(_depth: int = 0) -> int:
-    return 0
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryGuard:
     """Compares the bytes held now with the limit, weights included. Owner: the inference thread.
@@ -101,17 +102,20 @@ class MemoryGuard:
         """Free memory for a prompt; say whether there is enough, and how many bytes it takes.
 
         What the prompt goes on from goes last, and only where nobody runs whose end would make
-        room (`is_last`). Where what may go would not do, nothing goes.
+        room (`is_last`). It has to fit beside its copy in the slot, not beside a forward too.
+        Where what may go would not do, nothing goes.
         """
-        needed = cost.now()
-        assert needed >= 0 and cost.cold >= 0, (needed, cost.cold)
+        needed, copied = cost.now(), cost.copied()
+        assert min(needed, cost.cold, copied) >= 0, (needed, cost.cold, copied)
         for spared in (query, None) if is_last else (query,):
-            missing = self.over(needed if spared is not None else cost.cold, depth)
+            missing = self.over(cost.cold, depth)
+            if spared is not None:
+                missing = max(self.over(needed), self.over(needed - copied, depth))
             if 0 < missing <= holder.releasable(spared):
                 holder.release(missing, spared)
-                needed = cost.now()
-            if not self.over(needed, depth):
-                later = self.over(needed + cost.growth, depth)
+                needed, copied = cost.now(), cost.copied()
+            if not self.over(needed) and not self.over(needed - copied, depth):
+                later = self.over(needed - copied + cost.growth, depth)
                 return not later or later <= holder.releasable(spared), needed
         return False, needed
 

@@ -260,6 +260,7 @@ class Scheduler:
                 yield self._admission.no_room(request, cost)
                 continue
             self._open_slot(request)
+            self._config.memory.makes_room(self._kv_manager, 0, depth)  # its copies go
             self._prefilling.append(request)
 
     @property
