@@ -4,9 +4,9 @@ Rounds of requests in every dialect, whole and streamed, with tools, by several 
 stored, refused, of the wrong key, broken off and asked of the reports; at the end of each round,
 when nothing runs, resident memory, open files and threads of each process are taken, and what the
 worker's stores say that they hold. MLX's arrays are taken off the worker's memory: they have their
-budget, and come and go with what is asked. What is asked is drawn from a finite set, and each prompt comes
-often enough that what is remembered of it is at its bound by half of 10,000 requests: then a store
-that fills up is not taken for a leak.
+budget, and come and go with what is asked. What is asked is drawn from a finite set, and each
+prompt comes often enough that what is remembered of it is at its bound by half of 10,000 requests:
+then a store that fills up is not taken for a leak.
 """
 
 import json
@@ -186,9 +186,7 @@ async def _stored(server: OwnServer) -> tuple[str, int]:
     return f"{told}, arrays {arrays / MB:.1f} MB", arrays
 
 
-def _held(
-    server: OwnServer, arrays: int, requests: int, at_s: float
-) -> Iterator[tuple[str, Held]]:
+def _held(server: OwnServer, arrays: int, requests: int, at_s: float) -> Iterator[tuple[str, Held]]:
     for number, process in enumerate(server.look()):
         try:
             rss = process.memory_info().rss - (arrays if number else 0)

@@ -80,7 +80,7 @@ class Answer:
 
 SCHEDULER_FIELDS = (
     *("ended", "memory", "watchdog", "relief", "power"),
-    *("clock", "beside_goal_s", "beside_tokens_min"),
+    *("clock", "beside_goal_s", "beside_tokens_min", "short_tokens"),
 )
 
 

@@ -294,9 +294,8 @@ class KVTransfer:
     def copied_bytes(self, plan: ResumePlan) -> int:
         """Return the bytes of kept rows that a slot restored by `plan` holds too."""
         form = self.rules.running_format if self.is_due(plan.position) else None
-        ends_inside = (e for e in plan.path if e.end.position <= plan.position)
-        kept = [e for e in ends_inside if e.body is not None and not e.pinned]
-        return sum(_as_rows(e.body).nbytes for e in kept if self._is_in(e, form))
+        inside = [e for e in plan.path if e.end.position <= plan.position and not e.pinned]
+        return sum(e.body.nbytes for e in inside if e.body is not None and self._is_in(e, form))
 
     def _set_position(self, slot: LiveSlot, plan: ResumePlan) -> None:
         """Set the slot's tokens and joint to the plan's; make one where the plan ends in a run."""

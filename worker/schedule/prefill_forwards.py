@@ -14,10 +14,12 @@ from hearth.worker.schedule.request_state import Request
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.wait_estimate import Pace
 
-
 # A forward takes up to a tenth longer beside answers, and what is done between the steps, for the
 # clients, is in nobody's time.
 ANSWERS_SHARE: Final = 0.9
+# While short prompts are read, the answers get this part of what the forwards take, for so long.
+SHORT_SHARE: Final = 0.15
+OWED_S_MAX: Final = 10.0
 
 
 class TimeShares:
@@ -25,33 +27,47 @@ class TimeShares:
 
     A forward of a prompt takes as long as many tokens of an answer. After each, the answers get
     nearly as much time as it took: so a prompt takes at most twice as long as it would alone, and
-    an answer waits for one forward and one step at most.
+    an answer waits for one forward and one step at most. The answers let short prompts go first:
+    sub-agents that begin together are read one after the other, with few steps between, and then
+    written together.
     Invariant: what answers had too much is made up for, up to the time of one forward.
     """
 
     def __init__(self) -> None:
         self._owed_s = 0.0  # to the answers; negative: to the prompts
         self._forward_s = 0.0  # of the last forward of a prompt
+        self._step_owed_s = 0.0  # likewise, by the share that they have of short prompts
+
+    def is_answers_turn(self, is_short: bool) -> bool:
+        """Whether answers, if there are any, come before the next forward of a prompt."""
+        return self._owed_s > (OWED_S_MAX if is_short else 0)
 
     @property
-    def is_answers_turn(self) -> bool:
-        """Whether answers, if there are any, come before the next forward of a prompt."""
-        return self._owed_s > 0
+    def is_step_due(self) -> bool:
+        """Whether answers get a step before the next forward of a short prompt."""
+        return self._step_owed_s >= 0
 
     def note_prefill(self, seconds: float) -> None:
         """Note one forward of a prompt, or one image, that answers waited for."""
         assert seconds >= 0, seconds
         self._forward_s = seconds * ANSWERS_SHARE
         self._owed_s += self._forward_s
+        self._step_owed_s += seconds * SHORT_SHARE
 
     def note_decode(self, seconds: float) -> None:
-        """Note what went to answers."""
+        """Note a step of the answers."""
+        self.note_ahead(seconds)
+        self._step_owed_s = max(min(self._step_owed_s, 0.0), -seconds)  # no step saves for others
+
+    def note_ahead(self, seconds: float) -> None:
+        """Note what went to the step that is computed ahead."""
         assert seconds >= 0, seconds
         self._owed_s = max(self._owed_s - seconds, -self._forward_s)
+        self._step_owed_s -= seconds
 
     def clear(self) -> None:
         """Nothing decodes: nobody is owed anything."""
-        self._owed_s = 0.0
+        self._owed_s = self._step_owed_s = 0.0
 
 
 class PrefillForwards:
@@ -90,7 +106,7 @@ class PrefillForwards:
         if decoding:  # what is computed ahead for them is theirs
             began = clock()
             self._engine.synchronize()
-            self._shares.note_decode(clock() - began)
+            self._shares.note_ahead(clock() - began)
         began, encoder_s = clock(), self._engine.encoder_s
         if not self._encode_image(request, prefilling, decoding):
             self._prefill_chunk(request, decoding)

@@ -178,6 +178,11 @@ class Request:
         """Prompt tokens that must still be prefilled."""
         return self.query.limit - self.position
 
+    @property
+    def own_tokens(self) -> int:
+        """Prompt tokens that nobody had read when it got its slot."""
+        return self.query.limit - self.cached_tokens
+
     def work(self, now: float) -> Work:
         """Return what is left to do, as far as it is known. Any thread.
 

@@ -73,6 +73,7 @@ class Scheduler:
         self.counts: Counter[str] = Counter()
         self._admission = Admission(kv_manager, config, self.counts)
         self._shares = TimeShares()
+        self._has_read_short = False  # in this step
         self._reader = PrefillForwards(
             engine, config, self._admission.kv_manager_of, self._pace, self._shares
         )
@@ -315,16 +316,23 @@ class Scheduler:
         Who is read already needs no forward, and waits for nobody's.
         """
         is_read = next((r for r in self._prefilling if r.is_prefilled), None)
-        is_answers_turn = bool(self._decoding) and self._shares.is_answers_turn
-        if is_read is not None or not self._prefilling or is_answers_turn:
+        prompts = self._prefilling
+        if self._decoding:
+            prompts = [each for each in prompts if not self._waits_for_answers(each)]
+        if is_read is not None or not prompts:
             return is_read
         self._is_oldest_next = not self._is_oldest_next
-        if not self._is_oldest_next:
-            return self._prefilling[0]
-        return min(self._prefilling, key=lambda r: r.left_tokens)
+        return min(prompts, key=lambda r: r.left_tokens) if self._is_oldest_next else prompts[0]
+
+    def _waits_for_answers(self, request: Request) -> bool:
+        return self._shares.is_answers_turn(self._is_short(request))
+
+    def _is_short(self, request: Request) -> bool:
+        return request.own_tokens <= self._config.short_tokens
 
     def _prefill(self) -> Iterator[Up]:
         """Do one forward of one prompt; start decoding it when it was the last."""
+        self._has_read_short = False
         request = self._next_to_read()
         if request is None:
             return
@@ -336,6 +344,7 @@ class Scheduler:
                 yield self._end_with_error(request, error)
                 return
             yield Progress(request.request_id, request.position, request.prompt_tokens)
+            self._has_read_short = self._is_short(request)
         if request.is_prefilled:
             self._prefilling.remove(request)
             if request.is_prefill_only:
@@ -366,6 +375,9 @@ class Scheduler:
         """Do one decode step for all that decode."""
         if not self._decoding:
             self._shares.clear()
+            return
+        is_next_short = self._has_read_short and any(map(self._is_short, self._prefilling))
+        if is_next_short and not self._shares.is_step_due:
             return
         began = self._config.clock()
         self._forwards.decode(self._decoding.values())

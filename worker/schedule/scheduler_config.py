@@ -38,6 +38,7 @@ class SchedulerConfig:
     # Of a prefill's forward while answers are written; 0 = whole chunks, as at any other time.
     beside_goal_s: float = 0.0
     beside_tokens_min: int = 128  # it reads no fewer for that
+    short_tokens: int = 2_048  # that a prompt reads at most which does not wait for answers
     forwards: RunningForwards = field(default_factory=RunningForwards)
     isolation: SuspectIsolation = field(default_factory=SuspectIsolation)
 

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.shared.wire_messages import Delta, Finished, Progress, Up
-from hearth.worker.schedule.prefill_forwards import ANSWERS_SHARE, TimeShares
+from hearth.worker.schedule.prefill_forwards import ANSWERS_SHARE, OWED_S_MAX, TimeShares
 from hearth.worker.schedule.scheduler import Scheduler
 from tests.helpers.worker.scripted_scheduler import CHUNK, ScriptedEngine, request, run, scheduler
 
 PROMPT = 8 * CHUNK + 1
 STREAMS = ("a", "b", "c")
 TOKEN_S = 0.1  # of a prompt, read
+LINES = (f"chunk {CHUNK}", "step")  # of the log
 
 
 class Clock:
@@ -39,7 +40,7 @@ def timed(step_s: float, streams: int = 3, **parts: Any) -> tuple[Scheduler, Scr
     names = STREAMS[:streams]
     made, engine = scheduler(
         slots=6,
-        parts={"clock": clock, **parts},
+        parts={"clock": clock, "short_tokens": 0, **parts},
         long=[1],
         **{name: [1] * 5_000 for name in names},
     )
@@ -115,7 +116,7 @@ def test_who_comes_goes_or_ends_does_so_amid_the_answers_turn() -> None:
     made, _engine, _clock = timed(step_s=0.01)
     made.submit(request("long", prompt=PROMPT))
     list(made.step())
-    assert made._shares.is_answers_turn
+    assert made._shares.is_answers_turn(False)
     leaving, arriving = made._decoding["a"], request("new", prompt=5, tokens_max=1)
     leaving.lease.is_cancelled = True
     made.submit(arriving)
@@ -129,7 +130,7 @@ def test_a_prompt_that_is_kept_whole_waits_for_nobodys_turn() -> None:
     made, _engine, _clock = timed(step_s=0.01)
     made.submit(request("long", prompt=PROMPT))
     list(made.step())
-    assert made._shares.is_answers_turn
+    assert made._shares.is_answers_turn(False)
     made.submit(request("kept", prompt=1, tokens_max=1))
     events = list(made.step())
     assert [e.request_id for e in events if isinstance(e, Finished)] == ["kept"]
@@ -139,10 +140,12 @@ def test_nobody_waits_where_nothing_decodes_any_more() -> None:
     made, engine, _clock = timed(step_s=0.01, streams=1)
     made.submit(request("long", prompt=PROMPT))
     list(made.step())
-    assert made._shares.is_answers_turn
+    assert made._shares.is_answers_turn(False)
     made._decoding["a"].lease.is_cancelled = True
     list(made.step())
-    assert not made._shares.is_answers_turn, "nor does who begins to be written now get that time"
+    assert not made._shares.is_answers_turn(False), (
+        "nor does who begins to be written now get that time"
+    )
     log = engine.decoder.log
     log.clear()
     for _ in range(5):
@@ -159,6 +162,49 @@ def test_two_prompts_keep_their_turns_beside_answers() -> None:
         progress += [e.request_id for e in made.step() if isinstance(e, Progress)]
     assert sorted(progress[:6]) == ["long"] * 3 + ["other"] * 3
     assert chunks_in_a_row(engine.decoder.log) == 1
+
+
+def test_short_prompts_are_read_one_after_the_other_with_a_step_between_their_forwards() -> None:
+    """Sub-agents that begin together: the answers are written when all of them are read."""
+    made, engine, _clock = timed(step_s=0.1, short_tokens=2 * CHUNK)
+    for name in ("x", "y"):
+        made.submit(request(name, prompt=2 * CHUNK + 1, tokens_max=1))
+    while made._prefilling or made._waiting:
+        list(made.step())
+    steps = [line for line in engine.decoder.log if line == "step" or line.startswith("chunk")]
+    assert steps == [f"chunk {CHUNK}", "step"] * 4
+
+
+def test_answers_get_few_steps_while_short_prompts_are_read() -> None:
+    made, engine, _clock = timed(step_s=0.45, short_tokens=2 * CHUNK)
+    for name in ("x", "y", "z"):
+        made.submit(request(name, prompt=2 * CHUNK + 1, tokens_max=1))
+    while made._prefilling or made._waiting:
+        list(made.step())
+    text = "".join("s" if line == "step" else "c" for line in engine.decoder.log if line in LINES)
+    assert text.startswith("cccscccs"), "0.15 s are theirs for each forward"
+
+
+def test_a_long_prompt_waits_until_the_answers_have_what_short_ones_took() -> None:
+    made, engine, _clock = timed(step_s=0.1, short_tokens=2 * CHUNK)
+    made.submit(request("long", prompt=PROMPT))
+    made.submit(request("x", prompt=2 * CHUNK + 1, tokens_max=1))
+    while "long" not in made._decoding:
+        list(made.step())
+    text = "".join("s" if line == "step" else "c" for line in engine.decoder.log if line in LINES)
+    assert text.startswith("csc" + 17 * "s"), (
+        "the short one is read at once, and the long one waits"
+    )
+    assert text.count("s") >= ANSWERS_SHARE * 10 * (text.count("c") - 1), "what is owed is given"
+
+
+def test_answers_do_not_wait_for_ever_for_short_prompts() -> None:
+    shares = TimeShares()
+    for _ in range(100):
+        if not shares.is_answers_turn(True):
+            shares.note_prefill(1.0)
+        shares.note_decode(0.0)
+    assert shares._owed_s <= OWED_S_MAX + 1.0
 
 
 # ---------------------------------------------------------------- shorter forwards
@@ -225,11 +271,13 @@ def test_prompts_and_answers_get_the_same_but_for_one_forward_and_one_step(
         shares.note_prefill(forward_s)
         read += forward_s
         for number in range(1_000):
-            if number and (not shares.is_answers_turn or not step_s):
+            if number and (not shares.is_answers_turn(False) or not step_s):
                 break
             shares.note_decode(step_s)
             written, step_max = written + step_s, max(step_max, step_s)
         if step_s and max(s for _, s in turns) <= min(f for f, _ in turns):
-            assert written <= ANSWERS_SHARE * read + step_max + 1e-6, "a prompt takes at most twice as long"
+            assert written <= ANSWERS_SHARE * read + step_max + 1e-6, (
+                "a prompt takes at most twice as long"
+            )
     if all(step_s > 0.1 for _, step_s in turns):
-        assert not shares.is_answers_turn
+        assert not shares.is_answers_turn(False)
