@@ -256,7 +256,8 @@ class Admitted:
 class Progress:
     """`done_tokens` of the prompt are in the KV cache.
 
-    The first one says how many were kept of earlier requests; then one comes for each chunk.
+    The first one says how many were kept of earlier requests; then one comes for each chunk. One
+    that says less comes where that was lost before the model took the request.
     """
 
     request_id: str

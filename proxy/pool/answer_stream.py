@@ -126,6 +126,7 @@ class AnswerStream:
             if not self._is_planned:
                 self._is_planned = True
                 self.cached_tokens = message.done_tokens
+            self.cached_tokens = min(self.cached_tokens, message.done_tokens)  # it was released
             self.done_tokens = message.done_tokens
         elif isinstance(message, Delta):
             self._take_delta(message)

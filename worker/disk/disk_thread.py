@@ -98,8 +98,9 @@ class DiskThread:
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """Have the file store emptied; writes that wait are dropped, and reads miss."""
+        """Have the file store emptied; writes that wait are dropped, and nothing is found now."""
         with self._changed:
+            self.file_store.hide_all()
             self._queue_bytes -= sum(record.nbytes for record, _ in self._writes)
             assert self._queue_bytes >= 0, self._queue_bytes
             self._writes.clear()

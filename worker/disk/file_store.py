@@ -73,6 +73,7 @@ class FileStore:
         self._write_bytes_per_day = write_bytes_per_day
         self._now = now
         self._index = FileIndex()
+        self._found = self._index  # what any thread finds: nothing while all is to be removed
         self._listed: dict[str, FileName] = {}  # file names seen, damaged ones that stay included
         self._seen_at = 0  # when the directory last changed, as of the last look; 0 = look again
         self._changes_seen: int | None = None  # how often it had, by its workers' own count
@@ -86,11 +87,11 @@ class FileStore:
 
     def leaving(self, start: PrefixHash) -> list[FileName]:
         """Return the records of the runs that leave prefix `start`, canonical ones first."""
-        return self._index.leaving(start)
+        return self._found.leaving(start)
 
     def at(self, end: PrefixHash) -> list[FileName]:
         """Return the records of the runs that arrive at prefix `end`, canonical ones first."""
-        return self._index.at(end)
+        return self._found.at(end)
 
     def holds(self, name: FileName) -> bool:
         """Whether this record, or one as good, is here: putting it would change nothing."""
@@ -98,7 +99,11 @@ class FileStore:
 
     def nbytes(self, name: FileName) -> int:
         """Return what a record's file counts, 0 where there is none."""
-        return self._index.nbytes(name)
+        return self._found.nbytes(name)
+
+    def hide_all(self) -> None:
+        """Find nothing more until `clear` has removed it."""
+        self._found = FileIndex()
 
     def hide(self, name: FileName) -> None:
         """Find a record no more; the I/O thread removes its file."""
@@ -139,7 +144,7 @@ class FileStore:
         }
 
     def _as_good_as(self, name: FileName) -> list[FileName]:
-        alternatives = self._index.alternatives(name)
+        alternatives = self._found.alternatives(name)
         return [other for other in alternatives if other.is_canonical or not name.is_canonical]
 
     # ------------------------------------------------------------ reading
@@ -280,6 +285,7 @@ class FileStore:
             return self._sweep(counters, self._bytes_max)
 
         self._under_lock(remove)
+        self._found = self._index
 
     def _under_lock(self, act: Callable[[UsageCounters], bool]) -> bool:
         try:

@@ -117,6 +117,7 @@ class Request:
     is_read_apart: bool = False  # for that, in small forwards, and while nobody else has a slot
     is_cut_beside: bool = False  # it was read in shorter forwards because answers were written
     kept_tokens: int = 0  # what was kept of it when it arrived
+    told_tokens: int = 0  # what its client was told of that
     slot: LiveSlot | None = None  # held from its first forward to its end
     plan: ResumePlan | None = None  # what it started with
     canonical_tokens: int = (

@@ -147,7 +147,8 @@ class Scheduler:
         request.kept_tokens = kv_manager.plan(request.query).position
         self._admission.ask_disk(request)
         self._forwards.rest(self._decoding.values())
-        return Progress(request.request_id, request.kept_tokens, request.prompt_tokens)
+        request.told_tokens = request.kept_tokens
+        return Progress(request.request_id, request.told_tokens, request.prompt_tokens)
 
     def take_recalled(self, done: RecallDone) -> None:
         """Take in what was read from disk; the request it was read for may have a slot now."""
@@ -263,6 +264,8 @@ class Scheduler:
             self._open_slot(request)
             self._config.memory.makes_room(self._kv_manager, 0, depth)  # its copies go
             self._prefilling.append(request)
+            if request.position < request.told_tokens:  # the disk had not what it promised
+                yield Progress(request.request_id, request.position, request.prompt_tokens)
 
     @property
     def _prompt_depth(self) -> int:

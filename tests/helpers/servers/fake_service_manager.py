@@ -69,7 +69,7 @@ class Job:
         """Start a keeper that runs `run`: argv, cwd, env, log, stop_s, not_again."""
         self.write(pid=0, exit=None, restarts=0)
         if os.fork():
-            while not self.read().get("pid"):
+            while self._has_not_run():
                 time.sleep(0.005)
             return
         os.setsid()
@@ -79,6 +79,11 @@ class Job:
             self._keep(run)
         finally:
             os._exit(0)
+
+    def _has_not_run(self) -> bool:
+        """Tell whether no process was started yet: one may have ended before this looks."""
+        found = self.read()
+        return bool(found) and not found["pid"] and found["exit"] is None
 
     def _keep(self, run: "dict[str, Any]") -> None:
         import subprocess

@@ -107,11 +107,12 @@ def steps_of(submit: Submit, worker_id: int) -> Iterator[Step]:
         return
     tokens = prompt_tokens(submit.prompt)
     yield Admitted(name, tokens, SIGNATURE)
-    yield Progress(name, int(words.get("kept", tokens // 2)), tokens)
+    kept = int(words.get("kept", tokens // 2))
+    yield Progress(name, kept, tokens)
     prefill_s = float(words.get("prefill", 0))
     for done in range(3):
         yield prefill_s / 3
-        yield Progress(name, done, tokens)
+        yield Progress(name, min(kept + done, tokens), tokens)
     if submit.prefill_only:
         usage = Usage(tokens, tokens // 2, tokens - tokens // 2, 0, source="ram", finish_ms=5)
         yield Finished(name, "prefilled", None, usage)

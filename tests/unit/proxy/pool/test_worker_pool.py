@@ -310,6 +310,9 @@ def test_an_answer_begins_with_what_was_kept_of_it_but_not_a_busy_models_chunk_l
         await planned.admitted()
         await planned.planned()
         assert (planned.cached_tokens, planned.done_tokens) == (3, 4)
+        planned.take(Progress("r", 1, 5))  # the disk had not what it promised
+        assert (planned.cached_tokens, planned.done_tokens) == (1, 1)
+        assert not planned.is_prefilling
         busy, _ = lone()
         busy.take(Admitted("r", 5))
         async with asyncio.timeout(60):

@@ -224,6 +224,26 @@ def test_clearing_drops_what_waits_and_makes_what_was_asked_for_a_miss(
     assert disk_thread.report()["files"] == 1
 
 
+def test_nothing_is_found_from_the_moment_that_all_is_to_be_removed(
+    disk_thread: DiskThread, file_store: Gate
+) -> None:
+    line = chain(2)
+    file_store.gate.set()
+    assert disk_thread.write(line[0]) and disk_thread.flush(WAIT_S)
+    assert disk_thread.holds(line[0].name) and file_store.leaving(line[0].start)
+    file_store.gate.clear()
+    file_store.entered.clear()
+    assert disk_thread.write(line[1]) and file_store.entered.wait(WAIT_S)  # the thread is busy
+    disk_thread.clear()
+    assert not disk_thread.holds(line[0].name) and not file_store.leaving(line[0].start)
+    assert not file_store.at(line[0].end) and not file_store.nbytes(line[0].name)
+    assert disk_thread.write(line[0])  # it is not taken for what is about to go
+    file_store.gate.set()
+    assert disk_thread.flush(WAIT_S)
+    assert disk_thread.holds(line[0].name) and not disk_thread.holds(line[1].name)
+    assert disk_thread.report()["files"] == 1
+
+
 def test_a_file_that_cannot_be_used_is_not_found_at_once_and_can_be_written_anew(
     disk_thread: DiskThread, file_store: Gate
 ) -> None:

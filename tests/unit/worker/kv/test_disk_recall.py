@@ -1,13 +1,14 @@
 """Checks that KV on disk is read back, not computed twice, when memory is short."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hearth.shared.wire_messages import Failed, Finished
+from hearth.shared.wire_messages import Failed, Finished, Progress
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.kv.kv_transfer import IdleMode
@@ -145,6 +146,23 @@ def test_what_was_read_before_the_cache_was_emptied_does_not_come_back(workers: 
     warm.scheduler.forget()
     warm.scheduler.take_recalled(found)
     assert warm.keeper.store.budget.bytes_used == 0
+    warm.run()
+    assert warm.settled(answer).cached == 0
+
+
+def test_a_client_that_was_told_of_kv_that_the_disk_lost_is_told_of_that(workers: Workers) -> None:
+    ids = prompt("qwen3", 150, 100)
+    workers.start("qwen3").ask(ids)
+    workers.flush()
+    warm = workers.start("qwen3")
+    answer = warm.submit(ids)
+    told = answer.request.told_tokens
+    assert told == answer.request.query.limit
+    found = warm.posted.get(timeout=60)
+    warm.scheduler.take_recalled(replace(found, records=[None] * len(found.records)))
+    events = warm.step()
+    done = [each.done_tokens for each in events if isinstance(each, Progress)]
+    assert done[0] == 0 < done[1] < told
     warm.run()
     assert warm.settled(answer).cached == 0
 
