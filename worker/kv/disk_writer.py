@@ -7,8 +7,9 @@ tokens as have rows of as many bytes. What a killed worker loses is no more than
 """
 
 import time
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, path_to
@@ -80,7 +81,7 @@ class DiskWriter(NoDiskWriter):
 
         Where others went on before, prompts part: one may come back to it.
         """
-        slot.system_end, slot.limit = query.system_end, query.limit
+        slot.system_end, slot.cuts = query.system_end, query.cuts
         joint: Joint | None = slot.joint
         if joint is not None and joint.leaving and self._is_worth(joint, EARLY_SHARE):
             self._write_point(joint, slot if slot.position == joint.position else None)
@@ -98,8 +99,10 @@ class DiskWriter(NoDiskWriter):
             if self._is_worth(joint, EARLY_SHARE):
                 self._write_point(joint, slot)
             return
-        is_amid = joint.position < slot.limit
-        is_due = self._tail_tokens(joint) >= COLD_TOKENS if is_amid else self._is_worth(joint)
+        to_next = _to_next(slot.cuts, joint.position)
+        is_amid = to_next > 0
+        is_late = self._tail_tokens(joint) + to_next > COLD_TOKENS
+        is_due = is_late if is_amid else self._is_worth(joint)
         if is_due and not self._file_store.is_reserved and self._write_point(joint, slot):
             self._drop_former(slot)
             slot.cold_point = joint if is_amid else None
@@ -383,6 +386,12 @@ class DiskWriter(NoDiskWriter):
         start, end = extent.start.position, extent.end.position
         assert end <= slot.position, (end, slot.position)
         return self._layers.copy_rows(slot.cache, start, end, form)
+
+
+def _to_next(cuts: Sequence[int], position: int) -> int:
+    """Return how many tokens behind `position` the next of the cuts is; 0 = there is none."""
+    number = bisect_right(cuts, position)
+    return cuts[number] - position if number < len(cuts) else 0
 
 
 def file_name(extent: Extent, kind: FileKind, is_canonical: bool, cut_label: str) -> FileName:

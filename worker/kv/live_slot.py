@@ -1,5 +1,6 @@
 """Describes live slots: the contiguous caches that sequences run in, and what each holds now."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,7 @@ class LiveSlot:
     format: QuantFormat | None = None  # of its rows
     used_at: float = 0.0
     system_end: int = 0  # of the prompt that it was opened for ...
-    limit: int = 0  # ... and where that prompt's reading ends
+    cuts: Sequence[int] = ()  # ... and where its reading is cut, the last time at its end
     cold_point: Joint | None = None  # amid its reading, on disk in case the worker is killed
     root: Joint = field(init=False)  # what the names of its prefixes begin with
 

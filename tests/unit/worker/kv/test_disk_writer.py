@@ -146,6 +146,22 @@ def test_a_long_cold_prefill_leaves_one_point_at_a_time(
     assert len(ends) <= 2, "those of former points have gone"
 
 
+@pytest.mark.parametrize("chunks", range(6, 12))
+def test_a_worker_that_is_killed_amid_a_long_prefill_loses_no_more_than_the_bound(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, chunks: int
+) -> None:
+    bound = 3 * CHUNK + CHUNK // 2  # amid a chunk, so that a point at the cut behind it is late
+    monkeypatch.setattr(disk_writer, "COLD_TOKENS", bound)
+    made, _ = start(workers, "qwen3_5")
+    ids = tokens(20 * CHUNK)
+    answer = made.submit(ids, 4)
+    made.run(until=lambda: answer.request.position >= chunks * CHUNK)
+    workers.flush()
+    kept = workers.start("qwen3_5").submit(ids, 1).request.kept_tokens
+    # The forward that would come next is lost with what was read.
+    assert 0 <= (chunks + 1) * CHUNK - kept <= bound
+
+
 def test_where_prompts_part_is_written_once(workers: Workers) -> None:
     made, _ = start(workers, "qwen3_5")
     trunk = tokens(2 * CHUNK)
