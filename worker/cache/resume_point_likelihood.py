@@ -11,21 +11,26 @@ from hearth.worker.cache.extent_store import Joint
 from hearth.worker.cache.prefill_grid import PrefillGrid
 
 TIP: Final = 1.0  # where a line goes on
-BRANCH: Final = 0.5  # where lines have parted, or a request has gone on before
-PROMPT_END: Final = 0.2  # where an earlier turn began
-HEADER: Final = 0.1  # at a message: where an edit would part
-GRID: Final = 0.02  # amid a message
+NEWEST: Final = 1.0  # at a message of its last prompt: some clients rewrite the last ones each time
+TRUNK: Final = 0.2  # where several requests have gone on before
+PARTING: Final = 0.1  # where one has, where a turn ended, and amid system and tools
+HEADER: Final = 0.05  # at an older message: where an edit would part
+GRID: Final = 0.01  # amid a message
 
 
 def likelihood(joint: Joint, grid: PrefillGrid) -> float:
     """Return how likely a request of the line resumes here."""
-    if not joint.leaving or joint.pins:
+    if joint.pins or not (joint.leaving or joint.is_left_out):
         return TIP
-    if len(joint.leaving) > 1 or joint.resumed:
-        return BRANCH
-    if joint.is_prompt_end:
-        return PROMPT_END
-    return GRID if grid.is_point(joint.position) else HEADER
+    if joint.resumed > 1:
+        return TRUNK
+    has_parted = joint.resumed or len(joint.leaving) > 1 or joint.is_left_out
+    if has_parted or joint.is_prompt_end or joint.is_in_head:
+        return PARTING
+    if grid.is_point(joint.position):
+        return GRID
+    assert joint.arrival is not None, "nothing is kept at the root"
+    return NEWEST if joint.position > joint.arrival.line.resumed_at else HEADER
 
 
 def is_resumable(joint: Joint, has_state: bool, window: int) -> bool:

@@ -15,7 +15,11 @@ import mlx.core as mx
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from hearth.worker.cache.cache_budget import Budget
-from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
+from hearth.worker.cache.conversation_priority import (
+    REWRITTEN_MAX,
+    LinePriorities,
+    LinePriority,
+)
 from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
 from hearth.worker.cache.image_keys import ImageRun, is_inside
 from hearth.worker.cache.pinned_prompts import Pin, Pins
@@ -93,7 +97,8 @@ class KVManager:
         self.counts["vlm_retreat"] += plan.is_retreat
         slot = self._fill(plan, query, self._line_of(plan, query), rows)
         assert slot.line is not None
-        self._take_over_path(plan, slot.line)
+        self._take_over_path(plan, slot.line, query.system_end)
+        slot.line.resumed_at = plan.position
         slot.joint.resumed += plan.position > 0
         slot.is_spare = slot.is_settled = False
         # What another prompt's last cut ended is not what this one's prefill would have written.
@@ -111,13 +116,18 @@ class KVManager:
             return plan
         return ResumePlan.cold(is_retreat=True)
 
-    def _take_over_path(self, plan: ResumePlan, line: LinePriority) -> None:
-        """Give the extents that are resumed from to the line, unless a likelier one has them."""
+    def _take_over_path(self, plan: ResumePlan, line: LinePriority, system_end: int) -> None:
+        """Give the extents that are resumed from to the line, unless a likelier one has them.
+
+        What came from disk is not known yet as system and tools.
+        """
         now = time.monotonic()
         mine = line.likelihood(now, self.rules.ttl_s)
         for extent in plan.path:
             if extent.line.likelihood(now, self.rules.ttl_s) <= mine:
                 extent.line = line
+            extent.end.is_in_head |= extent.end.position <= system_end
+            extent.end.is_left_out = False
 
     def commit(
         self, slot: LiveSlot, tokens: Tokens, name: PrefixHash, *, is_fast: bool = False
@@ -167,9 +177,10 @@ class KVManager:
         start = slot.joint.position
         assert start <= len(tokens), (start, len(tokens))
         is_whole = not _ends_inside(slot.images, len(tokens))  # else nobody resumes there
-        if is_prefilled and slot.line is not None and slot.joint.arrival is not None:
-            slot.joint.is_prompt_end = True
-            slot.line.tip = slot.joint.name
+        if slot.line is not None and slot.joint.arrival is not None:
+            slot.joint.is_prompt_end |= is_prefilled
+            if is_prefilled or slot.line.tip is None:
+                slot.line.tip = slot.joint.name
         if len(tokens) > start and is_whole and not self.rules.is_exact:
             (name,) = prefix_hashes(slot.root.name, tokens, [len(tokens)])
             self.transfer.index(slot, start, len(tokens), name, is_canonical=False)
@@ -474,12 +485,42 @@ class KVManager:
             last = plan.path[-1].line
             if any(extent.end.name == last.tip for extent in plan.path):
                 line = last
+            elif self._rewrites(plan, query, last):
+                self._leave_out(last)
+                line = last
         elif plan.slot is not None:
             line = self._slots[plan.slot].line
         if line is None or line.is_running:
             return self.lines.open(now, turns, query.family, query.is_side)
         self.lines.begin_turn(line, now, max(turns, line.turns + 1))
         return line
+
+    def _rewrites(self, plan: ResumePlan, query: PrefixQuery, line: LinePriority) -> bool:
+        """Whether a prompt is the line's last one with another end, as some clients send it.
+
+        It has to share more than it has otherwise, system and tools left out: all that a client
+        asks begins with these.
+        """
+        tip = self.store.joint(line.tip) if line.tip is not None else None
+        if tip is None or line.is_running or line.family != query.family or query.is_side:
+            return False
+        joint, kept = tip, {extent.end for extent in plan.path}
+        while joint not in kept:
+            if joint.arrival is None:
+                return False
+            joint = joint.arrival.start
+        shared = plan.matched if joint is plan.path[-1].end else joint.position
+        return 0 < tip.position - shared <= min(REWRITTEN_MAX, shared - query.system_end)
+
+    def _leave_out(self, line: LinePriority) -> None:
+        """Note that the line goes on without what it has last read."""
+        tip = self.store.joint(line.tip) if line.tip is not None else None
+        todo = [tip] if tip is not None else []
+        while todo:
+            joint = todo.pop()
+            joint.is_left_out = True
+            todo += [extent.end for extent in joint.leaving]
+        line.tip = None
 
     def _check_depth(self, slot: LiveSlot) -> None:
         """Assert that the slot's layers hold as many tokens as its bookkeeping says."""

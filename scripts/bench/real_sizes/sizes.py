@@ -42,11 +42,12 @@ ABOUT: Final = "what sessions cost on models and Macs of real size: SSD, RAM, to
 GB: Final = 1e9
 UNLIMITED: Final = {"KV_DISK_WRITE_GB_PER_DAY": "0"}  # else it hides what would be written
 HEAD: Final = (
-    *("model", "Mac", "budget GB", "chunk", "rows GB"),
+    *("model", "Mac", "budget GB", "chunk", "rows GB", "least GB"),
     *("written: rows", "window", "state", "all / rows"),
     *("kept GB", "slots GB", "read back GB", "read / ideal", "idle / new"),
     *("forwards", "mean", "median", "< 64", "< 256", "refused"),
 )
+READ_RATIO_MAX: Final = 1.03  # of tokens read over the ideal, where all fits
 PARTS: Final = ("layouts", "pairs", "restarts", "days", "confirm")
 DAY_OF: Final = "claude-code-session-1"
 SPENT_GB_PER_DAY: Final = "50"  # three quarters of it are gone before the last three sessions
@@ -128,7 +129,9 @@ class Bench:
         options, settings = self._options, UNLIMITED | self._settings
         names = ", ".join(session.name for session in self._sessions)
         how = "on one server, one after another" if options.in_a_row else "each on its own server"
-        print(f"\n{names}: {how}. GB are 10^9 bytes:\n")
+        print(f"\n{names}: {how}. GB are 10^9 bytes; least: rows, and a state and a window for")
+        print("each conversation. What exact mode has to read again of answers is in the ideal:\n")
+        pairs: list[PairFigures] = []
         print_rows(HEAD)
         for layout in self._layouts:
             for size in self._sizes:
@@ -137,6 +140,8 @@ class Bench:
                 _print_pair(layout, size, pair, options.each)
                 if pair is not None:
                     self.told["pairs"].append(_report(pair))
+                    pairs.append(pair)
+        _print_over(pairs)
 
     def print_restarts(self) -> None:
         """Print what live caches read again after restarts amid the sessions."""
@@ -247,10 +252,25 @@ def _print_pair(
     sys.stdout.flush()
 
 
+def _print_over(pairs: Sequence[PairFigures]) -> None:
+    """Print which sessions read more than they should though RAM holds all of them."""
+    fitting = [
+        (f"{pair.layout.name} on {pair.mac.memory_gb} GB, {name}", figures.read_ratio)
+        for pair in pairs
+        for name, figures in pair.sessions.items()
+        if pair.fits(figures)
+    ]
+    over = [f"{where} {ratio:.3f}" for where, ratio in fitting if ratio > READ_RATIO_MAX]
+    print(f"\n{len(fitting)} sessions fit; above {READ_RATIO_MAX}: {len(over)}")
+    for line in over:
+        print(f"- {line}")
+
+
 def _cells(figures: Figures) -> list[str]:
     written = figures.written
     return [
         f"{figures.rows_bytes / GB:.2f}",
+        f"{figures.least_bytes / GB:.2f}",
         *(f"{written[kind] / GB:.2f}" for kind in ("rows", "window", "state")),
         f"{figures.write_ratio:.2f}",
         f"{figures.kept_bytes_max / GB:.2f}",
@@ -308,6 +328,7 @@ def _report(pair: PairFigures) -> dict[str, Any]:
 def _figures(figures: Figures) -> dict[str, Any]:
     return {
         "rows_bytes": figures.rows_bytes,
+        "least_bytes": figures.least_bytes,
         "written_bytes": dict(figures.written),
         "read_bytes": dict(figures.read),
         "kept_bytes_max": figures.kept_bytes_max,

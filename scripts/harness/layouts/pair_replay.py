@@ -11,7 +11,7 @@ from scripts.harness.layouts.counted_disk import Disk
 from scripts.harness.layouts.counted_server import serving
 from scripts.harness.layouts.counted_worker import CountedWorker
 from scripts.harness.layouts.model_layouts import ModelLayout
-from scripts.harness.layouts.session_scripts import SessionScript, ideals
+from scripts.harness.layouts.session_scripts import SessionScript, ideals, line_count
 from scripts.harness.mac.mac_hardware import Mac
 
 QUIET_S: Final = 60.0  # behind a session
@@ -23,6 +23,7 @@ class Figures:
     """What some sessions cost, in bytes and tokens. Sums of figures are figures."""
 
     rows_bytes: int = 0  # of each token that is new, once
+    least_bytes: int = 0  # the same, and a state and a window for each conversation
     written: Counter[str] = field(default_factory=Counter)  # to SSD, by kind of record
     read: Counter[str] = field(default_factory=Counter)
     kept_bytes_max: int = 0
@@ -36,6 +37,7 @@ class Figures:
 
     def add(self, other: "Figures") -> None:
         self.rows_bytes += other.rows_bytes
+        self.least_bytes += other.least_bytes
         self.written += other.written
         self.read += other.read
         self.kept_bytes_max = max(self.kept_bytes_max, other.kept_bytes_max)
@@ -84,6 +86,10 @@ class PairFigures:
     context_tokens: int
     sessions: dict[str, Figures] = field(default_factory=dict)
 
+    def fits(self, figures: Figures) -> bool:
+        """Whether RAM holds all that is kept of a session beside its live caches."""
+        return figures.least_bytes <= self.budget_bytes
+
     @property
     def total(self) -> Figures:
         total = Figures()
@@ -95,8 +101,10 @@ class PairFigures:
 class _Meter:
     """Reads a worker's counters, and tells what they grew by."""
 
-    def __init__(self, worker: CountedWorker, disk: Disk) -> None:
+    def __init__(self, worker: CountedWorker, disk: Disk, layout: ModelLayout) -> None:
         self._worker, self._disk = worker, disk
+        layers = layout.layers
+        self._line_bytes = layers.state_bytes + layers.window_bytes(layers.layout.window)
         self._written, self._read = disk.written.copy(), disk.read.copy()
         self._ends, self._forwards = len(worker.ends), len(worker.engine.forwards)
         self._idle, self._refused = worker.scheduler.idle_tokens, worker.refused.copy()
@@ -108,8 +116,11 @@ class _Meter:
         said = [session.turns[end.number].answer for end in ends if end.usage is not None]
         new = sum(ideal) + sum(map(len, said))
         forwards = worker.engine.forwards[self._forwards :]
+        rows_bytes = new * worker.manager.row_bytes(None)
+        lines = line_count(session, worker.context_tokens)
         return Figures(
-            rows_bytes=new * worker.manager.row_bytes(None),
+            rows_bytes=rows_bytes,
+            least_bytes=rows_bytes + lines * self._line_bytes,
             written=self._disk.written - self._written,
             read=self._disk.read - self._read,
             kept_bytes_max=worker.kept_bytes_max,
@@ -147,8 +158,10 @@ def replay_pair(
                 budget = worker.manager.store.budget.bytes_max
                 chunk, context = worker.rule.chunk, worker.context_tokens
                 pair = PairFigures(layout, server.mac, budget, chunk, context)
-            for session, least in zip(group, ideals(group, worker.context_tokens), strict=True):
-                meter = _Meter(worker, server.disk)
+            is_exact = worker.manager.rules.is_exact
+            least_of = ideals(group, worker.context_tokens, is_exact)
+            for session, least in zip(group, least_of, strict=True):
+                meter = _Meter(worker, server.disk, layout)
                 worker.play(session, pause_s, QUIET_S)
                 pair.sessions[session.name] = meter.figures(session, least)
             worker.stop()

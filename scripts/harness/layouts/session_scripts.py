@@ -15,6 +15,7 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length, pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.cache.rewritten_end import REWRITTEN_MAX
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.schedule.request_state import Request
@@ -97,26 +98,40 @@ def _query(
     return PrefixQuery(tokens, cuts, names, turn.family, is_side, root=root, system_end=system_end)
 
 
-def ideals(sessions: Sequence[SessionScript], context_tokens: int) -> list[list[int]]:
+def ideals(
+    sessions: Sequence[SessionScript], context_tokens: int, is_exact: bool = False
+) -> list[list[int]]:
     """Return what each turn reads where all prompts and answers before it are kept.
 
     The sessions are played one after another. A prompt that does not fit the context is refused:
-    it reads nothing, and leaves nothing.
+    it reads nothing, and leaves nothing. Exact mode keeps no answers: each is read once more.
     """
     known: list[Tokens] = []
     found = []
     for session in sessions:
-        found.append([_ideal(turn, known, context_tokens) for turn in session.turns])
+        found.append([_ideal(turn, known, context_tokens, is_exact) for turn in session.turns])
     return found
 
 
-def _ideal(turn: Turn, known: list[Tokens], context_tokens: int) -> int:
+def _ideal(turn: Turn, known: list[Tokens], context_tokens: int, is_exact: bool) -> int:
     if turn.length > context_tokens:
         return 0
     tokens = turn.tokens
     best = max((common_length(tokens, other) for other in known), default=0)
-    known.append(turn.held)
+    known.append(tokens if is_exact else turn.held)
     return len(tokens) - min(best, len(tokens) - 1)
+
+
+def line_count(session: SessionScript, context_tokens: int) -> int:
+    """Return how many conversations a session has: what no later prompt goes on from ends one."""
+    turns = [turn for turn in session.turns if turn.length <= context_tokens]
+    return sum(
+        not any(
+            common_length(turn.held, later.tokens) >= turn.length - REWRITTEN_MAX
+            for later in turns[number + 1 :]
+        )
+        for number, turn in enumerate(turns)
+    )
 
 
 def render(path: Path, limit: int = 0) -> SessionScript:
