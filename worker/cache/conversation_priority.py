@@ -1,6 +1,7 @@
 """Ranks lines, which are conversations as the cache sees them, by how likely each goes on.
 
-A request that extends what a line last prefilled continues that line; any other opens one.
+A request that extends what a line last prefilled, or rewrites the end of it, continues that line;
+any other opens one.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ class LinePriority:
     family: str = ""  # of its session; "" where the client names none
     is_side: bool = False  # a title or a topic check of its session
     ended_at: float = 0.0  # when a request of its own last ended
-    tip: PrefixHash | None = None  # the last cut of its last prompt
+    tip: PrefixHash | None = None  # the last cut of its last prompt ...
+    resumed_at: int = 0  # ... which went on behind so many tokens
 
     def likelihood(self, now: float, ttl_s: float) -> float:
         """Return how likely it is needed again, relative to a line just opened (1.0).

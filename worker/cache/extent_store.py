@@ -54,6 +54,8 @@ class Joint:
     snapshot_pinned: int = 0  # pins that keep its snapshot (worker/cache/pinned_prompts.py)
     resumed: int = 0  # requests that went on from here
     is_prompt_end: bool = False  # the last cut of some prompt
+    is_in_head: bool = False  # amid the system and tools of some prompt, or at their end
+    is_left_out: bool = False  # of an end that its conversation's next prompt has not got
     is_dropped: bool = False
     is_stored: bool = False  # what it takes to resume here was handed to the disk
 

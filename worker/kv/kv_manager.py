@@ -15,16 +15,13 @@ import mlx.core as mx
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from hearth.worker.cache.cache_budget import Budget
-from hearth.worker.cache.conversation_priority import (
-    REWRITTEN_MAX,
-    LinePriorities,
-    LinePriority,
-)
+from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
 from hearth.worker.cache.image_keys import ImageRun, is_inside
 from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
+from hearth.worker.cache.rewritten_end import goes_on, leave_out_end
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.cache_bypass_kv_manager import UncachedKVManager
@@ -117,16 +114,13 @@ class KVManager:
         return ResumePlan.cold(is_retreat=True)
 
     def _take_over_path(self, plan: ResumePlan, line: LinePriority, system_end: int) -> None:
-        """Give the extents that are resumed from to the line, unless a likelier one has them.
-
-        What came from disk is not known yet as system and tools.
-        """
+        """Give the extents that are resumed from to the line, unless a likelier one has them."""
         now = time.monotonic()
         mine = line.likelihood(now, self.rules.ttl_s)
         for extent in plan.path:
             if extent.line.likelihood(now, self.rules.ttl_s) <= mine:
                 extent.line = line
-            extent.end.is_in_head |= extent.end.position <= system_end
+            extent.end.is_in_head |= extent.end.position <= system_end  # it may be from disk
             extent.end.is_left_out = False
 
     def commit(
@@ -483,10 +477,8 @@ class KVManager:
         line = None
         if plan.path:
             last = plan.path[-1].line
-            if any(extent.end.name == last.tip for extent in plan.path):
-                line = last
-            elif self._rewrites(plan, query, last):
-                self._leave_out(last)
+            if goes_on(self.store, last, plan, query):
+                leave_out_end(self.store, last, plan)
                 line = last
         elif plan.slot is not None:
             line = self._slots[plan.slot].line
@@ -494,33 +486,6 @@ class KVManager:
             return self.lines.open(now, turns, query.family, query.is_side)
         self.lines.begin_turn(line, now, max(turns, line.turns + 1))
         return line
-
-    def _rewrites(self, plan: ResumePlan, query: PrefixQuery, line: LinePriority) -> bool:
-        """Whether a prompt is the line's last one with another end, as some clients send it.
-
-        It has to share more than it has otherwise, system and tools left out: all that a client
-        asks begins with these.
-        """
-        tip = self.store.joint(line.tip) if line.tip is not None else None
-        if tip is None or line.is_running or line.family != query.family or query.is_side:
-            return False
-        joint, kept = tip, {extent.end for extent in plan.path}
-        while joint not in kept:
-            if joint.arrival is None:
-                return False
-            joint = joint.arrival.start
-        shared = plan.matched if joint is plan.path[-1].end else joint.position
-        return 0 < tip.position - shared <= min(REWRITTEN_MAX, shared - query.system_end)
-
-    def _leave_out(self, line: LinePriority) -> None:
-        """Note that the line goes on without what it has last read."""
-        tip = self.store.joint(line.tip) if line.tip is not None else None
-        todo = [tip] if tip is not None else []
-        while todo:
-            joint = todo.pop()
-            joint.is_left_out = True
-            todo += [extent.end for extent in joint.leaving]
-        line.tip = None
 
     def _check_depth(self, slot: LiveSlot) -> None:
         """Assert that the slot's layers hold as many tokens as its bookkeeping says."""

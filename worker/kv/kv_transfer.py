@@ -92,6 +92,8 @@ class KVTransfer:
         assert start < end <= slot.position, (start, end, slot.position)
         tokens = slot.tokens[start:end].copy()
         joint, extent = self.store.commit(slot.joint, name, tokens, is_canonical, slot.line)
+        joint.is_in_head |= end <= slot.system_end
+        joint.is_left_out = False  # a prompt has it
         if extent is None and joint.arrival is not None:
             # What is there is as good; it is this slot's too if it was made the same way.
             arrival = joint.arrival

@@ -258,7 +258,9 @@ def test_snapshots_thin_out_and_leave_spaced_ones() -> None:
 
 def test_snapshots_where_lines_part_or_turns_ended_outlive_those_amid_a_message() -> None:
     store = new_store(HYBRID)
-    kept = keep(store, text(1, 80), [10, 20, 25, 30, 40, 50, 60, 70, 80])
+    line = new_line()
+    line.resumed_at = 80  # all messages are of older prompts
+    kept = keep(store, text(1, 80), [10, 20, 25, 30, 40, 50, 60, 70, 80], line)
     keep(store, text(1, 40) + text(2, 10), [10, 20, 25, 30, 40, 50])
     branch, prompt_end, header, tip = kept[4].end, kept[6].end, kept[2].end, kept[8].end
     prompt_end.is_prompt_end = True
