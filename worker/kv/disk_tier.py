@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -117,6 +118,7 @@ class DiskTier:
             if joint.position <= query.limit
         }
         names = dict(zip(query.cuts, query.names, strict=True))
+        following = dict(pairwise([0, *query.cuts]))
         done = dict(todo)
         while todo:
             start, reached = todo.popitem()
@@ -129,6 +131,8 @@ class DiskTier:
                     (names[end],) = prefix_hashes(root, query.tokens, [end])
                 if names[end] != name.end:
                     continue
+                if is_exact and following.get(reached.position) != end:
+                    continue  # nothing canonical of this prompt ends there
                 if is_exact and not name.is_canonical:
                     self.counts["recalls_not_exact"] += 1
                     continue

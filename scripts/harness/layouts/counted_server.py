@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -72,14 +73,26 @@ def serving(
             yield server
 
 
-def read_again(worker: CountedWorker, held: Sequence[Tokens], marks: TurnMarks) -> list[int]:
-    """Ask for what follows each of these prefixes; return the tokens of it that are read again."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """What a live cache holds, and the prompt that is sent after a restart: it begins with that."""
+
+    tokens: Tokens
+    asked: Tokens
+
+    @classmethod
+    def whole(cls, tokens: Tokens) -> "Held":
+        """Of a conversation that goes on behind all of it."""
+        return cls(tokens, np.concatenate([tokens, pack(UNHEARD)]))
+
+
+def read_again(worker: CountedWorker, held: Sequence[Held], marks: TurnMarks) -> list[int]:
+    """Send these prompts; return how many of the tokens that were held are read again."""
     found = []
-    for number, tokens in enumerate(held):
-        asked = np.concatenate([tokens, pack(UNHEARD)])
+    for number, each in enumerate(held):
         turn = Turn(
-            ids=asked.tolist(),
-            tokens=asked,
+            ids=each.asked.tolist(),
+            tokens=each.asked,
             answer=[ANSWER],
             waits_for=(),
             gap_s=0.0,
@@ -91,5 +104,5 @@ def read_again(worker: CountedWorker, held: Sequence[Tokens], marks: TurnMarks) 
         worker.play(SessionScript(f"probe-{number}", (turn,), marks))
         usage = worker.ends[-1].usage
         assert usage is not None, "what was held fits"
-        found.append(max(0, usage.prefilled_tokens - len(UNHEARD)))
+        found.append(max(0, usage.prefilled_tokens - (len(each.asked) - len(each.tokens))))
     return found

@@ -321,10 +321,15 @@ class CountedWorker:
         for request in self.scheduler._decoding.values():
             if request.slot is slot:
                 return pack(self.engine.fed(request.request_id))
+        prompt = self.prompt_read_in(slot)
+        return slot.tokens if prompt is None else prompt[: slot.position]
+
+    def prompt_read_in(self, slot: LiveSlot) -> Tokens | None:
+        """Return the prompt that is being read in a slot."""
         for request in self.scheduler._prefilling:
             if request.slot is slot:
-                return request.query.tokens[: request.position]
-        return slot.tokens
+                return request.query.tokens
+        return None
 
     def kill(self) -> None:
         """End as at SIGKILL: what the disk has not written is lost."""

@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 
 from hearth.worker.cache.block_hash import Tokens
+from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.prompt.prefill_cuts import CutRule
-from scripts.harness.layouts.counted_server import CountedServer, read_again, serving
+from scripts.harness.layouts.counted_server import CountedServer, Held, read_again, serving
 from scripts.harness.layouts.counted_worker import CountedWorker
 from scripts.harness.layouts.model_layouts import ModelLayout
 from scripts.harness.layouts.session_scripts import SessionScript, Turn, ideals
@@ -77,13 +78,20 @@ def _restart(
     else:
         worker.kill()
     again = read_again(server.start(), held, session.marks)
-    return Restart(session.name, until_s, [len(tokens) for tokens in held], again)
+    return Restart(session.name, until_s, [len(each.tokens) for each in held], again)
 
 
-def live(worker: CountedWorker) -> list[Tokens]:
+def live(worker: CountedWorker) -> list[Held]:
     """Return what each live cache holds that serves a request, or served one."""
-    found = [worker.held(slot) for slot in worker.manager.slots if not slot.is_spare]
-    return [tokens for tokens in found if len(tokens)]
+    slots = [slot for slot in worker.manager.slots if not slot.is_spare]
+    return [held for slot in slots if len((held := _held(worker, slot)).tokens)]
+
+
+def _held(worker: CountedWorker, slot: LiveSlot) -> Held:
+    """Return what a slot holds. Of a prompt that is being read, its client sends all again."""
+    tokens = worker.held(slot)
+    prompt = worker.prompt_read_in(slot)
+    return Held.whole(tokens) if prompt is None else Held(tokens, prompt)
 
 
 # ---------------------------------------------------------------- a day
@@ -113,7 +121,7 @@ def day(
         sessions = [disguised(session, worker.rule, number) for number in range(count)]
         for each in sessions:
             worker.play(each, DAY_PAUSE_S, DAY_GAP_S)
-        tips = [_longest(each).held for each in sessions]
+        tips = [Held.whole(_longest(each).held) for each in sessions]
         tokens = sum(map(sum, ideals(sessions, worker.context_tokens)))
         tokens += sum(len(turn.answer) for each in sessions for turn in each.turns)
         disk = worker.manager.disk
@@ -125,7 +133,7 @@ def day(
             written_bytes=server.disk.written.total(),
             refused=counts.get("writes_refused_budget", 0),
             again=again,
-            held=[len(tip) for tip in tips],
+            held=[len(tip.tokens) for tip in tips],
         )
 
 

@@ -178,6 +178,25 @@ def test_a_conversation_that_came_back_is_not_its_own_sub_agent(workers: Workers
     assert slot.line is not None and slot.line.sponsor is None
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "falcon_h1"])
+def test_exact_mode_asks_the_disk_for_places_at_which_it_resumes(
+    workers: Workers, name: str
+) -> None:
+    """A prompt that parts where another ended has no cut there: exact mode goes on further back."""
+    drawn: list[int] = np.random.default_rng(1).integers(100, 2_000, 300).tolist()
+    first = workers.start(name, is_exact=True)
+    for length in (129, 230):
+        first.ask(drawn[:length], 1)
+    first.keeper.hand_over()
+    workers.flush()
+    warm = workers.start(name, is_exact=True)
+    other = warm.ask([*drawn[:229], *drawn[240:]], 4)
+    assert 229 not in other.request.query.cuts
+    assert other.cached == 128
+    cold = machine(name, keeps=False, is_exact=True).ask([*drawn[:229], *drawn[240:]], 4)
+    assert all(map(np.array_equal, other.logits, cold.logits))
+
+
 class FullDisk(FileStore):
     """A disk that refuses everything until it is given room."""
 
