@@ -99,9 +99,9 @@ class DiskWriter(NoDiskWriter):
             if self._is_worth(joint, EARLY_SHARE):
                 self._write_point(joint, slot)
             return
-        to_next = _to_next(slot.cuts, joint.position)
-        is_amid = to_next > 0
-        is_late = self._tail_tokens(joint) + to_next > COLD_TOKENS
+        ahead = _ahead(slot.cuts, joint.position)
+        is_amid = ahead > 0
+        is_late = self._tail_tokens(joint) + ahead > COLD_TOKENS
         is_due = is_late if is_amid else self._is_worth(joint)
         if is_due and not self._file_store.is_reserved and self._write_point(joint, slot):
             self._drop_former(slot)
@@ -388,10 +388,13 @@ class DiskWriter(NoDiskWriter):
         return self._layers.copy_rows(slot.cache, start, end, form)
 
 
-def _to_next(cuts: Sequence[int], position: int) -> int:
-    """Return how many tokens behind `position` the next of the cuts is; 0 = there is none."""
+def _ahead(cuts: Sequence[int], position: int) -> int:
+    """Return how many tokens are read until two more cuts; 0 behind the last one.
+
+    That is when the next point could be on disk: it is written while a forward is computed.
+    """
     number = bisect_right(cuts, position)
-    return cuts[number] - position if number < len(cuts) else 0
+    return cuts[min(number + 1, len(cuts) - 1)] - position if number < len(cuts) else 0
 
 
 def file_name(extent: Extent, kind: FileKind, is_canonical: bool, cut_label: str) -> FileName:

@@ -158,8 +158,8 @@ def test_a_worker_that_is_killed_amid_a_long_prefill_loses_no_more_than_the_boun
     made.run(until=lambda: answer.request.position >= chunks * CHUNK)
     workers.flush()
     kept = workers.start("qwen3_5").submit(ids, 1).request.kept_tokens
-    # The forward that would come next is lost with what was read.
-    assert 0 <= (chunks + 1) * CHUNK - kept <= bound
+    # The next forward is lost too, and the one that is computed while the point is written.
+    assert 0 <= (chunks + 2) * CHUNK - kept <= bound
 
 
 def test_where_prompts_part_is_written_once(workers: Workers) -> None:
