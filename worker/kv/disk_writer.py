@@ -158,10 +158,15 @@ class DiskWriter(NoDiskWriter):
         for slot in slots:
             if slot.is_busy and not slot.joint.is_dropped and slot.joint.arrival is not None:
                 self._tips.setdefault(slot.joint, self._clock())
-        there = {slot.joint: slot for slot in slots if not slot.is_busy}
+        there = {slot.joint: slot for slot in slots if self._ends_at_joint(slot)}
         newest_first = sorted(self._tips, key=lambda joint: -self._tips[joint])
         for joint in newest_first:
             self._write_tip(joint, there.get(joint), None)
+
+    def _ends_at_joint(self, slot: LiveSlot) -> bool:
+        """Whether a slot holds its joint's tokens and no more: nobody decodes in it."""
+        is_read = bool(slot.cache) and self._layers.depth(slot.cache) == slot.position
+        return slot.position == slot.joint.position and (not slot.is_busy or is_read)
 
     def _ends_of(self, slot: LiveSlot) -> list[Joint]:
         """Return where a conversation may go on: its prompt's end, and its answer's, in order.

@@ -162,6 +162,23 @@ def test_a_worker_that_is_killed_amid_a_long_prefill_loses_no_more_than_the_boun
     assert 0 <= (chunks + 2) * CHUNK - kept <= bound
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "gpt_oss"])
+def test_a_prompt_that_is_read_at_the_end_is_written_from_its_slot(
+    workers: Workers, name: str
+) -> None:
+    """Where memory was short its places to resume at are in the live cache alone."""
+    made, _ = start(workers, name)
+    ids = tokens(20 * CHUNK)
+    answer = made.submit(ids, 4)
+    made.run(until=lambda: answer.request.position >= 5 * CHUNK)
+    for joint in list(made.keeper.store.joints):
+        made.keeper.store.set_snapshot(joint, None)
+    for extent in list(made.keeper.store.extents):
+        made.keeper.store.set_window(extent, None, extent.end.position)
+    made.keeper.hand_over()
+    assert killed(workers, name, ids) == 5 * CHUNK
+
+
 def test_where_prompts_part_is_written_once(workers: Workers) -> None:
     made, _ = start(workers, "qwen3_5")
     trunk = tokens(2 * CHUNK)
