@@ -1,7 +1,7 @@
 """Stands in for the clocks of a process: time passes when the owner says so, and at no other time.
 
-All clocks go on together: `time.monotonic`, `time.time` and what counts the seconds awake. Files
-get their times from it too.
+All clocks go on together: `time.monotonic`, `time.time`, `time.perf_counter` and what counts the
+seconds awake. Files get their times from it too.
 """
 
 import contextlib
@@ -55,6 +55,7 @@ class SimulatedClock:
         with (
             mock.patch.object(time, "monotonic", self.monotonic),
             mock.patch.object(time, "time", self.time),
+            mock.patch.object(time, "perf_counter", self.monotonic),
             mock.patch.object(os, "utime", utime),
         ):
             awake_s()
