@@ -33,7 +33,8 @@ class LinePriority:
     is_side: bool = False  # a title or a topic check of its session
     ended_at: float = 0.0  # when a request of its own last ended
     tip: PrefixHash | None = None  # the last cut of its last prompt ...
-    resumed_at: int = 0  # ... which went on behind so many tokens
+    resumed_at: int = 0  # ... which went on behind so many tokens ...
+    read_to: int = 0  # ... and has so many
 
     def likelihood(self, now: float, ttl_s: float) -> float:
         """Return how likely it is needed again, relative to a line just opened (1.0).

@@ -235,6 +235,8 @@ class ExtentStore:
     def _forget(self, extent: Extent) -> None:
         del self._extents[extent]
         extent.start.leaving.pop(extent, None)
+        if extent.line.tip == extent.end.name:  # its conversation goes on from further back
+            extent.line.tip = extent.start.name if extent.start.position else None
         if extent.end.arrival is extent:
             extent.end.arrival = None
         self.set_body(extent, None)

@@ -11,11 +11,12 @@ from hearth.worker.cache.extent_store import Joint
 from hearth.worker.cache.prefill_grid import PrefillGrid
 
 TIP: Final = 1.0  # where a line goes on
-NEWEST: Final = 1.0  # at a message of its last prompt: some clients rewrite the last ones each time
+NEWEST: Final = 1.0  # at the last messages of its last prompt: some clients rewrite them each time
 TRUNK: Final = 0.2  # where several requests have gone on before
 PARTING: Final = 0.1  # where one has, where a turn ended, and amid system and tools
 HEADER: Final = 0.05  # at an older message: where an edit would part
 GRID: Final = 0.01  # amid a message
+NEAR: Final = 2_048  # tokens from the end of a prompt: its last messages
 
 
 def likelihood(joint: Joint, grid: PrefillGrid) -> float:
@@ -30,7 +31,8 @@ def likelihood(joint: Joint, grid: PrefillGrid) -> float:
     if grid.is_point(joint.position):
         return GRID
     assert joint.arrival is not None, "nothing is kept at the root"
-    return NEWEST if joint.position > joint.arrival.line.resumed_at else HEADER
+    line = joint.arrival.line
+    return NEWEST if joint.position > max(line.resumed_at, line.read_to - NEAR) else HEADER
 
 
 def is_resumable(joint: Joint, has_state: bool, window: int) -> bool:

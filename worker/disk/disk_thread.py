@@ -49,6 +49,16 @@ class DiskThread:
         self.thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self.thread.start()
 
+    def takes(self, nbytes: int) -> bool:
+        """Whether a record of so many bytes would be taken now; where not, that counts as refused.
+
+        Who asks before it copies need not copy what is refused.
+        """
+        with self._changed:
+            fits = self._queue_bytes + nbytes <= self.queue_bytes_max
+            self.counts["writes_refused_queue"] += not (fits and self._is_open)
+            return fits and self._is_open
+
     def write(self, record: Record, is_needed: bool = False) -> bool:
         """Have a record written; say whether it was taken. What does not fit is refused.
 

@@ -16,6 +16,7 @@ from hearth.worker.engine.batch import Batch
 from hearth.worker.engine.batch_caches import batch_kind
 from hearth.worker.engine.batch_split import ReadCost, regroup
 from hearth.worker.engine.decoding_sequence import (
+    DecodingRow,
     LoneSequence,
     SampledToken,
     Sequence,
@@ -124,14 +125,14 @@ class Decoder:
         self._dissolve()
 
     def _gather(self, keys: set[str]) -> None:
-        """Bring these sequences together, and nobody else: in the batch that has most of them."""
-        batch = max(
-            self._batches,
-            key=lambda each: sum(row.key in keys for row in each.rows),
-            default=None,
-        )
-        if batch is not None and not any(row.key in keys for row in batch.rows):
-            batch = None
+        """Bring these sequences together, and nobody else: in the batch that has most of them.
+
+        Where not all have room, the longest stay as they are.
+        """
+        keys = self._fitting(keys)
+        if not keys:
+            return
+        batch = self._home_of(keys)
         if batch is not None:
             for key in [row.key for row in batch.rows if row.key not in keys]:
                 self._leave(batch, key)
@@ -145,10 +146,6 @@ class Decoder:
         )
         if not joining or (batch is None and len(joining) < 2):
             return
-        longest = max(len(lone.row.fed) for lone in joining)
-        longest = max(longest, batch.length if batch is not None else 0)
-        if not self.has_room(self._padding_bytes(joining, batch, longest)):
-            return
         for lone in joining:
             del self._lone[lone.row.key]
             lone.row.lend()
@@ -156,6 +153,38 @@ class Decoder:
             self._batches.append(Batch(self._model, joining))
         else:
             batch.extend(joining)
+
+    def _home_of(self, keys: set[str]) -> Batch | None:
+        """Return the batch that has most of these sequences; None where none has any."""
+        counts = [(sum(row.key in keys for row in batch.rows), batch) for batch in self._batches]
+        count, batch = max(counts, key=lambda each: each[0], default=(0, None))
+        return batch if count else None
+
+    def _fitting(self, keys: set[str]) -> set[str]:
+        """Return those of the sequences that have room beside each other: who takes most stays out.
+
+        A single one is what it is now; of several none where no two have room.
+        """
+        if len(keys) < 2:
+            return keys
+        rows = [lone.row for lone in self._lone.values()]
+        rows += [row for batch in self._batches for row in batch.rows]
+        found = [row for row in rows if row.key in keys]
+        while len(found) > 1 and not self.has_room(self._bytes_together(found)):
+            found.remove(min(found, key=lambda row: self._bytes_together(found, without=row)))
+        return {row.key for row in found} if len(found) > 1 else set()
+
+    def _bytes_together(self, found: list[DecodingRow], without: DecodingRow | None = None) -> int:
+        """Return what is held more once these share a batch: beside that, a row is moved."""
+        rows = [row for row in found if row is not without]
+        batch = self._home_of({row.key for row in rows})
+        inside = {row.key for row in batch.rows} if batch is not None else set()
+        longest = max(len(row.fed) for row in rows)
+        padding = 0
+        for row in rows:
+            now = batch.length if batch is not None and row.key in inside else len(row.fed)
+            padding += max(0, longest - now)
+        return round(padding * self.cost.row_bytes) + sum(row.join_bytes for row in rows)
 
     def _dissolve(self) -> None:
         """Let who is left alone in a batch decode alone: a batch masks, and may copy, its rows."""
@@ -168,10 +197,3 @@ class Decoder:
         lone = batch.remove(key)
         assert lone is not None, key
         self._lone[key] = lone
-
-    def _padding_bytes(self, joining: list[LoneSequence], batch: Batch | None, longest: int) -> int:
-        """Return what is held more once these are padded: beside that, a row is moved."""
-        own = sum(longest - len(lone.row.fed) for lone in joining)
-        if batch is not None:
-            own += len(batch) * (longest - batch.length)
-        return round(own * self.cost.row_bytes)

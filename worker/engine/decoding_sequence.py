@@ -29,6 +29,7 @@ class Sequence:
     tokens_max: int  # of the completion
     before_forward: Callable[[int], None] = _nothing  # called with how many tokens it will hold
     before_join: Callable[[], None] = _nothing  # its cache is about to be copied into a batch
+    join_bytes: Callable[[], int] = lambda: 0  # that are held more for that
     shift: int = 0  # of positions, by the prompt's images: see ImageEncoder.shift
 
 
@@ -69,6 +70,12 @@ class DecodingRow:
         self.context = TokenBuffer(sequence.tokens) if sequence.choice.processors else None
         self.is_lent = False  # its KV is in no slot's own cache
         self._before_join = sequence.before_join
+        self._join_bytes = sequence.join_bytes
+
+    @property
+    def join_bytes(self) -> int:
+        """What is held more once it has joined a batch, beside the padding."""
+        return 0 if self.is_lent else self._join_bytes()
 
     def lend(self) -> None:
         """Its KV is about to be copied out of its slot's cache, for good."""

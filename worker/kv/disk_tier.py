@@ -160,12 +160,13 @@ class DiskTier:
     def _windows(self, reached: _ReachedPrefix) -> list[FileName] | None:
         """Return the window rows that a resume looks back to and RAM lacks."""
         position, back_to = reached.position, max(0, reached.position - self._store.layout.window)
-        lacking = []
+        lacking, joint = [], reached.joint
         for run in reversed(reached.path):
             if position > back_to:
                 lacking.append(run)
+            elif joint.position <= back_to:
+                break
             position -= run.token_count
-        joint = reached.joint
         while joint.position > back_to and joint.arrival is not None:
             if joint.arrival.window is None:
                 lacking.append(self._rows_file_name(joint))

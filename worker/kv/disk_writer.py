@@ -237,14 +237,17 @@ class DiskWriter(NoDiskWriter):
         return found
 
     def _write_tip(self, joint: Joint, slot: LiveSlot | None, share: int | None) -> None:
-        """Write the point at a conversation's end where that is worth it; None = at the end."""
+        """Write the point at a conversation's end where that is worth it; None = at the end.
+
+        What is not worth it yet may be at the end.
+        """
         if joint.is_dropped or joint.is_stored:
             del self._tips[joint]
             return
         is_worth = self._tail_tokens(joint) >= SHUTDOWN_TOKENS
         if share is not None:
             is_worth = self._is_worth(joint, share)
-        if not is_worth or self._write_point(joint, slot, is_needed=True):
+        if is_worth and self._write_point(joint, slot, is_needed=True):
             del self._tips[joint]
 
     def _write_point(self, joint: Joint, slot: LiveSlot | None, is_needed: bool = False) -> bool:
@@ -325,7 +328,8 @@ class DiskWriter(NoDiskWriter):
         if joint is None or joint.is_dropped or len(joint.leaving) != 1 or joint.resumed:
             return
         joint.is_stored = False
-        extents = self._within_window(joint)
+        needed = self._within_window(slot.joint)
+        extents = [extent for extent in self._within_window(joint) if extent not in needed]
         for extent in extents:
             extent.is_window_stored = False
         names = [self._file_name(extent, FileKind.WINDOW) for extent in extents]
@@ -341,14 +345,21 @@ class DiskWriter(NoDiskWriter):
         Copies rows that only the slot holds: those of one chunk, in most cases.
         """
         for extent in slot.held_extents:
-            if not extent.is_stored and extent in self._store:
-                self.write(extent, slot)
+            is_due = not extent.is_stored and extent in self._store
+            if is_due and not self.write(extent, slot):
+                return  # nor would it take the others
 
     def write(self, extent: Extent, slot: LiveSlot | None) -> bool:
-        """Hand over an extent's rows, which are its own or `slot`'s; say whether that was taken."""
+        """Hand over an extent's rows, which are its own or `slot`'s; say whether that was taken.
+
+        Nothing is copied that the disk's thread would refuse.
+        """
         form = self._packing(extent, slot)
         is_own = form is None and self._hangs_from_its_own(extent)
         extent.is_stored_canonical = extent.is_canonical and is_own
+        is_there = self._thread.holds(self._file_name(extent, FileKind.ROWS))
+        if not is_there and not self._thread.takes(self._rows_bytes(extent, slot, form)):
+            return False
         arrays = arrays_of_rows(self._rows(extent, slot, form).layers)
         is_needed = not extent.line.is_side
         extent.is_stored = self._hand_over(extent, FileKind.ROWS, arrays, is_needed)
@@ -367,6 +378,13 @@ class DiskWriter(NoDiskWriter):
         if extent.body is not None or slot is None or not self._has_rows:
             return None
         return self._rules.packing(slot, extent.end.position)
+
+    def _rows_bytes(self, extent: Extent, slot: LiveSlot | None, form: PackedFormat | None) -> int:
+        """Return what an extent's rows take in a file."""
+        if extent.body is not None:
+            return extent.body.nbytes
+        live = slot.format if slot is not None else None
+        return len(extent.tokens) * self._layers.row_cost(form or live)[0]
 
     def _hangs_from_its_own(self, extent: Extent) -> bool:
         """Whether the run on disk that arrives where this one starts was cut as this one's was.

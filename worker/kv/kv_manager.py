@@ -15,13 +15,13 @@ import mlx.core as mx
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from hearth.worker.cache.cache_budget import Budget
+from hearth.worker.cache.continued_line import goes_on, leave_out_end, take_over_path
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
 from hearth.worker.cache.image_keys import ImageRun, is_inside
 from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
-from hearth.worker.cache.rewritten_end import goes_on, leave_out_end
 from hearth.worker.disk.disk_thread import DiskThread
 from hearth.worker.disk.file_format import Record
 from hearth.worker.kv.cache_bypass_kv_manager import UncachedKVManager
@@ -94,8 +94,7 @@ class KVManager:
         self.counts["vlm_retreat"] += plan.is_retreat
         slot = self._fill(plan, query, self._line_of(plan, query), rows)
         assert slot.line is not None
-        self._take_over_path(plan, slot.line, query.system_end)
-        slot.line.resumed_at = plan.position
+        take_over_path(slot.line, plan, query, time.monotonic(), self.rules.ttl_s)
         slot.joint.resumed += plan.position > 0
         slot.is_spare = slot.is_settled = False
         # What another prompt's last cut ended is not what this one's prefill would have written.
@@ -112,16 +111,6 @@ class KVManager:
         if not is_inside(query.tokens, plan.position):
             return plan
         return ResumePlan.cold(is_retreat=True)
-
-    def _take_over_path(self, plan: ResumePlan, line: LinePriority, system_end: int) -> None:
-        """Give the extents that are resumed from to the line, unless a likelier one has them."""
-        now = time.monotonic()
-        mine = line.likelihood(now, self.rules.ttl_s)
-        for extent in plan.path:
-            if extent.line.likelihood(now, self.rules.ttl_s) <= mine:
-                extent.line = line
-            extent.end.is_in_head |= extent.end.position <= system_end  # it may be from disk
-            extent.end.is_left_out = False
 
     def commit(
         self, slot: LiveSlot, tokens: Tokens, name: PrefixHash, *, is_fast: bool = False
@@ -150,6 +139,14 @@ class KVManager:
             slot.capacity = self._layers.reserve(slot.cache, rows)
         assert slot.capacity >= rows, (slot.capacity, rows)
 
+    def limit_growth(self, has_room: Callable[[int], bool]) -> None:
+        """Have live caches grow by a quarter only where `has_room` for so many bytes more."""
+        self._layers.has_room = has_room
+
+    def lend_bytes(self, slot: LiveSlot) -> int:
+        """Return how many bytes more are held once `lend` has copied."""
+        return self.transfer.give_up_bytes(slot)
+
     def lend(self, slot: LiveSlot) -> None:
         """Before the slot's cache is merged into a batch: copy out what only it holds."""
         assert slot.is_busy and not slot.lent_extents, "a slot joins a batch once"
@@ -173,7 +170,8 @@ class KVManager:
         is_whole = not _ends_inside(slot.images, len(tokens))  # else nobody resumes there
         if slot.line is not None and slot.joint.arrival is not None:
             slot.joint.is_prompt_end |= is_prefilled
-            if is_prefilled or slot.line.tip is None:
+            is_own = slot.line.tip is None and slot.position > slot.system_end
+            if is_prefilled or is_own:
                 slot.line.tip = slot.joint.name
         if len(tokens) > start and is_whole and not self.rules.is_exact:
             (name,) = prefix_hashes(slot.root.name, tokens, [len(tokens)])
@@ -219,6 +217,7 @@ class KVManager:
         """Return how many bytes `release` could give up."""
         needed, own = self._needed_by(spared)
         kept = self.store.budget.bytes_used - self.pins.nbytes - needed.nbytes
+        kept -= self.transfer.stood_on_bytes(needed.path)
         idle = [slot for slot in self._slots.values() if not slot.is_busy and slot.number != own]
         copied = {e for slot in idle for e in self.transfer.held_only(slot, needed.path)}
         copied_bytes = sum(len(extent.tokens) for extent in copied) * self.row_bytes(None)
@@ -482,7 +481,7 @@ class KVManager:
                 line = last
         elif plan.slot is not None:
             line = self._slots[plan.slot].line
-        if line is None or line.is_running:
+        if line is None or line.is_running or line.family != query.family:
             return self.lines.open(now, turns, query.family, query.is_side)
         self.lines.begin_turn(line, now, max(turns, line.turns + 1))
         return line

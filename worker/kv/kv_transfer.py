@@ -13,7 +13,7 @@ import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
 from hearth.worker.cache.eviction import Evictor
-from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays, path_to
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
 from hearth.worker.kv.live_slot import LiveSlot
@@ -158,9 +158,30 @@ class KVTransfer:
             extent for extent in slot.held_extents if extent.end.position <= position
         ]
 
-    def held_only(self, slot: LiveSlot, path: Sequence[Extent]) -> list[Extent]:
-        """Return the runs of a path whose rows only this slot has."""
-        held = path if self._layers.layout.has_rows else ()
+    def stood_on_bytes(self, spared: Sequence[Extent]) -> int:
+        """Return the bytes of kept rows that running requests stand on, and no slot has too.
+
+        Those of `spared`, and pinned ones, are left out: others count them.
+        """
+        found: dict[Extent, None] = {}
+        for slot in self._slots.values():
+            for extent in path_to(slot.joint) if slot.is_busy else ():
+                if not (extent.holders or extent.pinned):
+                    found[extent] = None
+        bodies = (extent.body for extent in found if extent not in spared)
+        return sum(body.nbytes for body in bodies if body is not None)
+
+    def give_up_bytes(self, slot: LiveSlot) -> int:
+        """Return how many bytes more are held once all that only the slot has is copied out."""
+        tokens = sum(len(extent.tokens) for extent in self.held_only(slot))
+        budget = self.store.budget
+        room = max(0, budget.bytes_max - budget.bytes_used)
+        return min(tokens * self._layers.row_cost(slot.format)[0], room)
+
+    def held_only(self, slot: LiveSlot, path: Sequence[Extent] | None = None) -> list[Extent]:
+        """Return the runs of a path whose rows only this slot has; of all that it holds."""
+        runs = slot.held_extents if path is None else path
+        held = runs if self._layers.layout.has_rows else ()
         return [e for e in held if e.body is None and e.holders == {slot.number}]
 
     def copy_out(self, slot: LiveSlot, path: Sequence[Extent]) -> None:

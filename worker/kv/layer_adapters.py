@@ -7,7 +7,7 @@ cache are upstream's, and this module is the only one that knows them, but for t
 Owner: the inference thread.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,13 +80,15 @@ class LayerStates:
 class LayerMap:
     """Reads and writes the caches of one model. `probe` is a cache that has seen some tokens.
 
-    Holds no cache itself. Owner: the inference thread.
+    Holds no cache itself. `has_room` says whether so many bytes more may be held: where not, a
+    buffer that is too small grows no more than it has to. Owner: the inference thread.
 
     Raises:
         UnknownCache: no reuse is possible with this model.
     """
 
     def __init__(self, probe: list[Any]) -> None:
+        self.has_room: Callable[[int], bool] = lambda _nbytes: True
         for leaf in _leaves(probe):
             _check(leaf)
         rows, windows = _of_kind(probe, _ROWS), _of_kind(probe, _WINDOWS)
@@ -206,7 +208,7 @@ class LayerMap:
 
         Return for how many there is room then.
         """
-        room = UNBOUNDED
+        room, wanted = UNBOUNDED, 0
         for shapes, leaf in zip(self._shapes, _of_kind(cache, _ROWS), strict=True):
             if leaf.keys is None:
                 _presize(leaf, shapes, _rounded(rows))
@@ -218,7 +220,7 @@ class LayerMap:
             if capacity >= rows:
                 room = min(room, capacity)
                 continue
-            wanted = _rounded(max(rows, int(capacity * GROWTH)))
+            wanted = wanted or self._grown(capacity, rows, old.format)
             room = min(room, wanted)
             spare = wanted - leaf.offset
             arrays = []
@@ -230,6 +232,12 @@ class LayerMap:
             mx.eval(arrays)
         assert room >= rows, (room, rows)
         return room
+
+    def _grown(self, capacity: int, rows: int, form: PackedFormat | None) -> int:
+        """Return for how many tokens there is room once a buffer has grown to hold `rows`."""
+        roomy = _rounded(max(rows, int(capacity * GROWTH)))
+        more = (roomy - capacity) * self.row_cost(form)[0]
+        return roomy if self.has_room(more) else _rounded(rows)
 
     def quantise(self, cache: list[Any], form: QuantFormat) -> None:
         """Turn the layers' rows, and what will be written, into `form`, in place of the list."""

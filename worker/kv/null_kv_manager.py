@@ -71,8 +71,14 @@ class NullKVManager:
     def grow(self, slot: LiveSlot, rows: int) -> None:
         pass
 
+    def limit_growth(self, has_room: Callable[[int], bool]) -> None:
+        pass
+
     def lend(self, slot: LiveSlot) -> None:
         pass
+
+    def lend_bytes(self, slot: LiveSlot) -> int:
+        return 0
 
     def close(self, slot: LiveSlot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
         pass

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Final
 
 from hearth.shared.wire_messages import Failed
+from hearth.worker.engine.decoder import Decoder
 from hearth.worker.kv.layer_adapters import STEP
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
 from hearth.worker.schedule.memory_guard import PromptCost
@@ -27,11 +28,16 @@ class Admission:
     """
 
     def __init__(
-        self, kv_manager: KVManagerInterface, config: SchedulerConfig, counts: "Counter[str]"
+        self,
+        kv_manager: KVManagerInterface,
+        decoder: Decoder,
+        config: SchedulerConfig,
+        counts: "Counter[str]",
     ) -> None:
         """`counts` counts recalls and refusals; the scheduler's counts are in it too."""
         self._kv_manager = kv_manager
         self._uncached = kv_manager.uncached
+        self._decoder = decoder
         self._config = config
         self._counts = counts
         self._epoch = 0  # times that the cache was emptied
@@ -100,7 +106,8 @@ class Admission:
         length of the longest prompt that is being read, this one included.
         """
         kv_manager, query, rows = self.kv_manager_of(request), request.query, rows_of(request)
-        times = 2 if running else 1  # a batch copies what joins it
+        # A batch copies what joins it.
+        times = 2 if running and self._decoder.is_mergeable else 1
         promised = sum(map(self._promised_bytes, running))
         growth = sum(map(self._growth_bytes, [*running, request])) if running else 0
         cost = PromptCost(

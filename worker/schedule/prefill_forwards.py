@@ -29,29 +29,33 @@ class TimeShares:
     nearly as much time as it took: so a prompt takes at most twice as long as it would alone, and
     an answer waits for one forward and one step at most. The answers let short prompts go first:
     sub-agents that begin together are read one after the other, with few steps between, and then
-    written together.
+    written together. What the short ones owe them is an account of its own, which the time that a
+    long prompt owes pays too: else a row of short ones would keep the long one waiting for ever.
     Invariant: what answers had too much is made up for, up to the time of one forward.
     """
 
     def __init__(self) -> None:
-        self._owed_s = 0.0  # to the answers; negative: to the prompts
-        self._forward_s = 0.0  # of the last forward of a prompt
+        self._long, self._short = _Debt(), _Debt()
         self._step_owed_s = 0.0  # likewise, by the share that they have of short prompts
 
     def is_answers_turn(self, is_short: bool) -> bool:
         """Whether answers, if there are any, come before the next forward of a prompt."""
-        return self._owed_s > (OWED_S_MAX if is_short else 0)
+        return self._short.owed_s > OWED_S_MAX if is_short else self._long.owed_s > 0
 
     @property
     def is_step_due(self) -> bool:
         """Whether answers get a step before the next forward of a short prompt."""
         return self._step_owed_s >= 0
 
-    def note_prefill(self, seconds: float) -> None:
+    @property
+    def owed_s(self) -> float:
+        """What the answers have to get before all is even."""
+        return max(self._long.owed_s, self._short.owed_s)
+
+    def note_prefill(self, seconds: float, is_short: bool) -> None:
         """Note one forward of a prompt, or one image, that answers waited for."""
         assert seconds >= 0, seconds
-        self._forward_s = seconds * ANSWERS_SHARE
-        self._owed_s += self._forward_s
+        (self._short if is_short else self._long).add(seconds * ANSWERS_SHARE)
         self._step_owed_s += seconds * SHORT_SHARE
 
     def note_decode(self, seconds: float) -> None:
@@ -62,12 +66,28 @@ class TimeShares:
     def note_ahead(self, seconds: float) -> None:
         """Note what went to the step that is computed ahead."""
         assert seconds >= 0, seconds
-        self._owed_s = max(self._owed_s - seconds, -self._forward_s)
+        self._long.pay(seconds)
+        self._short.pay(seconds)
         self._step_owed_s -= seconds
 
     def clear(self) -> None:
         """Nothing decodes: nobody is owed anything."""
-        self._owed_s = self._step_owed_s = 0.0
+        self._long.owed_s = self._short.owed_s = self._step_owed_s = 0.0
+
+
+class _Debt:
+    """What prompts of one kind owe the answers, in seconds; negative: what these owe them."""
+
+    def __init__(self) -> None:
+        self.owed_s = 0.0
+        self._forward_s = 0.0  # of their last forward
+
+    def add(self, seconds: float) -> None:
+        self._forward_s = seconds
+        self.owed_s += seconds
+
+    def pay(self, seconds: float) -> None:
+        self.owed_s = max(self.owed_s - seconds, -self._forward_s)
 
 
 class PrefillForwards:
@@ -111,7 +131,7 @@ class PrefillForwards:
         if not self._encode_image(request, prefilling, decoding):
             self._prefill_chunk(request, decoding)
         if decoding:
-            self._shares.note_prefill(clock() - began)
+            self._shares.note_prefill(clock() - began, self._config.is_short(request))
         request.image_s += self._engine.encoder_s - encoder_s
 
     def _encode_image(

@@ -60,7 +60,8 @@ class Scheduler:
         self._end_ids = end_ids
         self._choose = choose
         self._config = config
-        engine.decoder.has_room = lambda nbytes: not config.memory.over(nbytes)
+        engine.decoder.has_room = self._has_room
+        kv_manager.limit_growth(self._has_room)
         self._waiting: deque[Request] = deque()
         self._prefilling: list[Request] = []  # oldest first
         self._decoding: dict[str, Request] = {}
@@ -71,7 +72,7 @@ class Scheduler:
         self._idle = IdlePrefill(engine, kv_manager, config)
         self._forwards, self._isolation = config.forwards, config.isolation
         self.counts: Counter[str] = Counter()
-        self._admission = Admission(kv_manager, config, self.counts)
+        self._admission = Admission(kv_manager, engine.decoder, config, self.counts)
         self._shares = TimeShares()
         self._has_read_short = False  # in this step
         self._reader = PrefillForwards(
@@ -267,6 +268,10 @@ class Scheduler:
             if request.position < request.told_tokens:  # the disk had not what it promised
                 yield Progress(request.request_id, request.position, request.prompt_tokens)
 
+    def _has_room(self, nbytes: int) -> bool:
+        """Whether so many bytes more may be held, beside the forward of a prompt."""
+        return not self._config.memory.over(nbytes, self._prompt_depth)
+
     @property
     def _prompt_depth(self) -> int:
         """The length in tokens of the longest prompt that is being read."""
@@ -328,10 +333,7 @@ class Scheduler:
         return min(prompts, key=lambda r: r.left_tokens) if self._is_oldest_next else prompts[0]
 
     def _waits_for_answers(self, request: Request) -> bool:
-        return self._shares.is_answers_turn(self._is_short(request))
-
-    def _is_short(self, request: Request) -> bool:
-        return request.own_tokens <= self._config.short_tokens
+        return self._shares.is_answers_turn(self._config.is_short(request))
 
     def _prefill(self) -> Iterator[Up]:
         """Do one forward of one prompt; start decoding it when it was the last."""
@@ -347,7 +349,7 @@ class Scheduler:
                 yield self._end_with_error(request, error)
                 return
             yield Progress(request.request_id, request.position, request.prompt_tokens)
-            self._has_read_short = self._is_short(request)
+            self._has_read_short = self._config.is_short(request)
         if request.is_prefilled:
             self._prefilling.remove(request)
             if request.is_prefill_only:
@@ -371,6 +373,7 @@ class Scheduler:
             tokens_max=request.tokens_max,
             before_forward=functools.partial(kv_manager.grow, slot),
             before_join=functools.partial(kv_manager.lend, slot),
+            join_bytes=functools.partial(kv_manager.lend_bytes, slot),
             shift=self._engine.shift(request.query.images, request.position),
         )
 
@@ -379,7 +382,7 @@ class Scheduler:
         if not self._decoding:
             self._shares.clear()
             return
-        is_next_short = self._has_read_short and any(map(self._is_short, self._prefilling))
+        is_next_short = self._has_read_short and any(map(self._config.is_short, self._prefilling))
         if is_next_short and not self._shares.is_step_due:
             return
         began = self._config.clock()

@@ -50,3 +50,7 @@ class SchedulerConfig:
         assert position < cut, (position, cut)
         step = self.grid.step_at(position)
         return min(cut, (position // step + 1) * step)
+
+    def is_short(self, request: Request) -> bool:
+        """Whether a prompt with a slot goes before answers, as it has few tokens to read."""
+        return request.own_tokens <= self.short_tokens

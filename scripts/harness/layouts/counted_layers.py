@@ -14,7 +14,6 @@ import mlx.core as mx
 from hearth.worker.kv.layer_adapters import (
     _STATES,
     _WINDOWS,
-    GROWTH,
     KVRows,
     LayerMap,
     LayerStates,
@@ -95,7 +94,7 @@ class CountedLayerMap(LayerMap):
         if not live.capacity:
             live.capacity = _rounded(rows)
         elif live.capacity < rows:
-            live.capacity = _rounded(max(rows, int(live.capacity * GROWTH)))
+            live.capacity = self._grown(live.capacity, rows, None)
         return int(live.capacity)
 
     def quantise(self, cache: list[Any], form: QuantFormat) -> None:

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, common_length, pack, prefix_hashes
+from hearth.worker.cache.continued_line import REWRITTEN_MAX
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.cache.rewritten_end import REWRITTEN_MAX
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt
 from hearth.worker.schedule.request_state import Request

@@ -42,6 +42,7 @@ class ScriptedDecoder:
         self.scripts = scripts
         self.sequences: dict[str, Sequence] = {}
         self.log: list[str] = []
+        self.is_mergeable = True
 
     def add(self, sequence: Sequence) -> None:
         assert sequence.key not in self.sequences

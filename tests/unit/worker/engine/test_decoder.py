@@ -93,6 +93,55 @@ def test_a_long_row_and_a_short_one_share_no_batch_where_padding_costs_more_than
     assert sorted(map(sorted, decoder.batch_keys)) == [["long", "longer"], ["short", "shorter"]]
 
 
+def test_where_padding_to_the_longest_has_no_room_the_others_share_a_batch() -> None:
+    model = load(str(fixture_dir("qwen3", tiny=True)))[0]
+    decoder = Decoder(model, generation_stream, is_mergeable=True)
+    decoder.cost = ReadCost(weight_bytes=1e9, row_bytes=1)
+    asked: list[int] = []
+
+    def has_room(nbytes: int) -> bool:
+        asked.append(nbytes)
+        return nbytes <= 100
+
+    decoder.has_room = has_room
+    for key, length in {"a": 9, "long": 900, "b": 12, "c": 10}.items():
+        decoder.add(sequence(model, key, list(range(20, 20 + length))))
+    decoder.step()
+    assert decoder.batch_keys == [{"a", "b", "c"}] and len(decoder) == 4
+    assert max(asked) >= 2 * 888, "it was asked for all of them first"
+
+
+def test_a_batch_that_others_find_no_room_in_stays_as_it_is() -> None:
+    model = load(str(fixture_dir("qwen3", tiny=True)))[0]
+    decoder = Decoder(model, generation_stream, is_mergeable=True)
+    decoder.cost = ReadCost(weight_bytes=1e9, row_bytes=1)
+    for key in ("a", "b"):
+        decoder.add(sequence(model, key, list(range(20, 40))))
+    decoder.step()
+    decoder.has_room = lambda _nbytes: False
+    decoder.add(sequence(model, "long", list(range(20, 420))))
+    for _ in range(3):
+        decoder.step()
+    assert decoder.batch_keys == [{"a", "b"}] and len(decoder) == 3
+
+
+def test_what_joining_copies_is_asked_for_too() -> None:
+    model = load(str(fixture_dir("qwen3", tiny=True)))[0]
+    decoder = Decoder(model, generation_stream, is_mergeable=True)
+    decoder.cost = ReadCost(weight_bytes=1e9, row_bytes=1)
+    decoder.has_room = lambda nbytes: nbytes <= 100
+    for key, nbytes in (("a", 30), ("b", 70), ("c", 20)):
+        made = sequence(model, key, list(range(20, 40)))
+        made.join_bytes = lambda nbytes=nbytes: nbytes
+        decoder.add(made)
+    decoder.step()
+    assert decoder.batch_keys == [{"a", "c"}], "all three copy 120 bytes"
+    decoder.has_room = lambda nbytes: nbytes <= 10
+    decoder.add(sequence(model, "d", list(range(20, 40))))
+    decoder.step()
+    assert "d" in decoder.batch_keys[0], "who is in a batch has copied"
+
+
 def test_removing_what_is_not_there_does_nothing(model: Any) -> None:
     decoder = Decoder(model, generation_stream, is_mergeable=True)
     decoder.remove("nobody")

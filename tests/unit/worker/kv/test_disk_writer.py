@@ -9,6 +9,7 @@ import pytest
 
 from hearth.worker.disk.file_names import FileKind, FileName, parse
 from hearth.worker.kv import disk_writer
+from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.socketless_worker import Machine, machine
 from tests.helpers.worker.disk_workers import Workers
 
@@ -177,6 +178,61 @@ def test_a_prompt_that_is_read_at_the_end_is_written_from_its_slot(
         made.keeper.store.set_window(extent, None, extent.end.position)
     made.keeper.hand_over()
     assert killed(workers, name, ids) == 5 * CHUNK
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+@pytest.mark.parametrize("behind", [40, 100, 120, 200])
+def test_a_prompt_that_ends_close_behind_a_point_keeps_the_windows_of_both(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, behind: int, is_killed: bool
+) -> None:
+    """The windows of the point that was replaced went: all of the prompt was read again."""
+    monkeypatch.setattr(disk_writer, "COLD_TOKENS", 8 * CHUNK)
+    made, _ = start(workers, "gpt_oss")
+    ids = tokens(21 * CHUNK + behind, 1)
+    ids += made.ask(ids, 20).request.sampled
+    if not is_killed:
+        made.keeper.hand_over()
+    workers.flush()
+    assert len(ids) - killed(workers, "gpt_oss", [*ids, 7, 8]) <= CHUNK
+
+
+@pytest.mark.parametrize("quiet_s", [0.0, 31.0])
+def test_a_short_conversation_is_written_at_the_end_also_if_it_was_quiet(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, quiet_s: float
+) -> None:
+    """A state is worth 2,300 tokens on a 27B: after 30 s of quiet 504 were not, and forgotten."""
+    made, clock = start(workers, "qwen3_5")
+    worth_bytes = 2_300 * made.layers.row_bytes
+    monkeypatch.setattr(disk_writer.DiskWriter, "_point_bytes", lambda *_: worth_bytes)
+    ids = tokens(500)
+    ids += made.ask(ids, 4).request.sampled
+    clock.now_s += quiet_s
+    made.keeper.sweep()
+    assert not points(workers)
+    made.keeper.hand_over()
+    assert len(ids) - killed(workers, "qwen3_5", [*ids, 7]) <= disk_writer.SHUTDOWN_TOKENS
+
+
+def test_nothing_is_copied_for_a_disk_that_takes_nothing(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that did not keep up had all unwritten rows copied again at each cut."""
+    copied: list[int] = []
+    copy_rows = LayerMap.copy_rows
+
+    def counted(self: LayerMap, cache: Any, first: int, end: int, form: Any) -> Any:
+        copied.append(end - first)
+        return copy_rows(self, cache, first, end, form)
+
+    monkeypatch.setattr(LayerMap, "copy_rows", counted)
+    made, _ = start(workers, "qwen3")
+    made.keeper.disk.thread.queue_bytes_max = 1
+    ids = tokens(20 * CHUNK + 1)
+    made.ask(ids, 2)
+    assert not copied
+    assert 20 <= made.keeper.disk.thread.counts["writes_refused_queue"] <= 22
+    made.keeper.hand_over()
+    assert killed(workers, "qwen3", ids) == 20 * CHUNK, "it is written at the end"
 
 
 def test_where_prompts_part_is_written_once(workers: Workers) -> None:

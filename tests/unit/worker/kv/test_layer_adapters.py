@@ -131,6 +131,18 @@ def test_a_buffer_that_grows_keeps_its_rows_and_grows_by_a_share() -> None:
     assert layers.reserve(cache, 1280) == 1280, "there is room"
 
 
+def test_a_buffer_grows_no_more_than_it_has_to_where_memory_has_no_room_for_a_share() -> None:
+    cache: list[Any] = [KVCache(), KVCache()]
+    feed(cache, 10_000, 1)
+    layers = LayerMap(cache)
+    asked: list[int] = []
+    layers.has_room = lambda nbytes: bool(asked.append(nbytes))
+    capacity = cache[0].keys.shape[2]
+    assert layers.reserve(cache, capacity + 1) == capacity + 256
+    assert asked == [capacity // 4 * layers.row_bytes], "once, for all layers"
+    assert {leaf.keys.shape[2] for leaf in cache} == {capacity + 256}
+
+
 @pytest.mark.parametrize("writes", [[5], [8, 1], [20], [20, 1, 1], [3, 1], [9, 7, 1, 1, 1]])
 def test_the_newest_rows_of_a_window_come_in_order_whatever_the_ring(
     layers: LayerMap, writes: list[int]

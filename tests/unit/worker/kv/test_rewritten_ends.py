@@ -6,9 +6,9 @@ as if somebody would go on from it, and what the next prompt did go on from made
 
 import pytest
 
-from hearth.worker.cache.rewritten_end import REWRITTEN_MAX
+from hearth.worker.cache.continued_line import REWRITTEN_MAX
 from scripts.harness.socketless_worker import Answer, Machine, machine
-from tests.helpers.worker.kv_prompts import message, prompt, words
+from tests.helpers.worker.kv_prompts import follow, message, prompt, words
 
 NAME = "qwen3_5"
 SYSTEM, USER, END = 120, 300, 150  # tokens of text
@@ -100,3 +100,88 @@ def test_a_prompt_that_was_broken_off_is_gone_on_with() -> None:
     assert tip is not None and tip.position == cuts[-2]
     asked(warm, 2)
     assert lines(warm) == 1
+
+
+# ---------------------------------------------------------------- attacks
+
+
+def told(name: str, *users: tuple[int, int]) -> list[int]:
+    """Return a prompt with messages of so many words, by seed."""
+    ids = message(name, "system", words(0, SYSTEM))
+    for seed, count in users:
+        ids += message(name, "user", words(seed, count))
+    return ids + message(name, "assistant", [])
+
+
+def of_family(warm: Machine, ids: list[int], family: str, tokens_max: int = 2) -> Answer:
+    answer = warm.submit(ids, tokens_max)
+    object.__setattr__(answer.request.query, "family", family)
+    warm.run()
+    return warm.settled(answer)
+
+
+def test_a_sub_agent_that_lost_its_states_is_not_its_parents_rewritten_end() -> None:
+    """It resumes at the end of system and tools, and shares 3,000 tokens with its own rows only."""
+    warm = machine(NAME)
+    parent = of_family(warm, told(NAME, (60, 1_500), (61, 1_500)), "s")
+    agent = told(NAME, (50, 3_500))
+    of_family(warm, agent, "s")
+    end = warm.keeper.store.joint(parent.request.query.names[-1])
+    for slot in list(warm.keeper.slots):
+        warm.keeper.give_up(slot)
+    for joint in list(warm.keeper.store.joints):
+        if joint.snapshot is not None and joint.arrival.line.number == 2:
+            warm.keeper.store.set_snapshot(joint, None)
+    again = of_family(warm, follow(NAME, agent, [], 100), "s")
+    assert again.request.plan is not None and again.request.plan.matched > 3_000
+    assert not end.is_left_out
+
+
+def test_a_conversation_whose_end_was_evicted_goes_on_with_its_line() -> None:
+    """Else its own old line sponsored it: who lost its end once was evicted first again."""
+    warm = machine(NAME)
+    ids = told(NAME, (1, 400), (2, 100))
+    answer = of_family(warm, ids, "s")
+    for slot in list(warm.keeper.slots):
+        warm.keeper.give_up(slot)
+    for _ in range(2):
+        (leaf,) = [each for each in warm.keeper.store.extents if not each.end.leaving]
+        warm.keeper.store.remove(leaf)
+    of_family(warm, follow(NAME, ids, answer.tokens, 40), "s")
+    (line,) = warm.keeper.lines
+    assert line.turns == 2 and line.sponsor is None
+
+
+def test_another_session_takes_over_no_line() -> None:
+    """Dense models resume amid the last extent; a slot's whole content may be another's head."""
+    warm = machine("qwen3", chunk=512)
+    first = told("qwen3", (5, 200), (1, 100))
+    asked_first = of_family(warm, first, "A")
+    other = first[: -len(message("qwen3", "user", words(1, 100)))]
+    of_family(warm, other + message("qwen3", "user", words(2, 100)), "B")
+    again = of_family(warm, follow("qwen3", first, asked_first.tokens, 50), "A")
+    families = {line.number: line.family for line in warm.keeper.lines}
+    assert families == {1: "A", 2: "B"} and again.cached > 0
+
+
+def test_a_prompt_that_another_session_broke_off_makes_nobody_its_line() -> None:
+    warm = machine(NAME)
+    ids = told(NAME, (70, 400))
+    broken_off = warm.submit(ids, 2)
+    object.__setattr__(broken_off.request.query, "family", "X")
+    warm.run(until=lambda: broken_off.request.position >= 192)
+    broken_off.request.lease.is_cancelled = True
+    warm.run()
+    answer = of_family(warm, ids, "B")
+    assert answer.cached >= 192 and [line.family for line in warm.keeper.lines] == ["X", "B"]
+
+
+def test_an_end_that_is_rewritten_amid_an_extent_is_left_out_too() -> None:
+    """Dense models go on from amid it."""
+    warm = machine("qwen3", chunk=512)
+    head, end = message("qwen3", "system", words(0, SYSTEM)), message("qwen3", "assistant", [])
+    for last in (2, 3):
+        said = message("qwen3", "user", words(1, 200) + words(last, 60))
+        answer = of_family(warm, head + said + end, "s")
+    assert answer.cached > SYSTEM + 200, "within the extent"
+    assert lines(warm) == 1 and left_out(warm)

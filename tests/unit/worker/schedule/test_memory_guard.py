@@ -1,47 +1,21 @@
 """The memory guard: kept KV makes way, then others wait, then what cannot fit is refused."""
 
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
-from hearth.shared.wire_messages import Failed, Finished, Up
+from hearth.shared.wire_messages import Failed, Finished
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.decoder import SampledToken
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
 from hearth.worker.schedule.memory_guard import MemoryGuard
-from scripts.harness.socketless_worker import Machine, machine
+from scripts.harness.socketless_worker import machine
 from scripts.harness.vision_worker import LookingMachine, shown
-
-
-class Watched:
-    """A machine that may hold `limit` bytes of KV, slots and kept ones together."""
-
-    def __init__(self, limit: int, **more: Any) -> None:
-        self.machine: Machine = machine(
-            "qwen3", tiny=True, memory=MemoryGuard(lambda: limit, self.held), **more
-        )
-
-    def held(self) -> int:
-        keeper = self.machine.keeper
-        return keeper.store.budget.bytes_used + sum(map(keeper.slot_bytes, keeper.slots))
-
-    def step(self) -> list[Up]:
-        events = self.machine.step()
-        return events
-
-
-def ids(count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(5, 200, count).tolist()
-
-
-def slot_bytes(tokens: int) -> int:
-    return machine("qwen3", tiny=True).layers.slot_bytes(tokens, None)
+from tests.helpers.worker.watched_memory import Watched, ids, slot_bytes
 
 
 def test_the_estimate_is_what_a_slot_takes() -> None:
