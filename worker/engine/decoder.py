@@ -127,7 +127,7 @@ class Decoder:
     def _gather(self, keys: set[str]) -> None:
         """Bring these sequences together, and nobody else: in the batch that has most of them.
 
-        Where not all have room, the longest stay as they are.
+        Where not all have room, those that take most stay as they are.
         """
         keys = self._fitting(keys)
         if not keys:
