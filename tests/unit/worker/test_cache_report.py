@@ -90,7 +90,7 @@ def test_an_entry_counts_the_images_of_its_whole_prompt() -> None:
     name = "qwen3_vl"
     made = LookingMachine(name)
     trunk = [*range(70), *shown(name, 0), *range(70)]
-    made.ask([*trunk, *range(100, 230)], 2)
+    made.ask([*trunk, *range(100, 700)], 2)  # more than is shared: another conversation's
     made.ask([*trunk, *shown(name, 1), *range(300, 430)], 2)
     made.ask([*range(500, 580)], 2)
     entries = sorted(report_of(made)["entries"], key=lambda entry: int(entry["line"]))

@@ -11,6 +11,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.cache.prefill_grid import PrefillGrid
 from hearth.worker.engine import mlx_memory
+from hearth.worker.engine.footprint import MemoryUse
 from hearth.worker.engine.forward_memory import ForwardMemory
 from hearth.worker.engine.memory_reserve import working_bytes
 from hearth.worker.kv.null_kv_manager import NullKVManager
@@ -79,6 +80,8 @@ def test_kept_kv_follows_the_workers_share_of_the_machine(
     )
     keeper = machine("qwen3", tiny=True).keeper
     budget = keeper.store.budget
+    # What other tests have left in this process decides nothing.
+    one.use = MemoryUse(lambda: 1_000 * MB, lambda: 1_000 * MB, lambda: 0)
     one.share.claim(1_000 * MB)
     one.share_out(keeper, 100, ForwardMemory())
     alone = budget.bytes_max
