@@ -345,9 +345,8 @@ class DiskWriter(NoDiskWriter):
         Copies rows that only the slot holds: those of one chunk, in most cases.
         """
         for extent in slot.held_extents:
-            is_due = not extent.is_stored and extent in self._store
-            if is_due and not self.write(extent, slot):
-                return  # nor would it take the others
+            if not extent.is_stored and extent in self._store:
+                self.write(extent, slot)  # a short one may fit where a long one does not
 
     def write(self, extent: Extent, slot: LiveSlot | None) -> bool:
         """Hand over an extent's rows, which are its own or `slot`'s; say whether that was taken.

@@ -152,6 +152,10 @@ class CountedDiskThread(DiskThread):
                 return self._free_at + self._writes[0][0].nbytes / WRITE_BYTES_PER_S
             return None
 
+    def takes(self, nbytes: int) -> bool:
+        self.catch_up()
+        return super().takes(nbytes)
+
     def write(self, record: Record, is_needed: bool = False) -> bool:
         self._begin()
         return super().write(record, is_needed)

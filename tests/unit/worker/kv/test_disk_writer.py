@@ -230,7 +230,7 @@ def test_nothing_is_copied_for_a_disk_that_takes_nothing(
     ids = tokens(20 * CHUNK + 1)
     made.ask(ids, 2)
     assert not copied
-    assert 20 <= made.keeper.disk.thread.counts["writes_refused_queue"] <= 22
+    assert made.keeper.disk.thread.counts["writes_refused_queue"] >= 20
     made.keeper.hand_over()
     assert killed(workers, "qwen3", ids) == 20 * CHUNK, "it is written at the end"
 
