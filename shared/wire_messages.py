@@ -16,7 +16,7 @@ import msgpack
 
 from hearth.shared.errors import WireError
 
-PROTOCOL_VERSION: Final = 9
+PROTOCOL_VERSION: Final = 10
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -36,6 +36,7 @@ class Sampling:
     stop: list[str] = field(default_factory=list)
     logit_bias: dict[str, float] = field(default_factory=dict)  # token id in decimal -> bias
     top_logprobs: int | None = None  # None = no logprobs, else how many alternatives, 0..20
+    speculate: bool | None = None  # whether tokens are drafted and verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,9 @@ class Usage:
     matched_tokens: int = 0  # that the prompt shared with anything kept, >= cached_tokens
     canonical_tokens: int = 0  # of cached_tokens, those before anything fast
     idle_tokens: int = 0  # that were read in idle time for its session until it began
+    accepted_prediction_tokens: int = 0  # drafted, and the model said the same
+    rejected_prediction_tokens: int = 0  # drafted, and it did not
+    decode_forwards: int = 0  # in which its tokens were computed, <= completion_tokens
 
 
 # ---------------------------------------------------------------- proxy to worker
@@ -162,6 +166,7 @@ class Submit:
     prefill_only: bool = False  # end, with `reason` "prefilled", where the first token would come
     pin: bool = False  # what is kept of the prompt stays, whatever else would need its room
     is_apart: bool = False  # there are several API keys: what is kept of this serves its key only
+    prediction: str = ""  # the client's guess of the answer's text
 
     @property
     def owner(self) -> str:

@@ -45,9 +45,10 @@ ORDER: Final = (
         *("proxy/workers", "proxy/gateway", "proxy/monitoring", "proxy"),
     ),
     (
-        *("worker/cache", "worker/disk", "worker/kv", "worker/stream", "worker/constraint"),
-        *("worker/engine", "worker/prompt", "worker/sessions", "worker/schedule"),
-        *("worker/doctor", "worker/requests", "worker/threads", "worker/setup", "worker"),
+        *("worker/cache", "worker/disk", "worker/kv", "worker/draft", "worker/stream"),
+        *("worker/constraint", "worker/engine", "worker/prompt", "worker/sessions"),
+        *("worker/schedule", "worker/doctor", "worker/requests", "worker/threads"),
+        *("worker/setup", "worker"),
     ),
 )
 # Rooms that stand side by side, or a library that a room does without: place -> what it must not
@@ -58,6 +59,7 @@ APART: Final = {
     "worker/": ("hearth.proxy", "hearth.commands"),
     "worker/cache/": ("mlx", "mlx_lm"),
     "worker/disk/": ("mlx", "mlx_lm"),
+    "worker/draft/": ("mlx", "mlx_lm", "hearth.worker.disk", "hearth.worker.kv"),
     "worker/engine/": ("hearth.worker.disk", "hearth.worker.kv", "hearth.worker.stream"),
     "worker/prompt/": (
         *("hearth.worker.disk", "hearth.worker.kv", "hearth.worker.stream"),
