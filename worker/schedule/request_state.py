@@ -16,6 +16,7 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.disk.file_format import Record
+from hearth.worker.draft.draft import Drafter
 from hearth.worker.kv.disk_tier import DiskRecall
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.schedule.wait_estimate import Work
@@ -130,6 +131,8 @@ class Request:
     position: int = 0  # prompt tokens in the slot
     times: RequestTimes | None = None  # runs from its first forward on
     completion_tokens: int = 0
+    drafter: Drafter | None = None  # None = nothing is drafted for it
+    drafted_tokens: int = 0  # of the completion, those that were drafted
     seq: int = 0  # deltas sent
     first_token_at: float | None = None
     prompt_images: PromptImages = field(default_factory=dict)  # that its messages show, by digest
