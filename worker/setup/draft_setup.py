@@ -18,8 +18,7 @@ def draft_policy(
         return DraftPolicy(mode, reason="exact mode: a draft may change an answer's last bits")
     curve = costs or CPU_CURVE
     if mode in ("forced", "lookup"):
-        reach = "forced" if mode == "forced" else "all"
-        return DraftPolicy(mode, reach, "all", "", curve)
+        return DraftPolicy(mode, "forced" if mode == "forced" else "all", "all", "", curve)
     if mode == "off":
         return DraftPolicy(mode, "none", "all", "SPECULATE=off", curve)
     reason = "" if is_cpu else _why_not(found)
