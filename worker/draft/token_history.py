@@ -16,7 +16,7 @@ Hashes = npt.NDArray[np.uint64]
 
 # Lengths of the n-grams that are looked up, the longer first: it finds the place of a long match
 # even where the shorter n-gram stood in many places since.
-ORDERS: Final = (8, 3)
+ORDERS: Final = (6, 2)
 PLACES_MAX: Final = 12  # that are looked at for each order, the newest first
 MATCH_MAX: Final = 64  # tokens of a match that are counted
 SEPARATOR: Final = -1  # stands between texts; no token is alike, and nothing follows one
