@@ -28,7 +28,8 @@ _BUCKETS: Final = tuple(
     max(at for at, low in enumerate(_LENGTHS) if length >= low) for length in range(65)
 )
 _PRIOR_WEIGHT: Final = 4.0  # tried tokens that a prior counts for
-_TRIED_MAX: Final = 50.0  # older ones than that are forgotten, by halves
+_TRIED_MAX: Final = 32.0  # older ones than that are forgotten, by halves
+_HARDLY_ANY: Final = 0.1  # right ones, of those tried or expected
 _RATE_MAX: Final = 0.99
 
 # Rows beyond a forward's tokens are bounded, whatever was learned.
@@ -49,6 +50,9 @@ class _Tally:
         self.right = self.of = 0.0
 
     def note(self, right: bool, weight: float) -> None:
+        if right and self.right < _HARDLY_ANY * self.of:
+            # Times seem to have changed: what was before counts little, so that the next ones tell.
+            self.right, self.of = 0.0, min(self.of, _PRIOR_WEIGHT)
         self.right += right
         self.of += weight
         if self.of > _TRIED_MAX:
@@ -164,8 +168,8 @@ class DraftLength:
 
     def note(self, accepted: int, rows: int) -> None:
         """Take notice of a forward: how many drafted tokens were right, of how many rows it was."""
-        if accepted:
-            self._probe_tokens = _PROBE_TOKENS
+        if accepted:  # so that a probe that was right is followed by one at once
+            self._since_probe = self._probe_tokens = _PROBE_TOKENS
         earned = self._allowed + accepted * _ALLOWED_PER_ACCEPTED
         self._allowed = min(earned, _ALLOWED_MAX) - (rows - 1 - accepted)
 
