@@ -92,6 +92,7 @@ class AnswerDrafter:
             self._lookups.append(TokenLookup("prediction", lambda: predicted, from_start=True))
         self._lookups.append(TokenLookup("answers", sources.earlier_answers))
         self._since_accepted = _PROMISING_TOKENS  # tokens
+        self._waiting = 0  # rows beside a proposed draft of which nothing was told yet
         self._proposed: list[_Node] = []
         self._proposed_kind: TextKind = "text"
 
@@ -99,6 +100,8 @@ class AnswerDrafter:
 
     def take(self, tokens: Sequence[int]) -> None:
         """Take the answer's next tokens."""
+        if self._waiting:  # the engine has verified nothing of what was proposed
+            self._note_plain(self._waiting)
         self.answer.extend(tokens)
         self._length.take(len(tokens))
         self._since_accepted += len(tokens)
@@ -136,7 +139,7 @@ class AnswerDrafter:
         if not count:
             self._note_plain(waiting)
             return NO_DRAFT
-        self._proposed = nodes[:count]
+        self._proposed, self._waiting = nodes[:count], waiting
         return Draft(
             tuple(node.token for node in self._proposed),
             tuple(node.parent for node in self._proposed),
@@ -145,7 +148,7 @@ class AnswerDrafter:
 
     def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
         """Learn which of the draft's nodes were right, and the rows of the forward that told so."""
-        right = set(accepted)
+        right, self._waiting = set(accepted), 0
         self.counts.drafted.update(draft.sources)
         self.counts.accepted.update(draft.sources[node] for node in right)
         self.counts.rows += rows - 1 - len(right)
@@ -161,8 +164,13 @@ class AnswerDrafter:
                 self._length.rates.note(node.source, kind, node.length, at in right)
                 path = at if at in right else path
 
+    def rate(self, source: DraftSource, kind: TextKind, length: int) -> float:
+        """Return how likely a token is held to be right that follows a match of `length`."""
+        return self._length.rates.rate(source, kind, length)
+
     def _note_plain(self, waiting: int) -> None:
         """Count the rows beyond one of a forward without a draft."""
+        self._waiting = 0
         if waiting > 1:
             self.counts.rows += waiting - 1
             self.counts.saved += 1 - self._length.cost(waiting)
