@@ -5,8 +5,8 @@ Tokens alone: nothing here knows a model or an array of one.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
 from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
@@ -56,8 +56,7 @@ class AnswerSources:
     room: HistoryRoom = field(default_factory=HistoryRoom)
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(NamedTuple):
     """A token that may come, and how likely it is that it is accepted."""
 
     token: int
@@ -286,7 +285,7 @@ def _in_order(nodes: list[_Node]) -> list[_Node]:
     """Return a tree's nodes by their chance, each behind its parent."""
     order = sorted(range(len(nodes)), key=lambda at: (-nodes[at].chance, at))
     places = {at: place for place, at in enumerate(order)} | {-1: -1}
-    return [replace(nodes[at], parent=places[nodes[at].parent]) for at in order]
+    return [nodes[at]._replace(parent=places[nodes[at].parent]) for at in order]
 
 
 def _match_length(lookup: TokenLookup) -> int:
