@@ -64,7 +64,7 @@ class TokenLookup:
     def other_tokens(self, than: int, tail: Sequence[int], count: int) -> tuple[list[int], int]:
         """Return what follows at the best place where that is not `than`, and its length."""
         text = self._text()
-        match = text.find_other(tail, than) if text is not None else None
+        match = text.find(tail, unlike=than) if text is not None else None
         if text is None or match is None:
             return [], 0
         return text.followed(match.end, count), match.length

@@ -41,7 +41,7 @@ def test_what_is_found_is_there_and_nothing_is_overlooked(
         assert history.token_at(match.end) == text[match.end]
         assert SEPARATOR not in history.followed(match.end, 70)
         assert history.followed(match.end, 1) == [text[match.end]]
-    beside = history.find_other(tail, other)
+    beside = history.find(tail, unlike=other)
     assert beside is None or (beside in known and text[beside.end] != other)
 
 

@@ -37,8 +37,8 @@ def test_a_place_that_is_followed_by_another_token_is_found_beside_the_best() ->
     history = TokenHistory([7, 2, 3, 4, 50, 8, 2, 3, 4, 60, 7, 2, 3, 4])
     tail = [7, 2, 3, 4]
     assert history.find(tail) == Match(4, 4)
-    assert history.find_other(tail, 50) == Match(3, 9)
-    assert history.find_other([9, 9, 9], 50) is None
+    assert history.find(tail, unlike=50) == Match(3, 9)
+    assert history.find([9, 9, 9], unlike=50) is None
 
 
 def test_no_draft_reaches_across_a_separator_and_no_match_counts_one() -> None:
