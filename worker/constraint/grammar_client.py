@@ -16,6 +16,7 @@ from multiprocessing.reduction import recv_handle
 from typing import Final, TypeVar
 
 from hearth.worker.constraint.grammar_protocol import (
+    BROKEN,
     COMPILE,
     COMPILE_CPU_S,
     DRAFT,
@@ -129,24 +130,25 @@ class GrammarProcess:
 
     def draft(
         self, tokens: Sequence[int], draft: Sequence[int], mask_bytes: int, wait_s: float
-    ) -> tuple[list[bytes], bool]:
+    ) -> tuple[list[bytes], bytes]:
         """Have it go on by tokens, and look ahead over a draft, of which it takes nothing.
 
         Returns the masks behind each part of the draft, up to its first token that may not come,
-        and whether the process can go on.
+        and how it is then: SOUND or BROKEN.
         """
         answer = self._ask(DRAFT + pack_tokens(tokens, draft), _STEP_LIMIT, wait_s)
         assert (len(answer) - 1) % mask_bytes == 0, (len(answer), mask_bytes)
         masks = [answer[n : n + mask_bytes] for n in range(1, len(answer), mask_bytes)]
-        return masks, answer[:1] == SOUND
+        return masks, answer[:1]
 
-    def forced(self, tokens: Sequence[int], wait_s: float) -> tuple[list[int], bool]:
-        """Have it go on by tokens; return those that have to come next, and whether it can go on.
+    def forced(self, tokens: Sequence[int], wait_s: float) -> tuple[list[int], bytes]:
+        """Have it go on by tokens; return those that have to come next, and how it is then:
+        SOUND, ENDED or BROKEN.
 
         A text that is forced is told in the tokens that its tokenizer reads it as.
         """
         answer = self._ask(FORCED + pack_tokens(tokens), _STEP_LIMIT, wait_s)
-        return list(struct.unpack(f"<{len(answer) // 4}I", answer[1:])), answer[:1] == SOUND
+        return list(struct.unpack(f"<{len(answer) // 4}I", answer[1:])), answer[:1]
 
     def close(self) -> None:
         """Let it end."""
@@ -313,11 +315,11 @@ class GrammarAnswer:
             self._tokens += tokens
             self._mask = None
 
-    def _looked_ahead(self, ask: _Ask[tuple[list[T], bool]]) -> list[T]:
+    def _looked_ahead(self, ask: _Ask[tuple[list[T], bytes]]) -> list[T]:
         """Return what is found; nothing where the process failed by it."""
         self._has_looked_ahead = True
-        found, is_sound = self._asked(ask) or ([], True)
-        if not is_sound:
+        found, state = self._asked(ask) or ([], SOUND)
+        if state == BROKEN:
             self._drop_process()
         return found
 

@@ -35,6 +35,7 @@ from hearth.worker.constraint.grammar_protocol import (
     COMPILE_CPU_S,
     DRAFT,
     DRAFT_CPU_S,
+    ENDED,
     ERROR,
     FORCED,
     FORK,
@@ -266,7 +267,9 @@ class _Process:
         with self._ahead_clock.running():
             if self._ahead_clock.left_s >= STEP_CPU_S / 2:
                 forced = self._matcher.compute_ff_tokens()
-        flag = BROKEN if self._matcher.is_error() else SOUND
+        flag = ENDED if self._matcher.is_stopped() else SOUND
+        if self._matcher.is_error():
+            flag = BROKEN
         return OK + flag + struct.pack(f"<{len(forced)}I", *forced)
 
     @staticmethod
