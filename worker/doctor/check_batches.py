@@ -20,7 +20,7 @@ from hearth.worker.doctor.upstream_forwards import (
     forced_choice,
 )
 from hearth.worker.engine.decoder import Decoder, Sequence as DecodedSequence
-from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.sampler import TokenChoice, greedy
 
 BATCHES, ROWS = "batches", "decode rows"
 LENGTHS: Final = (40, 47, 55, 61)  # tokens of the sequences that share a batch: it pads to one
@@ -126,7 +126,7 @@ def _time_batch(context: CheckContext, count: int) -> Generator[None, None, floa
     decoder = Decoder(context.model, generation_stream, True)
     token = _prompts(context)[0]
     for number in range(count):
-        yield from _add(context, decoder, str(number), token[:PROMPT_TOKENS], _greedy)
+        yield from _add(context, decoder, str(number), token[:PROMPT_TOKENS], greedy)
     times = []
     for number in range(WARM_UP_STEPS + TIMED_STEPS):
         began = time.perf_counter()
@@ -152,10 +152,6 @@ def _time_tokens(context: CheckContext, count: int) -> Generator[None, None, flo
         if number >= WARM_UP_STEPS:
             times.append(time.perf_counter() - began)
     return statistics.median(times)
-
-
-def _greedy(logprobs: mx.array) -> mx.array:
-    return mx.argmax(logprobs, axis=-1)
 
 
 def _row_bytes(context: CheckContext) -> int:

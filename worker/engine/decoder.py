@@ -17,11 +17,11 @@ from hearth.worker.engine.batch_caches import batch_kind
 from hearth.worker.engine.batch_split import ReadCost, regroup
 from hearth.worker.engine.decoding_sequence import (
     DecodingRow,
-    LoneSequence,
     SampledToken,
     Sequence,
     UnfinishedBatch,
 )
+from hearth.worker.engine.lone_sequence import LoneSequence
 from hearth.worker.engine.mlx_memory import return_freed
 
 ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
@@ -33,8 +33,9 @@ __all__ = ["Decoder", "SampledToken", "Sequence", "UnfinishedBatch"]
 class Decoder:
     """All sequences that decode now, each alone or in one batch.
 
-    Invariant: `step` returns one token for each. `cost` tells what a step reads, `has_room` whether
-    so many bytes more may be held: who finds none stays alone.
+    Invariant: `step` returns one token for each, and more for one whose draft it verifies: one
+    that would share a forward with nobody. `cost` tells what a step reads, `has_room` whether so
+    many bytes more may be held: who finds none stays alone.
     Owner: the inference thread.
     """
 
@@ -74,18 +75,24 @@ class Decoder:
         self._is_changed = True
 
     def step(self) -> list[SampledToken]:
-        """Return the next token of each sequence."""
+        """Return the next tokens of each sequence, in order."""
         self._steps += 1
         with mx.stream(self._stream):
             if self.is_mergeable and (self._is_changed or self._steps % REGROUP_EVERY_STEPS == 0):
                 self._regroup()
             sampled = [one for batch in self._batches for one in batch.step()]
-            sampled += [lone.step() for lone in self._lone.values()]
+            may_draft = not self.is_mergeable or len(self) == 1
+            for lone in self._lone.values():
+                sampled += lone.step(may_draft)
         return_freed()
         return sampled
 
-    def remove(self, key: str) -> UnfinishedBatch | None:
-        """Forget a sequence that ended or was cancelled; return what it leaves, None if unknown."""
+    def remove(self, key: str, said: int | None = None) -> UnfinishedBatch | None:
+        """Forget a sequence that ended or was cancelled; return what it leaves, None if unknown.
+
+        `said` is how many of the tokens that were returned for it were said, where not all: an
+        answer may end amid a draft.
+        """
         lone = self._lone.pop(key, None)
         with mx.stream(self._stream):
             if lone is None:
@@ -94,6 +101,7 @@ class Decoder:
             if lone is None:
                 return None
             self._is_changed = True
+            lone.settle(0 if said is None else lone.row.returned - said)
             mx.eval([layer.state for layer in lone.cache])
         return_freed()
         return UnfinishedBatch(lone.cache, lone.row.fed)
@@ -148,6 +156,7 @@ class Decoder:
             return
         for lone in joining:
             del self._lone[lone.row.key]
+            lone.settle()
             lone.row.lend()
         if batch is None:
             self._batches.append(Batch(self._model, joining))
