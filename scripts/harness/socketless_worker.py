@@ -109,7 +109,9 @@ class Machine:
         told |= {name: rules.pop(name) for name in SCHEDULER_FIELDS if name in rules}
         told.setdefault("power", PowerSource(lambda: True))  # whatever runs the tests
         reach: Reach = "none" if rules["is_exact"] else "all"
-        told.setdefault("drafts", AnswerDrafts(DraftPolicy("lookup", reach, reach)))
+        self.drafts: AnswerDrafts = told.setdefault(
+            "drafts", AnswerDrafts(DraftPolicy("lookup", reach, reach))
+        )
         self._is_held_back = told["relief"].holds_back if "relief" in told else lambda: False
         self.rule = CutRule(chunk, turn_marks)
         form = rules.get("running_format")
@@ -153,7 +155,8 @@ class Machine:
         answer = self.answers[request.request_id]
 
         def sample(logprobs: mx.array, places: Sequence[int]) -> mx.array:
-            answer.logits[places[0] :] = [logprobs[row] for row in range(len(places))]
+            drawn: Any = [logprobs[row] for row in range(len(places))]
+            answer.logits[places[0] :] = drawn
             return mx.argmax(logprobs, axis=-1)
 
         return TokenChoice(sampler=sample, processors=(), top_logprobs=None)

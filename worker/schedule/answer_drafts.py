@@ -54,7 +54,7 @@ class AnswerDrafts:
     """The drafters of one worker's answers, and what they learn. Owner: the inference thread."""
 
     def __init__(self, policy: DraftPolicy | None = None) -> None:
-        self._policy = policy or DraftPolicy()
+        self.policy = policy or DraftPolicy()
         self._answers = EarlierAnswers()
         self._lengths: MemoryByOwner[str, DraftLength] = MemoryByOwner(LENGTHS_MAX)
         self._room = HistoryRoom()
@@ -62,7 +62,7 @@ class AnswerDrafts:
 
     def begin(self, request: Request) -> AnswerDrafter | None:
         """Return what drafts for a request's answer; None where nothing is to be drafted."""
-        reach = self._policy.of(request.sampling.speculate)
+        reach = self.policy.of(request.sampling.speculate)
         forced = forced_tokens(request.guide, request.call_drafts)
         if reach == "none" or request.is_read_apart or (reach == "forced" and forced is None):
             return None
@@ -76,12 +76,12 @@ class AnswerDrafts:
             sources,
             self._length_of(owner),
             lambda: TEXT_KINDS[request.output.channel],
-            allows_trees=self._policy.takes_trees and request.guide is None,
+            allows_trees=self.policy.takes_trees and request.guide is None,
         )
 
     def end(self, request: Request) -> None:
         """Take in what an answer that ends has taught; its drafter, if any, drafts no more."""
-        if self._policy.reach == "all" and request.uses_cache:
+        if self.policy.reach == "all" and request.uses_cache:
             self._answers.keep(request.owner, request.sampled)
         if request.drafter is not None:
             self._room.release(request.drafter)
@@ -94,7 +94,7 @@ class AnswerDrafts:
 
     def report(self) -> dict[str, Any]:
         """Return what `/v1/cache` tells of drafts, of all answers that have ended."""
-        counts, policy = self._counts, self._policy
+        counts, policy = self._counts, self.policy
         cost = counts.tokens - counts.saved
         return {
             "mode": policy.mode,
@@ -114,7 +114,7 @@ class AnswerDrafts:
     def _length_of(self, owner: str) -> DraftLength:
         length = self._lengths.get(owner, "")
         if length is None:
-            length = DraftLength(self._policy.curve)
+            length = DraftLength(self.policy.curve)
             self._lengths.put(owner, "", length)
         return length
 
