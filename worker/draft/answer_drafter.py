@@ -54,6 +54,7 @@ class AnswerSources:
     prediction: Sequence[int] = ()  # the client's guess of the answer
     forced: ForcedTokens | None = None
     room: HistoryRoom = field(default_factory=HistoryRoom)
+    looks_up: bool = True  # False = what is forced, and nothing from text
 
 
 class _Node(NamedTuple):
@@ -86,10 +87,11 @@ class AnswerDrafter:
         self._history: TokenHistory | None = None
         # The first of those with matches of one length is followed.
         self._lookups = [TokenLookup("history", lambda: self._history, is_own=True)]
-        if sources.prediction:
+        if sources.prediction and sources.looks_up:
             predicted = TokenHistory(sources.prediction)
             self._lookups.append(TokenLookup("prediction", lambda: predicted, from_start=True))
-        self._lookups.append(TokenLookup("answers", sources.earlier_answers))
+        if sources.looks_up:
+            self._lookups.append(TokenLookup("answers", sources.earlier_answers))
         self._since_accepted = _PROMISING_TOKENS  # tokens
         self._waiting = 0  # rows beside a proposed draft of which nothing was told yet
         self._proposed: list[_Node] = []
@@ -190,6 +192,8 @@ class AnswerDrafter:
 
         The prompt is indexed as late as here, since answers of a batch never draft.
         """
+        if not self._sources.looks_up:
+            return []
         history = self._history
         if history is None:
             kept = HISTORY_TOKENS_MAX * 3 // 4

@@ -12,7 +12,7 @@ import mlx.core as mx
 from hearth.worker.draft.draft import Draft
 from hearth.worker.engine.decoding_sequence import (
     DecodingRow,
-    RewindPoint,
+    ForwardUndo,
     SampledToken,
     Sequence,
     normalised,
@@ -196,7 +196,7 @@ class LoneSequence:
             for token, at in zip(tokens, behind, strict=False)
         ]
 
-    def _keep(self, point: RewindPoint, fed: list[int], accepted: int) -> None:
+    def _keep(self, point: ForwardUndo, fed: list[int], accepted: int) -> None:
         """Have the cache hold no more of what was `fed` than the waiting tokens and accepted ones.
 
         A draft is a chain: what was accepted is its beginning.
@@ -231,5 +231,5 @@ class LoneSequence:
 class _Undo:
     """Takes back the last forward, of which the cache holds the tokens `fed`."""
 
-    point: RewindPoint
+    point: ForwardUndo
     fed: list[int]

@@ -3,7 +3,7 @@
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.doctor.findings import Findings
 from hearth.worker.draft.draft_length import CPU_CURVE
-from hearth.worker.schedule.answer_drafts import DraftPolicy
+from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 
 
 def draft_policy(
