@@ -16,7 +16,7 @@ Hashes = npt.NDArray[np.uint64]
 # Lengths of the n-grams that are looked up, the longer first: it finds the place of a long match
 # even where the shorter n-gram stood in many places since.
 ORDERS: Final = (6, 2)
-PLACES_MAX: Final = 12  # that are looked at for each order, the newest first
+PLACES_MAX: Final = 8  # that are looked at for each order, the newest first
 MATCH_MAX: Final = 64  # tokens of a match that are counted
 SEPARATOR: Final = -1  # stands between texts; no token is alike, and nothing follows one
 _ROOM_MIN: Final = 512  # tokens
@@ -80,6 +80,10 @@ class TokenHistory:
         """Return the tokens that followed the place `end`, at most `count`."""
         found = self._tokens[end : min(end + count, self._count)].tolist()
         return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
+
+    def tail(self) -> list[int]:
+        """Return the last tokens, as many as a match may have."""
+        return self._read[max(0, self._count - MATCH_MAX) : self._count].tolist()
 
     def newest(self, count: int) -> Places:
         """Return the last tokens, at most `count`; not to be written to."""
