@@ -199,7 +199,7 @@ class AnswerDrafter:
             self._sources.room.hold(self)
         return history.tail()
 
-    def _longest(self, tail: Sequence[int]) -> TokenLookup:
+    def _longest(self, tail: list[int]) -> TokenLookup:
         """Return the lookup with the longest match."""
         for lookup in self._lookups:
             lookup.look_up(tail)
