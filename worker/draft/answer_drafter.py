@@ -12,7 +12,7 @@ from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
 from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
 from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.draft.history_room import HistoryRoom
-from hearth.worker.draft.token_history import MATCH_MAX, TokenHistory
+from hearth.worker.draft.token_history import TokenHistory
 from hearth.worker.draft.token_lookup import TokenLookup
 
 # The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
@@ -20,6 +20,7 @@ HISTORY_TOKENS_MAX: Final = 1 << 18
 _ANSWER_ROOM: Final = 4_096
 # Behind an accepted draft the next one is seldom far, so that its tokens are waited for.
 _PROMISING_TOKENS: Final = 8
+_CHANCE_MIN: Final = 0.05  # of the last node of a chain: nothing behind a less likely one
 
 
 @dataclass(slots=True)
@@ -200,9 +201,9 @@ class AnswerDrafter:
             known = [*self._sources.prompt[-kept:], *self.answer][-kept:]
             history = self._history = TokenHistory(known, len(known) + _ANSWER_ROOM)
             self._sources.room.hold(self)
-        return history.newest(MATCH_MAX).tolist()
+        return history.tail()
 
-    def _longest(self, tail: Sequence[int]) -> TokenLookup:
+    def _longest(self, tail: list[int]) -> TokenLookup:
         """Return the lookup with the longest match."""
         for lookup in self._lookups:
             lookup.look_up(tail)
@@ -242,6 +243,8 @@ class AnswerDrafter:
         for at, token in enumerate(tokens):
             chance *= rates.rate(source, kind, length + at)
             nodes.append(_Node(token, len(nodes) - 1, source, length + at, chance))
+            if chance < _CHANCE_MIN:
+                break
         return nodes
 
     def _with_branch(self, nodes: list[_Node], tail: list[int]) -> list[_Node]:
@@ -274,6 +277,8 @@ class AnswerDrafter:
             chance *= rates.rate(source, kind, length + at)
             branch.append(_Node(token, parent, source, length + at, chance))
             parent = len(nodes) + at
+            if chance < _CHANCE_MIN:
+                break
         return branch
 
 
