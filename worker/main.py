@@ -50,6 +50,7 @@ from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.requests.suspect_check import SuspectCheck
+from hearth.worker.schedule.answer_drafts import AnswerDrafts
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
@@ -62,6 +63,7 @@ from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor, is_float16_good
+from hearth.worker.setup.draft_setup import draft_policy
 from hearth.worker.setup.kv_setup import cache_root, identify, is_exact, make_kv_manager
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -264,7 +266,14 @@ class Worker:
         vocabulary = Vocabulary(loaded.tokenizer)
         recorder = TurnRecorder(sessions, evictions_of(kv_manager), self._render_next)
         suspects = make_suspect_parts(self._settings, self._endpoint, cut_rule)
-        config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects)
+        policy = draft_policy(
+            self._settings,
+            doctor.found,
+            is_exact=is_exact(loaded, self._settings),
+            is_cpu=loaded.facts.backend == "cpu",
+        )
+        drafts = AnswerDrafts(policy)
+        config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects, drafts)
         scheduler = Scheduler(
             engine,
             kv_manager,
@@ -304,6 +313,7 @@ class Worker:
         memory: MemoryGuard,
         relief: PressureRelief,
         suspects: SuspectParts,
+        drafts: AnswerDrafts,
     ) -> SchedulerConfig:
         settings = self._settings
         return SchedulerConfig(
@@ -319,6 +329,7 @@ class Worker:
             relief=relief,
             forwards=suspects.forwards,
             isolation=suspects.isolation,
+            drafts=drafts,
         )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:

@@ -164,7 +164,7 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_speculation_rows_total", ("speculation", "rows"), "Tokens that those were fed."),
     ("hearth_speculation_tokens_total", ("speculation", "tokens"), "Tokens that came of them."),
     (
-        "hearth_speculation_speedup_estimate",
+        "hearth_speculation_speedup_ratio",
         ("speculation", "speedup_estimate"),
         "Estimated speed of decoding over that without drafts.",
     ),

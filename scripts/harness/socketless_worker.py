@@ -28,6 +28,7 @@ from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.template_turn_tokens import turn_marks
+from hearth.worker.schedule.answer_drafts import AnswerDrafts, DraftPolicy, Reach
 from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
@@ -80,7 +81,7 @@ class Answer:
 
 SCHEDULER_FIELDS = (
     *("ended", "memory", "watchdog", "relief", "power"),
-    *("clock", "beside_goal_s", "beside_tokens_min", "short_tokens"),
+    *("clock", "beside_goal_s", "beside_tokens_min", "short_tokens", "drafts"),
 )
 
 
@@ -107,6 +108,10 @@ class Machine:
         told: dict[str, Any] = {"clock": lambda: 0.0}
         told |= {name: rules.pop(name) for name in SCHEDULER_FIELDS if name in rules}
         told.setdefault("power", PowerSource(lambda: True))  # whatever runs the tests
+        reach: Reach = "none" if rules["is_exact"] else "all"
+        self.drafts: AnswerDrafts = told.setdefault(
+            "drafts", AnswerDrafts(DraftPolicy("lookup", reach, reach))
+        )
         self._is_held_back = told["relief"].holds_back if "relief" in told else lambda: False
         self.rule = CutRule(chunk, turn_marks)
         form = rules.get("running_format")
@@ -149,8 +154,9 @@ class Machine:
         """Greedy, and remembers the log probabilities of each draw."""
         answer = self.answers[request.request_id]
 
-        def sample(logprobs: mx.array, _places: Sequence[int]) -> mx.array:
-            answer.logits.append(logprobs)  # type: ignore[arg-type]
+        def sample(logprobs: mx.array, places: Sequence[int]) -> mx.array:
+            drawn: Any = [logprobs[row] for row in range(len(places))]
+            answer.logits[places[0] :] = drawn
             return mx.argmax(logprobs, axis=-1)
 
         return TokenChoice(sampler=sample, processors=(), top_logprobs=None)

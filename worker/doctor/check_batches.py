@@ -29,6 +29,7 @@ ROW_COUNTS: Final = (1, 2, 4, 8, 16)
 PROMPT_TOKENS: Final = 33  # of each timed row
 WARM_UP_STEPS: Final = 3  # joining, and the first forward of a shape
 TIMED_STEPS: Final = 5
+TIMED_FORWARDS: Final = WARM_UP_STEPS + TIMED_STEPS
 
 
 def check_batches(context: CheckContext) -> Steps:
@@ -128,7 +129,7 @@ def _time_batch(context: CheckContext, count: int) -> Generator[None, None, floa
     for number in range(count):
         yield from _add(context, decoder, str(number), token[:PROMPT_TOKENS], greedy)
     times = []
-    for number in range(WARM_UP_STEPS + TIMED_STEPS):
+    for number in range(TIMED_FORWARDS):
         began = time.perf_counter()
         decoder.step()
         mx.synchronize()
@@ -146,12 +147,18 @@ def _time_tokens(context: CheckContext, count: int) -> Generator[None, None, flo
     ids = _prompts(context)[0]
     yield from sequence.read(ids, [PROMPT_TOKENS])
     times = []
-    for number in range(WARM_UP_STEPS + TIMED_STEPS):
-        began = time.perf_counter()
-        yield from sequence.answer(ids[:count], 1)
-        if number >= WARM_UP_STEPS:
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    for _ in range(TIMED_FORWARDS):
+        times.append((yield from timed_forward(sequence, ids[:count])))
+    return statistics.median(times[WARM_UP_STEPS:])
+
+
+def timed_forward(sequence: UpstreamSequence, ids: Sequence[int]) -> Generator[None, None, float]:
+    """Return the seconds of one forward of the tokens `ids`, behind what the sequence holds."""
+    seconds, began = 0.0, time.perf_counter()
+    for _ in sequence.answer(ids, 1):
+        seconds = time.perf_counter() - began
+        yield
+    return seconds
 
 
 def _row_bytes(context: CheckContext) -> int:

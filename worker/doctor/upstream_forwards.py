@@ -83,10 +83,16 @@ def as_numbers(logprobs: mx.array) -> Logprobs:
 
 
 def forced_choice(tokens: Sequence[int], rows: list[Any]) -> Sampler:
-    """Return a sampler that says `tokens` one after another, and puts what it sees into `rows`."""
+    """Return a sampler that says `tokens` one after another, and the last one ever after.
 
-    def sample(logprobs: mx.array, _places: Sequence[int]) -> mx.array:
-        rows.append(logprobs)
-        return mx.array([tokens[min(len(rows), len(tokens)) - 1]], dtype=mx.uint32)
+    It puts the log probabilities (1, vocabulary) that it sees for each of them into `rows`.
+    """
+
+    def sample(logprobs: mx.array, places: Sequence[int]) -> mx.array:
+        for row, place in enumerate(places):
+            assert place == len(rows), (place, len(rows))
+            rows.append(logprobs[row : row + 1])
+        said = [tokens[min(place, len(tokens) - 1)] for place in places]
+        return mx.array(said, dtype=mx.uint32)
 
     return sample

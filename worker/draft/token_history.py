@@ -4,9 +4,8 @@ N-grams of two lengths are hashed into tables of the places where they ended las
 knows the one before it: some 18 bytes a token. Long texts are taken in at once, by numpy.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ Hashes = npt.NDArray[np.uint64]
 
 # Lengths of the n-grams that are looked up, the longer first: it finds the place of a long match
 # even where the shorter n-gram stood in many places since.
-ORDERS: Final = (8, 3)
+ORDERS: Final = (6, 2)
 PLACES_MAX: Final = 12  # that are looked at for each order, the newest first
 MATCH_MAX: Final = 64  # tokens of a match that are counted
 SEPARATOR: Final = -1  # stands between texts; no token is alike, and nothing follows one
@@ -26,8 +25,7 @@ _FACTOR: Final = 0x9E3779B97F4A7C15  # of Knuth's multiplicative hashing
 _BITS: Final = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """Says that the last `length` tokens of some text stood in a history up to `end`."""
 
     length: int
@@ -66,25 +64,17 @@ class TokenHistory:
         for token in tokens:
             self._append(token)
 
-    def find(self, tail: Sequence[int], before: int | None = None) -> Match | None:
+    def find(self, tail: Sequence[int], unlike: int = SEPARATOR) -> Match | None:
         """Return the longest match of the end of `tail`, of the longest the newest; or None.
 
-        Places that end at `before` or behind it do not count: a text's own end is one of them.
+        Only places that a token follows count, another than `unlike`: no text's end is one.
         """
-        best: Match | None = None
-        for match in self._matches(tail, before):
-            if best is None or match.length > best.length:
-                best = match
-        return best
-
-    def find_other(self, tail: Sequence[int], than: int, before: int | None = None) -> Match | None:
-        """Return the longest match that is not followed by the token `than`; or None."""
-        best: Match | None = None
-        for match in self._matches(tail, before):
-            is_other = self.token_at(match.end) not in (than, SEPARATOR, None)
-            if is_other and (best is None or match.length > best.length):
-                best = match
-        return best
+        for order in ORDERS:
+            if len(tail) >= order:
+                match = self._find(order, tail, unlike)
+                if match is not None:
+                    return match
+        return None
 
     def followed(self, end: int, count: int) -> list[int]:
         """Return the tokens that followed the place `end`, at most `count`."""
@@ -96,37 +86,27 @@ class TokenHistory:
         return self._tokens[max(0, self._count - count) : self._count]
 
     def token_at(self, end: int) -> int | None:
-        """Return the token that followed the place `end`; None where that is not known yet."""
-        return self._read[end] if end < self._count else None
+        """Return the token that followed the place `end`; None where a text ended, or this."""
+        token = self._read[end] if end < self._count else SEPARATOR
+        return token if token != SEPARATOR else None
 
     # ------------------------------------------------------------ lookup
 
-    def _matches(self, tail: Sequence[int], before: int | None) -> Iterator[Match]:
-        """Yield matches: of the longer n-gram, or where it stood nowhere, of the shorter."""
-        below = self._count + 1 if before is None else before
-        for order in ORDERS:
-            found = False
-            if len(tail) < order:
-                continue
-            for end in self._ends(order, tail[-order:], below):
-                length = self._match_length(end, tail)
-                if length >= order:
-                    found = True
-                    yield Match(length, end)
-            if found:
-                return
-
-    def _ends(self, order: int, gram: Sequence[int], below: int) -> Iterator[int]:
-        """Yield where n-grams with the slot of `gram` ended, the newest first."""
-        earlier = self._read_before[order]
-        end = self._read_last[order][self._slot(gram)]
-        while end >= below:
-            end = earlier[end]
+    def _find(self, order: int, tail: Sequence[int], unlike: int) -> Match | None:
+        """Return the longest match of at least `order` tokens, of those that ended last."""
+        read, earlier, last = self._read, self._read_before[order], len(tail) - 1
+        end = self._read_last[order][self._slot(tail[-order:])]
+        longest, found = order - 1, 0
         for _ in range(PLACES_MAX):
             if not end:
-                return
-            yield end
+                break
+            # A longer match has this token too: most places are told by it alone.
+            if end > longest <= last and read[end - 1 - longest] == tail[last - longest]:
+                length = self._match_length(end, tail)
+                if length > longest and self.token_at(end) not in (None, unlike):
+                    longest, found = length, end
             end = earlier[end]
+        return Match(longest, found) if found else None
 
     def _match_length(self, end: int, tail: Sequence[int]) -> int:
         read, length, last = self._read, 0, len(tail) - 1

@@ -80,6 +80,7 @@ class RequestBuilder:
             new_id=new_id,
             signature=new_id(),
             guide=guide,
+            prediction=self._prompts.text_ids(message.prediction, message.owner),
             uses_cache=message.use_kv_cache,
             is_prefill_only=message.prefill_only,
             pin_key=message.prompt.speaker.key if message.pin else None,

@@ -115,6 +115,7 @@ class Scheduler:
             "memory_bytes": memory.used(),
             "memory_limit_bytes": memory.limit(),
             "pressure": self._config.relief.report(),
+            "speculation": self._config.drafts.report(),
         }
 
     def load(self, arriving: int) -> Load:
@@ -199,6 +200,7 @@ class Scheduler:
         """Empty the cache; running requests go on with what they have."""
         self._admission.forget()
         self._idle.forget()
+        self._config.drafts.clear()
         self._kv_manager.clear()
         for request in self._waiting:
             request.kept_tokens = 0
@@ -365,6 +367,7 @@ class Scheduler:
         """Return what the decoder goes on from: the slot's cache, and what is not in it yet."""
         slot, kv_manager = request.slot, self._admission.kv_manager_of(request)
         assert slot is not None and request.is_prefilled, request.request_id
+        request.drafter = self._config.drafts.begin(request)
         return decoder.Sequence(
             key=request.request_id,
             cache=slot.cache,
@@ -485,6 +488,7 @@ class Scheduler:
         if self._decoding.pop(request.request_id, None) is not None:
             rest = self._engine.decoder.remove(request.request_id, request.completion_tokens)
             assert slot is not None and rest is not None, request.request_id
+            self._config.drafts.end(request)
             kv_manager.close(slot, rest.cache, request.keys(rest.tokens), is_prefilled=True)
         elif slot is not None:
             tokens = request.query.tokens[: request.position]

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 
 from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.quantise_kv import QuantFormat
+from hearth.worker.schedule.answer_drafts import DraftPolicy
 from scripts.fixtures.fixture_cache import TEXT_NAMES
 from scripts.harness.socketless_worker import machine
 from tests.helpers.worker.warm_talks import KINDS, OPERATIONS, Talk, play, slow
@@ -112,5 +113,6 @@ def test_what_default_mode_calls_canonical_is_what_a_cold_prefill_writes(
     play(talk, operations, is_exact=False)
     warm.work_ahead()
     warm.keeper.rules = dataclasses.replace(warm.keeper.rules, is_exact=True)
+    warm.drafts.policy = DraftPolicy()  # exact mode drafts nothing
     for ids in talk.prompts:
         talk.ask(ids, is_exact=True)
