@@ -142,7 +142,7 @@ class _RopedTreeLayer(_TreeLayer):
         self.offset = tree.positions
 
 
-class _RopeOfTokens:
+class TokenRope:
     """A rope that takes positions (rows,) for the tokens of one sequence."""
 
     def __init__(self, rope: Any) -> None:
@@ -159,7 +159,7 @@ class _RopeOfTokens:
         return getattr(self._rope, name)
 
 
-_Rope = tuple[Any, str, Any, _RopeOfTokens]  # who holds it, by which name, itself, wrapped
+_Rope = tuple[Any, str, Any, TokenRope]  # who holds it, by which name, itself, wrapped
 
 
 def _ropes(model: Any) -> Iterator[_Rope]:
@@ -168,7 +168,7 @@ def _ropes(model: Any) -> Iterator[_Rope]:
         for name, child in module.children().items():
             kind = type(child).__name__.lower()
             if isinstance(child, nn.Module) and any(part in kind for part in ROPE_NAMES):
-                yield module, name, child, _RopeOfTokens(child)
+                yield module, name, child, TokenRope(child)
 
 
 @contextmanager
