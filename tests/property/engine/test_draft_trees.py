@@ -1,30 +1,35 @@
 """Drafts with branches change no token that is said and none that is kept."""
 
 import functools
+from collections.abc import Sequence as Indexes
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
+from mlx_vlm.speculative.ddtree import build_ddtree
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Sampling
-from hearth.worker.draft.draft import Drafter
+from hearth.worker.draft.draft import Draft, Drafter, chain
 from hearth.worker.engine.decoder import Decoder, Sequence
 from hearth.worker.engine.sampler import make_token_choice
 from hearth.worker.engine.tree_forward import TreeForward, make_tree_forward
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.rewind import RewindPoint
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.models.oracle_drafter import TreeOracle
+from tests.helpers.models.oracle_drafter import OracleDrafter, TreeOracle
 
 NAMES = ("qwen3", "llama", "qwen3_moe", "glm4_moe_lite")  # whose layers keep rows only
 SETTINGS = load_settings({}, None)
 TOKENS = 40
 LENGTH = 70  # of the prompt
+VOCABULARY = 3072  # of the fixtures
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0, repetition_penalty=1.0),
     "the server's default": Sampling(seed=11),
@@ -171,3 +176,84 @@ def test_a_sequence_that_drafts_trees_may_join_a_batch_and_leave_it_between_any_
         decoder.remove(guest.key)
     steps(TOKENS)
     assert said == truth
+
+
+class LogitsDrafter(OracleDrafter):
+    """Drafts as a block of a diffusion drafter does: logits for each of the next places.
+
+    The answer's token is the likeliest at most places, at the others the second or third. A tree
+    is made of them by mlx-vlm, and the best chain is the likeliest token at each place.
+    """
+
+    def __init__(self, truth: list[int], draws_trees: bool) -> None:
+        super().__init__(truth, lengths=(7,))
+        self._draws_trees = draws_trees
+
+    def _draft(self, length: int) -> Draft:
+        start = len(self.taken)
+        places = range(start, min(start + length, len(self._truth)))
+        if not self._draws_trees:
+            tokens = [int(mx.argmax(self._logits(place)).item()) for place in places]
+            return chain(tokens, ["model"] * len(tokens))
+        block = mx.stack([self._logits(place) for place in places])[None]
+        nodes = build_ddtree(block, length, slot_offset=0)
+        return Draft(
+            tuple(node.token_ids[-1] for node in nodes),
+            tuple(node.parent for node in nodes),
+            tuple(chain([0] * len(nodes), ["model"] * len(nodes)).sources),
+        )
+
+    def _logits(self, place: int) -> mx.array:
+        """Return (vocabulary,): some noise, and the truth among three that stand out."""
+        draws = np.random.default_rng(place)
+        logits = draws.normal(size=VOCABULARY)
+        rank = draws.choice(3, p=[0.55, 0.3, 0.15])
+        logits[[2990, 2991]] = 6 + np.sort(draws.random(2))[::-1] * 2
+        logits[self._truth[place]] = (8.5, 6.0, 5.0)[rank]
+        return mx.array(logits.astype(np.float32))
+
+    def note(self, draft: Draft, accepted: Indexes, rows: int) -> None:
+        self.accepted += len(accepted)
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "the server's default"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen3_moe"])
+def test_a_tree_of_a_drafters_logits_takes_fewer_forwards_than_its_best_chain(
+    name: str, sampling: str
+) -> None:
+    truth = plain(name, sampling)
+    forwards = {}
+    for draws_trees in (False, True):
+        drafter = LogitsDrafter(truth, draws_trees)
+        assert said_by(decoder_of(name, sampling, drafter)) == truth
+        forwards[draws_trees] = drafter.forwards
+    assert forwards[True] < forwards[False]
+
+
+class Guide:
+    """A guide that lets everything pass."""
+
+    def process(self, _context: mx.array, logits: mx.array) -> mx.array:
+        return logits
+
+    def take(self, tokens: list[int]) -> None:
+        self.taken = tokens
+
+
+def test_with_a_guide_a_draft_with_branches_is_a_mistake_of_the_drafter() -> None:
+    drafter = LogitsDrafter(plain("qwen3", "greedy"), draws_trees=True)
+    decoder = Decoder(model("qwen3"), generation_stream, False, tree_forward("qwen3"))
+    guided = sequence("qwen3", "greedy", drafter)
+    guided.choice = replace(guided.choice, guide=Guide())  # type: ignore[arg-type]
+    decoder.add(guided)
+    with pytest.raises(AssertionError, match="a guide follows one path"):
+        decoder.step()
+
+
+def test_a_model_without_trees_is_given_none() -> None:
+    decoder = Decoder(model("qwen3"), generation_stream, is_mergeable=False)
+    assert not decoder.takes_trees
+    decoder.add(sequence("qwen3", "greedy", TreeOracle(plain("qwen3", "greedy"), branching=1.0)))
+    with pytest.raises(AssertionError, match="this model's drafts have no branches"):
+        for _ in range(TOKENS):
+            decoder.step()
