@@ -215,10 +215,10 @@ def _errors(model: Call, new_cache: Callable[[], list[Any]], text: int) -> tuple
             _logits(model, [id], cache, shifts[row : row + 1])[0]
             for row, (id, cache) in enumerate(zip(ids, caches, strict=True))
         ]
-        errors += map(_error, together, alone)
+        errors += map(logits_error, together, alone)
     whole = [*prompts[-1], *(ids[-1] for ids in answers)]
     last = np.array(model(mx.array([whole]), cache=new_cache())[0, -1].astype(mx.float32))
-    return float(np.max(errors)), _error(last, alone[-1])
+    return float(np.max(errors)), logits_error(last, alone[-1])
 
 
 def _logits(model: Call, ids: list[int], cache: list[Any], shifts: Sequence[int]) -> NDArray[Any]:
@@ -228,7 +228,7 @@ def _logits(model: Call, ids: list[int], cache: list[Any], shifts: Sequence[int]
     return np.array(logits.astype(mx.float32)).astype(np.float64)
 
 
-def _error(one: NDArray[Any], other: NDArray[Any]) -> float:
+def logits_error(one: NDArray[Any], other: NDArray[Any]) -> float:
     """Return how unlike logits are: 0 where equal. Not a number where any of them is."""
     return 1 - float(np.corrcoef(one, other)[0, 1])
 

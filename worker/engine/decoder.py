@@ -23,6 +23,7 @@ from hearth.worker.engine.decoding_sequence import (
 )
 from hearth.worker.engine.lone_sequence import LoneSequence
 from hearth.worker.engine.mlx_memory import return_freed
+from hearth.worker.engine.tree_forward import TreeForward
 
 ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
 REGROUP_EVERY_STEPS: Final = 256  # lengths all grow alike, so that a grouping stays good for long
@@ -39,8 +40,16 @@ class Decoder:
     Owner: the inference thread.
     """
 
-    def __init__(self, model: Any, stream: Any, is_mergeable: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        stream: Any,
+        is_mergeable: bool,
+        tree_forward: TreeForward | None = None,
+    ) -> None:
+        """Without a `tree_forward` drafts have no branches."""
         self.is_mergeable = is_mergeable
+        self._tree_forward = tree_forward
         self.cost = ReadCost()
         self.has_room: Callable[[int], bool] = lambda _nbytes: True
         self._model = model
@@ -53,6 +62,11 @@ class Decoder:
 
     def __len__(self) -> int:
         return len(self._lone) + sum(map(len, self._batches))
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether drafts may have branches."""
+        return self._tree_forward is not None
 
     @property
     def batch_keys(self) -> list[set[str]]:
@@ -70,7 +84,8 @@ class Decoder:
         assert sequence.tail, "the last token's logits are not known without a forward"
         assert sequence.key not in self._lone, sequence.key
         with mx.stream(self._stream):
-            lone = LoneSequence(self._model, sequence, next(self._numbers))
+            number = next(self._numbers)
+            lone = LoneSequence(self._model, sequence, number, self._tree_forward)
         self._lone[sequence.key] = lone
         self._is_changed = True
 

@@ -12,6 +12,7 @@ from mlx_lm.models.cache import TokenBuffer
 
 from hearth.worker.draft.draft import Drafter
 from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.tree_forward import TreeForward
 
 
 def _nothing(*_: object) -> None:
@@ -32,6 +33,13 @@ class ForwardUndo(Protocol):
 
     def cut(self, rows: int) -> None:
         """Leave out the last `rows` of the forward, not all of it."""
+        ...
+
+    def pick(self, rows: int, path: TypedSequence[int]) -> None:
+        """Leave of the forward's last `rows` only those of `path`, which ascends; not all are gone.
+
+        Where that is not their beginning, every layer keeps plain rows.
+        """
         ...
 
     def back(self, rows: int) -> None:
@@ -88,7 +96,9 @@ class DecodingRow:
     the rows of a batch.
     """
 
-    def __init__(self, sequence: Sequence, number: int) -> None:
+    def __init__(
+        self, sequence: Sequence, number: int, tree_forward: TreeForward | None = None
+    ) -> None:
         self.key = sequence.key
         self.number = number
         self.choice = sequence.choice
@@ -102,6 +112,7 @@ class DecodingRow:
         self.context = TokenBuffer(sequence.tokens) if is_processed else None
         self.rewind_point = sequence.rewind_point
         self.drafter = sequence.drafter if sequence.rewind_point is not None else None
+        self.tree_forward = tree_forward  # None = drafts have no branches
         self.is_lent = False  # its KV is in no slot's own cache
         self._before_join = sequence.before_join
         self._join_bytes = sequence.join_bytes

@@ -19,6 +19,7 @@ from hearth.worker.engine.decoder import Decoder
 from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.mlx_memory import return_freed, unwire
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.tree_forward import TreeForward, make_tree_forward
 from hearth.worker.engine.vlm_language_model import counted_depth, depth
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,8 @@ class Engine:
     """One model and the caches that it fills.
 
     `prefill` leaves a cache that holds exactly the tokens it was given, evaluated, so that it may
-    be dropped or continued at any chunk's end. `batches` allows sequences to share a forward.
+    be dropped or continued at any chunk's end. `batches` allows sequences to share a forward,
+    `trees` allows drafts with branches, where the model can compute them: it is tried.
     `vision` encodes images, if this model is given any. `packed` has the bits and the group size
     of rows that are quantised while it runs.
     Owner: the inference thread.
@@ -40,6 +42,7 @@ class Engine:
         batches: bool = True,
         vision: ImageEncoder | None = None,
         packed: tuple[int, int] | None = None,
+        trees: bool = False,
     ) -> None:
         self.vision = vision
         self._model = loaded.model
@@ -49,7 +52,8 @@ class Engine:
             batches = self._batches_like_alone(self.new_cache)
         if batches and packed is not None:
             batches = self._batches_like_alone(lambda: self._new_packed_cache(*packed))
-        self.decoder = Decoder(loaded.model, generation_stream, batches)
+        tree_forward = self._make_tree_forward() if trees and packed is None else None
+        self.decoder = Decoder(loaded.model, generation_stream, batches, tree_forward)
 
     def stream(self) -> AbstractContextManager[Any]:
         """The stream that everything runs on: copies between streams wait for each other."""
@@ -66,6 +70,12 @@ class Engine:
             is_alike = batches_like_alone(self._model, new_cache)
         mx.clear_cache()
         return is_alike
+
+    def _make_tree_forward(self) -> TreeForward | None:
+        with self.stream():
+            forward = make_tree_forward(self._model, self.new_cache)
+        mx.clear_cache()
+        return forward
 
     def _new_packed_cache(self, bits: int, group_size: int) -> list[Any]:
         cache = self.new_cache()

@@ -17,6 +17,7 @@ from hearth.worker.engine.decoding_sequence import (
     Sequence,
     normalised,
 )
+from hearth.worker.engine.tree_forward import TreeForward
 from hearth.worker.engine.verify import accepted_path, process_rows, row_places
 
 ROWS_MAX: Final = 8  # of a forward that verifies; MLX's kernels for few rows take no more
@@ -38,8 +39,14 @@ class LoneSequence:
     drafts that a layer with a state could not be cut back to, and is fed again with what follows.
     """
 
-    def __init__(self, model: Any, sequence: Sequence, number: int) -> None:
-        self.row = DecodingRow(sequence, number)
+    def __init__(
+        self,
+        model: Any,
+        sequence: Sequence,
+        number: int,
+        tree_forward: TreeForward | None = None,
+    ) -> None:
+        self.row = DecodingRow(sequence, number, tree_forward)
         self.cache = sequence.cache
         self._before_forward = sequence.before_forward
         self._before_draft = sequence.before_draft
@@ -165,6 +172,7 @@ class LoneSequence:
         assert row.drafter is not None
         draft = row.drafter.propose(self._draft_tokens_max(), len(self.waiting) + 1)
         if draft and row.choice.guide is not None:
+            assert draft.is_chain, "a guide follows one path"
             draft = draft.cut(row.choice.guide.fitting(draft.tokens))
         if draft:
             draft = draft.cut(self._before_draft(len(row.fed) + 1, len(draft)))
@@ -177,16 +185,16 @@ class LoneSequence:
         """
         row = self.row
         assert row.rewind_point is not None and row.drafter is not None
-        fed = [*self.waiting, token_id, *draft.tokens]
+        known = [*self.waiting, token_id]
         point = row.rewind_point(self.cache)
-        logits = self._forward(fed)[0, len(self.waiting) :]
+        logits = self._forward_draft(known, draft)[0, len(self.waiting) :]
         logprobs = normalised(process_rows(row, token_id, draft, logits))
         chosen = row.choice.sampler(logprobs, row_places(row.place, draft))
         ids: list[int] = chosen.tolist()  # type: ignore[assignment]
         path = accepted_path(draft, ids)
         tokens = [draft.tokens[node] for node in path]
-        row.drafter.note(draft, path, len(fed))
-        self._keep(point, fed, len(tokens))
+        row.drafter.note(draft, path, len(known) + len(draft))
+        self._keep(point, known, draft, path)
         row.take(tokens)
         last = path[-1] + 1 if path else 0
         self.token, self.logprobs = chosen[last : last + 1], logprobs[last : last + 1]
@@ -196,19 +204,29 @@ class LoneSequence:
             for token, at in zip(tokens, behind, strict=False)
         ]
 
-    def _keep(self, point: ForwardUndo, fed: list[int], accepted: int) -> None:
-        """Have the cache hold no more of what was `fed` than the waiting tokens and accepted ones.
+    def _forward_draft(self, known: list[int], draft: Draft) -> mx.array:
+        """Feed known tokens and a draft behind them; return logits (1, n, vocabulary)."""
+        if draft.is_chain:
+            return self._forward([*known, *draft.tokens])
+        self._undo = None
+        run = self.row.tree_forward
+        assert run is not None, "this model's drafts have no branches"
+        return run(known, draft.tokens, draft.parents, self.cache, self.row.shift)
 
-        A draft is a chain: what was accepted is its beginning.
+    def _keep(self, point: ForwardUndo, known: list[int], draft: Draft, path: list[int]) -> None:
+        """Have the cache hold no more of a forward than `known` tokens and the draft's `path`.
+
+        Or have them wait, where it cannot leave out the rest alone.
         """
-        drafted = len(fed) - len(self.waiting) - 1
-        rejected = drafted - accepted
-        self.waiting, kept = [], fed[: len(fed) - rejected]
-        self._undo = _Undo(point, kept)
-        if rejected and point.keeps_rows:
-            point.cut(rejected)
-        elif rejected:
-            point.back(len(fed))
+        kept = [*known, *(draft.tokens[node] for node in path)]
+        self.waiting, self._undo = [], _Undo(point, kept)
+        if len(path) == len(draft):
+            return
+        if point.keeps_rows:
+            point.pick(len(draft), path)
+        else:
+            assert draft.is_chain, "branches are of layers that keep rows"
+            point.back(len(known) + len(draft))
             self.waiting, self._undo = kept, None
 
     def _take_back(self, surplus: int) -> None:

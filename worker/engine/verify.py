@@ -54,6 +54,7 @@ def process_rows(row: DecodingRow, token_id: int, draft: Draft, logits: mx.array
             processed.append(one)
         logits = mx.concatenate(processed)
     guide = row.choice.guide
+    assert guide is None or draft.is_chain, "a guide follows one path"
     return logits if guide is None else guide.process_rows(draft.tokens, logits)
 
 

@@ -1,16 +1,20 @@
 """Takes a live cache back to where it stood before a forward whose last tokens were not said.
 
-Nothing is copied: rows of every token are cut, a window that a forward of several rows made anew
-loses its last rows, and a state is the array that it was before. What a window or a state kept of
-single tokens is overwritten in place, so that no more than one forward is taken back.
+Nothing is copied but the few rows of a branch, which move to where they belong. Else rows of
+every token are cut, a window that a forward of several rows made anew loses its last rows, and a
+state is the array that it was before. What a window or a state kept of single tokens is overwritten
+in place, so that no more than one forward is taken back.
 Owner: the inference thread.
 """
 
 from collections.abc import Sequence
 from typing import Any, Final
 
+import mlx.core as mx
+
 from hearth.worker.kv.layer_adapters import ROWS, STATES, WINDOWS, is_ring, leaves
 
+PLAIN: Final = "KVCache"  # whose rows can be moved
 KINDS: Final = frozenset((*ROWS, *STATES, *WINDOWS))
 
 
@@ -49,6 +53,16 @@ class RewindPoint:
         for leaf in self._leaves:
             _cut(leaf, rows)
 
+    def pick(self, rows: int, path: Sequence[int]) -> None:
+        """Leave of the forward's last `rows` only those of `path`, which ascends; not all are gone.
+
+        Where that is not their beginning, every layer keeps plain rows.
+        """
+        assert list(path) == sorted(set(path)), path
+        if list(path) != list(range(len(path))):
+            _move(self._leaves, rows, path)
+        self.cut(rows - len(path))
+
     def back(self, rows: int) -> None:
         """Leave out the whole forward, which had `rows`."""
         assert not self.keeps_rows, "rows are cut"
@@ -59,6 +73,25 @@ class RewindPoint:
                 leaf.keys, leaf.values, leaf.offset, leaf._idx = self._windows[number]
             else:
                 leaf.trim(rows)
+
+
+def _move(layers: Sequence[Any], rows: int, path: Sequence[int]) -> None:
+    """Move those of the last `rows` that `path` names to the front of them, in order."""
+    assert all(type(leaf).__name__ == PLAIN for leaf in layers), "a branch is of plain rows"
+    found = mx.array(list(path))
+    moved = [
+        tuple(
+            mx.take(array[..., leaf.offset - rows : leaf.offset, :], found, axis=2)
+            for array in (leaf.keys, leaf.values)
+        )
+        for leaf in layers
+    ]
+    # Evaluated first: a buffer that something lazy still reads is copied where it is written.
+    mx.eval(moved)
+    for leaf, (keys, values) in zip(layers, moved, strict=True):
+        start = leaf.offset - rows
+        leaf.keys[..., start : start + len(path), :] = keys
+        leaf.values[..., start : start + len(path), :] = values
 
 
 def _cut(leaf: Any, rows: int) -> None:
