@@ -74,7 +74,8 @@ def swe_agent_sessions(repository: Path) -> Iterator[dict[str, Any]]:
 
 def swe_agent_turns(history: list[dict[str, Any]]) -> list[Turn]:
     """Return the answers of a trajectory, each with what came since the one before it."""
-    turns, said = [], []
+    turns: list[Turn] = []
+    said: list[str] = []
     for message in history:
         if message["role"] == "assistant" and not message.get("is_demo"):
             turns.append({"context": said, "answer": swe_agent_parts(message)})
@@ -125,7 +126,8 @@ def aider_sessions(log: str) -> Iterator[dict[str, Any]]:
 
 def aider_turns(chat: str) -> list[Turn]:
     """Return a chat's answers: what stands below a line of the user's or of aider's own."""
-    turns, said = [], []
+    turns: list[Turn] = []
+    said: list[str] = []
     for block in BLOCK_BEGIN.split(chat):
         if found := ANSWERED.fullmatch(block):
             turns.append({"context": [*said, found[1]], "answer": aider_parts(found[2])})
