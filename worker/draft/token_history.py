@@ -1,0 +1,196 @@
+"""Finds where the last tokens of a text stood before, and what followed them there.
+
+N-grams of two lengths are hashed into tables of the places where they ended last, and each place
+knows the one before it: some 18 bytes a token. Long texts are taken in at once, by numpy.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Places = npt.NDArray[np.int32]
+Hashes = npt.NDArray[np.uint64]
+
+# Lengths of the n-grams that are looked up, the longer first: it finds the place of a long match
+# even where the shorter n-gram stood in many places since.
+ORDERS: Final = (8, 3)
+PLACES_MAX: Final = 12  # that are looked at for each order, the newest first
+MATCH_MAX: Final = 64  # tokens of a match that are counted
+SEPARATOR: Final = -1  # stands between texts; no token is alike, and nothing follows one
+_ROOM_MIN: Final = 512  # tokens
+_SLOTS_PER_TOKEN: Final = 1.25
+_FACTOR: Final = 0x9E3779B97F4A7C15  # of Knuth's multiplicative hashing
+_BITS: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Says that the last `length` tokens of some text stood in a history up to `end`."""
+
+    length: int
+    end: int
+
+
+class TokenHistory:
+    """Tokens in order, and where each n-gram of them ended last.
+
+    Invariants: `_before[order][end]` is a smaller end whose n-gram has the same slot, 0 where there
+    is none; what is returned was compared token by token, so that a shared slot costs time alone.
+    Owner: the inference thread.
+    """
+
+    def __init__(self, tokens: Sequence[int] | Places = (), room: int = 0) -> None:
+        """`room` is how many tokens it is made for; it grows beyond."""
+        self._count = 0
+        self._tokens = np.zeros(0, np.int32)
+        self._grow(np.asarray(tokens, np.int32), room)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        tables = sum(table.nbytes for table in (*self._last.values(), *self._before.values()))
+        return self._tokens.nbytes + tables
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take the next tokens, each in some microseconds."""
+        if self._count + len(tokens) > len(self._tokens):
+            fresh = np.asarray(tokens, np.int32)
+            known = np.concatenate((self._tokens[: self._count], fresh))
+            self._grow(known, len(known) + len(known) // 8 + _ROOM_MIN)
+            return
+        for token in tokens:
+            self._append(token)
+
+    def find(self, tail: Sequence[int], before: int | None = None) -> Match | None:
+        """Return the longest match of the end of `tail`, of the longest the newest; or None.
+
+        Places that end at `before` or behind it do not count: a text's own end is one of them.
+        """
+        best: Match | None = None
+        for match in self._matches(tail, before):
+            if best is None or match.length > best.length:
+                best = match
+        return best
+
+    def find_other(self, tail: Sequence[int], than: int, before: int | None = None) -> Match | None:
+        """Return the longest match that is not followed by the token `than`; or None."""
+        best: Match | None = None
+        for match in self._matches(tail, before):
+            is_other = self.token_at(match.end) not in (than, SEPARATOR, None)
+            if is_other and (best is None or match.length > best.length):
+                best = match
+        return best
+
+    def followed(self, end: int, count: int) -> list[int]:
+        """Return the tokens that followed the place `end`, at most `count`."""
+        found = self._tokens[end : min(end + count, self._count)].tolist()
+        return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
+
+    def newest(self, count: int) -> Places:
+        """Return the last tokens, at most `count`; not to be written to."""
+        return self._tokens[max(0, self._count - count) : self._count]
+
+    def token_at(self, end: int) -> int | None:
+        """Return the token that followed the place `end`; None where that is not known yet."""
+        return self._read[end] if end < self._count else None
+
+    # ------------------------------------------------------------ lookup
+
+    def _matches(self, tail: Sequence[int], before: int | None) -> Iterator[Match]:
+        """Yield matches: of the longer n-gram, or where it stood nowhere, of the shorter."""
+        below = self._count + 1 if before is None else before
+        for order in ORDERS:
+            found = False
+            if len(tail) < order:
+                continue
+            for end in self._ends(order, tail[-order:], below):
+                length = self._match_length(end, tail)
+                if length >= order:
+                    found = True
+                    yield Match(length, end)
+            if found:
+                return
+
+    def _ends(self, order: int, gram: Sequence[int], below: int) -> Iterator[int]:
+        """Yield where n-grams with the slot of `gram` ended, the newest first."""
+        earlier = self._read_before[order]
+        end = self._read_last[order][self._slot(gram)]
+        while end >= below:
+            end = earlier[end]
+        for _ in range(PLACES_MAX):
+            if not end:
+                return
+            yield end
+            end = earlier[end]
+
+    def _match_length(self, end: int, tail: Sequence[int]) -> int:
+        read, length, last = self._read, 0, len(tail) - 1
+        longest = min(len(tail), end, MATCH_MAX)
+        while length < longest and read[end - 1 - length] == tail[last - length] != SEPARATOR:
+            length += 1
+        return length
+
+    # ------------------------------------------------------------ what is written
+
+    def _append(self, token: int) -> None:
+        self._read[self._count] = token
+        self._count = end = self._count + 1
+        for order in ORDERS:
+            if end >= order:
+                slot, last = self._slot(self._read[end - order : end]), self._read_last[order]
+                self._read_before[order][end] = last[slot]
+                last[slot] = end
+
+    def _grow(self, tokens: Places, room: int) -> None:
+        """Begin anew with `tokens` and room for more."""
+        room = max(room, len(tokens), _ROOM_MIN)
+        self._slots = int(room * _SLOTS_PER_TOKEN)
+        self._tokens = np.zeros(room, np.int32)
+        self._tokens[: len(tokens)] = tokens
+        self._count = len(tokens)
+        self._last = {order: np.zeros(self._slots, np.int32) for order in ORDERS}
+        self._before = {order: np.zeros(room + 1, np.int32) for order in ORDERS}
+        for order in ORDERS:
+            self._index(order)
+        # Items of a memoryview are read in a third of the time of numpy's.
+        self._read = self._tokens.data
+        self._read_last = {order: table.data for order, table in self._last.items()}
+        self._read_before = {order: table.data for order, table in self._before.items()}
+
+    def _index(self, order: int) -> None:
+        """Write the tables of one order for all tokens."""
+        if self._count < order:
+            return
+        slots = self._all_slots(order)
+        # Slot and place in one number: sorted, equal slots stand side by side with their places in
+        # order, and a sort of values is several times faster than one of places by slots.
+        ends = np.arange(order, self._count + 1, dtype=np.uint64)
+        both = (slots << np.uint64(32)) | ends
+        both.sort()
+        places = (both & np.uint64(0xFFFFFFFF)).astype(np.int32)
+        ordered = both >> np.uint64(32)
+        is_same = ordered[1:] == ordered[:-1]
+        self._before[order][places[1:][is_same]] = places[:-1][is_same]
+        is_last = np.append(~is_same, True)
+        self._last[order][ordered[is_last]] = places[is_last]
+
+    def _all_slots(self, order: int) -> Hashes:
+        """Return the slot of each n-gram, as `_slot` gives it."""
+        tokens = self._tokens[: self._count].astype(np.uint64)
+        grams = self._count - order + 1
+        hashes = np.zeros(grams, np.uint64)
+        for place in range(order):
+            hashes += tokens[place : place + grams]
+            hashes *= np.uint64(_FACTOR)
+        return ((hashes >> np.uint64(32)) * np.uint64(self._slots)) >> np.uint64(32)
+
+    def _slot(self, gram: Sequence[int]) -> int:
+        hashed = 0
+        for token in gram:
+            hashed = (hashed + token) * _FACTOR & _BITS
+        return (hashed >> 32) * self._slots >> 32
