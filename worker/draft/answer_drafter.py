@@ -8,12 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource, chain
+from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
 from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
 from hearth.worker.draft.forced_tokens import ForcedTokens
+from hearth.worker.draft.history_room import HistoryRoom
 from hearth.worker.draft.token_history import MATCH_MAX, TokenHistory
+from hearth.worker.draft.token_lookup import TokenLookup
 
-_ANSWER_ROOM: Final = 4_096  # tokens of an answer that a history is made for
+# The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
+HISTORY_TOKENS_MAX: Final = 1 << 18
+_ANSWER_ROOM: Final = 4_096
 
 
 @dataclass(slots=True)
@@ -39,45 +43,26 @@ class DraftCounts:
         self.saved += other.saved
 
 
-class _Lookup:
-    """Follows one text in which the answer's last tokens stood before.
+@dataclass(frozen=True, slots=True)
+class AnswerSources:
+    """Where the drafts of one answer come from."""
 
-    Where the answer goes on as that text did, the next match is the last one's, a token longer.
-    """
+    prompt: Sequence[int]
+    earlier_answers: Callable[[], TokenHistory | None] = lambda: None  # of the same API key
+    prediction: Sequence[int] = ()  # the client's guess of the answer
+    forced: ForcedTokens | None = None
+    room: HistoryRoom = field(default_factory=HistoryRoom)
 
-    def __init__(self, source: DraftSource, history: TokenHistory, is_own: bool) -> None:
-        self.source = source
-        self.history = history
-        self._is_own = is_own
-        self._end: int | None = None
-        self._is_looked_up = False
-        self.length = 0
 
-    def take(self, token: int) -> None:
-        """Follow the answer's next token, before it is part of the own history."""
-        if self._end is not None and self.history.token_at(self._end) == token:
-            self._end, self.length = self._end + 1, self.length + 1
-        else:
-            self._end, self.length, self._is_looked_up = None, 0, False
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A token that may come, and how likely it is that it is accepted."""
 
-    def look_up(self, tail: Sequence[int]) -> None:
-        """Find the best place, unless one is being followed or there is none."""
-        if self._is_looked_up:
-            return
-        match = self.history.find(tail, len(self.history) if self._is_own else None)
-        self._is_looked_up = True
-        self._end, self.length = (match.end, match.length) if match else (None, 0)
-
-    def followed(self, count: int) -> list[int]:
-        """Return what followed there; a text that repeats itself is thought to go on so."""
-        if self._end is None:
-            return []
-        found = self.history.followed(self._end, count)
-        if self._is_own and self._end + len(found) == len(self.history):
-            period = len(found)
-            while len(found) < count:
-                found.append(found[-period])
-        return found
+    token: int
+    parent: int
+    source: DraftSource
+    length: int  # of the match that it follows
+    chance: float
 
 
 class AnswerDrafter:
@@ -85,43 +70,53 @@ class AnswerDrafter:
 
     def __init__(
         self,
-        prompt: Sequence[int],
+        sources: AnswerSources,
         length: DraftLength,
         kind: Callable[[], TextKind],
-        forced: ForcedTokens | None = None,
+        allows_trees: bool = False,
     ) -> None:
         """`kind` tells what kind of text comes next."""
         self.counts = DraftCounts()
-        self._prompt = prompt
-        self._answer: list[int] = []
+        self.answer: list[int] = []
+        self._sources = sources
         self._length = length
         self._kind = kind
-        self._forced = forced
-        self._lookups: list[_Lookup] = []
+        self._allows_trees = allows_trees
         self._history: TokenHistory | None = None
-        self._proposed: list[tuple[TextKind, int]] = []  # of each node: kind, length of the match
+        # The first of those with matches of one length is followed.
+        self._lookups = [TokenLookup("history", lambda: self._history, is_own=True)]
+        if sources.prediction:
+            predicted = TokenHistory(sources.prediction)
+            self._lookups.append(TokenLookup("prediction", lambda: predicted, from_start=True))
+        self._lookups.append(TokenLookup("answers", sources.earlier_answers))
+        self._proposed: list[_Node] = []
+        self._proposed_kind: TextKind = "text"
+
+    # ------------------------------------------------------------ what the engine asks
 
     def take(self, tokens: Sequence[int]) -> None:
         """Take the answer's next tokens."""
-        self._answer.extend(tokens)
+        self.answer.extend(tokens)
         self._length.take(len(tokens))
         self.counts.tokens += len(tokens)
         self.counts.rows += len(tokens)
-        if self._forced is not None:
-            self._forced.take(tokens)
+        if self._sources.forced is not None:
+            self._sources.forced.take(tokens)
+        for token in tokens:
+            for lookup in self._lookups:
+                lookup.take(token)
         if self._history is not None:
-            for token in tokens:
-                for lookup in self._lookups:
-                    lookup.take(token)
-                self._history.extend((token,))
+            self._history.extend(tokens)
+            if len(self._history) > HISTORY_TOKENS_MAX:
+                self.drop_history()
 
     def is_promising(self) -> bool:
         """Whether a draft may be had once the next token, which is computed now, is known."""
         kind = self._kind()
-        if kind == "call" and self._forced is not None:
+        if kind == "call" and self._sources.forced is not None:
             return True
-        lookup = self._longest()
-        if lookup is None:
+        lookup = self._longest(self._tail())
+        if not lookup.length:
             return False
         rate = self._length.rates.rate(lookup.source, kind, lookup.length)
         return self._length.is_worth(rate) or self._length.is_probe_due
@@ -129,25 +124,19 @@ class AnswerDrafter:
     def propose(self, tokens_max: int, waiting: int) -> Draft:
         """Return what may come behind all tokens so far."""
         most = min(tokens_max, ROWS_MAX - waiting)
-        if most < 1:
+        self._proposed_kind = self._kind()
+        nodes = self._nodes(most) if most > 0 else []
+        count = self._length.count([node.chance for node in nodes], waiting)
+        if not count:
+            self.counts.rows += waiting - 1
+            self.counts.saved += 1 - self._length.cost(waiting)
             return NO_DRAFT
-        kind, rates = self._kind(), self._length.rates
-        tokens: list[int] = self._forced.forced(most) if self._forced is not None else []
-        sources: list[DraftSource] = ["forced"] * len(tokens)
-        lengths = [0] * len(tokens)
-        lookup = self._longest() if not tokens else None
-        if lookup is not None:
-            more = lookup.followed(most - len(tokens))
-            tokens += more
-            sources += [lookup.source] * len(more)
-            lengths += range(lookup.length, lookup.length + len(more))
-        chance, chances = 1.0, []
-        for source, length in zip(sources, lengths, strict=True):
-            chance *= rates.rate(source, kind, length)
-            chances.append(chance)
-        count = self._length.count(chances, waiting)
-        self._proposed = [(kind, length) for length in lengths[:count]]
-        return chain(tokens[:count], sources[:count]) if count else NO_DRAFT
+        self._proposed = nodes[:count]
+        return Draft(
+            tuple(node.token for node in self._proposed),
+            tuple(node.parent for node in self._proposed),
+            tuple(node.source for node in self._proposed),
+        )
 
     def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
         """Learn which of the draft's nodes were right, and the rows of the forward that told so."""
@@ -157,29 +146,77 @@ class AnswerDrafter:
         self.counts.rows += rows - 1 - len(right)
         self.counts.saved += len(right) + 1 - self._length.cost(rows)
         self._length.note(len(right), len(draft) - len(right))
-        for node, source in enumerate(draft.sources):
-            kind, length = self._proposed[node]
-            self._length.rates.note(source, kind, length, node in right)
-            if node not in right:
-                break
+        path = -1
+        for at, node in enumerate(self._proposed[: len(draft)]):
+            # Nothing is known of what hangs from a wrong node or stands beside a right one.
+            if node.parent == path:
+                kind = self._proposed_kind
+                self._length.rates.note(node.source, kind, node.length, at in right)
+                path = at if at in right else path
 
-    def _longest(self) -> _Lookup | None:
-        """Return the lookup with the longest match, of those as long the first one."""
-        if self._history is None:
-            self._begin()
-        best: _Lookup | None = None
-        for lookup in self._lookups:
-            lookup.look_up(self._tail())
-            if lookup.length > (best.length if best is not None else 0):
-                best = lookup
-        return best
+    # ------------------------------------------------------------ the conversation
 
-    def _begin(self) -> None:
-        """Index the prompt: as late as here, since answers of a batch never draft."""
-        self._history = TokenHistory(self._prompt, len(self._prompt) + _ANSWER_ROOM)
-        self._history.extend(self._answer)
-        self._lookups = [_Lookup("history", self._history, is_own=True)]
+    @property
+    def history_nbytes(self) -> int:
+        return self._history.nbytes if self._history is not None else 0
+
+    def drop_history(self) -> None:
+        """Forget the conversation's index; the next draft makes it anew."""
+        self._history = None
 
     def _tail(self) -> list[int]:
-        assert self._history is not None
-        return self._history.newest(MATCH_MAX).tolist()
+        """Return the last tokens that are known, of which a match is sought.
+
+        The prompt is indexed as late as here, since answers of a batch never draft.
+        """
+        history = self._history
+        if history is None:
+            kept = HISTORY_TOKENS_MAX * 3 // 4
+            known = [*self._sources.prompt[-kept:], *self.answer][-kept:]
+            history = self._history = TokenHistory(known, len(known) + _ANSWER_ROOM)
+            self._sources.room.hold(self)
+        return history.newest(MATCH_MAX).tolist()
+
+    def _longest(self, tail: Sequence[int]) -> TokenLookup:
+        """Return the lookup with the longest match."""
+        for lookup in self._lookups:
+            lookup.look_up(tail)
+        return max(self._lookups, key=_match_length)
+
+    # ------------------------------------------------------------ the draft
+
+    def _nodes(self, most: int) -> list[_Node]:
+        """Return what may come, the likeliest first, at most `most` nodes."""
+        forced = self._sources.forced.forced(most) if self._sources.forced is not None else []
+        nodes = self._chain([], forced, "forced", 0)
+        if len(nodes) < most:
+            tail = self._tail()
+            tokens, source, length = self._behind(forced, tail, most - len(nodes))
+            nodes = self._chain(nodes, tokens, source, length)
+        return nodes
+
+    def _behind(
+        self, forced: list[int], tail: list[int], count: int
+    ) -> tuple[list[int], DraftSource, int]:
+        """Return what followed the longest match, where it comes from and the match's length."""
+        longest = self._longest(tail)
+        if not forced:
+            return longest.next_tokens(count), longest.source, longest.length
+        found = [(*lookup.behind(forced, tail, count), lookup.source) for lookup in self._lookups]
+        tokens, length, source = max(found, key=lambda row: row[1])
+        return tokens, source, length
+
+    def _chain(
+        self, nodes: list[_Node], tokens: Sequence[int], source: DraftSource, length: int
+    ) -> list[_Node]:
+        """Return `nodes`, a chain, with a match's tokens behind: each makes it a token longer."""
+        rates, kind = self._length.rates, self._proposed_kind
+        chance = nodes[-1].chance if nodes else 1.0
+        for at, token in enumerate(tokens):
+            chance *= rates.rate(source, kind, length + at)
+            nodes.append(_Node(token, len(nodes) - 1, source, length + at, chance))
+        return nodes
+
+
+def _match_length(lookup: TokenLookup) -> int:
+    return lookup.length
