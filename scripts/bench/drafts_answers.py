@@ -8,7 +8,8 @@ import functools
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -77,6 +78,16 @@ def token_answers(session: RecordedSession) -> Iterator[TokenAnswer]:
             prompt += (token for text in piece for token in encode(text))
             prompt += end
         yield _token_answer([*prompt, *begin], answer)
+
+
+def one_chat(sessions: Iterable[list[TokenAnswer]]) -> list[TokenAnswer]:
+    """Return the answers of several conversations as if they were one, in order."""
+    before: list[int] = []
+    answers: list[TokenAnswer] = []
+    for session in sessions:
+        answers += (replace(answer, prompt=[*before, *answer.prompt]) for answer in session)
+        before = [*answers[-1].prompt, *answers[-1].tokens]
+    return answers
 
 
 def _token_answer(prompt: Sequence[int], answer: RecordedAnswer) -> TokenAnswer:
@@ -157,6 +168,16 @@ def random_tokens(seed: int = 1) -> Iterator[TokenAnswer]:
     for _ in range(PROSE_ANSWERS):
         prompt = draws.choices(few, k=2_000)
         yield TokenAnswer(prompt, draws.choices(few, k=PROSE_TOKENS), ["random"] * PROSE_TOKENS)
+
+
+def misleading(seed: int = 1) -> Iterator[TokenAnswer]:
+    """Yield answers of four tokens each from anywhere in the prompt: what follows never does."""
+    draws = random.Random(seed)
+    for _ in range(PROSE_ANSWERS):
+        prompt = draws.sample(range(100_000), 4_000)
+        places = draws.sample(range(0, len(prompt) - 8, 8), PROSE_TOKENS // 4)
+        tokens = [token for place in places for token in prompt[place : place + 4]]
+        yield TokenAnswer(prompt, tokens, ["misleading"] * len(tokens))
 
 
 def _all_prose() -> str:

@@ -126,6 +126,21 @@ class NgramCache(BaselineDrafter):
         return None
 
 
+class Lies:
+    """Says of each token that another one is forced (`ForcedTokens`)."""
+
+    def __init__(self, answer: TokenAnswer) -> None:
+        self._answer = answer
+        self._count = 0
+
+    def take(self, tokens: Sequence[int]) -> None:
+        self._count += len(tokens)
+
+    def forced(self, tokens_max: int) -> list[int]:
+        coming = self._answer.tokens[self._count : self._count + min(tokens_max, LOOKUP_TOKENS)]
+        return [token + 1 for token in coming]
+
+
 BASELINES: Final[dict[str, Callable[[TokenAnswer], BaselineDrafter]]] = {
     "plain": BaselineDrafter,
     "transformers prompt lookup": PromptLookup,

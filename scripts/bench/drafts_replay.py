@@ -6,7 +6,7 @@ The first token comes from the prompt's last forward and costs nothing here.
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -131,17 +131,3 @@ def accepted_path(draft: Draft, truth: Sequence[int]) -> list[int]:
             break
         path.append(node)
     return path
-
-
-def replay_all(
-    answers: Sequence[TokenAnswer],
-    drafter_of: Callable[[TokenAnswer], Drafter],
-    rows_max: int,
-    has_states: bool,
-) -> KindCounts:
-    """Replay answers in order, each through the drafter that is made for it."""
-    counts: KindCounts = defaultdict(DraftCounts)
-    for answer in answers:
-        for kind, one in replay(drafter_of(answer), answer, rows_max, has_states).items():
-            counts[kind].add(one)
-    return counts
