@@ -4,8 +4,8 @@ Tokens alone: nothing here knows a model or an array of one.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
@@ -18,6 +18,8 @@ from hearth.worker.draft.token_lookup import TokenLookup
 # The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
 HISTORY_TOKENS_MAX: Final = 1 << 18
 _ANSWER_ROOM: Final = 4_096
+# Behind an accepted draft the next one is seldom far, so that its tokens are waited for.
+_PROMISING_TOKENS: Final = 8
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ class AnswerDrafter:
             predicted = TokenHistory(sources.prediction)
             self._lookups.append(TokenLookup("prediction", lambda: predicted, from_start=True))
         self._lookups.append(TokenLookup("answers", sources.earlier_answers))
+        self._since_accepted = _PROMISING_TOKENS  # tokens
         self._proposed: list[_Node] = []
         self._proposed_kind: TextKind = "text"
 
@@ -98,6 +101,7 @@ class AnswerDrafter:
         """Take the answer's next tokens."""
         self.answer.extend(tokens)
         self._length.take(len(tokens))
+        self._since_accepted += len(tokens)
         self.counts.tokens += len(tokens)
         self.counts.rows += len(tokens)
         if self._sources.forced is not None:
@@ -112,14 +116,16 @@ class AnswerDrafter:
 
     def is_promising(self) -> bool:
         """Whether a draft may be had once the next token, which is computed now, is known."""
-        kind = self._kind()
-        if kind == "call" and self._sources.forced is not None:
+        length, kind = self._length, self._kind()
+        if self._since_accepted < _PROMISING_TOKENS:
             return True
+        if kind == "call" and self._sources.forced is not None:
+            return length.is_worth(length.rates.rate("forced", kind, 0)) or length.is_probe_due
         lookup = self._longest(self._tail())
         if not lookup.length:
             return False
-        rate = self._length.rates.rate(lookup.source, kind, lookup.length)
-        return self._length.is_worth(rate) or self._length.is_probe_due
+        rate = length.rates.rate(lookup.source, kind, lookup.length)
+        return length.is_worth(rate) or length.is_probe_due
 
     def propose(self, tokens_max: int, waiting: int) -> Draft:
         """Return what may come behind all tokens so far."""
@@ -128,8 +134,7 @@ class AnswerDrafter:
         nodes = self._nodes(most) if most > 0 else []
         count = self._length.count([node.chance for node in nodes], waiting)
         if not count:
-            self.counts.rows += waiting - 1
-            self.counts.saved += 1 - self._length.cost(waiting)
+            self._note_plain(waiting)
             return NO_DRAFT
         self._proposed = nodes[:count]
         return Draft(
@@ -145,7 +150,9 @@ class AnswerDrafter:
         self.counts.accepted.update(draft.sources[node] for node in right)
         self.counts.rows += rows - 1 - len(right)
         self.counts.saved += len(right) + 1 - self._length.cost(rows)
-        self._length.note(len(right), len(draft) - len(right))
+        self._length.note(len(right), rows)
+        if right:
+            self._since_accepted = -1 - len(right)  # which are taken next, and the one behind them
         path = -1
         for at, node in enumerate(self._proposed[: len(draft)]):
             # Nothing is known of what hangs from a wrong node or stands beside a right one.
@@ -153,6 +160,13 @@ class AnswerDrafter:
                 kind = self._proposed_kind
                 self._length.rates.note(node.source, kind, node.length, at in right)
                 path = at if at in right else path
+
+    def _note_plain(self, waiting: int) -> None:
+        """Count the rows beyond one of a forward without a draft."""
+        if waiting > 1:
+            self.counts.rows += waiting - 1
+            self.counts.saved += 1 - self._length.cost(waiting)
+            self._length.note(0, waiting)
 
     # ------------------------------------------------------------ the conversation
 
@@ -193,6 +207,8 @@ class AnswerDrafter:
             tail = self._tail()
             tokens, source, length = self._behind(forced, tail, most - len(nodes))
             nodes = self._chain(nodes, tokens, source, length)
+            if self._allows_trees and tokens and not forced:
+                nodes = self._with_branch(nodes, tail)[:most]
         return nodes
 
     def _behind(
@@ -216,6 +232,53 @@ class AnswerDrafter:
             chance *= rates.rate(source, kind, length + at)
             nodes.append(_Node(token, len(nodes) - 1, source, length + at, chance))
         return nodes
+
+    def _with_branch(self, nodes: list[_Node], tail: list[int]) -> list[_Node]:
+        """Return a chain with what another source, or place, has where it parts from it."""
+        best: list[_Node] = []
+        for tokens, length, source in self._others(nodes[0].token, tail, len(nodes)):
+            depth = _depth_of_parting(nodes, tokens)
+            if depth < min(len(nodes), len(tokens)):
+                branch = self._branch(nodes, depth, tokens[depth:], source, length + depth)
+                if not best or branch[0].chance > best[0].chance:
+                    best = branch
+        return _in_order(nodes + best) if best else nodes
+
+    def _others(
+        self, than: int, tail: list[int], count: int
+    ) -> Iterator[tuple[list[int], int, DraftSource]]:
+        """Yield tokens that may come instead of the longest match's, its length and its source."""
+        for lookup in self._lookups:
+            yield lookup.next_tokens(count), lookup.length, lookup.source
+            yield *lookup.other_tokens(than, tail, count), lookup.source
+
+    def _branch(
+        self, nodes: list[_Node], depth: int, tokens: list[int], source: DraftSource, length: int
+    ) -> list[_Node]:
+        """Return nodes behind `depth` of the chain, should its node there be wrong."""
+        rates, kind, parent = self._length.rates, self._proposed_kind, depth - 1
+        before = nodes[parent].chance if depth else 1.0
+        chance, branch = before - nodes[depth].chance, []
+        for at, token in enumerate(tokens):
+            chance *= rates.rate(source, kind, length + at)
+            branch.append(_Node(token, parent, source, length + at, chance))
+            parent = len(nodes) + at
+        return branch
+
+
+def _depth_of_parting(nodes: list[_Node], tokens: Sequence[int]) -> int:
+    """Return how many of a chain's first tokens `tokens` begins with."""
+    pairs = enumerate(zip(nodes, tokens, strict=False))
+    return next(
+        (at for at, (node, token) in pairs if node.token != token), min(len(nodes), len(tokens))
+    )
+
+
+def _in_order(nodes: list[_Node]) -> list[_Node]:
+    """Return a tree's nodes by their chance, each behind its parent."""
+    order = sorted(range(len(nodes)), key=lambda at: (-nodes[at].chance, at))
+    places = {at: place for place, at in enumerate(order)} | {-1: -1}
+    return [replace(nodes[at], parent=places[nodes[at].parent]) for at in order]
 
 
 def _match_length(lookup: TokenLookup) -> int:

@@ -14,7 +14,10 @@ ROWS_MAX: Final = 8  # of a forward: beyond, MLX's vector kernels give way to sl
 # What a forward of so many rows costs, in forwards of one. Source: mlx issue 3839, an M4 Pro with
 # 4-bit weights; on a CPU nothing better is known.
 CPU_CURVE: Final[Mapping[int, float]] = {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.48, 6: 2.05, 8: 2.5}
-_MARGIN: Final = 1.02  # what a longer draft must promise over a shorter one
+# What drafting brings where it works, in tokens for the cost of a plain one: what a row costs could
+# have bought as much elsewhere, so that an accepted token must be worth that much of it.
+_TOKENS_PER_COST: Final = 1.7
+_GAIN_MIN: Final = 0.03  # tokens that a draft must promise beyond what its rows cost
 
 # Lengths of matches that are counted together, by the shortest, and how many of their tokens are
 # right before anything was learned.
@@ -25,14 +28,15 @@ _BUCKETS: Final = tuple(
     max(at for at, low in enumerate(_LENGTHS) if length >= low) for length in range(65)
 )
 _PRIOR_WEIGHT: Final = 4.0  # tried tokens that a prior counts for
-_TRIED_MAX: Final = 100.0  # older ones than that are forgotten, by halves
+_TRIED_MAX: Final = 32.0  # older ones than that are forgotten, by halves
+_HARDLY_ANY: Final = 0.1  # right ones, of those tried or expected
 _RATE_MAX: Final = 0.99
 
-# Rows that were in vain are bounded, whatever was learned.
-_ALLOWED_FIRST: Final = 6.0
-_ALLOWED_MAX: Final = 24.0
+# Rows beyond a forward's tokens are bounded, whatever was learned.
+_ALLOWED_FIRST: Final = 5.0
+_ALLOWED_MAX: Final = 64.0
 _ALLOWED_PER_TOKEN: Final = 0.03
-_ALLOWED_PER_ACCEPTED: Final = 2.0
+_ALLOWED_PER_ACCEPTED: Final = 4.0
 _PROBE_TOKENS: Final = 24  # between two probes at first; each that fails doubles it
 _PROBE_TOKENS_MAX: Final = 96
 
@@ -46,6 +50,9 @@ class _Tally:
         self.right = self.of = 0.0
 
     def note(self, right: bool, weight: float) -> None:
+        if right and self.right < _HARDLY_ANY * self.of:
+            # Times seem to have changed: what was before counts little, so that the next ones tell.
+            self.right, self.of = 0.0, min(self.of, _PRIOR_WEIGHT)
         self.right += right
         self.of += weight
         if self.of > _TRIED_MAX:
@@ -115,7 +122,7 @@ class DraftLength:
     """How long drafts may be for one API key's answers: learns from each that was verified.
 
     Invariant: rows in vain are at most `_ALLOWED_FIRST` and `_ALLOWED_PER_TOKEN` of the tokens,
-    but for what right ones have earned. Owner: the inference thread.
+    and those of one forward, but for what right ones have earned. Owner: the inference thread.
     """
 
     def __init__(self, curve: Mapping[int, float] = CPU_CURVE) -> None:
@@ -124,6 +131,7 @@ class DraftLength:
         self._allowed = _ALLOWED_FIRST
         self._since_probe = 0
         self._probe_tokens = _PROBE_TOKENS
+        self._feeds_again = False  # the model feeds what was accepted again behind a rejected node
 
     def cost(self, rows: int) -> float:
         """Return what a forward of so many rows costs, in forwards of one."""
@@ -141,29 +149,38 @@ class DraftLength:
 
     def is_worth(self, chance: float) -> bool:
         """Whether a token as likely as that is worth a row beside the one that is fed anyway."""
-        return self._allowed >= 1 and 1 + chance > self.cost(2) * _MARGIN
+        return self._allowed >= 1 and self._best((chance,), 1) > 0
 
     def count(self, chances: Sequence[float], waiting: int) -> int:
         """Return how many nodes are worth their rows, of some that are right with such chances.
 
-        The chances are those of being on the path that is accepted, and do not rise.
+        The chances are those of being on the path that is accepted, and do not rise. `waiting`
+        rows are fed in any case.
         """
-        most = min(len(chances), ROWS_MAX - waiting, int(self._allowed))
-        best, choice, expected = 1 / self.cost(waiting), 0, 1.0
-        for count in range(1, most + 1):
-            expected += chances[count - 1]
-            worth = expected / self.cost(waiting + count)
-            if worth > best * _MARGIN:
-                best, choice = worth, count
-        if not choice and most > 0 and self.is_probe_due:
+        self._feeds_again = self._feeds_again or waiting > 1
+        allowed = chances[: max(0, min(ROWS_MAX - waiting, int(self._allowed)))]
+        choice = self._best(allowed, waiting)
+        if not choice and allowed and self.is_probe_due:
             self._since_probe = 0
             self._probe_tokens = min(2 * self._probe_tokens, _PROBE_TOKENS_MAX)
             return 1
         return choice
 
-    def note(self, accepted: int, rejected: int) -> None:
-        """Take notice of how many drafted rows were right and how many in vain."""
-        if accepted:
-            self._probe_tokens = _PROBE_TOKENS
+    def note(self, accepted: int, rows: int) -> None:
+        """Take notice of a forward: how many drafted tokens were right, of how many rows it was."""
+        if accepted:  # so that a probe that was right is followed by one at once
+            self._since_probe = self._probe_tokens = _PROBE_TOKENS
         earned = self._allowed + accepted * _ALLOWED_PER_ACCEPTED
-        self._allowed = max(min(earned, _ALLOWED_MAX) - rejected, 0.0)
+        self._allowed = min(earned, _ALLOWED_MAX) - (rows - 1 - accepted)
+
+    def _best(self, chances: Sequence[float], waiting: int) -> int:
+        best, choice, tokens, again, likely = _GAIN_MIN, 0, 0.0, 0.0, 1.0
+        for count, chance in enumerate(chances, 1):
+            tokens += chance
+            if self._feeds_again:  # if this node is the first wrong one
+                again += (likely - chance) * (self.cost(waiting + count) - 1)
+            likely = chance
+            extra = self.cost(waiting + count) - self.cost(waiting) + again
+            if tokens - extra * _TOKENS_PER_COST > best:
+                best, choice = tokens - extra * _TOKENS_PER_COST, count
+        return choice

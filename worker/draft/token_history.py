@@ -16,7 +16,7 @@ Hashes = npt.NDArray[np.uint64]
 
 # Lengths of the n-grams that are looked up, the longer first: it finds the place of a long match
 # even where the shorter n-gram stood in many places since.
-ORDERS: Final = (8, 3)
+ORDERS: Final = (6, 2)
 PLACES_MAX: Final = 12  # that are looked at for each order, the newest first
 MATCH_MAX: Final = 64  # tokens of a match that are counted
 SEPARATOR: Final = -1  # stands between texts; no token is alike, and nothing follows one
@@ -66,22 +66,22 @@ class TokenHistory:
         for token in tokens:
             self._append(token)
 
-    def find(self, tail: Sequence[int], before: int | None = None) -> Match | None:
+    def find(self, tail: Sequence[int]) -> Match | None:
         """Return the longest match of the end of `tail`, of the longest the newest; or None.
 
-        Places that end at `before` or behind it do not count: a text's own end is one of them.
+        Only places that something follows count: a text's own end is none of them.
         """
         best: Match | None = None
-        for match in self._matches(tail, before):
+        for match in self._matches(tail):
             if best is None or match.length > best.length:
                 best = match
         return best
 
-    def find_other(self, tail: Sequence[int], than: int, before: int | None = None) -> Match | None:
+    def find_other(self, tail: Sequence[int], than: int) -> Match | None:
         """Return the longest match that is not followed by the token `than`; or None."""
         best: Match | None = None
-        for match in self._matches(tail, before):
-            is_other = self.token_at(match.end) not in (than, SEPARATOR, None)
+        for match in self._matches(tail):
+            is_other = self._read[match.end] != than
             if is_other and (best is None or match.length > best.length):
                 best = match
         return best
@@ -96,32 +96,30 @@ class TokenHistory:
         return self._tokens[max(0, self._count - count) : self._count]
 
     def token_at(self, end: int) -> int | None:
-        """Return the token that followed the place `end`; None where that is not known yet."""
-        return self._read[end] if end < self._count else None
+        """Return the token that followed the place `end`; None where a text ended, or this."""
+        token = self._read[end] if end < self._count else SEPARATOR
+        return token if token != SEPARATOR else None
 
     # ------------------------------------------------------------ lookup
 
-    def _matches(self, tail: Sequence[int], before: int | None) -> Iterator[Match]:
+    def _matches(self, tail: Sequence[int]) -> Iterator[Match]:
         """Yield matches: of the longer n-gram, or where it stood nowhere, of the shorter."""
-        below = self._count + 1 if before is None else before
         for order in ORDERS:
             found = False
             if len(tail) < order:
                 continue
-            for end in self._ends(order, tail[-order:], below):
+            for end in self._ends(order, tail[-order:]):
                 length = self._match_length(end, tail)
-                if length >= order:
+                if length >= order and self.token_at(end) is not None:
                     found = True
                     yield Match(length, end)
             if found:
                 return
 
-    def _ends(self, order: int, gram: Sequence[int], below: int) -> Iterator[int]:
+    def _ends(self, order: int, gram: Sequence[int]) -> Iterator[int]:
         """Yield where n-grams with the slot of `gram` ended, the newest first."""
         earlier = self._read_before[order]
         end = self._read_last[order][self._slot(gram)]
-        while end >= below:
-            end = earlier[end]
         for _ in range(PLACES_MAX):
             if not end:
                 return

@@ -34,8 +34,10 @@ class TokenLookup:
 
     def take(self, token: int) -> None:
         """Take the answer's next token, before the own conversation has it."""
-        if self._followed is not None and self._followed.token_at(self._end) == token:
-            self._end, self.length = self._end + 1, self.length + 1
+        text, end = self._followed, self._end
+        goes_on = text is not None and text.token_at(end) == token
+        if text is not None and goes_on and (self._is_own or text.token_at(end + 1) is not None):
+            self._end, self.length = end + 1, self.length + 1
         else:
             self._followed, self.length, self._is_current = None, 0, False
 
@@ -56,23 +58,22 @@ class TokenLookup:
         known = self.next_tokens(len(ahead) + count)
         if len(known) > len(ahead) and known[: len(ahead)] == list(ahead):
             return known[len(ahead) :], self.length + len(ahead)
-        text, end, length = self._found([*tail, *ahead], len(ahead))
+        text, end, length = self._found([*tail, *ahead])
         return self._next_tokens(text, end, ahead, count), length
 
     def other_tokens(self, than: int, tail: Sequence[int], count: int) -> tuple[list[int], int]:
         """Return what follows at the best place where that is not `than`, and its length."""
         text = self._text()
-        before = len(text) if text is not None and self._is_own else None
-        match = text.find_other(tail, than, before) if text is not None else None
+        match = text.find_other(tail, than) if text is not None else None
         if text is None or match is None:
             return [], 0
         return text.followed(match.end, count), match.length
 
-    def _found(self, tail: Sequence[int], ahead: int = 0) -> tuple[TokenHistory | None, int, int]:
+    def _found(self, tail: Sequence[int]) -> tuple[TokenHistory | None, int, int]:
         text = self._text()
         if text is None:
             return None, 0, 0
-        match = text.find(tail, len(text) if self._is_own and not ahead else None)
+        match = text.find(tail)
         return (text, match.end, match.length) if match is not None else (None, 0, 0)
 
     def _next_tokens(

@@ -9,48 +9,48 @@ from hearth.worker.draft.token_history import SEPARATOR, Match, TokenHistory
 
 def test_the_longest_match_wins_over_a_newer_one() -> None:
     history = TokenHistory([1, 2, 3, 4, 50, 9, 2, 3, 4, 60, 1, 2, 3, 4])
-    match = history.find([1, 2, 3, 4], before=len(history))
+    match = history.find([1, 2, 3, 4])
     assert match == Match(4, 4)
     assert history.followed(4, 2) == [50, 9]
 
 
 def test_of_matches_as_long_the_newest_wins() -> None:
     history = TokenHistory([2, 3, 4, 50, 2, 3, 4, 60, 2, 3, 4])
-    match = history.find([2, 3, 4], before=len(history))
+    match = history.find([2, 3, 4])
     assert match == Match(3, 7)
     assert history.followed(7, 1) == [60]
 
 
-def test_a_texts_own_end_is_no_match() -> None:
-    history = TokenHistory(range(20))
-    assert history.find([17, 18, 19], before=len(history)) is None
-    assert history.find([17, 18, 19]) == Match(3, 20)
+def test_an_end_that_nothing_follows_is_no_match() -> None:
+    assert TokenHistory(range(20)).find([17, 18, 19]) is None
+    assert TokenHistory([1, 2, SEPARATOR, 1, 2]).find([1, 2]) is None
+    assert TokenHistory([1, 2, 3, SEPARATOR, 1, 2]).find([1, 2]) == Match(2, 2)
 
 
-def test_a_match_in_another_text_may_end_where_that_ends_and_nothing_follows() -> None:
-    history = TokenHistory([1, 2, 3, 4])
-    assert history.find([2, 3, 4]) == Match(3, 4)
-    assert (history.followed(4, 5), history.token_at(4)) == ([], None)
+def test_nothing_is_known_behind_a_texts_end() -> None:
+    history = TokenHistory([1, 2, SEPARATOR, 3])
+    assert (history.followed(4, 5), history.token_at(4), history.token_at(2)) == ([], None, None)
+    assert history.token_at(3) == 3
 
 
 def test_a_place_that_is_followed_by_another_token_is_found_beside_the_best() -> None:
     history = TokenHistory([7, 2, 3, 4, 50, 8, 2, 3, 4, 60, 7, 2, 3, 4])
     tail = [7, 2, 3, 4]
-    assert history.find(tail, 14) == Match(4, 4)
-    assert history.find_other(tail, 50, 14) == Match(3, 9)
-    assert history.find_other([9, 9, 9], 50, 14) is None
+    assert history.find(tail) == Match(4, 4)
+    assert history.find_other(tail, 50) == Match(3, 9)
+    assert history.find_other([9, 9, 9], 50) is None
 
 
 def test_no_draft_reaches_across_a_separator_and_no_match_counts_one() -> None:
     history = TokenHistory([1, 2, 3, SEPARATOR, 4, 5, 6])
     assert history.followed(2, 9) == [3]
-    assert history.find([3, SEPARATOR, 4, 5, 6]) == Match(3, 7)
+    assert history.find([3, SEPARATOR, 4, 5]) == Match(2, 6)
 
 
 def test_a_match_is_counted_up_to_64_tokens() -> None:
     tokens = list(range(100))
     history = TokenHistory([*tokens, 200, *tokens])
-    assert history.find(tokens, before=len(history)) == Match(64, 100)
+    assert history.find(tokens) == Match(64, 100)
 
 
 def test_tokens_taken_one_by_one_are_found_like_those_taken_at_once() -> None:
@@ -61,7 +61,8 @@ def test_tokens_taken_one_by_one_are_found_like_those_taken_at_once() -> None:
         one_by_one.extend((token,))
     for end in range(10, 3_000, 7):
         tail = tokens[max(0, end - 64) : end]
-        assert at_once.find(tail, end) == one_by_one.find(tail, end)
+        match = at_once.find(tail)
+        assert match is not None and match == one_by_one.find(tail)
     assert at_once.newest(50).tolist() == one_by_one.newest(50).tolist() == tokens[-50:]
 
 
