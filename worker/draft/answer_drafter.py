@@ -5,14 +5,14 @@ Tokens alone: nothing here knows a model or an array of one.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
 from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
 from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.draft.history_room import HistoryRoom
-from hearth.worker.draft.token_history import MATCH_MAX, TokenHistory
+from hearth.worker.draft.token_history import TokenHistory
 from hearth.worker.draft.token_lookup import TokenLookup
 
 # The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
@@ -20,6 +20,7 @@ HISTORY_TOKENS_MAX: Final = 1 << 18
 _ANSWER_ROOM: Final = 4_096
 # Behind an accepted draft the next one is seldom far, so that its tokens are waited for.
 _PROMISING_TOKENS: Final = 8
+_CHANCE_MIN: Final = 0.05  # of the last node of a chain: nothing behind a less likely one
 
 
 @dataclass(slots=True)
@@ -56,8 +57,7 @@ class AnswerSources:
     room: HistoryRoom = field(default_factory=HistoryRoom)
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(NamedTuple):
     """A token that may come, and how likely it is that it is accepted."""
 
     token: int
@@ -92,6 +92,7 @@ class AnswerDrafter:
             self._lookups.append(TokenLookup("prediction", lambda: predicted, from_start=True))
         self._lookups.append(TokenLookup("answers", sources.earlier_answers))
         self._since_accepted = _PROMISING_TOKENS  # tokens
+        self._waiting = 0  # rows beside a proposed draft of which nothing was told yet
         self._proposed: list[_Node] = []
         self._proposed_kind: TextKind = "text"
 
@@ -99,6 +100,8 @@ class AnswerDrafter:
 
     def take(self, tokens: Sequence[int]) -> None:
         """Take the answer's next tokens."""
+        if self._waiting:  # the engine has verified nothing of what was proposed
+            self._note_plain(self._waiting)
         self.answer.extend(tokens)
         self._length.take(len(tokens))
         self._since_accepted += len(tokens)
@@ -136,7 +139,7 @@ class AnswerDrafter:
         if not count:
             self._note_plain(waiting)
             return NO_DRAFT
-        self._proposed = nodes[:count]
+        self._proposed, self._waiting = nodes[:count], waiting
         return Draft(
             tuple(node.token for node in self._proposed),
             tuple(node.parent for node in self._proposed),
@@ -145,7 +148,7 @@ class AnswerDrafter:
 
     def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
         """Learn which of the draft's nodes were right, and the rows of the forward that told so."""
-        right = set(accepted)
+        right, self._waiting = set(accepted), 0
         self.counts.drafted.update(draft.sources)
         self.counts.accepted.update(draft.sources[node] for node in right)
         self.counts.rows += rows - 1 - len(right)
@@ -161,8 +164,13 @@ class AnswerDrafter:
                 self._length.rates.note(node.source, kind, node.length, at in right)
                 path = at if at in right else path
 
+    def rate(self, source: DraftSource, kind: TextKind, length: int) -> float:
+        """Return how likely a token is held to be right that follows a match of `length`."""
+        return self._length.rates.rate(source, kind, length)
+
     def _note_plain(self, waiting: int) -> None:
         """Count the rows beyond one of a forward without a draft."""
+        self._waiting = 0
         if waiting > 1:
             self.counts.rows += waiting - 1
             self.counts.saved += 1 - self._length.cost(waiting)
@@ -189,9 +197,9 @@ class AnswerDrafter:
             known = [*self._sources.prompt[-kept:], *self.answer][-kept:]
             history = self._history = TokenHistory(known, len(known) + _ANSWER_ROOM)
             self._sources.room.hold(self)
-        return history.newest(MATCH_MAX).tolist()
+        return history.tail()
 
-    def _longest(self, tail: Sequence[int]) -> TokenLookup:
+    def _longest(self, tail: list[int]) -> TokenLookup:
         """Return the lookup with the longest match."""
         for lookup in self._lookups:
             lookup.look_up(tail)
@@ -231,6 +239,8 @@ class AnswerDrafter:
         for at, token in enumerate(tokens):
             chance *= rates.rate(source, kind, length + at)
             nodes.append(_Node(token, len(nodes) - 1, source, length + at, chance))
+            if chance < _CHANCE_MIN:
+                break
         return nodes
 
     def _with_branch(self, nodes: list[_Node], tail: list[int]) -> list[_Node]:
@@ -263,6 +273,8 @@ class AnswerDrafter:
             chance *= rates.rate(source, kind, length + at)
             branch.append(_Node(token, parent, source, length + at, chance))
             parent = len(nodes) + at
+            if chance < _CHANCE_MIN:
+                break
         return branch
 
 
@@ -278,7 +290,7 @@ def _in_order(nodes: list[_Node]) -> list[_Node]:
     """Return a tree's nodes by their chance, each behind its parent."""
     order = sorted(range(len(nodes)), key=lambda at: (-nodes[at].chance, at))
     places = {at: place for place, at in enumerate(order)} | {-1: -1}
-    return [replace(nodes[at], parent=places[nodes[at].parent]) for at in order]
+    return [nodes[at]._replace(parent=places[nodes[at].parent]) for at in order]
 
 
 def _match_length(lookup: TokenLookup) -> int:

@@ -4,9 +4,8 @@ N-grams of two lengths are hashed into tables of the places where they ended las
 knows the one before it: some 18 bytes a token. Long texts are taken in at once, by numpy.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +16,17 @@ Hashes = npt.NDArray[np.uint64]
 # Lengths of the n-grams that are looked up, the longer first: it finds the place of a long match
 # even where the shorter n-gram stood in many places since.
 ORDERS: Final = (6, 2)
-PLACES_MAX: Final = 12  # that are looked at for each order, the newest first
+PLACES_MAX: Final = 8  # that are looked at for each order, the newest first
 MATCH_MAX: Final = 64  # tokens of a match that are counted
 SEPARATOR: Final = -1  # stands between texts; no token is alike, and nothing follows one
 _ROOM_MIN: Final = 512  # tokens
+_RUN: Final = 8  # tokens that are compared at once
 _SLOTS_PER_TOKEN: Final = 1.25
 _FACTOR: Final = 0x9E3779B97F4A7C15  # of Knuth's multiplicative hashing
 _BITS: Final = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """Says that the last `length` tokens of some text stood in a history up to `end`."""
 
     length: int
@@ -66,30 +65,27 @@ class TokenHistory:
         for token in tokens:
             self._append(token)
 
-    def find(self, tail: Sequence[int]) -> Match | None:
+    def find(self, tail: list[int], unlike: int = SEPARATOR) -> Match | None:
         """Return the longest match of the end of `tail`, of the longest the newest; or None.
 
-        Only places that something follows count: a text's own end is none of them.
+        Only places that a token follows count, another than `unlike`: no text's end is one.
+        `tail` holds tokens alone, no separator.
         """
-        best: Match | None = None
-        for match in self._matches(tail):
-            if best is None or match.length > best.length:
-                best = match
-        return best
-
-    def find_other(self, tail: Sequence[int], than: int) -> Match | None:
-        """Return the longest match that is not followed by the token `than`; or None."""
-        best: Match | None = None
-        for match in self._matches(tail):
-            is_other = self._read[match.end] != than
-            if is_other and (best is None or match.length > best.length):
-                best = match
-        return best
+        for order in ORDERS:
+            if len(tail) >= order:
+                match = self._find(order, tail, unlike)
+                if match is not None:
+                    return match
+        return None
 
     def followed(self, end: int, count: int) -> list[int]:
         """Return the tokens that followed the place `end`, at most `count`."""
         found = self._tokens[end : min(end + count, self._count)].tolist()
         return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
+
+    def tail(self) -> list[int]:
+        """Return the last tokens, as many as a match may have."""
+        return self._read[max(0, self._count - MATCH_MAX) : self._count].tolist()
 
     def newest(self, count: int) -> Places:
         """Return the last tokens, at most `count`; not to be written to."""
@@ -102,34 +98,31 @@ class TokenHistory:
 
     # ------------------------------------------------------------ lookup
 
-    def _matches(self, tail: Sequence[int]) -> Iterator[Match]:
-        """Yield matches: of the longer n-gram, or where it stood nowhere, of the shorter."""
-        for order in ORDERS:
-            found = False
-            if len(tail) < order:
-                continue
-            for end in self._ends(order, tail[-order:]):
-                length = self._match_length(end, tail)
-                if length >= order and self.token_at(end) is not None:
-                    found = True
-                    yield Match(length, end)
-            if found:
-                return
-
-    def _ends(self, order: int, gram: Sequence[int]) -> Iterator[int]:
-        """Yield where n-grams with the slot of `gram` ended, the newest first."""
-        earlier = self._read_before[order]
-        end = self._read_last[order][self._slot(gram)]
+    def _find(self, order: int, tail: list[int], unlike: int) -> Match | None:
+        """Return the longest match of at least `order` tokens, of those that ended last."""
+        read, earlier, last = self._read, self._read_before[order], len(tail) - 1
+        end = self._read_last[order][self._slot(tail[-order:])]
+        longest, found = order - 1, 0
         for _ in range(PLACES_MAX):
             if not end:
-                return
-            yield end
+                break
+            # A longer match has this token too: most places are told by it alone.
+            if end > longest <= last and read[end - 1 - longest] == tail[last - longest]:
+                length = self._match_length(end, tail)
+                if length > longest and self.token_at(end) not in (None, unlike):
+                    longest, found = length, end
             end = earlier[end]
+        return Match(longest, found) if found else None
 
-    def _match_length(self, end: int, tail: Sequence[int]) -> int:
-        read, length, last = self._read, 0, len(tail) - 1
-        longest = min(len(tail), end, MATCH_MAX)
-        while length < longest and read[end - 1 - length] == tail[last - length] != SEPARATOR:
+    def _match_length(self, end: int, tail: list[int]) -> int:
+        read, length, size = self._read, 0, len(tail)
+        longest = min(size, end, MATCH_MAX)
+        while length + _RUN <= longest:  # many at once, where the match is long
+            place = end - length
+            if read[place - _RUN : place].tolist() != tail[size - length - _RUN : size - length]:
+                break
+            length += _RUN
+        while length < longest and read[end - 1 - length] == tail[size - 1 - length]:
             length += 1
         return length
 
