@@ -235,7 +235,13 @@ class Worker:
         batches = not is_exact(loaded, self._settings)
         encoder = vision.encoder if vision is not None else None
         packed = (self._settings.kv_bits, self._settings.kv_group_size)
-        engine = Engine(loaded, batches, encoder, packed if self._settings.kv_bits else None)
+        engine = Engine(
+            loaded,
+            batches,
+            encoder,
+            packed if self._settings.kv_bits else None,
+            trees=batches and self._settings.speculate != "off",
+        )
         self._running_max = running_max(self._settings, engine.decoder.is_mergeable)
         self._wire.open_max = self._running_max + self._settings.queue_max
         return engine
@@ -271,6 +277,7 @@ class Worker:
             doctor.found,
             is_exact=is_exact(loaded, self._settings),
             is_cpu=loaded.facts.backend == "cpu",
+            takes_trees=engine.decoder.takes_trees,
         )
         config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects)
         scheduler = Scheduler(

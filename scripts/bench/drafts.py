@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from hearth.worker.draft.answer_drafter import AnswerSources
 from hearth.worker.draft.draft import Drafter
 from hearth.worker.draft.draft_length import ROWS_MAX, TextKind
 from hearth.worker.draft.draft_memory import DraftMemory
@@ -127,8 +128,14 @@ def hearth_way(
     def drafter_of(session: str, answer: TokenAnswer) -> tuple[Drafter, Callable[[], None]]:
         owner = "key" if is_one_key else session
         kind: TextKind = "call" if answer.tools else "text"
-        drafter = memory.begin(owner, answer.prompt, lambda: kind, forced_of(answer))
-        return drafter, lambda: memory.end(owner, drafter)
+        sources = AnswerSources(answer.prompt, forced=forced_of(answer))
+        drafter = memory.begin(owner, sources, lambda: kind)
+
+        def end() -> None:
+            memory.keep(owner, drafter.answer)
+            memory.end(drafter)
+
+        return drafter, end
 
     return drafter_of
 
@@ -187,7 +194,7 @@ def bytes_per_token(tokens: int = 50_000) -> float:
     prompt: Sequence[int] = np.random.default_rng(1).integers(0, 100_000, tokens).tolist()
     memory = DraftMemory()
     tracemalloc.start()
-    drafter = memory.begin("key", prompt, lambda: "text")
+    drafter = memory.begin("key", AnswerSources(prompt), lambda: "text")
     drafter.take(prompt[:1])
     drafter.propose(1, 1)
     held, _ = tracemalloc.get_traced_memory()
