@@ -109,7 +109,8 @@ class Machine:
         told |= {name: rules.pop(name) for name in SCHEDULER_FIELDS if name in rules}
         told.setdefault("power", PowerSource(lambda: True))  # whatever runs the tests
         reach: Reach = "none" if rules["is_exact"] else "all"
-        self.drafts = AnswerDrafts(DraftPolicy("lookup", reach, reach))
+        drafts: AnswerDrafts | None = rules.pop("drafts", None)
+        self.drafts = drafts or AnswerDrafts(DraftPolicy("lookup", reach, reach))
         self._is_held_back = told["relief"].holds_back if "relief" in told else lambda: False
         self.rule = CutRule(chunk, turn_marks)
         form = rules.get("running_format")
