@@ -16,7 +16,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.logging_setup import configure
@@ -50,7 +50,7 @@ from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.requests.suspect_check import SuspectCheck
-from hearth.worker.schedule.answer_drafts import AnswerDrafts
+from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
@@ -235,7 +235,13 @@ class Worker:
         batches = not is_exact(loaded, self._settings)
         encoder = vision.encoder if vision is not None else None
         packed = (self._settings.kv_bits, self._settings.kv_group_size)
-        engine = Engine(loaded, batches, encoder, packed if self._settings.kv_bits else None)
+        engine = Engine(
+            loaded,
+            batches,
+            encoder,
+            packed if self._settings.kv_bits else None,
+            trees=batches and self._settings.speculate != "off",
+        )
         self._running_max = running_max(self._settings, engine.decoder.is_mergeable)
         self._wire.open_max = self._running_max + self._settings.queue_max
         return engine
@@ -271,16 +277,16 @@ class Worker:
             doctor.found,
             is_exact=is_exact(loaded, self._settings),
             is_cpu=loaded.facts.backend == "cpu",
+            takes_trees=engine.decoder.takes_trees,
         )
-        drafts = AnswerDrafts(policy)
-        config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects, drafts)
+        config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects)
         scheduler = Scheduler(
             engine,
             kv_manager,
             vocabulary,
             end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
             functools.partial(self.token_choice, loaded.facts.vocab_size),
-            with_goal_beside(config, loaded, self._settings),
+            replace(with_goal_beside(config, loaded, self._settings), drafts=AnswerDrafts(policy)),
         )
         check = suspects.check
         grammars = self._start_prompt_threads(loaded, vocabulary, cut_rule, sessions, vision, check)
@@ -313,7 +319,6 @@ class Worker:
         memory: MemoryGuard,
         relief: PressureRelief,
         suspects: SuspectParts,
-        drafts: AnswerDrafts,
     ) -> SchedulerConfig:
         settings = self._settings
         return SchedulerConfig(
@@ -329,7 +334,6 @@ class Worker:
             relief=relief,
             forwards=suspects.forwards,
             isolation=suspects.isolation,
-            drafts=drafts,
         )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:

@@ -159,7 +159,7 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     (
         "hearth_speculation_forwards_total",
         ("speculation", "forwards"),
-        "Forwards for answers that were written alone, with or without drafts.",
+        "Forwards of answers that were drafted for, with drafts or without one.",
     ),
     ("hearth_speculation_rows_total", ("speculation", "rows"), "Tokens that those were fed."),
     ("hearth_speculation_tokens_total", ("speculation", "tokens"), "Tokens that came of them."),

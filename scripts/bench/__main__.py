@@ -9,6 +9,7 @@
     python -m scripts.bench macs [--only lives|contexts|rooms|calls] [--workers 4]
     python -m scripts.bench sizes [--models NAME,...] [--macs GB,...] [--sessions NAME,...]
     python -m scripts.bench beside [--fixture qwen3] [--tokens 16000] [--goal SECONDS]
+    python -m scripts.bench drafts [--sets NAME,...] [--states] [--others] [--out FILE]
     python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
@@ -16,7 +17,17 @@ Each subcommand is a module of this directory with ABOUT, add_arguments(parser) 
 
 import argparse
 
-from scripts.bench import beside, cache, dashboard_cost, mac_memory, peers, serve, stored_kv, vision
+from scripts.bench import (
+    beside,
+    cache,
+    dashboard_cost,
+    drafts,
+    mac_memory,
+    peers,
+    serve,
+    stored_kv,
+    vision,
+)
 from scripts.bench.real_sizes import sizes
 
 COMMANDS = {
@@ -28,6 +39,7 @@ COMMANDS = {
     "macs": mac_memory,
     "sizes": sizes,
     "beside": beside,
+    "drafts": drafts,
     "peers": peers,
 }
 

@@ -28,7 +28,7 @@ from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.template_turn_tokens import turn_marks
-from hearth.worker.schedule.answer_drafts import AnswerDrafts, DraftPolicy, Reach
+from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy, Reach
 from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
@@ -81,7 +81,7 @@ class Answer:
 
 SCHEDULER_FIELDS = (
     *("ended", "memory", "watchdog", "relief", "power"),
-    *("clock", "beside_goal_s", "beside_tokens_min", "short_tokens", "drafts"),
+    *("clock", "beside_goal_s", "beside_tokens_min", "short_tokens"),
 )
 
 
@@ -109,9 +109,7 @@ class Machine:
         told |= {name: rules.pop(name) for name in SCHEDULER_FIELDS if name in rules}
         told.setdefault("power", PowerSource(lambda: True))  # whatever runs the tests
         reach: Reach = "none" if rules["is_exact"] else "all"
-        self.drafts: AnswerDrafts = told.setdefault(
-            "drafts", AnswerDrafts(DraftPolicy("lookup", reach, reach))
-        )
+        self.drafts = AnswerDrafts(DraftPolicy("lookup", reach, reach))
         self._is_held_back = told["relief"].holds_back if "relief" in told else lambda: False
         self.rule = CutRule(chunk, turn_marks)
         form = rules.get("running_format")
@@ -147,6 +145,7 @@ class Machine:
                 self.rule.grid,
                 **told,
                 post=self.posted.put,
+                drafts=self.drafts,
             ),
         )
 

@@ -24,6 +24,8 @@ WAIT_S_MAX: Final = 0.02  # the inference thread waits, for nothing but a draft
 TAIL_BYTES: Final = 64  # of the answer that are looked at for a mark; all are shorter
 UNTOLD_TOKENS_MAX: Final = 1024  # of a call that its grammar has not come to yet
 VAIN_MAX: Final = 4  # calls that leave their grammar before any token of it was forced
+# Why an answer has no more forced tokens, as counted.
+ENDS: Final = ("slow", "unavailable", "ended", "lost", "broken")
 
 # Begins to start a process that stands in front of a call; it gives None where none can be had.
 Start = Callable[[], Future[GrammarProcess | None]]
@@ -157,6 +159,7 @@ class CallDrafts:
 
     def _end(self, why: str) -> None:
         """Have no more forced tokens in this answer."""
+        assert why in ENDS, why
         self._counts[why] += 1
         log.warning("calls of an answer are drafted no more: their grammar's process is %s", why)
         self._is_over = True

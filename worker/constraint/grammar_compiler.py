@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.call_drafts import CallDrafts
+from hearth.worker.constraint.call_drafts import ENDS, CallDrafts
 from hearth.worker.constraint.call_grammars import call_grammar
 from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, check_size, refused
 from hearth.worker.constraint.grammar_client import (
@@ -102,12 +102,16 @@ class GrammarCompiler:
         return len(self._compiled)
 
     def report(self) -> dict[str, int]:
-        """Return how many requests were refused for their schemas, and what ended by a limit."""
+        """Return how many requests were refused for their schemas, and what ended by a limit.
+
+        Where the drafts of an answer's calls ended the answer goes on without them.
+        """
         return {
             "remembered": len(self._compiled),
             "refused": self.counts["refused"],
             "ended": self.counts["ended"],
             "answers_ended": self.counts["answers_ended"],
+            "call_drafts_ended": sum(self.draft_counts[why] for why in ENDS),
         }
 
     def token_mask(

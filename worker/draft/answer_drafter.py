@@ -12,7 +12,7 @@ from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
 from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
 from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.draft.history_room import HistoryRoom
-from hearth.worker.draft.token_history import MATCH_MAX, TokenHistory
+from hearth.worker.draft.token_history import TokenHistory
 from hearth.worker.draft.token_lookup import TokenLookup
 
 # The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
@@ -20,6 +20,7 @@ HISTORY_TOKENS_MAX: Final = 1 << 18
 _ANSWER_ROOM: Final = 4_096
 # Behind an accepted draft the next one is seldom far, so that its tokens are waited for.
 _PROMISING_TOKENS: Final = 8
+_CHANCE_MIN: Final = 0.05  # of the last node of a chain: nothing behind a less likely one
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class AnswerSources:
     prediction: Sequence[int] = ()  # the client's guess of the answer
     forced: ForcedTokens | None = None
     room: HistoryRoom = field(default_factory=HistoryRoom)
+    looks_up: bool = True  # False = what is forced, and nothing from text
 
 
 class _Node(NamedTuple):
@@ -86,10 +88,11 @@ class AnswerDrafter:
         self._history: TokenHistory | None = None
         # The first of those with matches of one length is followed.
         self._lookups = [TokenLookup("history", lambda: self._history, is_own=True)]
-        if sources.prediction:
+        if sources.prediction and sources.looks_up:
             predicted = TokenHistory(sources.prediction)
             self._lookups.append(TokenLookup("prediction", lambda: predicted, from_start=True))
-        self._lookups.append(TokenLookup("answers", sources.earlier_answers))
+        if sources.looks_up:
+            self._lookups.append(TokenLookup("answers", sources.earlier_answers))
         self._since_accepted = _PROMISING_TOKENS  # tokens
         self._waiting = 0  # rows beside a proposed draft of which nothing was told yet
         self._proposed: list[_Node] = []
@@ -190,15 +193,17 @@ class AnswerDrafter:
 
         The prompt is indexed as late as here, since answers of a batch never draft.
         """
+        if not self._sources.looks_up:
+            return []
         history = self._history
         if history is None:
             kept = HISTORY_TOKENS_MAX * 3 // 4
             known = [*self._sources.prompt[-kept:], *self.answer][-kept:]
             history = self._history = TokenHistory(known, len(known) + _ANSWER_ROOM)
             self._sources.room.hold(self)
-        return history.newest(MATCH_MAX).tolist()
+        return history.tail()
 
-    def _longest(self, tail: Sequence[int]) -> TokenLookup:
+    def _longest(self, tail: list[int]) -> TokenLookup:
         """Return the lookup with the longest match."""
         for lookup in self._lookups:
             lookup.look_up(tail)
@@ -238,6 +243,8 @@ class AnswerDrafter:
         for at, token in enumerate(tokens):
             chance *= rates.rate(source, kind, length + at)
             nodes.append(_Node(token, len(nodes) - 1, source, length + at, chance))
+            if chance < _CHANCE_MIN:
+                break
         return nodes
 
     def _with_branch(self, nodes: list[_Node], tail: list[int]) -> list[_Node]:
@@ -270,6 +277,8 @@ class AnswerDrafter:
             chance *= rates.rate(source, kind, length + at)
             branch.append(_Node(token, parent, source, length + at, chance))
             parent = len(nodes) + at
+            if chance < _CHANCE_MIN:
+                break
         return branch
 
 

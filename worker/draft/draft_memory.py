@@ -1,13 +1,13 @@
 """Holds what a worker remembers for drafting, in bounds, and begins each answer's drafter."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources, DraftCounts
 from hearth.worker.draft.draft_length import CPU_CURVE, DraftLength, TextKind
 from hearth.worker.draft.earlier_answers import EarlierAnswers
-from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.draft.history_room import HistoryRoom
 
 OWNERS_MAX: Final = 64  # whose rates are remembered: some 10 KB each
@@ -36,23 +36,26 @@ class DraftMemory:
     def begin(
         self,
         owner: str,
-        prompt: Sequence[int],
+        sources: AnswerSources,
         kind: Callable[[], TextKind],
-        forced: ForcedTokens | None = None,
-        prediction: Sequence[int] = (),
         allows_trees: bool = False,
     ) -> AnswerDrafter:
-        """Return the drafter of an answer that begins; `end` it."""
-        sources = AnswerSources(
-            prompt, lambda: self._answers.of(owner), prediction, forced, self._room
-        )
+        """Return the drafter of an answer that begins; `end` it.
+
+        `sources` are those that the request brings; the memory's own come to them.
+        """
+        sources = replace(sources, earlier_answers=lambda: self._answers.of(owner), room=self._room)
         return AnswerDrafter(sources, self._length_of(owner), kind, allows_trees)
 
-    def end(self, owner: str, drafter: AnswerDrafter) -> None:
-        """Remember the answer of a drafter that drafts no more."""
+    def end(self, drafter: AnswerDrafter) -> None:
+        """Count what a drafter did that drafts no more."""
         self._room.release(drafter)
-        self._answers.keep(owner, drafter.answer)
+        drafter.drop_history()
         self.counts.add(drafter.counts)
+
+    def keep(self, owner: str, answer: Sequence[int]) -> None:
+        """Remember the tokens of an answer, for its owner's next ones."""
+        self._answers.keep(owner, answer)
 
     def clear(self) -> None:
         """Forget all that outlives an answer."""

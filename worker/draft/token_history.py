@@ -16,10 +16,11 @@ Hashes = npt.NDArray[np.uint64]
 # Lengths of the n-grams that are looked up, the longer first: it finds the place of a long match
 # even where the shorter n-gram stood in many places since.
 ORDERS: Final = (6, 2)
-PLACES_MAX: Final = 12  # that are looked at for each order, the newest first
+PLACES_MAX: Final = 8  # that are looked at for each order, the newest first
 MATCH_MAX: Final = 64  # tokens of a match that are counted
 SEPARATOR: Final = -1  # stands between texts; no token is alike, and nothing follows one
 _ROOM_MIN: Final = 512  # tokens
+_RUN: Final = 8  # tokens that are compared at once
 _SLOTS_PER_TOKEN: Final = 1.25
 _FACTOR: Final = 0x9E3779B97F4A7C15  # of Knuth's multiplicative hashing
 _BITS: Final = (1 << 64) - 1
@@ -64,10 +65,11 @@ class TokenHistory:
         for token in tokens:
             self._append(token)
 
-    def find(self, tail: Sequence[int], unlike: int = SEPARATOR) -> Match | None:
+    def find(self, tail: list[int], unlike: int = SEPARATOR) -> Match | None:
         """Return the longest match of the end of `tail`, of the longest the newest; or None.
 
         Only places that a token follows count, another than `unlike`: no text's end is one.
+        `tail` holds tokens alone, no separator.
         """
         for order in ORDERS:
             if len(tail) >= order:
@@ -81,6 +83,10 @@ class TokenHistory:
         found = self._tokens[end : min(end + count, self._count)].tolist()
         return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
 
+    def tail(self) -> list[int]:
+        """Return the last tokens, as many as a match may have."""
+        return self._read[max(0, self._count - MATCH_MAX) : self._count].tolist()
+
     def newest(self, count: int) -> Places:
         """Return the last tokens, at most `count`; not to be written to."""
         return self._tokens[max(0, self._count - count) : self._count]
@@ -92,7 +98,7 @@ class TokenHistory:
 
     # ------------------------------------------------------------ lookup
 
-    def _find(self, order: int, tail: Sequence[int], unlike: int) -> Match | None:
+    def _find(self, order: int, tail: list[int], unlike: int) -> Match | None:
         """Return the longest match of at least `order` tokens, of those that ended last."""
         read, earlier, last = self._read, self._read_before[order], len(tail) - 1
         end = self._read_last[order][self._slot(tail[-order:])]
@@ -108,10 +114,15 @@ class TokenHistory:
             end = earlier[end]
         return Match(longest, found) if found else None
 
-    def _match_length(self, end: int, tail: Sequence[int]) -> int:
-        read, length, last = self._read, 0, len(tail) - 1
-        longest = min(len(tail), end, MATCH_MAX)
-        while length < longest and read[end - 1 - length] == tail[last - length] != SEPARATOR:
+    def _match_length(self, end: int, tail: list[int]) -> int:
+        read, length, size = self._read, 0, len(tail)
+        longest = min(size, end, MATCH_MAX)
+        while length + _RUN <= longest:  # many at once, where the match is long
+            place = end - length
+            if read[place - _RUN : place].tolist() != tail[size - length - _RUN : size - length]:
+                break
+            length += _RUN
+        while length < longest and read[end - 1 - length] == tail[size - 1 - length]:
             length += 1
         return length
 

@@ -41,7 +41,7 @@ class TokenLookup:
         else:
             self._followed, self.length, self._is_current = None, 0, False
 
-    def look_up(self, tail: Sequence[int]) -> None:
+    def look_up(self, tail: list[int]) -> None:
         """Find the best place for the answer's last tokens, unless it is known."""
         if not self._is_current:
             self._is_current = True
@@ -51,9 +51,7 @@ class TokenLookup:
         """Return what followed at the place."""
         return self._next_tokens(self._followed, self._end, (), count)
 
-    def behind(
-        self, ahead: Sequence[int], tail: Sequence[int], count: int
-    ) -> tuple[list[int], int]:
+    def behind(self, ahead: Sequence[int], tail: list[int], count: int) -> tuple[list[int], int]:
         """Return what may follow when `ahead` has come behind `tail`, and the match's length."""
         known = self.next_tokens(len(ahead) + count)
         if len(known) > len(ahead) and known[: len(ahead)] == list(ahead):
@@ -61,7 +59,7 @@ class TokenLookup:
         text, end, length = self._found([*tail, *ahead])
         return self._next_tokens(text, end, ahead, count), length
 
-    def other_tokens(self, than: int, tail: Sequence[int], count: int) -> tuple[list[int], int]:
+    def other_tokens(self, than: int, tail: list[int], count: int) -> tuple[list[int], int]:
         """Return what follows at the best place where that is not `than`, and its length."""
         text = self._text()
         match = text.find(tail, unlike=than) if text is not None else None
@@ -69,7 +67,7 @@ class TokenLookup:
             return [], 0
         return text.followed(match.end, count), match.length
 
-    def _found(self, tail: Sequence[int]) -> tuple[TokenHistory | None, int, int]:
+    def _found(self, tail: list[int]) -> tuple[TokenHistory | None, int, int]:
         text = self._text()
         if text is None:
             return None, 0, 0

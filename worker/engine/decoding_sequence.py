@@ -23,7 +23,7 @@ def _no_draft(_rows: int, _draft_rows: int) -> int:
     return 0
 
 
-class RewindPoint(Protocol):
+class ForwardUndo(Protocol):
     """Where a live cache stands before a forward of several rows; good until the next one."""
 
     @property
@@ -65,7 +65,7 @@ class Sequence:
     # Called before a forward that verifies a draft, with how many tokens will be held in any case,
     # and the draft's nodes; returns how many of these may come along.
     before_draft: Callable[[int, int], int] = _no_draft
-    rewind_point: Callable[[list[Any]], RewindPoint] | None = None  # None = it cannot go back
+    rewind_point: Callable[[list[Any]], ForwardUndo] | None = None  # None = it cannot go back
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import mlx.core as mx
 from hearth.worker.draft.draft import Draft
 from hearth.worker.engine.decoding_sequence import (
     DecodingRow,
-    RewindPoint,
+    ForwardUndo,
     SampledToken,
     Sequence,
     normalised,
@@ -213,7 +213,7 @@ class LoneSequence:
         assert run is not None, "this model's drafts have no branches"
         return run(known, draft.tokens, draft.parents, self.cache, self.row.shift)
 
-    def _keep(self, point: RewindPoint, known: list[int], draft: Draft, path: list[int]) -> None:
+    def _keep(self, point: ForwardUndo, known: list[int], draft: Draft, path: list[int]) -> None:
         """Have the cache hold no more of a forward than `known` tokens and the draft's `path`.
 
         Or have them wait, where it cannot leave out the rest alone.
@@ -249,5 +249,5 @@ class LoneSequence:
 class _Undo:
     """Takes back the last forward, of which the cache holds the tokens `fed`."""
 
-    point: RewindPoint
+    point: ForwardUndo
     fed: list[int]

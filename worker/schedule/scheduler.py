@@ -18,7 +18,7 @@ from hearth.worker.engine.memory_pressure import Pressure
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.kv.rewind import RewindPoint, can_rewind
 from hearth.worker.schedule.admission_and_disk_recall import Admission, prefills_for, rows_of
-from hearth.worker.schedule.answer_deltas import last_deltas, piece_deltas, token_logprob
+from hearth.worker.schedule.answers.answer_deltas import last_deltas, piece_deltas, token_logprob
 from hearth.worker.schedule.fair_queue import give_turn, in_turn
 from hearth.worker.schedule.idle_prefill import IdlePrefill
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
@@ -61,6 +61,7 @@ class Scheduler:
         self._end_ids = end_ids
         self._choose = choose
         self._config = config
+        self._drafts = config.drafts
         engine.decoder.has_room = self._has_room
         kv_manager.limit_growth(self._has_room)
         self._waiting: deque[Request] = deque()
@@ -115,7 +116,7 @@ class Scheduler:
             "memory_bytes": memory.used(),
             "memory_limit_bytes": memory.limit(),
             "pressure": self._config.relief.report(),
-            "speculation": self._config.drafts.report(),
+            "speculation": self._drafts.report(),
         }
 
     def load(self, arriving: int) -> Load:
@@ -200,7 +201,7 @@ class Scheduler:
         """Empty the cache; running requests go on with what they have."""
         self._admission.forget()
         self._idle.forget()
-        self._config.drafts.clear()
+        self._drafts.clear()
         self._kv_manager.clear()
         for request in self._waiting:
             request.kept_tokens = 0
@@ -367,7 +368,7 @@ class Scheduler:
         """Return what the decoder goes on from: the slot's cache, and what is not in it yet."""
         slot, kv_manager = request.slot, self._admission.kv_manager_of(request)
         assert slot is not None and request.is_prefilled, request.request_id
-        request.drafter = self._config.drafts.begin(request)
+        request.drafter = self._drafts.begin(request)
         return decoder.Sequence(
             key=request.request_id,
             cache=slot.cache,
@@ -488,7 +489,7 @@ class Scheduler:
         if self._decoding.pop(request.request_id, None) is not None:
             rest = self._engine.decoder.remove(request.request_id, request.completion_tokens)
             assert slot is not None and rest is not None, request.request_id
-            self._config.drafts.end(request)
+            self._drafts.end(request)
             kv_manager.close(slot, rest.cache, request.keys(rest.tokens), is_prefilled=True)
         elif slot is not None:
             tokens = request.query.tokens[: request.position]

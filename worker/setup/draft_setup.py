@@ -3,26 +3,29 @@
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.doctor.findings import Findings
 from hearth.worker.draft.draft_length import CPU_CURVE
-from hearth.worker.schedule.answer_drafts import DraftPolicy
+from hearth.worker.schedule.answers.answer_drafts import DraftPolicy, Reach
 
 
 def draft_policy(
-    settings: Settings, found: Findings | None, *, is_exact: bool, is_cpu: bool
+    settings: Settings, found: Findings | None, *, is_exact: bool, is_cpu: bool, takes_trees: bool
 ) -> DraftPolicy:
     """Return what is drafted; `found` are the doctor's findings about this model and machine.
 
     On a CPU, which is there to try Hearth out and to test it, nothing needs to be found first.
     """
-    mode, costs = settings.speculate, found.row_costs if found is not None else None
+    mode = settings.speculate
     if is_exact:
         return DraftPolicy(mode, reason="exact mode: a draft may change an answer's last bits")
-    curve = costs or CPU_CURVE
-    if mode in ("forced", "lookup"):
-        return DraftPolicy(mode, "forced" if mode == "forced" else "all", "all", "", curve)
+    curve = (found.row_costs if found is not None else None) or CPU_CURVE
+    reach: Reach = "all"
+    reason = ""
     if mode == "off":
-        return DraftPolicy(mode, "none", "all", "SPECULATE=off", curve)
-    reason = "" if is_cpu else _why_not(found)
-    return DraftPolicy(mode, "none" if reason else "all", "all", reason, curve)
+        reach, reason = "none", "SPECULATE=off"
+    elif mode == "forced":
+        reach = "forced"
+    elif mode == "auto" and not is_cpu and (reason := _why_not(found)):
+        reach = "none"
+    return DraftPolicy(mode, reach, "all", reason, curve, takes_trees)
 
 
 def _why_not(found: Findings | None) -> str:

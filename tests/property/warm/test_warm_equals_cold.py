@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.quantise_kv import QuantFormat
-from hearth.worker.schedule.answer_drafts import DraftPolicy
+from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.fixtures.fixture_cache import TEXT_NAMES
 from scripts.harness.socketless_worker import machine
 from tests.helpers.worker.warm_talks import KINDS, OPERATIONS, Talk, play, slow

@@ -205,6 +205,7 @@ def test_an_answer_whose_process_is_killed_goes_on_without_forced_tokens() -> No
     drafts.take(tokens_of("x"))
     assert drafts.forced(9) == []
     assert compiler.draft_counts["lost"] == 1
+    assert compiler.report()["call_drafts_ended"] == 1
     drafts.take(tokens_of("<tool_call>"))
     assert not drafts.is_following, "no other call of this answer is followed"
 

@@ -21,6 +21,11 @@ WIDTH = checkpoint_files.VOCAB_SIZE
 MODULE = "hearth.worker.constraint.grammar_process"
 FIXED = {"type": "object", "properties": {"place": {"enum": ["Rome", "Oslo"]}}}
 PLACE = Constraints(is_json=True, schema=FIXED | {"required": ["place"]})
+TEXT = {"type": "string", "pattern": "^(q{1,40}|z{1,50}|[a-z]{1,60})*$"}
+WORDS = Constraints(
+    is_json=True,
+    schema={"type": "object", "properties": {"words": TEXT}, "required": ["words"]},
+)
 # Its 900 optional properties end an answer behind the beginning of a name.
 MANY = {f"p{n}": {"type": "string", "pattern": f"^[a-z]{{{n}}}$"} for n in range(900)}
 BREAKING = Constraints(
@@ -143,6 +148,24 @@ def test_a_banned_token_does_not_fit(compiler: GrammarCompiler) -> None:
     rows = np.array(mask.process_rows([7], zeros(2)))
     assert np.all(rows[:, call] == -np.inf)
     assert np.count_nonzero(rows) == 2
+
+
+def test_drafts_that_are_never_said_run_out_of_time_and_take_none_from_the_answer(
+    compiler: GrammarCompiler,
+) -> None:
+    mask, said = mask_of(compiler, WORDS), tokens_of('{"words": "')
+    mask.take(said)
+    drafts = [tokens_of(letter * 9) for letter in "qz"]
+    asked = 0
+    while mask.fitting(drafts[asked % 2]):
+        asked += 1
+        assert asked < 100_000, "looking ahead is not bounded"
+    assert asked > 10
+    assert mask.forced(9) == []
+    assert mask.failure == ""
+    assert may_come(mask, said) == may_come(mask_of(compiler, WORDS), said)
+    mask.take(drafts[0])
+    assert mask.fitting(drafts[1]) > 0, "what is said refills it"
 
 
 # ---------------------------------------------------------------- failures

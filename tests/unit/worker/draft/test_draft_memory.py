@@ -1,6 +1,6 @@
 """A worker remembers 32 MB for drafting at most, whatever is asked of it."""
 
-from hearth.worker.draft.answer_drafter import HISTORY_TOKENS_MAX, AnswerDrafter
+from hearth.worker.draft.answer_drafter import HISTORY_TOKENS_MAX, AnswerDrafter, AnswerSources
 from hearth.worker.draft.draft_memory import OWNERS_MAX, DraftMemory
 from hearth.worker.draft.history_room import HistoryRoom
 
@@ -14,7 +14,7 @@ class Holder:
 
 
 def drafting(memory: DraftMemory, owner: str, prompt: list[int]) -> AnswerDrafter:
-    drafter = memory.begin(owner, prompt, lambda: "text")
+    drafter = memory.begin(owner, AnswerSources(prompt), lambda: "text")
     drafter.take([1, 2, 3])
     drafter.propose(8, 1)
     return drafter
@@ -59,7 +59,8 @@ def test_long_conversations_and_long_answers_of_many_keys_stay_within_32_mb() ->
         drafter.take(range(60_000))
         drafter.propose(8, 1)
         assert memory.nbytes <= 32 << 20
-        memory.end(f"{number}", drafter)
+        memory.keep(f"{number}", drafter.answer)
+        memory.end(drafter)
         assert memory.nbytes <= 32 << 20
     assert memory.counts.tokens == 8 * 60_003
 
@@ -79,7 +80,8 @@ def test_a_new_answer_starts_from_its_keys_rates() -> None:
     first.take([5, 6])
     before = first.rate("history", "text", 2)
     first.note(first.propose(1, 1), [], 2)
-    memory.end("mine", first)
+    memory.keep("mine", first.answer)
+    memory.end(first)
     assert drafting(memory, "mine", [9]).rate("history", "text", 2) < before
     assert drafting(memory, "theirs", [9]).rate("history", "text", 2) == before
 

@@ -1,5 +1,6 @@
 """Earlier answers serve the API key that they were given, within a bound that all keys share."""
 
+from hearth.worker.draft.answer_drafter import AnswerSources
 from hearth.worker.draft.draft_memory import DraftMemory
 from hearth.worker.draft.earlier_answers import TOKENS_MIN, EarlierAnswers
 from hearth.worker.draft.token_history import SEPARATOR, Match
@@ -15,15 +16,19 @@ def newest(answers: EarlierAnswers, owner: str, count: int) -> list[int]:
 def test_a_probe_that_begins_as_another_keys_answer_did_is_drafted_nothing_of_it() -> None:
     memory = DraftMemory()
     for owner in ("mine", ""):
-        told = memory.begin(owner, [1, 2, 3], lambda: "text")
+        told = memory.begin(owner, AnswerSources([1, 2, 3]), lambda: "text")
         told.take(SECRET)
-        memory.end(owner, told)
+        memory.keep(owner, told.answer)
+        memory.end(told)
     for begin in range(1, len(SECRET)):
-        probe = memory.begin("theirs", [1, 2, 3], lambda: "text", prediction=SECRET[:begin])
+        probe = memory.begin(
+            "theirs", AnswerSources([1, 2, 3], prediction=SECRET[:begin]), lambda: "text"
+        )
         probe.take(SECRET[:begin])
         assert probe.propose(8, 1).tokens == () and not probe.is_promising()
-        memory.end("theirs", probe)
-        own = memory.begin("mine", [1, 2, 3], lambda: "text")
+        memory.keep("theirs", probe.answer)
+        memory.end(probe)
+        own = memory.begin("mine", AnswerSources([1, 2, 3]), lambda: "text")
         own.take(SECRET[:begin])
         assert begin < 2 or own.propose(1, 1).tokens == (SECRET[begin],), "it serves its own key"
 
@@ -31,16 +36,17 @@ def test_a_probe_that_begins_as_another_keys_answer_did_is_drafted_nothing_of_it
 def test_how_well_one_key_could_be_drafted_is_not_told_to_another() -> None:
     memory = DraftMemory()
     for owner, answer in (("mine", [7, 8, 900] * 100), ("theirs", list(range(300)))):
-        drafter = memory.begin(owner, [7, 8, 9] * 10, lambda: "text")
+        drafter = memory.begin(owner, AnswerSources([7, 8, 9] * 10), lambda: "text")
         for token in answer:
             draft = drafter.propose(8, 1)
             drafter.note(draft, [], 1 + len(draft))
             drafter.take([token])
-        memory.end(owner, drafter)
+        memory.keep(owner, drafter.answer)
+        memory.end(drafter)
     fresh = DraftMemory()
     lengths = []
     for answers in (memory, fresh):
-        drafter = answers.begin("third", [7, 8, 9] * 10, lambda: "text")
+        drafter = answers.begin("third", AnswerSources([7, 8, 9] * 10), lambda: "text")
         lengths.append(len(drafter.propose(8, 1)))
     assert lengths[0] == lengths[1] > 0
 
@@ -90,9 +96,10 @@ def test_an_answer_longer_than_all_room_leaves_its_end() -> None:
 
 def test_what_is_forgotten_is_gone() -> None:
     memory = DraftMemory()
-    drafter = memory.begin("mine", [1, 2, 3], lambda: "text")
+    drafter = memory.begin("mine", AnswerSources([1, 2, 3]), lambda: "text")
     drafter.take(SECRET)
-    memory.end("mine", drafter)
+    memory.keep("mine", drafter.answer)
+    memory.end(drafter)
     assert memory.nbytes > 0
     memory.clear()
     assert memory.nbytes == 0

@@ -7,20 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
-from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources, DraftCounts
+from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
 from hearth.worker.draft.draft import DraftSource
-from hearth.worker.draft.draft_length import CPU_CURVE, DraftLength, TextKind
-from hearth.worker.draft.earlier_answers import EarlierAnswers
+from hearth.worker.draft.draft_length import CPU_CURVE, TextKind
+from hearth.worker.draft.draft_memory import DraftMemory
 from hearth.worker.draft.forced_tokens import ForcedTokens
-from hearth.worker.draft.history_room import HistoryRoom
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_parts import Channel
 
 Reach = Literal["none", "forced", "all"]
 
-LENGTHS_MAX: Final = 256  # API keys whose rates of acceptance are remembered
 TEXT_KINDS: Final[Mapping[Channel, TextKind]] = {
     "reasoning": "thinking",
     "content": "text",
@@ -32,14 +29,14 @@ TEXT_KINDS: Final[Mapping[Channel, TextKind]] = {
 class DraftPolicy:
     """What is drafted for a request that does not say, and what may be for one that asks for it.
 
-    `reason` is why nothing is, "" where something is. `curve` is what a forward of so many rows
-    costs, in forwards of one.
+    `reason` is why nothing is, if that is not what was asked for. `curve` is what a forward of so
+    many rows costs, in forwards of one.
     """
 
     mode: str = "off"  # SPECULATE, as it was set
     reach: Reach = "none"
     reach_max: Reach = "none"
-    reason: str = "SPECULATE=off"
+    reason: str = ""
     curve: Mapping[int, float] = field(default_factory=lambda: CPU_CURVE)
     takes_trees: bool = False
 
@@ -55,10 +52,7 @@ class AnswerDrafts:
 
     def __init__(self, policy: DraftPolicy | None = None) -> None:
         self.policy = policy or DraftPolicy()
-        self._answers = EarlierAnswers()
-        self._lengths: MemoryByOwner[str, DraftLength] = MemoryByOwner(LENGTHS_MAX)
-        self._room = HistoryRoom()
-        self._counts = DraftCounts()
+        self._memory = DraftMemory(self.policy.curve)
 
     def begin(self, request: Request) -> AnswerDrafter | None:
         """Return what drafts for a request's answer; None where nothing is to be drafted."""
@@ -66,15 +60,14 @@ class AnswerDrafts:
         forced = forced_tokens(request.guide, request.call_drafts)
         if reach == "none" or request.is_read_apart or (reach == "forced" and forced is None):
             return None
-        owner = request.owner
-        sources = AnswerSources(request.ids, forced=forced, room=self._room)
-        if reach == "all":
-            sources = AnswerSources(
-                request.ids, lambda: self._answers.of(owner), request.prediction, forced, self._room
-            )
-        return AnswerDrafter(
-            sources,
-            self._length_of(owner),
+        return self._memory.begin(
+            request.owner,
+            AnswerSources(
+                request.ids,
+                prediction=request.prediction,
+                forced=forced,
+                looks_up=reach == "all",
+            ),
             lambda: TEXT_KINDS[request.output.channel],
             allows_trees=self.policy.takes_trees and request.guide is None,
         )
@@ -82,19 +75,17 @@ class AnswerDrafts:
     def end(self, request: Request) -> None:
         """Take in what an answer that ends has taught; its drafter, if any, drafts no more."""
         if self.policy.reach == "all" and request.uses_cache:
-            self._answers.keep(request.owner, request.sampled)
+            self._memory.keep(request.owner, request.sampled)
         if request.drafter is not None:
-            self._room.release(request.drafter)
-            request.drafter.drop_history()
-            self._counts.add(request.drafter.counts)
+            self._memory.end(request.drafter)
 
     def clear(self) -> None:
         """Forget what answers said."""
-        self._answers.clear()
+        self._memory.clear()
 
     def report(self) -> dict[str, Any]:
         """Return what `/v1/cache` tells of drafts, of all answers that have ended."""
-        counts, policy = self._counts, self.policy
+        counts, policy = self._memory.counts, self.policy
         cost = counts.tokens - counts.saved
         return {
             "mode": policy.mode,
@@ -108,15 +99,8 @@ class AnswerDrafts:
                 source: {"drafted": counts.drafted[source], "accepted": counts.accepted[source]}
                 for source in get_args(DraftSource)
             },
-            "bytes": self._answers.nbytes + self._room.nbytes,
+            "bytes": self._memory.nbytes,
         }
-
-    def _length_of(self, owner: str) -> DraftLength:
-        length = self._lengths.get(owner, "")
-        if length is None:
-            length = DraftLength(self.policy.curve)
-            self._lengths.put(owner, "", length)
-        return length
 
 
 class _ForcedByBoth:
@@ -124,10 +108,6 @@ class _ForcedByBoth:
 
     def __init__(self, guide: TokenMask, calls: ForcedTokens | None) -> None:
         self._guide, self._calls = guide, calls
-
-    @property
-    def is_open(self) -> bool:
-        return True
 
     def take(self, tokens: Sequence[int]) -> None:
         if self._calls is not None:
