@@ -168,8 +168,8 @@ class DraftLength:
 
     def note(self, accepted: int, rows: int) -> None:
         """Take notice of a forward: how many drafted tokens were right, of how many rows it was."""
-        if accepted:  # so that a probe that was right is followed by one at once
-            self._since_probe = self._probe_tokens = _PROBE_TOKENS
+        if accepted:
+            self._probe_tokens = _PROBE_TOKENS
         earned = self._allowed + accepted * _ALLOWED_PER_ACCEPTED
         self._allowed = min(earned, _ALLOWED_MAX) - (rows - 1 - accepted)
 

@@ -1,7 +1,7 @@
 """Finds where the last tokens of a text stood before, and what followed them there.
 
 N-grams of two lengths are hashed into tables of the places where they ended last, and each place
-knows the one before it: some 18 bytes a token. Long texts are taken in at once, by numpy.
+knows the one before it: 22 bytes a token. Long texts are taken in at once, by numpy.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ from hearth.worker.draft.answer_drafter import (
     DraftCounts,
 )
 from hearth.worker.draft.draft import Draft
-from hearth.worker.draft.draft_length import CPU_CURVE, DraftLength, TextKind
+from hearth.worker.draft.draft_length import CPU_CURVE, AcceptanceRates, DraftLength, TextKind
 from hearth.worker.draft.token_history import SEPARATOR, TokenHistory
 
 FLAT = {1: 1.0, 8: 1.01}
@@ -150,6 +150,11 @@ def test_a_place_that_is_followed_already_is_followed_behind_forced_tokens() -> 
     assert drafter.propose(4, 1).tokens == (25, 26, 27, 28)
 
 
+def test_what_forced_tokens_repeat_is_thought_to_go_on() -> None:
+    drafter = drafting([1, 2, 9], forced=Forced(1, 2), kind="call")
+    assert drafter.propose(6, 1).tokens == (1, 2, 9, 1, 2, 9)
+
+
 def test_forced_tokens_that_are_always_wrong_are_asked_for_no_more() -> None:
     drafter = AnswerDrafter(
         AnswerSources([], forced=Forced(*[5] * 400)), DraftLength(CPU_CURVE), lambda: "call"
@@ -175,7 +180,8 @@ def test_where_two_sources_differ_both_branches_are_proposed_where_trees_are_all
     at = first_nodes(draft)
     assert {50, 51, 60} <= at.keys()
     assert draft.parents[at[50]] == draft.parents[at[60]] == -1
-    assert draft.parents[at[51]] == at[50]
+    assert (draft.parents[at[51]], draft.parents[at[61]]) == (at[50], at[60])
+    assert at[50] < at[60] < at[51] < at[61], "the likeliest first"
     assert draft.sources[at[60]] == "answers"
 
 
@@ -242,6 +248,16 @@ def test_in_a_call_whose_grammar_is_known_a_draft_is_always_promised() -> None:
     assert not drafting(forced=Forced(), kind="text").is_promising()
 
 
+def test_of_what_hangs_from_a_wrong_token_nothing_is_learned() -> None:
+    drafter, rates = drafting(range(100)), AcceptanceRates()
+    drafter.take(range(10, 12))
+    drafter.note(drafter.propose(7, 1), [], 8)
+    rates.note("history", "text", 2, right=False)
+    lengths = (2, 3, 4, 6, 9)
+    told = [drafter.rate("history", "text", length) for length in lengths]
+    assert told == [rates.rate("history", "text", length) for length in lengths]
+
+
 def test_kinds_of_text_are_learned_apart() -> None:
     kind: list[TextKind] = ["thinking"]
     drafter = AnswerDrafter(AnswerSources(range(100)), DraftLength(), lambda: kind[0])
@@ -265,6 +281,16 @@ def test_counts_tell_what_was_drafted_and_what_it_saved() -> None:
     total.add(counts)
     assert (total.tokens, total.forwards, total.rows) == (12, 6, 14)
     assert total.accepted == {"forced": 4, "history": 2}
+
+
+def test_a_draft_that_the_engine_drops_whole_is_plain_decoding() -> None:
+    drafter = drafting(range(100))
+    drafter.take(range(10, 20))
+    assert len(drafter.propose(4, 3)) == 4
+    drafter.take([20])
+    counts = drafter.counts
+    assert (counts.tokens, counts.forwards, counts.rows) == (11, 11, 10 + 3)
+    assert counts.drafted.total() == 0
 
 
 def test_rows_that_wait_are_counted_where_nothing_is_drafted_too() -> None:

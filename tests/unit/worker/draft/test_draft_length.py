@@ -90,6 +90,25 @@ def test_a_probe_is_one_token_and_comes_seldom() -> None:
     assert max(drafted) == 1 and 5 <= sum(drafted) <= 8
 
 
+def test_behind_a_right_probe_the_next_one_is_not_far() -> None:
+    length = DraftLength()
+
+    def tokens_to_probe() -> int:
+        for tokens in range(1, 200):
+            length.take(1)
+            if length.count((0.01,), 1):
+                return tokens
+        return 0
+
+    waits = []
+    for _ in range(4):
+        waits.append(tokens_to_probe())
+        length.note(0, 2)
+    tokens_to_probe()
+    length.note(1, 2)
+    assert waits == [24, 48, 96, 96] and tokens_to_probe() == 24
+
+
 def test_right_drafts_come_up_fast_behind_a_thousand_wrong_ones() -> None:
     length = DraftLength()
 

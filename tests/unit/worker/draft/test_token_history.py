@@ -21,6 +21,12 @@ def test_of_matches_as_long_the_newest_wins() -> None:
     assert history.followed(7, 1) == [60]
 
 
+def test_a_match_ends_at_the_first_token_that_differs() -> None:
+    # The newer place first: the older one has the token in front of its match, and not the match.
+    history = TokenHistory([1, 9, 3, 4, 60, 2, 3, 4, 50])
+    assert history.find([1, 2, 3, 4]) == Match(3, 8)
+
+
 def test_an_end_that_nothing_follows_is_no_match() -> None:
     assert TokenHistory(range(20)).find([17, 18, 19]) is None
     assert TokenHistory([1, 2, SEPARATOR, 1, 2]).find([1, 2]) is None
