@@ -218,16 +218,9 @@ class _Process:
         """Go on by tokens that are said."""
         self._clock.refill(len(tokens))
         self._ahead_clock.refill(len(tokens))
-        for token in tokens:
-            self._consume(token)
-
-    def _consume(self, token: int) -> bool:
-        """Go on by a token; return whether the grammar took it.
-
-        A grammar that has ended takes none, and what follows it is the turn's end.
-        """
         assert self._matcher is not None
-        return not self._matcher.is_stopped() and self._matcher.consume_token(token)
+        for token in tokens:
+            _consume(self._matcher, token)
 
     def _draft(self, about: bytes) -> bytes:
         """Go on by tokens; return the masks behind each part of a draft, and forget the draft.
@@ -246,19 +239,23 @@ class _Process:
     def _ahead(
         self, matcher: LLMatcher, first: bytes, draft: list[int]
     ) -> tuple[list[bytes], bool]:
-        """Return the masks from `first` on, and whether the matcher is back where it was."""
-        masks, taken_count, began = [first], 0, time.thread_time()
+        """Return the masks from `first` on, and whether the matcher can go on.
+
+        A copy looks ahead: llguidance's rollback leaves rows behind that give a wrong mask later. A
+        copy shares the lexer, so its failure is the matcher's too.
+        """
+        walk, masks, began = matcher.deep_copy(), [first], time.thread_time()
         for token in draft:
             spent_s = time.thread_time() - began
             is_tired = self._ahead_clock.left_s - spent_s < STEP_CPU_S / 2
             if is_tired or spent_s > DRAFT_CPU_S or not _allows(masks[-1], token):
                 break
-            taken_count += self._consume(token)
-            answer = self._masked(matcher)
+            _consume(walk, token)
+            answer = self._masked(walk)
             if answer[:1] != OK:
                 return masks, False
             masks.append(answer[1:])
-        return masks, matcher.rollback(taken_count)
+        return masks, True
 
     def _forced(self, about: bytes) -> bytes:
         """Go on by tokens, and return those that have to come next."""
@@ -280,6 +277,12 @@ class _Process:
     def _masked(matcher: LLMatcher) -> bytes:
         mask = matcher.compute_bitmask()
         return ERROR + matcher.get_error().encode() if matcher.is_error() else OK + mask
+
+
+def _consume(matcher: LLMatcher, token: int) -> None:
+    """Go on by a token. A grammar that has ended takes none: what follows is the turn's end."""
+    if not matcher.is_stopped():
+        matcher.consume_token(token)
 
 
 def _allows(mask: bytes, token: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import event, given, settings, strategies as st
+from hypothesis import event, example, given, settings, strategies as st
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints
@@ -159,6 +159,7 @@ def may_be_cut(story: Story, rows: list[Row]) -> bool:
     budget=st.none() | st.integers(0, 6),
     seed=st.integers(0, 2**32),
 )
+@example(kind="json", schema_seed=16, budget=None, seed=30)  # llguidance's rollback fails here
 @settings(max_examples=EXAMPLES)
 def test_rows_of_a_draft_are_those_of_plain_decoding(
     name: str, kind: str, schema_seed: int, budget: int | None, seed: int

@@ -285,6 +285,15 @@ def test_tokens_that_were_forced_and_came_are_not_asked_about_again() -> None:
     assert call_drafts.WAIT_S_MAX <= 0.02
 
 
+def test_forced_tokens_that_did_not_come_are_forgotten() -> None:
+    process = Played(([7, 8, 9], SOUND), ([5], SOUND))
+    drafts = Started(process).drafts
+    drafts.take(MARK)
+    assert drafts.forced(9) == [7, 8, 9]
+    drafts.take([1])
+    assert drafts.forced(9) == [5]
+
+
 def test_no_draft_waits_for_a_process_that_is_starting() -> None:
     started = Started()
     drafts, process = started.drafts, Played(([9], SOUND))
