@@ -12,7 +12,7 @@ import tiktoken
 from hypothesis import given, strategies as st
 from tiktoken.load import load_tiktoken_bpe
 
-from hearth.worker.draft.draft import Draft, chain
+from hearth.worker.draft.draft import NO_DRAFT, Draft, chain
 from scripts.bench import drafts, drafts_answers
 from scripts.bench.drafts_baselines import (
     BASELINES,
@@ -85,14 +85,35 @@ def test_an_oracle_that_always_lies_costs_rows_alone() -> None:
 def test_on_a_model_with_states_what_a_reject_leaves_is_fed_again_until_nothing_is_drafted() -> (
     None
 ):
-    answer = answer_of(range(100, 200))
-    counts = replay(oracle(answer, lies=1), answer, rows_max=16, has_states=True)["text"]
-    waiting = [1, 2, 3, 4, 5, 6, 7, WAITING_MAX]  # the last one's forward carries no draft
-    fed = [rows if rows == WAITING_MAX else 16 for rows in waiting]
-    assert counts.rows >= sum(fed)
-    whole_rounds = 99 // len(waiting)
-    assert counts.rows <= (whole_rounds + 1) * sum(fed)
-    assert counts.forwards == 99
+    answer = answer_of(range(100, 110))
+    counts = replay(oracle(answer, lies=1), answer, rows_max=9, has_states=True)["text"]
+    drafted_to_the_full = 7 * 9
+    assert counts.rows == drafted_to_the_full + WAITING_MAX + 2
+    assert counts.forwards == 9
+
+
+class Late(Oracle):
+    """Has no draft at first."""
+
+    is_hopeful = True
+
+    def propose(self, tokens_max: int, waiting: int) -> Draft:
+        at = len(self.known)
+        return super().propose(tokens_max, waiting) if at > 1 else NO_DRAFT
+
+    def is_promising(self) -> bool:
+        return self.is_hopeful
+
+
+@pytest.mark.parametrize(("is_hopeful", "forwards"), [(True, 3), (False, 16)])
+def test_behind_a_forward_without_a_draft_only_a_promise_has_the_next_one_wait(
+    is_hopeful: bool, forwards: int
+) -> None:
+    answer = answer_of(range(17))
+    late = Late(answer, 0, random.Random(1))
+    late.is_hopeful = is_hopeful
+    counts = replay(late, answer, rows_max=8, has_states=False)["text"]
+    assert (counts.forwards, counts.tokens) == (forwards, 16)
 
 
 @given(
