@@ -82,9 +82,7 @@ def test_an_oracle_that_always_lies_costs_rows_alone() -> None:
     assert not counts.accepted.total()
 
 
-def test_on_a_model_with_states_what_a_reject_leaves_is_fed_again_until_nothing_is_drafted() -> (
-    None
-):
+def test_with_states_what_a_reject_leaves_is_fed_again_until_nothing_is_drafted() -> None:
     answer = answer_of(range(100, 110))
     counts = replay(oracle(answer, lies=1), answer, rows_max=9, has_states=True)["text"]
     drafted_to_the_full = 7 * 9
