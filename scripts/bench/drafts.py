@@ -19,8 +19,8 @@ from hearth.worker.draft.draft_length import ROWS_MAX, TextKind
 from hearth.worker.draft.draft_memory import DraftMemory
 from hearth.worker.draft.forced_tokens import ForcedTokens
 from scripts.bench import drafts_answers
-from scripts.bench.drafts_baselines import BASELINES, Lies
-from scripts.bench.drafts_forced import SchemaForced
+from scripts.bench.drafts_baselines import BASELINES, AllWrong, Lies
+from scripts.bench.drafts_forced import SchemaForced, compiler
 from scripts.bench.drafts_replay import CURVES, DraftCounts, KindCounts, TokenAnswer, replay
 from scripts.harness import recorded_answers
 from scripts.replay.traces import TRACES_DIR
@@ -60,6 +60,7 @@ def run(options: argparse.Namespace) -> None:
         "rows_max": options.rows_max,
         "has_states": options.states,
         "bytes_per_token": round(bytes_per_token(), 1),
+        "call_drafts_ended": compiler().report()["call_drafts_ended"],  # 0, or counts are too low
         "rows": told,
     }
     print(f"a conversation's history: {found['bytes_per_token']} bytes a token")
@@ -80,7 +81,7 @@ def all_sets(traces: Path) -> dict[str, Callable[[], Sessions]]:
         "calls-each-once": lambda: captured(traces, is_each_once=True),
         "fresh-prose": lambda: {"prose": list(drafts_answers.fresh_prose())},
         "random-tokens": lambda: {"random": list(drafts_answers.random_tokens())},
-        "misleading": lambda: {"misleading": list(drafts_answers.misleading())},
+        "all-wrong": lambda: recorded("aider"),
         "lying-grammar": lambda: {"lies": list(drafts_answers.fresh_prose())},
     }
 
@@ -105,7 +106,7 @@ def ways(name: str, with_others: bool) -> dict[str, DrafterOf]:
     forced_of: Callable[[TokenAnswer], ForcedTokens | None] = forced_by_schema
     if name == "lying-grammar":
         forced_of = Lies
-    found = {"hearth": hearth_way(forced_of, is_one_key=False)}
+    found = {"hearth": hearth_way(forced_of, is_one_key=False, is_wrong=name == "all-wrong")}
     if name in ("swe-agent", "aider", "calls", "calls-each-once"):
         found["hearth, one key"] = hearth_way(forced_of, is_one_key=True)
     if name.startswith("calls"):
@@ -120,7 +121,9 @@ def forced_by_schema(answer: TokenAnswer) -> ForcedTokens | None:
 
 
 def hearth_way(
-    forced_of: Callable[[TokenAnswer], ForcedTokens | None], is_one_key: bool
+    forced_of: Callable[[TokenAnswer], ForcedTokens | None],
+    is_one_key: bool,
+    is_wrong: bool = False,
 ) -> DrafterOf:
     """Draft as the server does, where each session has a key of its own or all have one."""
     memory = DraftMemory()
@@ -135,7 +138,7 @@ def hearth_way(
             memory.keep(owner, drafter.answer)
             memory.end(drafter)
 
-        return drafter, end
+        return AllWrong(drafter) if is_wrong else drafter, end
 
     return drafter_of
 

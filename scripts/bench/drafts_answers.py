@@ -170,16 +170,6 @@ def random_tokens(seed: int = 1) -> Iterator[TokenAnswer]:
         yield TokenAnswer(prompt, draws.choices(few, k=PROSE_TOKENS), ["random"] * PROSE_TOKENS)
 
 
-def misleading(seed: int = 1) -> Iterator[TokenAnswer]:
-    """Yield answers of four tokens each from anywhere in the prompt: what follows never does."""
-    draws = random.Random(seed)
-    for _ in range(PROSE_ANSWERS):
-        prompt = draws.sample(range(100_000), 4_000)
-        places = draws.sample(range(0, len(prompt) - 8, 8), PROSE_TOKENS // 4)
-        tokens = [token for place in places for token in prompt[place : place + 4]]
-        yield TokenAnswer(prompt, tokens, ["misleading"] * len(tokens))
-
-
 def _all_prose() -> str:
     sessions = (session for sessions in recorded_answers.load().values() for session in sessions)
     answers = (answer for session in sessions for answer in session.answers)

@@ -6,9 +6,10 @@ Each is written anew from its description and behind Hearth's interface; the doc
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
-from hearth.worker.draft.draft import NO_DRAFT, Draft, chain
+from hearth.worker.draft.draft import NO_DRAFT, Draft, Drafter, chain
 from scripts.bench.drafts_replay import TokenAnswer
 
 LOOKUP_TOKENS: Final = 10  # transformers' prompt_lookup_num_tokens, where it is on
@@ -139,6 +140,23 @@ class Lies:
     def forced(self, tokens_max: int) -> list[int]:
         coming = self._answer.tokens[self._count : self._count + min(tokens_max, LOOKUP_TOKENS)]
         return [token + 1 for token in coming]
+
+
+class AllWrong:
+    """Drafts as another drafter does, but for the tokens: no one of them ever comes (`Drafter`)."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._draft = NO_DRAFT
+        self.take = drafter.take
+        self.is_promising = drafter.is_promising
+
+    def propose(self, tokens_max: int, waiting: int) -> Draft:
+        self._draft = self._drafter.propose(tokens_max, waiting)
+        return replace(self._draft, tokens=tuple(-2 - token for token in self._draft.tokens))
+
+    def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
+        self._drafter.note(self._draft, accepted, rows)
 
 
 BASELINES: Final[dict[str, Callable[[TokenAnswer], BaselineDrafter]]] = {

@@ -1,69 +1,61 @@
-"""Tells which tokens of a call its tool's schema forces, by a matcher in this process.
-
-The worker asks a process of its own for the same; counts need none.
-"""
+"""Tells which tokens of a call its tool's schema forces, as the worker's grammars do."""
 
 import functools
-import json
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-import llguidance
-import llguidance.hf
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tool_parsers import json_tools
 
+from hearth.shared.wire_messages import Constraints
+from hearth.worker.constraint.grammar_client import Patience
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from hearth.worker.stream.detokenise import Vocabulary
 from scripts.bench.drafts_answers import chat_tokenizer, encode
 from scripts.bench.drafts_replay import TokenAnswer
+from scripts.harness.model_families import family
 
-# JSON as models write it, as the worker's grammars have it.
-GUIDANCE: Final = {
-    "lenient": True,
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
+LOOK_S: Final = 0.001  # between two looks whether a process has started
+STILL_S: Final = 60.0  # that a grammar's process may be silent
 
 
 class SchemaForced:
-    """Follows the calls of one answer, from the mark that opens one to the one that closes it."""
+    """Follows the calls of one answer, from the mark that opens each (`ForcedTokens`).
+
+    The worker looks for a grammar's process while the model computes. Here nothing is computed:
+    it is waited for, so that figures are those of a grammar that is there.
+    """
 
     def __init__(self, answer: TokenAnswer) -> None:
-        self._grammar = _grammar(json.dumps(answer.tools)) if answer.tools else ""
-        self._opens, self._closes = encode("<tool_call>")[0], encode("</tool_call>")[0]
-        self._matcher: llguidance.LLMatcher | None = None  # within a call that follows the grammar
+        self._drafts = compiler().call_drafts(Constraints(), list(answer.tools))
 
     def take(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            if token == self._opens and self._grammar:
-                self._matcher = llguidance.LLMatcher(_ll_tokenizer(), self._grammar, log_level=0)
-            elif self._matcher is not None and not self._goes_on(token):
-                self._matcher = None
-
-    def _goes_on(self, token: int) -> bool:
-        assert self._matcher is not None
-        return token != self._closes and bool(self._matcher.consume_token(token))
+        if self._drafts is not None:
+            self._drafts.take(tokens)
+            while self._drafts.is_starting:
+                time.sleep(LOOK_S)
 
     def forced(self, tokens_max: int) -> list[int]:
-        if self._matcher is None or tokens_max < 1:
-            return []
-        found: list[int] = self._matcher.compute_ff_tokens()
-        return found[:tokens_max]
+        return self._drafts.forced(tokens_max) if self._drafts is not None else []
 
 
 @functools.cache
-def _ll_tokenizer() -> Any:
-    return llguidance.hf.from_tokenizer(chat_tokenizer())
-
-
-@functools.lru_cache(maxsize=64)
-def _grammar(tools: str) -> str:
-    """Return the grammar of what stands between the marks of a call of one of the tools."""
-    functions = [tool["function"] for tool in json.loads(tools)]
-    lines = ["start: " + " | ".join(f"t{number}" for number in range(len(functions)))]
-    for number, function in enumerate(functions):
-        head = json.dumps('\n{"name": "' + function["name"] + '", "arguments": ')
-        schema = {**(function.get("parameters") or {"type": "object"}), "x-guidance": GUIDANCE}
-        closes = f"<[{encode('</tool_call>')[0]}]>"
-        lines.append(f't{number}: {head} a{number} "}}\\n" {closes}')
-        lines.append(f"a{number}: %json {json.dumps(schema)}")
-    compiled: str = llguidance.LLMatcher.grammar_from_lark("\n".join(lines))
-    return compiled
+def compiler() -> GrammarCompiler:
+    """Return the compiler of a model whose calls are Qwen3's and whose tokens are cl100k's."""
+    wrapped: Any = TokenizerWrapper(
+        chat_tokenizer(),
+        eos_token_ids=list(encode("<|im_end|>")),
+        tool_parser=json_tools.parse_tool_call,
+        tool_call_start="<tool_call>",
+        tool_call_end="</tool_call>",
+    )
+    made = GrammarCompiler(
+        wrapped,
+        len(chat_tokenizer()),
+        frozenset(encode("<|im_end|>")),
+        family("qwen3").reader,
+        Vocabulary(wrapped).token_bytes,
+    )
+    made.patience = Patience(STILL_S)
+    return made

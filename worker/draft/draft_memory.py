@@ -35,22 +35,30 @@ class DraftMemory:
 
     def begin(
         self,
-        owner: str,
+        owner: str | None,
         sources: AnswerSources,
         kind: Callable[[], TextKind],
         allows_trees: bool = False,
     ) -> AnswerDrafter:
         """Return the drafter of an answer that begins; `end` it.
 
-        `sources` are those that the request brings; the memory's own come to them.
+        `sources` are those that the request brings; the memory's own come to them. Where `owner`
+        is None, nothing is remembered of the answer, nor anything for it.
         """
+        if owner is None:
+            sources = replace(sources, room=self._room)
+            return AnswerDrafter(sources, DraftLength(self._curve), kind, allows_trees)
         sources = replace(sources, earlier_answers=lambda: self._answers.of(owner), room=self._room)
         return AnswerDrafter(sources, self._length_of(owner), kind, allows_trees)
 
-    def end(self, drafter: AnswerDrafter) -> None:
-        """Count what a drafter did that drafts no more."""
+    def release(self, drafter: AnswerDrafter) -> None:
+        """Give back what a drafter holds that drafts no more."""
         self._room.release(drafter)
         drafter.drop_history()
+
+    def end(self, drafter: AnswerDrafter) -> None:
+        """Count what a drafter did, too."""
+        self.release(drafter)
         self.counts.add(drafter.counts)
 
     def keep(self, owner: str, answer: Sequence[int]) -> None:

@@ -61,7 +61,7 @@ class AnswerDrafts:
         if reach == "none" or request.is_read_apart or (reach == "forced" and forced is None):
             return None
         return self._memory.begin(
-            request.owner,
+            request.owner if request.uses_cache else None,
             AnswerSources(
                 request.ids,
                 prediction=request.prediction,
@@ -74,10 +74,15 @@ class AnswerDrafts:
 
     def end(self, request: Request) -> None:
         """Take in what an answer that ends has taught; its drafter, if any, drafts no more."""
-        if self.policy.reach == "all" and request.uses_cache:
+        drafter = request.drafter
+        if not request.uses_cache:  # it leaves nothing, not even a count
+            if drafter is not None:
+                self._memory.release(drafter)
+            return
+        if self.policy.reach == "all":
             self._memory.keep(request.owner, request.sampled)
-        if request.drafter is not None:
-            self._memory.end(request.drafter)
+        if drafter is not None:
+            self._memory.end(drafter)
 
     def clear(self) -> None:
         """Forget what answers said."""
