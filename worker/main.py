@@ -56,6 +56,7 @@ from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
 from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
+from hearth.worker.schedule.requested_bits import RequestedBits
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.turn_recorder import TurnRecorder
@@ -64,7 +65,13 @@ from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor, is_float16_good
 from hearth.worker.setup.draft_setup import draft_policy
-from hearth.worker.setup.kv_setup import cache_root, identify, is_exact, make_kv_manager
+from hearth.worker.setup.kv_setup import (
+    cache_root,
+    identify,
+    is_exact,
+    make_kv_manager,
+    make_requested_bits,
+)
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
     make_builder,
@@ -128,6 +135,7 @@ class Worker:
         self._sessions: SessionManager | None = None  # to be closed, even if the start is cut short
         self._kv_manager: KVManager | NullKVManager | None = None
         self._memory: WorkerMemory | None = None
+        self._requested_bits = RequestedBits()  # until the model is known
         self._running_max = running_max(settings, is_batched=True)  # until the model is known
         self._is_on_network = endpoint.startswith("tcp://")  # started by hand, for another machine
         self._port = RouterPort(endpoint, _keys(settings, endpoint))
@@ -260,6 +268,7 @@ class Worker:
         steps.begin("cache")
         kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule)
         self._kv_manager = kv_manager
+        self._requested_bits = make_requested_bits(engine, kv_manager)
         forward = forward_of(loaded, cut_rule.grid)
         loaded = memory.fit(loaded, kv_manager.uncached.cold_bytes, forward)
         memory.share_out(kv_manager, loaded.facts.context_tokens, forward)
@@ -334,6 +343,7 @@ class Worker:
             relief=relief,
             forwards=suspects.forwards,
             isolation=suspects.isolation,
+            requested_bits=self._requested_bits,
         )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
@@ -405,7 +415,7 @@ class Worker:
             loaded.facts.context_by,
         )
         root = cache_root(loaded, self._settings)
-        facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule)
+        facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule, self._requested_bits)
         prompts = SessionPromptBuilder(builder, sessions, facts)
         thread = PromptThread(prompts, facts, self._settings, suspects)
         for number, lane in enumerate(self._jobs.lanes):
