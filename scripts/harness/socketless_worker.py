@@ -170,16 +170,20 @@ class Machine:
         tokens_max: int = 8,
         images: Sequence[ImageRun] = (),
         kv_bits: int | None = None,
+        root: PrefixHash | None = None,
         **how: Any,
     ) -> Answer:
-        """Hand a prompt in, `how` being further fields; `run` or `step` computes it."""
+        """Hand a prompt in, `how` being further fields; `run` or `step` computes it.
+
+        `root` is what its key's hashes begin with; None = the model's own.
+        """
         self._number += 1
         lease = ClientLease(f"r{self._number}", b"peer")
         lease.lease_until = float("inf")
         keys = keys_of(ids, images)
         cuts = self.rule.cuts(keys)
         kv_bits = self.requested_bits.asked(kv_bits)
-        root = self.requested_bits.root(self._root, kv_bits)
+        root = self.requested_bits.root(root or self._root, kv_bits)
         names = prefix_hashes(root, keys, cuts)
         request = Request(
             lease=lease,

@@ -59,6 +59,8 @@ class RequestBuilder:
         assert len(built.ids) == len(built.keys), (len(built.ids), len(built.keys))
         suspicions = self._suspects.suspicions(root, built.keys)
         self._recent.add(message, built.ids)
+        if visit is not None:
+            visit.kv_bits = kv_bits
         if visit is not None and not message.prefill_only:
             self._prompts.explain(visit, built, images, message.owner)
         splitter, guide, call_drafts = self._readers(message, built, visit)

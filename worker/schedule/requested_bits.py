@@ -35,7 +35,7 @@ class RequestedBits:
         """
         self._rules = rules
         self._why_not = why_not
-        self._never = never
+        self.never = never
         self._own = _own_bits(rules)
         self._tried: dict[int, str | None] = {}  # bits -> what is against them
 
@@ -48,7 +48,7 @@ class RequestedBits:
         assert kv_bits in (None, *KV_BITS), kv_bits
         if kv_bits is None or kv_bits == self._own:
             return None
-        reason = self._tried.get(kv_bits) or (self._never if kv_bits else "")
+        reason = self._tried.get(kv_bits) or (self.never if kv_bits else "")
         if reason:
             raise self._refused(kv_bits, reason)
         return kv_bits

@@ -255,8 +255,9 @@ def _why_not_held(engine: Engine, kv_manager: KVManager, form: QuantFormat | Non
     Tries it, in 12 forwards of at most 66 tokens where answers are batched; raw rows it always
     takes. Padding counts from then on as of the widest rows that there are.
     """
-    widest = max(engine.decoder.cost.row_bytes, kv_manager.row_bytes(form))
-    engine.decoder.cost = replace(engine.decoder.cost, row_bytes=widest)
+    if kv_manager.rules.running_format is not None:  # else none are wider than the server's
+        widest = max(engine.decoder.cost.row_bytes, kv_manager.row_bytes(form))
+        engine.decoder.cost = replace(engine.decoder.cost, row_bytes=widest)
     if form is None:
         return None
     reason = engine.why_not_quantised(form.bits, form.group_size)
