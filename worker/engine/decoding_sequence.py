@@ -3,14 +3,16 @@
 Owner: the inference thread.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import TokenBuffer
 
 from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.shared_trunk import Trunk
 
 
 def _nothing(*_: object) -> None:
@@ -31,6 +33,7 @@ class Sequence:
     before_join: Callable[[], None] = _nothing  # its cache is about to be copied into a batch
     join_bytes: Callable[[], int] = lambda: 0  # that are held more for that
     shift: int = 0  # of positions, by the prompt's images: see ImageEncoder.shift
+    lineage: Hashable | None = None  # who may share KV of equal tokens has an equal one; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,16 @@ class DecodingRow:
         self.fed = list(sequence.tokens)
         self.context = TokenBuffer(sequence.tokens) if sequence.choice.processors else None
         self.is_lent = False  # its KV is in no slot's own cache
+        self.lineage = sequence.lineage
+        self.prompt = np.array(sequence.tokens + sequence.tail, dtype=np.int64)
+        self.trunk: Trunk | None = None  # that its KV begins with, beside other rows' in a batch
         self._before_join = sequence.before_join
         self._join_bytes = sequence.join_bytes
+
+    @property
+    def own_length(self) -> int:
+        """Tokens of its KV that no other row shares."""
+        return len(self.fed) - (self.trunk.length if self.trunk is not None else 0)
 
     @property
     def join_bytes(self) -> int:

@@ -375,6 +375,7 @@ class Scheduler:
             before_join=functools.partial(kv_manager.lend, slot),
             join_bytes=functools.partial(kv_manager.lend_bytes, slot),
             shift=self._engine.shift(request.query.images, request.position),
+            lineage=request.lineage,
         )
 
     def _decode(self) -> Iterator[Up]:
