@@ -9,6 +9,7 @@
     python -m scripts.bench macs [--only lives|contexts|rooms|calls] [--workers 4]
     python -m scripts.bench sizes [--models NAME,...] [--macs GB,...] [--sessions NAME,...]
     python -m scripts.bench beside [--fixture qwen3] [--tokens 16000] [--goal SECONDS]
+    python -m scripts.bench trunk [--trunks 4096,16384] [--branches 8] [--bits 4] [--out FILE]
     python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
@@ -16,7 +17,17 @@ Each subcommand is a module of this directory with ABOUT, add_arguments(parser) 
 
 import argparse
 
-from scripts.bench import beside, cache, dashboard_cost, mac_memory, peers, serve, stored_kv, vision
+from scripts.bench import (
+    beside,
+    cache,
+    dashboard_cost,
+    mac_memory,
+    peers,
+    serve,
+    stored_kv,
+    trunk,
+    vision,
+)
 from scripts.bench.real_sizes import sizes
 
 COMMANDS = {
@@ -29,6 +40,7 @@ COMMANDS = {
     "sizes": sizes,
     "beside": beside,
     "peers": peers,
+    "trunk": trunk,
 }
 
 

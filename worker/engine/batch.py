@@ -176,7 +176,7 @@ class Batch:
                 layer.filter(kept)
                 mx.eval(layer.state)
                 if isinstance(layer, TrunkedKVCache) and not layer.groups:
-                    self._layers[place] = layer.tails
+                    self._layers[place] = layer.without_trunks()
         token, logprobs = (array[number : number + 1] for array in (self._tokens, self._logprobs))
         if kept:
             indices = mx.array(kept)

@@ -12,6 +12,10 @@ from typing import Any, Final
 import mlx.core as mx
 
 PLAIN: Final = "KVCache"  # mlx-lm's and mlx-vlm's are alike
+# Tails grow by upstream's 256 tokens, or by fewer: rows without tokens yet are at most this part of
+# all, as short tails behind a trunk would else be mostly that.
+SPARE_SHARE: Final = 1 / 32
+STEP_MIN: Final = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +102,10 @@ class TrunkedKVCache:
         self.groups = [(trunk, mx.array(of)) for trunk, of in rows.items() if trunk is not None]
         self.without = len(without)  # rows that have no trunk: the last of `order`
         order = [number for of in rows.values() for number in of] + without
+        of_trunks = sum(trunk.length for trunk, _ in self.groups)
+        held = of_trunks + len(self.trunks) * int(self.tails.size())
+        step = int(held * SPARE_SHARE / len(self.trunks))
+        self.tails.step = min(type(self.tails).step, max(STEP_MIN, step))
         places = sorted(range(len(order)), key=lambda place: order[place])
         # Where each row stands among those of `groups`, one group behind the other.
         self.places = None if places == list(range(len(order))) else mx.array(places)
@@ -133,6 +141,12 @@ class TrunkedKVCache:
         """Return a row in a cache of its own: upstream's, or its tail where it has a trunk."""
         tail, trunk = self.tails.extract(idx), self.trunks[idx]
         return tail if trunk is None else TailKVCache(tail, trunk)
+
+    def without_trunks(self) -> Any:
+        """Return upstream's batch cache, which holds all where no row has a trunk any more."""
+        assert not self.groups, "rows of a trunk are in no tail"
+        self.tails.step = type(self.tails).step
+        return self.tails
 
     def size(self) -> int:
         size: int = self.tails.size()

@@ -1,4 +1,4 @@
-"""Which rows share a trunk: never KV of other tokens or of others' lineage, and what spares most."""
+"""Which rows share a trunk: those of one lineage that begin alike, and so that most is spared."""
 
 import itertools
 

@@ -2,7 +2,6 @@
 
 import importlib
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -288,7 +287,9 @@ def test_a_module_is_reached_once_and_given_back() -> None:
     replaced = module.scaled_dot_product_attention
     assert replaced is not base.scaled_dot_product_attention
     reach_trunks(network)()
-    assert module.scaled_dot_product_attention is replaced, "who replaced nothing takes back nothing"
+    assert module.scaled_dot_product_attention is replaced, (
+        "who replaced nothing takes back nothing"
+    )
     take_back()
     assert module.scaled_dot_product_attention is base.scaled_dot_product_attention
 
