@@ -133,6 +133,8 @@ def _attend(
     scores = (queries @ keys.swapaxes(-1, -2)).astype(mx.float32)
     if mask is not None:
         scores = mx.where(mask, scores, -mx.inf)
-    lse = mx.logsumexp(scores, axis=-1, keepdims=True)
-    weights = mx.exp(scores - lse).astype(values.dtype)
-    return (weights @ values).astype(mx.float32), lse
+    highest = scores.max(axis=-1, keepdims=True)
+    weights = mx.exp(scores - highest)  # once: exponentials take most of the time on a CPU
+    total = weights.sum(axis=-1, keepdims=True)
+    weights = (weights / total).astype(values.dtype)  # before the product: float16 ends at 65,504
+    return (weights @ values).astype(mx.float32), highest + mx.log(total)

@@ -1,4 +1,4 @@
-"""Which rows share a trunk: those of one lineage that begin alike, and so that most is spared."""
+"""A plan of trunks joins rows of one lineage that begin alike, and spares the most tokens."""
 
 import itertools
 
