@@ -521,6 +521,13 @@ class Settings:
         integer(0, 16_777_216),
         "Tokens from which on a live cache is quantised",
     )
+    speculate: str = _setting(
+        "SPECULATE",
+        "auto",
+        one_of("auto", "off", "forced", "lookup"),
+        "Draft tokens and verify several in one forward: auto = where DOCTOR found that right and "
+        "cheap; forced = what a grammar forces only; lookup = from text too, unchecked; or off",
+    )
     default_temperature: float = _setting(
         "DEFAULT_TEMPERATURE", "0.1", number(0, 2), "Sampling temperature; 0 = greedy"
     )

@@ -16,7 +16,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.logging_setup import configure
@@ -50,6 +50,7 @@ from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.requests.suspect_check import SuspectCheck
+from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
@@ -62,6 +63,7 @@ from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor, is_float16_good
+from hearth.worker.setup.draft_setup import draft_policy
 from hearth.worker.setup.kv_setup import cache_root, identify, is_exact, make_kv_manager
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -233,7 +235,13 @@ class Worker:
         batches = not is_exact(loaded, self._settings)
         encoder = vision.encoder if vision is not None else None
         packed = (self._settings.kv_bits, self._settings.kv_group_size)
-        engine = Engine(loaded, batches, encoder, packed if self._settings.kv_bits else None)
+        engine = Engine(
+            loaded,
+            batches,
+            encoder,
+            packed if self._settings.kv_bits else None,
+            trees=batches and self._settings.speculate != "off",
+        )
         self._running_max = running_max(self._settings, engine.decoder.is_mergeable)
         self._wire.open_max = self._running_max + self._settings.queue_max
         return engine
@@ -264,6 +272,13 @@ class Worker:
         vocabulary = Vocabulary(loaded.tokenizer)
         recorder = TurnRecorder(sessions, evictions_of(kv_manager), self._render_next)
         suspects = make_suspect_parts(self._settings, self._endpoint, cut_rule)
+        policy = draft_policy(
+            self._settings,
+            doctor.found,
+            is_exact=is_exact(loaded, self._settings),
+            is_cpu=loaded.facts.backend == "cpu",
+            takes_trees=engine.decoder.takes_trees,
+        )
         config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects)
         scheduler = Scheduler(
             engine,
@@ -271,7 +286,7 @@ class Worker:
             vocabulary,
             end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
             functools.partial(self.token_choice, loaded.facts.vocab_size),
-            with_goal_beside(config, loaded, self._settings),
+            replace(with_goal_beside(config, loaded, self._settings), drafts=AnswerDrafts(policy)),
         )
         check = suspects.check
         grammars = self._start_prompt_threads(loaded, vocabulary, cut_rule, sessions, vision, check)

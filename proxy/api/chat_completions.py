@@ -24,7 +24,9 @@ from hearth.proxy.api.body.message_content import (
     result_content,
     said_texts,
 )
+from hearth.proxy.api.body.prediction import read_prediction
 from hearth.proxy.api.multi_choice_stream import MergedChoices
+from hearth.proxy.api.usage_extras import extra_fields, image_fields, prediction_fields
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, TokenLogprob, Usage
@@ -44,6 +46,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     shown, deferred, dropped = _tools(body)
     rows, left_out = _messages(body)
     thought = thinking_options.read(body)
+    choices = fields.integer(body, "n", 1, CHOICES_MAX) or 1
     stream_options = fields.optional_record(body, "stream_options")
     limit = sampling_params.read_max_tokens(body, "max_completion_tokens", "max_tokens")
     return ParsedRequest(
@@ -58,7 +61,8 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
         include_usage=fields.boolean(stream_options, "include_usage"),
         left_out=(*dropped, *left_out),
         constraints=_constraints(body, [*shown, *deferred], dropped, thought.budget),
-        choices=fields.integer(body, "n", 1, CHOICES_MAX) or 1,
+        choices=choices,
+        prediction=read_prediction(body, choices),
     )
 
 
@@ -250,35 +254,17 @@ def _said(content: Any, param: str, left_out: list[str]) -> tuple[str, str]:
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
-    """Return `usage` as chat completions have it, with our `kv_cache` beside it."""
+    """Return `usage` as chat completions have it, with our own fields beside them."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} | image_fields(usage),
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "kv_cache": kv_cache_fields(usage),
-    }
-
-
-def image_fields(usage: Usage) -> dict[str, int]:
-    """Return what of the prompt stands for images, in the words of both OpenAI dialects."""
-    return {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
-
-
-def kv_cache_fields(usage: Usage) -> dict[str, Any]:
-    return {
-        "cache_hit": usage.cached_tokens > 0,
-        "prefix_length": usage.cached_tokens,
-        "canonical_length": usage.canonical_tokens,
-        "matched_length": usage.matched_tokens,
-        "prefilled": usage.prefilled_tokens,
-        "source": usage.source,
-        "match": usage.match,
-        "ttft_ms": usage.ttft_ms,
-        "idle_tokens": usage.idle_tokens,
-        **({"image_ms": usage.image_ms} if usage.image_tokens else {}),
-        "divergence": usage.divergence,
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            **prediction_fields(usage),
+        },
+        **extra_fields(usage),
     }
 
 
@@ -483,12 +469,6 @@ def exact_chunk(row: dict[str, Any], created: int) -> dict[str, Any]:
             if "id" not in call:
                 call.pop("type", None)
     return row
-
-
-def kv_cache_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Return our `kv_cache` where the chunk has it: the last with a delta does."""
-    fields = (choice["delta"].get("provider_specific_fields") or {} for choice in row["choices"])
-    return next((extra["kv_cache"] for extra in fields if "kv_cache" in extra), {})
 
 
 def exact_whole(row: dict[str, Any]) -> dict[str, Any]:

@@ -81,4 +81,7 @@ def merged(usages: Sequence[Usage], per_prompt: int) -> Usage:
         completion_tokens=sum(row.completion_tokens for row in usages),
         reasoning_tokens=sum(row.reasoning_tokens for row in usages),
         image_ms=sum(row.image_ms for row in usages),
+        accepted_prediction_tokens=sum(row.accepted_prediction_tokens for row in usages),
+        rejected_prediction_tokens=sum(row.rejected_prediction_tokens for row in usages),
+        decode_forwards=sum(row.decode_forwards for row in usages),
     )

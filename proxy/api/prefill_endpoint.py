@@ -56,6 +56,7 @@ def prepared(request: ParsedRequest) -> ParsedRequest:
         use_kv_cache=True,
         prefill_only=True,
         pin=fields.boolean(body, "pin"),
+        prediction="",  # nothing is answered
     )
 
 

@@ -27,7 +27,7 @@ from litellm.types.utils import (
     Usage,
 )
 
-from hearth.proxy.api import chat_completions
+from hearth.proxy.api import chat_completions, usage_extras
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest, current_request
@@ -93,10 +93,8 @@ class ChatHandler(CustomLLM):
         if len(reasons) > 1:
             others = [StreamingChoices(reasons[i], i, Delta()) for i in range(1, len(reasons))]
             yield _chunk(ticket, StreamingChoices(None, 0, Delta()), *others)
-        kv_cache = {"kv_cache": chat_completions.kv_cache_fields(choices.usage)}
-        last = _chunk(
-            ticket, StreamingChoices(None, 0, Delta("", provider_specific_fields=kv_cache))
-        )
+        extras = usage_extras.extra_fields(choices.usage)
+        last = _chunk(ticket, StreamingChoices(None, 0, Delta("", provider_specific_fields=extras)))
         last.usage = _usage(choices.usage)
         yield last
         yield _chunk(ticket, StreamingChoices(reasons[0], 0, Delta()))
@@ -140,7 +138,8 @@ def _usage(usage: wire_messages.Usage) -> Usage:
             **told["completion_tokens_details"]
         ),
     )
-    made.kv_cache = told["kv_cache"]  # kept where the answer is not streamed
+    for name in usage_extras.EXTRAS:
+        setattr(made, name, told[name])  # kept where the answer is not streamed
     return made
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from hearth.proxy.api import chat_completions, server_sent_events as sse
+from hearth.proxy.api import chat_completions, server_sent_events as sse, usage_extras
 from hearth.proxy.api.error_bodies import openai_error
 from hearth.proxy.http.http_exchange import App, AsgiMessage, ClientGone, RawHeaders, Scope
 from hearth.proxy.request.parsed_request import AdmittedRequest, current_request
@@ -121,7 +121,7 @@ class _Passage:
         self._headers: RawHeaders = []
         self._whole: list[bytes] = []  # what there is of an answer that is not streamed
         self._created = int(time.time())
-        self._kv_cache: dict[str, Any] = {}  # of a stream's usage, which LiteLLM leaves out
+        self._extras: dict[str, Any] = {}  # of a stream's usage, which LiteLLM leaves out
 
     async def receive(self) -> AsgiMessage:
         if self._body is not None:
@@ -175,9 +175,9 @@ class _Passage:
         row = orjson.loads(event.removeprefix(_DATA))
         if "choices" in row:
             row = chat_completions.exact_chunk(row, self._created)
-            self._kv_cache = chat_completions.kv_cache_of(row) or self._kv_cache
-            if "usage" in row and self._kv_cache:
-                row["usage"]["kv_cache"] = self._kv_cache
+            self._extras |= usage_extras.extras_in(row)
+            if "usage" in row:
+                row["usage"] |= self._extras
             return sse.data(row)
         failure = self._ticket.failure
         return sse.data(row if failure is None else {"error": openai_error(failure)})

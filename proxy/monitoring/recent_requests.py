@@ -16,6 +16,7 @@ from hearth.proxy.monitoring.request_metrics import (
     MATCHES,
     among,
     decode_speed,
+    forwards_per_token,
     match_share,
     outcome_of,
     outcome_untaken,
@@ -49,6 +50,9 @@ class RequestTotals:
     cached_tokens: int = 0
     prefilled_tokens: int = 0
     completion_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    decode_forwards: int = 0
     disconnects: int = 0  # clients that left before their answer was complete
     matches: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(MATCHES, 0)))
     prompts: int = 0  # that had a slot
@@ -65,6 +69,9 @@ class RequestTotals:
         """Count what one answer cost; its prompt too, where it `is_read` for this one."""
         self.version += 1
         self.completion_tokens += usage.completion_tokens
+        self.accepted_prediction_tokens += usage.accepted_prediction_tokens
+        self.rejected_prediction_tokens += usage.rejected_prediction_tokens
+        self.decode_forwards += usage.decode_forwards
         if is_read:
             self.prompt_tokens += usage.prompt_tokens
             self.cached_tokens += usage.cached_tokens
@@ -89,6 +96,7 @@ class RequestTotals:
         `speed` (of reading prompts) and `decode_speed` are in tokens a second, the medians of the
         remembered requests that tell one; None as long as there is none. `match_share` and
         `match_tokens` are how much of a prompt was kept, on average over the prompts.
+        `forwards_per_token` is of all answers; 1 is decoding without drafts.
         """
         speed, prompts = self._median("speed"), self.prompts
         return {
@@ -97,6 +105,10 @@ class RequestTotals:
             "cached_tokens": self.cached_tokens,
             "prefilled_tokens": self.prefilled_tokens,
             "completion_tokens": self.completion_tokens,
+            "accepted_prediction_tokens": self.accepted_prediction_tokens,
+            "rejected_prediction_tokens": self.rejected_prediction_tokens,
+            "decode_forwards": self.decode_forwards,
+            "forwards_per_token": forwards_per_token(self.decode_forwards, self.completion_tokens),
             "hit_rate": self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None,
             "speed": speed,
             "saved_s": self.cached_tokens / speed if speed else None,
@@ -194,6 +206,7 @@ def _request_row(
         **{"completion": 0, "source": "none", "match": "none", "images": 0, "divergence": None},
         **{"speed": None, "decode_speed": None, "image_ms": None},
         **{"queue_ms": None, "ttft_ms": None, "finish_ms": None},
+        **{"accepted": None, "rejected": None, "forwards": None},
     }
     usages = [each.usage for each in answers if each.usage is not None]
     if len(usages) < len(answers):  # it broke off: what it cost is not told in full
@@ -213,6 +226,9 @@ def _request_row(
         "decode_speed": decode_speed(usages[0]),
         "images": usage.image_tokens,
         "image_ms": usage.image_ms if usage.image_tokens else None,
+        "accepted": usage.accepted_prediction_tokens,
+        "rejected": usage.rejected_prediction_tokens,
+        "forwards": usage.decode_forwards,
         "divergence": divergence_fields(usage.divergence),
     }
 

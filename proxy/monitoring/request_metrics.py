@@ -233,11 +233,15 @@ class RequestMetrics:
         return generate_latest(self.registry)
 
 
-_OF_ANSWERS: Final = ("completion_tokens", "reasoning_tokens")  # the rest is of prompts
+# The fields of Usage that are counted for each answer; the rest is of prompts.
+_OF_ANSWERS: Final = (
+    *("completion_tokens", "reasoning_tokens", "decode_forwards"),
+    *("accepted_prediction_tokens", "rejected_prediction_tokens"),
+)
 
 
 def _token_counters(registry: CollectorRegistry) -> dict[str, Counter]:
-    """Return a counter for each field of Usage that counts tokens, by the field's name."""
+    """Return a counter for each field of Usage that counts tokens or forwards, by its name."""
     texts = {
         "prompt_tokens": "Tokens of prompts, of all requests that a worker has told the end of.",
         "cached_tokens": "Of the prompt tokens, those that were kept: not read again.",
@@ -245,6 +249,9 @@ def _token_counters(registry: CollectorRegistry) -> dict[str, Counter]:
         "completion_tokens": "Tokens that were sampled, reasoning and ends of turns included.",
         "reasoning_tokens": "Of the completion tokens, those of thinking.",
         "image_tokens": "Of the prompt tokens, those that stand for images.",
+        "accepted_prediction_tokens": "Tokens that were drafted and that the model said too.",
+        "rejected_prediction_tokens": "Tokens that were drafted and that it did not say.",
+        "decode_forwards": "Forwards in which answers' tokens were computed, one by one or more.",
     }
     return {
         name: Counter(f"hearth_{name}_total", text, ("session_kind", "source"), registry=registry)
@@ -269,6 +276,11 @@ def decode_speed(usage: Usage) -> float | None:
     if usage.completion_tokens <= DECODE_TOKENS_MIN or decode_ms <= 0:
         return None
     return round((usage.completion_tokens - 1) * 1000 / decode_ms, 1)
+
+
+def forwards_per_token(forwards: int, tokens: int) -> float | None:
+    """Return how many forwards a token of answers took; None where they were not counted."""
+    return round(forwards / tokens, 3) if forwards and tokens else None
 
 
 def match_share(usage: Usage) -> float | None:

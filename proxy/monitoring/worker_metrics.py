@@ -22,6 +22,8 @@ _STATES: Final = tuple(
     dict.fromkeys((*get_args(supervisor.WorkerState), *get_args(remote_workers.RemoteState)))
 )
 _READ: Final = ("decoded", "again", "known", "refused")  # what came of an image's file
+# Where drafted tokens come from, as hearth.worker.draft.draft has it.
+DRAFT_SOURCES: Final = ("forced", "history", "prediction", "answers", "model")
 _EVICTED: Final = ("copy", "window", "snapshot", "extent", "expired")
 
 # (name, where, what it is), of /health's rows
@@ -154,6 +156,18 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
         ("grammars", "answers_ended"),
         "Answers whose grammar could not go on.",
     ),
+    (
+        "hearth_speculation_forwards_total",
+        ("speculation", "forwards"),
+        "Forwards of answers that were drafted for, with drafts or without one.",
+    ),
+    ("hearth_speculation_rows_total", ("speculation", "rows"), "Tokens that those were fed."),
+    ("hearth_speculation_tokens_total", ("speculation", "tokens"), "Tokens that came of them."),
+    (
+        "hearth_speculation_speedup_ratio",
+        ("speculation", "speedup_estimate"),
+        "Estimated speed of decoding over that without drafts.",
+    ),
     ("hearth_wire_waiting_frames", ("wire_waiting_frames",), "Messages a worker has yet to send."),
 )
 _TIGHT: Final = (
@@ -183,6 +197,8 @@ class WorkerMetrics(Collector):
         yield _images(cache)
         yield _entries(cache)
         yield _kv_bits(cache)
+        yield _speculates(cache)
+        yield from _drafts(cache)
 
 
 def _families(
@@ -299,3 +315,29 @@ def _kv_bits(cache: Mapping[str, WorkerRow]) -> Metric:
             form = row["quantisation"][name]
             family.add_metric((worker, name), form["bits"] if form else 0)
     return family
+
+
+def _speculates(cache: Mapping[str, WorkerRow]) -> Metric:
+    family = GaugeMetricFamily(
+        "hearth_speculation_on", "1: a worker drafts tokens now.", labels=("worker",)
+    )
+    for worker, row in cache.items():
+        if told := row.get("speculation"):
+            family.add_metric((worker,), told.get("state") == "on")
+    return family
+
+
+def _drafts(cache: Mapping[str, WorkerRow]) -> Iterator[Metric]:
+    """Yield what was drafted from each source, and what of that the model said too."""
+    labels = ("worker", "source")
+    for name, told, text in (
+        ("hearth_drafted_tokens_total", "drafted", "Tokens drafted and verified."),
+        ("hearth_drafted_tokens_accepted_total", "accepted", "Of them, those that were right."),
+    ):
+        family = CounterMetricFamily(name, text, labels=labels)
+        for worker, row in cache.items():
+            for source in DRAFT_SOURCES:
+                value = _figure(row, ("speculation", "by_source", source, told))
+                if value is not None:
+                    family.add_metric((worker, source), value)
+        yield family

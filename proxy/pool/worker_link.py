@@ -219,6 +219,7 @@ class WorkerLink:
             prefill_only=request.prefill_only,
             pin=request.pin,
             is_apart=self._is_apart,
+            prediction=request.prediction,
         )
         self._send(message)
         answer = self.answers[request_id] = AnswerStream(

@@ -38,6 +38,7 @@ class ParsedRequest:
     use_kv_cache: bool = True  # else nothing kept is read, and nothing of it is kept
     prefill_only: bool = False  # the prompt is read and nothing is answered
     pin: bool = False  # what is kept of the prompt stays until it is unpinned
+    prediction: str = ""  # the client's guess of the answer's text; no part of the prompt
     is_repeat: bool = False  # a further choice: its prompt counts for the first
 
     @property

@@ -9,6 +9,7 @@
     python -m scripts.bench macs [--only lives|contexts|rooms|calls] [--workers 4]
     python -m scripts.bench sizes [--models NAME,...] [--macs GB,...] [--sessions NAME,...]
     python -m scripts.bench beside [--fixture qwen3] [--tokens 16000] [--goal SECONDS]
+    python -m scripts.bench drafts [--sets NAME,...] [--states] [--others] [--out FILE]
     python -m scripts.bench trunk [--trunks 4096,16384] [--branches 8] [--bits 4] [--out FILE]
     python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
@@ -21,6 +22,7 @@ from scripts.bench import (
     beside,
     cache,
     dashboard_cost,
+    drafts,
     mac_memory,
     peers,
     serve,
@@ -39,6 +41,7 @@ COMMANDS = {
     "macs": mac_memory,
     "sizes": sizes,
     "beside": beside,
+    "drafts": drafts,
     "peers": peers,
     "trunk": trunk,
 }

@@ -17,10 +17,9 @@ import mlx.nn as nn
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.qwen3 import Model, ModelArgs
-from mlx_lm.sample_utils import greedy_sampler
 
 from hearth.worker.engine.decoder import Decoder, Sequence
-from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.sampler import TokenChoice, greedy
 from hearth.worker.engine.trunk_attention import reach_trunks
 from hearth.worker.engine.trunk_plan import TRUNK_TOKENS_MIN
 
@@ -28,7 +27,7 @@ ABOUT = "K branches on one trunk beside K copies: bytes, logits, CPU of a step"
 
 HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4096, 12_288, 32, 8, 128, 512
 TAIL = 64
-CHOICE = TokenChoice(sampler=greedy_sampler, processors=(), top_logprobs=1)
+CHOICE = TokenChoice(sampler=greedy, processors=(), top_logprobs=1)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

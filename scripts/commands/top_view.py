@@ -65,6 +65,9 @@ def view(snapshot: Snapshot, limits: Limits) -> Group:
     if prefills := rows_of(snapshot.health, "prefills"):
         parts += [Text(), prefill_table(prefills)]
     parts += [Text(), cache_table(workers), totals(snapshot.cache), *vision_lines(workers)]
+    parts += speculation_lines(workers)
+    if drafts := draft_rows(workers):
+        parts += [Text(), draft_table(drafts)]
     if recent := rows_of(snapshot.sessions, "recent"):
         parts += [Text(), request_table(recent[: limits.requests], limits.is_narrow)]
     if sessions := rows_of(snapshot.sessions, "sessions"):
@@ -78,7 +81,9 @@ def limits_in(height: int, snapshot: Snapshot, width: int = WIDTH_MIN) -> Limits
     """Return what fits into a terminal of that size, in lines and columns."""
     workers, kept = (rows_of(row, "workers") for row in (snapshot.health, snapshot.cache))
     prefills = len(rows_of(snapshot.health, "prefills"))
+    drafts = len(draft_rows(kept))
     told = len(workers) + len(kept) + len(warnings(kept)) + len(vision_lines(kept))
+    told += len(speculation_lines(kept)) + (drafts + 2 if drafts else 0)
     used = 9 + told + (prefills + 2 if prefills else 0) + SESSIONS_LIVE + 3
     return Limits(max(REQUESTS_MIN, height - used), SESSIONS_LIVE, width < WIDTH_MIN)
 
@@ -188,6 +193,47 @@ def vision_lines(workers: Iterable[Row]) -> list[RenderableType]:
         for worker, row in told
         if row
     ]
+
+
+def speculation_lines(workers: Iterable[Row]) -> list[RenderableType]:
+    """Return whether each worker drafts, and what it gains by that or why it does not."""
+    lines: list[RenderableType] = []
+    for row in workers:
+        if told := inner(row, "speculation"):
+            text = f"worker {word(row, 'worker')} drafts  {speculation_text(told)}"
+            lines.append(Text(text, no_wrap=True, overflow="ellipsis"))
+    return lines
+
+
+def speculation_text(told: Row) -> str:
+    text = f"{word(told, 'state')} ({word(told, 'mode')})"
+    if word(told, "state") != "on":
+        return f"{text}: {word(told, 'reason')}" if told.get("reason") else text
+    if tokens := figure(told, "tokens"):
+        text += f", {figure(told, 'forwards') / tokens:.2f} forwards a token"
+    gain = number(told, "speedup_estimate")
+    return f"{text}, about {gain:.2f} times as fast" if gain else text
+
+
+def draft_rows(workers: Iterable[Row]) -> list[tuple[str, str, int, int]]:
+    """Return what each worker drafted from each source: worker, source, drafted, accepted."""
+    rows = []
+    for row in workers:
+        sources = inner(inner(row, "speculation"), "by_source")
+        for source in sources:
+            counts = inner(sources, source)
+            if drafted := figure(counts, "drafted"):
+                names = (word(row, "worker"), plain(source))
+                rows.append((*names, drafted, figure(counts, "accepted")))
+    return rows
+
+
+def draft_table(rows: Sequence[tuple[str, str, int, int]]) -> Table:
+    made = columns("<worker:6", "<drafts from:12", ">drafted:12", ">accepted:12", ">%:3", "<")
+    for worker, source, drafted, accepted in rows:
+        shares = (f"{drafted:,}", f"{accepted:,}", percent(accepted, drafted))
+        made.add_row(Text(worker), Text(source), *shares)
+    return made
 
 
 def request_table(recent: Sequence[Row], is_narrow: bool) -> Table:

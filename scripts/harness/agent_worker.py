@@ -96,11 +96,10 @@ class ScriptedMachine(Machine):
     def choose(self, request: Request) -> TokenChoice:
         if not self.is_scripted:
             return super().choose(request)
-        script = iter(self.scripts[request.request_id])
-        last = self.scripts[request.request_id][-1]
+        script = self.scripts[request.request_id]
 
-        def sample(logprobs: mx.array) -> mx.array:
-            return mx.array([next(script, last)])
+        def sample(_logprobs: mx.array, places: Sequence[int]) -> mx.array:
+            return mx.array([script[min(place, len(script) - 1)] for place in places])
 
         return TokenChoice(sampler=sample, processors=(), top_logprobs=None)
 

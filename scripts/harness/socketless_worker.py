@@ -28,6 +28,7 @@ from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule, TurnMarks
 from hearth.worker.prompt.template_turn_tokens import turn_marks
+from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy, Reach
 from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
@@ -107,6 +108,9 @@ class Machine:
         told: dict[str, Any] = {"clock": lambda: 0.0}
         told |= {name: rules.pop(name) for name in SCHEDULER_FIELDS if name in rules}
         told.setdefault("power", PowerSource(lambda: True))  # whatever runs the tests
+        reach: Reach = "none" if rules["is_exact"] else "all"
+        drafts: AnswerDrafts | None = rules.pop("drafts", None)
+        self.drafts = drafts or AnswerDrafts(DraftPolicy("lookup", reach, reach))
         self._is_held_back = told["relief"].holds_back if "relief" in told else lambda: False
         self.rule = CutRule(chunk, turn_marks)
         form = rules.get("running_format")
@@ -142,6 +146,7 @@ class Machine:
                 self.rule.grid,
                 **told,
                 post=self.posted.put,
+                drafts=self.drafts,
             ),
         )
 
@@ -149,8 +154,9 @@ class Machine:
         """Greedy, and remembers the log probabilities of each draw."""
         answer = self.answers[request.request_id]
 
-        def sample(logprobs: mx.array) -> mx.array:
-            answer.logits.append(logprobs)  # type: ignore[arg-type]
+        def sample(logprobs: mx.array, places: Sequence[int]) -> mx.array:
+            drawn: Any = [logprobs[row] for row in range(len(places))]
+            answer.logits[places[0] :] = drawn
             return mx.argmax(logprobs, axis=-1)
 
         return TokenChoice(sampler=sample, processors=(), top_logprobs=None)

@@ -117,3 +117,8 @@ def image_borders(keys: Tokens) -> tuple[list[int], list[int]]:
     is_image = keys < 0
     ends = np.flatnonzero(is_image[:-1] & ~is_image[1:]) + 1
     return starts.tolist(), ends.tolist()
+
+
+def ends_inside(images: Sequence[ImageRun], position: int) -> bool:
+    """Whether a prefill that broke off at `position` left an image half read."""
+    return any(run.start < position < run.end for run in images)

@@ -23,6 +23,7 @@ class CallGrammar:
     """The grammar of a turn: `start`, calls with `between` among them, `end`. Immutable."""
 
     call: GrammarWriter
+    mark: str  # that a call begins with and other text does not
     start: str = ""
     end: str = ""
     between: str = NEWLINE
@@ -74,6 +75,7 @@ class Tags:
     key: tuple[str, ...]  # in front of a parameter's name; the others are behind it
     value_end: str
     end: str
+    has_lines: bool = False  # templates end a line behind each parameter
     gap: str = ""  # between a value that is no text and its end
 
 
@@ -85,7 +87,7 @@ def _tagged(tags: Tags) -> GrammarWriter:
         for parameter in tool.parameters():
             head = lark.row(tags.key[0], lark.quoted(parameter.name), *tags.key[1:])
             value = _tagged_value(lark, parameter.schema, tags)
-            element = lark.rule(lark.row(head, value, NEWLINE))
+            element = lark.rule(lark.row(head, value, lark.line_end if tags.has_lines else NEWLINE))
             row.append(element if parameter.is_required else lark.optional(element))
         return lark.row(*row, tags.end)
 
@@ -105,6 +107,7 @@ _QWEN3_CODER: Final = Tags(
     name=("<tool_call>\n<function=", ">\n"),
     key=("<parameter=", ">\n"),
     gap="\n",
+    has_lines=True,
     value_end="</parameter>",
     end="</function>\n</tool_call>",
 )
@@ -163,42 +166,65 @@ def _tool_code(lark: Lark, tool: ToolSchema) -> Expression:
 # ---------------------------------------------------------------- which format
 
 _JSON_TOOLS: Final = CallGrammar(
-    _json_call('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
+    _json_call('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"), "<tool_call>"
 )
-_BARE_JSON: Final = CallGrammar(_json_call('{"name": "', '", "parameters": ', "}"), is_single=True)
-_MISTRAL_HEADS: Final = CallGrammar(_json_call("[TOOL_CALLS]", "[ARGS]", ""), between="")
-_BY_FORM: Final = {"manual": _JSON_TOOLS, "tool_code": CallGrammar(_tool_code, between="\n")}
+_BARE_JSON: Final = CallGrammar(
+    _json_call('{"name": "', '", "parameters": ', "}"), '{"name": "', is_single=True
+)
+_MISTRAL_HEADS: Final = CallGrammar(
+    _json_call("[TOOL_CALLS]", "[ARGS]", ""), "[TOOL_CALLS]", between=""
+)
+_BY_FORM: Final = {
+    "manual": _JSON_TOOLS,
+    "tool_code": CallGrammar(_tool_code, "```tool_code", between="\n"),
+}
 _BY_PARSER: Final = {
     "json_tools": _JSON_TOOLS,
-    "qwen3_coder": CallGrammar(_tagged(_QWEN3_CODER)),
-    "glm47": CallGrammar(_tagged(_GLM)),
-    "longcat": CallGrammar(_tagged(_LONGCAT)),
+    "qwen3_coder": CallGrammar(_tagged(_QWEN3_CODER), "<tool_call>"),
+    "glm47": CallGrammar(_tagged(_GLM), "<tool_call>"),
+    "longcat": CallGrammar(_tagged(_LONGCAT), "<longcat_tool_call>"),
     "minimax_m2": CallGrammar(
-        _tagged(_MINIMAX), start="<minimax:tool_call>\n", end="\n</minimax:tool_call>"
+        _tagged(_MINIMAX),
+        "<minimax:tool_call>",
+        start="<minimax:tool_call>\n",
+        end="\n</minimax:tool_call>",
     ),
-    "minicpm5": CallGrammar(_tagged(_MINICPM)),
+    "minicpm5": CallGrammar(_tagged(_MINICPM), "<function name="),
     "muse_spark": CallGrammar(
-        _tagged(_MUSE), start="<atem:function_calls>\n", end="\n</atem:function_calls>"
+        _tagged(_MUSE),
+        "<atem:function_calls>",
+        start="<atem:function_calls>\n",
+        end="\n</atem:function_calls>",
     ),
     "mistral": CallGrammar(
         _json_call('{"name": "', '", "arguments": ', "}"),
+        "[TOOL_CALLS]",
         start="[TOOL_CALLS][",
         end="]",
         between=", ",
     ),
     "kimi_k2": CallGrammar(
         _kimi_k2,
+        "<|tool_calls_section_begin|>",
         start="<|tool_calls_section_begin|>",
         end="<|tool_calls_section_end|>",
         between="",
     ),
     "kimi_k3": CallGrammar(
-        _kimi_k3, start="<|open|>tools<|sep|>", end="<|close|>tools<|sep|>", between=""
+        _kimi_k3,
+        "<|open|>tools<|sep|>",
+        start="<|open|>tools<|sep|>",
+        end="<|close|>tools<|sep|>",
+        between="",
     ),
-    "function_gemma": CallGrammar(FUNCTION_GEMMA),
-    "gemma4": CallGrammar(GEMMA4),
+    "function_gemma": CallGrammar(FUNCTION_GEMMA, "<start_function_call>"),
+    "gemma4": CallGrammar(GEMMA4, "<|tool_call>"),
     "pythonic": CallGrammar(
-        _python, start="<|tool_call_start|>[", end="]<|tool_call_end|>", between=", "
+        _python,
+        "<|tool_call_start|>",
+        start="<|tool_call_start|>[",
+        end="]<|tool_call_end|>",
+        between=", ",
     ),
 }
 

@@ -10,26 +10,31 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import Final
+from typing import Final, TypeVar
 
 from hearth.worker.constraint.grammar_protocol import (
+    BROKEN,
     COMPILE,
     COMPILE_CPU_S,
+    DRAFT,
     ERROR,
+    FORCED,
     FORK,
     LOAD,
     MEMORY_BYTES_MAX,
     OK,
     RECEIVE_S_MAX,
     SEND_S_MAX,
+    SOUND,
     STEP,
     STEP_CPU_S,
     TOO_LARGE,
     TRY,
     bound_waits,
+    pack_tokens,
 )
 
 ANSWER_S_MAX: Final = 10.0  # a machine may be busy; what a process computes, its own limit ends
@@ -41,12 +46,16 @@ VAIN_DIVISOR: Final = 4  # by which each wait in vain shortens the next
 VAIN_FORGOTTEN_S: Final = 30.0
 ANSWER_BYTES_MAX: Final = 64 << 20
 LOAD_S_MAX: Final = 120.0  # a large vocabulary takes seconds
+TOLD_TOKENS_MAX: Final = 64  # at once: each message has the time of one step
 _MEMORY_LIMIT: Final = f"it takes more than {MEMORY_BYTES_MAX >> 20} MB of memory"
 _CRASHES: Final = (b"Abort", b"Segmentation", b"Bus")  # where memory runs out
 _COMPILE_LIMIT: Final = f"it takes more than {COMPILE_CPU_S:g} s of CPU time"
 _STEP_LIMIT: Final = f"a token of it takes more than {STEP_CPU_S:g} s of CPU time"
 _MODULE: Final = "hearth.worker.constraint.grammar_process"
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH")  # all that is passed on
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 class GrammarError(Exception):
@@ -117,7 +126,29 @@ class GrammarProcess:
 
     def step(self, tokens: Sequence[int], wait_s: float = STEP_S_MAX) -> bytes:
         """Have it go on by tokens; return the mask of the next one: a bit each, lowest first."""
-        return self._ask(STEP + struct.pack(f"<{len(tokens)}I", *tokens), _STEP_LIMIT, wait_s)
+        return self._ask(STEP + pack_tokens(tokens), _STEP_LIMIT, wait_s)
+
+    def draft(
+        self, tokens: Sequence[int], draft: Sequence[int], mask_bytes: int, wait_s: float
+    ) -> tuple[list[bytes], bytes]:
+        """Have it go on by tokens, and look ahead over a draft, of which it takes nothing.
+
+        Returns the masks behind each part of the draft, up to its first token that may not come,
+        and how it is then: SOUND or BROKEN.
+        """
+        answer = self._ask(DRAFT + pack_tokens(tokens, draft), _STEP_LIMIT, wait_s)
+        assert (len(answer) - 1) % mask_bytes == 0, (len(answer), mask_bytes)
+        masks = [answer[n : n + mask_bytes] for n in range(1, len(answer), mask_bytes)]
+        return masks, answer[:1]
+
+    def forced(self, tokens: Sequence[int], wait_s: float) -> tuple[list[int], bytes]:
+        """Have it go on by tokens; return those that have to come next, and how it is then:
+        SOUND, ENDED or BROKEN.
+
+        A text that is forced is told in the tokens that its tokenizer reads it as.
+        """
+        answer = self._ask(FORCED + pack_tokens(tokens), _STEP_LIMIT, wait_s)
+        return list(struct.unpack(f"<{len(answer) // 4}I", answer[1:])), answer[:1]
 
     def close(self) -> None:
         """Let it end."""
@@ -220,10 +251,16 @@ class Patience:
         self._vain_at = time.monotonic()
 
 
+# What one process is asked behind the tokens that it is told, and how long it is waited for.
+_Ask = Callable[[GrammarProcess, Sequence[int], float], R]
+
+
 class GrammarAnswer:
     """One answer's place in a grammar. Owner: the inference thread.
 
     Its process is forked at its first token, so that an answer that waits has none.
+    Invariant: to look ahead ends no answer. A process that fails once it has looked ahead is
+    replaced by one that is told the same tokens, and from then on nothing is looked at ahead.
     """
 
     def __init__(
@@ -232,24 +269,88 @@ class GrammarAnswer:
         """Take what it goes on from; answers that share `patience` stand still together."""
         self._grammar = grammar
         self._patience = patience or Patience()
-        self._first_mask = first_mask
+        self._mask_bytes = len(first_mask)
+        self._mask: bytes | None = first_mask  # behind all tokens; None = not asked for yet
+        self._tokens: list[int] = []
         self._process: GrammarProcess | None = None
+        self._told_count = 0  # tokens that its process knows
+        self._has_looked_ahead = False  # in this process
+        self._may_look_ahead = True
 
     def mask(self, tokens: Sequence[int]) -> bytes:
-        """Return which token may come behind `tokens`, those since the last call.
+        """Return which token may come behind `tokens`, those since the last call of any method.
 
-        Raises GrammarError, GrammarEnded and GrammarLost.
+        Raises GrammarError, GrammarEnded and GrammarLost, as all methods do.
         """
-        if self._process is None and not tokens:
-            return self._first_mask
+        self._take(tokens)
+        if self._mask is None:
+            step = GrammarProcess.step
+            self._mask = self._asked(step) or self._asked(step)
+            assert self._mask is not None, "the second one has looked ahead nowhere, and raises"
+        return self._mask
+
+    def masks(self, tokens: Sequence[int], draft: Sequence[int]) -> list[bytes]:
+        """Return `mask(tokens)`, and those behind each part of `draft` that may come then.
+
+        They are no more than the draft's tokens and one; the draft is not taken.
+        """
+        self._take(tokens)
+        if not draft or not self._may_look_ahead:
+            return [self.mask(())]
+        masks = self._looked_ahead(
+            lambda process, told, wait_s: process.draft(told, draft, self._mask_bytes, wait_s)
+        )
+        if not masks:
+            return [self.mask(())]
+        self._mask = masks[0]
+        return masks
+
+    def forced(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens that have to come behind `tokens`, those since the last call."""
+        self._take(tokens)
+        return self._looked_ahead(GrammarProcess.forced) if self._may_look_ahead else []
+
+    def _take(self, tokens: Sequence[int]) -> None:
+        if tokens:
+            self._tokens += tokens
+            self._mask = None
+
+    def _looked_ahead(self, ask: _Ask[tuple[list[T], bytes]]) -> list[T]:
+        """Return what is found; nothing where the process failed by it."""
+        self._has_looked_ahead = True
+        found, state = self._asked(ask) or ([], SOUND)
+        if state == BROKEN:
+            self._drop_process()
+        return found
+
+    def _asked(self, ask: _Ask[R]) -> R | None:
+        """Return what is told behind all tokens; None where looking ahead had the process fail."""
         wait_s = self._patience.wait_s
         try:
             if self._process is None:
                 self._process = self._grammar.fork(wait_s)
-            return self._process.step(tokens, wait_s)
+            while len(self._tokens) - self._told_count > TOLD_TOKENS_MAX:
+                self._process.step(self._untold(TOLD_TOKENS_MAX), wait_s)
+            return ask(self._process, self._untold(TOLD_TOKENS_MAX), wait_s)
         except GrammarStill:
             self._patience.note_in_vain()
             raise
+        except (GrammarError, GrammarEnded):
+            if not self._has_looked_ahead:
+                raise
+            self._drop_process()
+            return None
+
+    def _untold(self, count: int) -> list[int]:
+        """Return the next tokens that the process does not know, which are told it now."""
+        untold = self._tokens[self._told_count : self._told_count + count]
+        self._told_count += len(untold)
+        return untold
+
+    def _drop_process(self) -> None:
+        """Have the next one look ahead nowhere."""
+        self._has_looked_ahead = self._may_look_ahead = False
+        self._process, self._told_count = None, 0
 
 
 class _Base:

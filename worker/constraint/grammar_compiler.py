@@ -5,15 +5,18 @@ import json
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Constraints
+from hearth.worker.constraint.call_drafts import ENDS, CallDrafts
 from hearth.worker.constraint.call_grammars import call_grammar
 from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, check_size, refused
 from hearth.worker.constraint.grammar_client import (
+    ANSWER_S_MAX,
     GrammarAnswer,
     GrammarEnded,
     GrammarError,
@@ -22,7 +25,13 @@ from hearth.worker.constraint.grammar_client import (
     Patience,
     fork_base,
 )
-from hearth.worker.constraint.harmony_grammar import call_message, final_message, turn
+from hearth.worker.constraint.harmony_grammar import (
+    RECIPIENT,
+    addressed_call,
+    call_message,
+    final_message,
+    turn,
+)
 from hearth.worker.constraint.json_schemas import ToolSchema, tool_of
 from hearth.worker.constraint.lark_builder import LENIENT, NEWLINES, TEXT, Expression, Lark
 from hearth.worker.constraint.thinking_budget import ThinkingBudget, think_marks
@@ -83,6 +92,9 @@ class GrammarCompiler:
         self._compiled: OrderedDict[tuple[str, str], _Compiled] = OrderedDict()  # by owner, source
         self.hits: Counter[str] = Counter()  # by owner
         self.counts: Counter[str] = Counter()
+        self.draft_counts: Counter[str] = Counter()  # of calls that are drafted
+        self._undraftable: set[tuple[str, str]] = set()  # owners and sources that failed
+        self._draft_thread = ThreadPoolExecutor(1, "call-drafts")
 
     @property
     def compiled_count(self) -> int:
@@ -90,12 +102,16 @@ class GrammarCompiler:
         return len(self._compiled)
 
     def report(self) -> dict[str, int]:
-        """Return how many requests were refused for their schemas, and what ended by a limit."""
+        """Return how many requests were refused for their schemas, and what ended by a limit.
+
+        Where the drafts of an answer's calls ended the answer goes on without them.
+        """
         return {
             "remembered": len(self._compiled),
             "refused": self.counts["refused"],
             "ended": self.counts["ended"],
             "answers_ended": self.counts["answers_ended"],
+            "call_drafts_ended": sum(self.draft_counts[why] for why in ENDS),
         }
 
     def token_mask(
@@ -138,6 +154,71 @@ class GrammarCompiler:
         return TokenMask(
             prompt_tokens, answer, thinking, banned, compiled.largest_pattern, self.counts
         )
+
+    # ------------------------------------------------------------ drafts
+
+    def call_drafts(
+        self, constraints: Constraints, tools: list[Any], owner: str = ""
+    ) -> CallDrafts | None:
+        """Return what knows how the answer's calls go on; None where it has nothing to tell.
+
+        That is so where no tool may be called, the model's format has no grammar, or the token
+        mask holds the whole answer to one. `tools` are those that may be called. Nothing is
+        compiled before a call opens.
+        """
+        mark = RECIPIENT if self._has_channels else self._call_grammar and self._call_grammar.mark
+        is_free = constraints.tool_choice == "auto" and not constraints.is_json
+        if not mark or not tools or not is_free:
+            return None
+        return CallDrafts(
+            mark,
+            lambda: self._draft_thread.submit(self._draft_process, constraints, tools, owner),
+            self._token_bytes,
+            self._tokens_of,
+            self.draft_counts,
+        )
+
+    def _tokens_of(self, text: str) -> Sequence[int]:
+        if text in self._marks:
+            return [self._marks[text]]
+        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return tokens
+
+    def _draft_process(
+        self, constraints: Constraints, tools: list[Any], owner: str
+    ) -> GrammarProcess | None:
+        """Return a process in front of a call; None where there can be none. Never raises."""
+        try:
+            callable_tools = _callable(constraints, tools)
+            source = self._draft_source(callable_tools, constraints.parallel_calls)
+            if (owner, source) in self._undraftable:
+                return None
+            return self._started(owner, source, constraints, callable_tools)
+        except Exception as error:  # a client's schema may be of any shape; the answer needs none
+            log.info("calls of an answer are not drafted: %s", type(error).__name__)
+            return None
+
+    def _started(
+        self, owner: str, source: str, constraints: Constraints, tools: list[ToolSchema]
+    ) -> GrammarProcess:
+        try:
+            process = self._recalled(owner, source, constraints, tools).process.fork()
+        except RequestError:
+            if len(self._undraftable) >= COMPILED_MAX:
+                self._undraftable.clear()
+            self._undraftable.add((owner, source))
+            raise
+        process.forced((), ANSWER_S_MAX)  # what it touches first takes longest
+        return process
+
+    def _draft_source(self, tools: list[ToolSchema], is_parallel: bool) -> str:
+        """Return the grammar of calls as the model's template writes them, from their mark on."""
+        if self._has_channels:
+            lark = Lark(self._marks)
+            return lark.source(addressed_call(lark, tools))
+        assert self._call_grammar is not None
+        lark = Lark(self._marks, is_as_templates=True)
+        return lark.source(self._call_grammar.expression(lark, tools, is_parallel))
 
     # ------------------------------------------------------------ grammars
 

@@ -22,7 +22,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from typing import Final
@@ -30,24 +30,59 @@ from typing import Final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from hearth.worker.constraint.grammar_protocol import (
+    BROKEN,
     COMPILE,
     COMPILE_CPU_S,
+    DRAFT,
+    DRAFT_CPU_S,
+    ENDED,
     ERROR,
+    FORCED,
     FORK,
     LOAD,
     MEMORY_BYTES_MAX,
     OK,
+    SOUND,
     STEP,
     STEP_CPU_S,
     STEP_REFILL_CPU_S,
     TOO_LARGE,
     TRY,
     bound_waits,
+    unpack_tokens,
 )
 
 LEXER_STATES_MAX: Final = 50_000
 TRIED_STEPS: Final = 64  # tokens of random answers with which a pattern is tried
 _SILENT: Final = 0  # llguidance's log level: above it the answer is quoted on stderr
+
+
+class _Clock:
+    """Bounds the CPU time of what a client's grammar asks for: it ends this process.
+
+    Python could not: a signal's handler waits for llguidance to return.
+    """
+
+    def __init__(self, left_s: float) -> None:
+        self.left_s = left_s
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Have the system end this process where what is done within takes more than is left.
+
+        The thread's time is counted, and all is done on one: while such a timer runs, Linux tells
+        the process' time as it was at the last tick.
+        """
+        began = time.thread_time()
+        signal.setitimer(signal.ITIMER_PROF, max(self.left_s, 0.001))
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            self.left_s -= time.thread_time() - began
+
+    def refill(self, tokens_said: int) -> None:
+        self.left_s = min(self.left_s + STEP_REFILL_CPU_S * tokens_said, STEP_CPU_S)
 
 
 class _Process:
@@ -57,7 +92,8 @@ class _Process:
         self._connect(connection)
         self._tokenizer: LLTokenizer | None = None
         self._matcher: LLMatcher | None = None
-        self._cpu_s = COMPILE_CPU_S  # that what is asked may take yet
+        self._clock = _Clock(COMPILE_CPU_S)  # of what is asked
+        self._ahead_clock = _Clock(STEP_CPU_S)  # of looks ahead: they shorten no step's time
         self._memory_max = 0  # 0 = no limit
         self._limits = LLParserLimits(verbose_errors=False, max_lexer_states=LEXER_STATES_MAX)
         self._answers: dict[bytes, Callable[[bytes], bytes]] = {
@@ -65,6 +101,8 @@ class _Process:
             COMPILE: self._compile,
             TRY: self._try,
             STEP: self._step,
+            DRAFT: self._draft,
+            FORCED: self._forced,
         }
 
     def _connect(self, connection: Connection) -> None:
@@ -106,7 +144,7 @@ class _Process:
             self._connection.close()
             self._connect(Connection(ours.detach()))
         if self._matcher is not None:
-            self._cpu_s = STEP_CPU_S
+            self._clock = _Clock(STEP_CPU_S)
         if self._tokenizer is not None and not self._memory_max:
             self._limit_memory()
 
@@ -120,21 +158,14 @@ class _Process:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     def _within_limits(self, answer: Callable[[bytes], bytes], about: bytes) -> bytes:
-        """Return the answer. The system ends this process where that takes more time than is left.
-
-        Python could not: a signal's handler waits for llguidance to return.
-        """
-        began = time.process_time()
-        is_limited = answer != self._load  # what a checkpoint costs is no client's doing
-        if is_limited:
-            signal.setitimer(signal.ITIMER_PROF, max(self._cpu_s, 0.001))
+        """Return the answer. The system ends this process where that takes more than its limits."""
+        # What a checkpoint costs is no client's doing, and what looks ahead has two clocks.
+        has_clock = answer in (self._load, self._draft, self._forced)
         try:
-            answered = answer(about)
+            with contextlib.nullcontext() if has_clock else self._clock.running():
+                answered = answer(about)
         except MemoryError:
             answered = TOO_LARGE
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        if is_limited:
-            self._cpu_s -= time.process_time() - began
         if self._memory_max and _resident_bytes() > self._memory_max:
             return TOO_LARGE
         return answered
@@ -180,18 +211,82 @@ class _Process:
     def _step(self, about: bytes) -> bytes:
         """Go on by tokens and return the mask of the next one."""
         assert self._matcher is not None
-        tokens = struct.unpack(f"<{len(about) // 4}I", about)
-        self._cpu_s = min(self._cpu_s + STEP_REFILL_CPU_S * len(tokens), STEP_CPU_S)
-        for token in tokens:
-            # A grammar that has ended takes no token, and what follows it is the turn's end.
-            if not self._matcher.is_stopped():
-                self._matcher.consume_token(token)
+        self._take(unpack_tokens(about)[0])
         return self._masked(self._matcher)
+
+    def _take(self, tokens: list[int]) -> None:
+        """Go on by tokens that are said."""
+        self._clock.refill(len(tokens))
+        self._ahead_clock.refill(len(tokens))
+        assert self._matcher is not None
+        for token in tokens:
+            _consume(self._matcher, token)
+
+    def _draft(self, about: bytes) -> bytes:
+        """Go on by tokens; return the masks behind each part of a draft, and forget the draft.
+
+        They end at the first token that its mask forbids, or where looking ahead takes long.
+        """
+        assert self._matcher is not None
+        with self._clock.running():
+            first = self._step(about)
+        if first[:1] != OK:
+            return first
+        with self._ahead_clock.running():
+            masks, is_sound = self._ahead(self._matcher, first[1:], unpack_tokens(about)[1])
+        return OK + (SOUND if is_sound else BROKEN) + b"".join(masks)
+
+    def _ahead(
+        self, matcher: LLMatcher, first: bytes, draft: list[int]
+    ) -> tuple[list[bytes], bool]:
+        """Return the masks from `first` on, and whether the matcher can go on.
+
+        A copy looks ahead: llguidance's rollback leaves rows behind that give a wrong mask later. A
+        copy shares the lexer, so its failure is the matcher's too.
+        """
+        walk, masks, began = matcher.deep_copy(), [first], time.thread_time()
+        for token in draft:
+            spent_s = time.thread_time() - began
+            is_tired = self._ahead_clock.left_s - spent_s < STEP_CPU_S / 2
+            if is_tired or spent_s > DRAFT_CPU_S or not _allows(masks[-1], token):
+                break
+            _consume(walk, token)
+            answer = self._masked(walk)
+            if answer[:1] != OK:
+                return masks, False
+            masks.append(answer[1:])
+        return masks, True
+
+    def _forced(self, about: bytes) -> bytes:
+        """Go on by tokens, and return those that have to come next."""
+        assert self._matcher is not None
+        with self._clock.running():
+            self._take(unpack_tokens(about)[0])
+        if self._matcher.is_error():
+            return ERROR + self._matcher.get_error().encode()
+        forced: list[int] = []
+        with self._ahead_clock.running():
+            if self._ahead_clock.left_s >= STEP_CPU_S / 2:
+                forced = self._matcher.compute_ff_tokens()
+        flag = ENDED if self._matcher.is_stopped() else SOUND
+        if self._matcher.is_error():
+            flag = BROKEN
+        return OK + flag + struct.pack(f"<{len(forced)}I", *forced)
 
     @staticmethod
     def _masked(matcher: LLMatcher) -> bytes:
         mask = matcher.compute_bitmask()
         return ERROR + matcher.get_error().encode() if matcher.is_error() else OK + mask
+
+
+def _consume(matcher: LLMatcher, token: int) -> None:
+    """Go on by a token. A grammar that has ended takes none: what follows is the turn's end."""
+    if not matcher.is_stopped():
+        matcher.consume_token(token)
+
+
+def _allows(mask: bytes, token: int) -> bool:
+    return token < len(mask) * 8 and bool(mask[token // 8] >> token % 8 & 1)
 
 
 def _drawn(mask: bytes, dice: random.Random) -> int:

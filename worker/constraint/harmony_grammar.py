@@ -9,6 +9,7 @@ from hearth.worker.constraint.lark_builder import NOTHING, TEXT, Expression, Lar
 from hearth.worker.stream import harmony_parser
 
 NEXT: Final = "<|end|><|start|>assistant"
+RECIPIENT: Final = " to=functions."
 TYPE: Final = (" <|constrain|>json", "<|constrain|>json", " json")
 
 
@@ -24,9 +25,19 @@ def call_message(lark: Lark, tools: Sequence[ToolSchema]) -> Expression:
     return lark.any_of([_call(lark, tool) for tool in tools])
 
 
+def addressed_call(lark: Lark, tools: Sequence[ToolSchema]) -> Expression:
+    """Return a call from its recipient on, wherever in the header that stands."""
+    assert tools, "a call needs a tool"
+    kind = lark.any_of([*TYPE, NOTHING])
+    channel = lark.optional(f"{harmony_parser.CHANNEL}commentary")
+    behind = lark.rule(lark.row(channel, kind, harmony_parser.MESSAGE))
+    calls = [lark.row(lark.quoted(each.name), behind, json_arguments(lark, each)) for each in tools]
+    return lark.row(RECIPIENT, lark.any_of(calls))
+
+
 def _call(lark: Lark, tool: ToolSchema) -> Expression:
     kind = lark.any_of([*TYPE, NOTHING])
-    recipient = lark.row(" to=functions.", lark.quoted(tool.name))
+    recipient = lark.row(RECIPIENT, lark.quoted(tool.name))
     channel = f"{harmony_parser.CHANNEL}commentary"
     header = lark.any_of([lark.row(channel, recipient), lark.row(recipient, channel)])
     return lark.row(header, kind, harmony_parser.MESSAGE, json_arguments(lark, tool))

@@ -4,6 +4,7 @@ Touches no MLX.
 """
 
 import codecs
+import copy
 import logging
 import re
 from collections import deque
@@ -107,10 +108,23 @@ class ThinkingBudget:
         return self._forced[0] if self._forced else None
 
     @property
+    def all_forced(self) -> list[int]:
+        """The tokens that have to come next, one behind the other."""
+        return list(self._forced)
+
+    @property
     def banned(self) -> int | None:
         """The token that must not come next, as it would begin what was closed."""
         is_spent = self._left <= 0 and not self._is_open
         return self._marks.again if is_spent and self._tail.endswith(_CHANNEL) else None
+
+    def copy(self) -> "ThinkingBudget":
+        """Return one that goes on from here alone, to look ahead with."""
+        other = copy.copy(self)
+        other._forced = self._forced.copy()
+        other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        other._decoder.setstate(self._decoder.getstate())
+        return other
 
     def see(self, token: int) -> None:
         """Take the next token of the answer."""

@@ -1,8 +1,11 @@
 """Masks the logits of one answer so that only tokens can come that its constraints allow."""
 
+import itertools
 import logging
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -21,12 +24,49 @@ log = logging.getLogger(__name__)
 
 NEVER = -float("inf")
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Which tokens may come at one place of an answer. Immutable."""
+
+    forced: int | None = None  # nothing else may
+    banned: tuple[int, ...] = ()
+    mask: bytes | None = None  # the grammar's: a bit for each token, lowest first; None = all
+
+    def may_come(self, token: int) -> bool:
+        """Return whether all but the grammar lets a token come."""
+        return token not in self.banned if self.forced is None else token == self.forced
+
+    @property
+    def is_free(self) -> bool:
+        return self.forced is None and self.mask is None and not self.banned
+
+    def masked(self, logits: mx.array) -> mx.array:
+        """Return `logits` (1, vocabulary), -inf where a token may not come."""
+        assert logits.ndim == 2, logits.shape
+        width = logits.shape[-1]
+        if self.forced is not None:
+            return mx.where(mx.arange(width) == self.forced, logits, NEVER)
+        if self.mask is not None:
+            bits = np.frombuffer(self.mask, np.uint8)
+            allowed = mx.array(np.unpackbits(bits, bitorder="little"))
+            logits = mx.where(_fitted(allowed, width), logits, NEVER)
+        for banned in self.banned:
+            logits = mx.where(mx.arange(width) == banned, NEVER, logits)
+        return logits
+
 
 class TokenMask:
     """Leaves the sampler only the tokens that may come next.
 
-    Invariant: it never raises, as in a batch that would break other requests' answers too. When it
-    cannot go on, `failure` says why and nothing is masked any more: the sampler ends the request.
+    Invariants:
+      quiet   it never raises, as in a batch that would break other requests' answers too. When it
+              cannot go on, `failure` says why and nothing is masked any more: the sampler ends the
+              request.
+      equal   row j of `process_rows` is what `process` would return, had the draft's first j
+              tokens been said; and whatever is looked at ahead, it is so afterwards too
     Owner: the inference thread.
     """
 
@@ -50,24 +90,71 @@ class TokenMask:
         self._thinking = thinking
         self._banned = banned
         self._seen = 0  # tokens of the answer
+        self._draft: tuple[int, ...] = ()  # that was looked at behind them
+        self._rows: list[_Row] = []  # in front of each of its tokens that may come, and the last
 
     def process(self, tokens: mx.array, logits: mx.array) -> mx.array:
         """Return `logits` (1, vocabulary), -inf where a token must not follow `tokens` (n,).
 
         The tokens are the prompt's and the answer's; they are read where they decide anything.
         """
-        if self.failure:
-            return logits
-        try:
+
+        def masked() -> mx.array:
             if self._answer is not None or self._thinking is not None:
                 self._advance(tokens)
-            return self._masked(logits)
+            return self._rows_of(())[0].masked(logits)
+
+        return self._guarded(masked, logits)
+
+    # ------------------------------------------------------------ drafts
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Take the answer's next tokens; `process` reads only those behind them."""
+        self._guarded(lambda: self._see(tokens), None)
+
+    def forced(self, tokens_max: int) -> list[int]:
+        """Return tokens that have to come next; none where that is not known."""
+        nothing: list[int] = []
+        return self._guarded(self._forced, nothing)[:tokens_max]
+
+    def fitting(self, draft: Sequence[int]) -> int:
+        """Return how many tokens of a draft may come, from its first one on.
+
+        Where it takes long to look further, the others count as those that may not.
+        """
+        return self._guarded(lambda: len(self._rows_of(draft)) - 1, 0)
+
+    def process_rows(self, draft: Sequence[int], logits: mx.array) -> mx.array:
+        """Return `logits` (n + 1, vocabulary), row j masked as behind the draft's first j tokens.
+
+        Rows behind a token that does not fit are left as they are: no answer comes there. Nothing
+        of the draft is taken.
+        """
+
+        def masked() -> mx.array:
+            assert logits.shape[0] == len(draft) + 1, (logits.shape, len(draft))
+            rows = self._rows_of(draft)
+            if all(row.is_free for row in rows):
+                return logits
+            found = [row.masked(logits[n : n + 1]) for n, row in enumerate(rows)]
+            return mx.concatenate([*found, logits[len(rows) :]])
+
+        return self._guarded(masked, logits)
+
+    # ------------------------------------------------------------ failures
+
+    def _guarded(self, act: Callable[[], T], otherwise: T) -> T:
+        """Return what `act` gives; where it raises, or something did before, fail instead."""
+        if self.failure:
+            return otherwise
+        try:
+            return act()
         except (GrammarError, GrammarEnded, GrammarLost) as error:
             self._fail_by_grammar(error)
         except Exception as error:
             log.exception("a constraint broke")
             self.failure = f"{type(error).__name__}: {error}"
-        return logits
+        return otherwise
 
     def _fail_by_grammar(self, error: GrammarError | GrammarEnded | GrammarLost) -> None:
         """Fail; a grammar that is too large to go on with is the client's to change."""
@@ -87,32 +174,71 @@ class TokenMask:
         said = " ".join(said.split()).rstrip(". ")
         self.failure = f"its grammar could not go on: {said}"  # whoever tells it ends the sentence
 
+    # ------------------------------------------------------------ places
+
     def _advance(self, tokens: mx.array) -> None:
         known = self._prompt_tokens + self._seen
         assert tokens.ndim == 1 and tokens.shape[0] >= known, (tokens.shape, known)
         unseen: Any = tokens[known:].tolist()
-        for token in unseen:
-            self._seen += 1
-            if self._thinking is not None:
+        self._see(unseen)
+
+    def _see(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            return
+        self._seen += len(tokens)
+        self._draft, self._rows = (), []
+        if self._thinking is not None:
+            for token in tokens:
                 self._thinking.see(token)
-        self._unread += unseen
-
-    def _masked(self, logits: mx.array) -> mx.array:
-        assert logits.ndim == 2, logits.shape
-        if self._thinking is not None and self._thinking.forced is not None:
-            return self._only(self._thinking.forced, logits)
         if self._answer is not None:
-            unread, self._unread = self._unread, []
-            bits = np.frombuffer(self._answer.mask(unread), np.uint8)
-            allowed = mx.array(np.unpackbits(bits, bitorder="little"))
-            logits = mx.where(_fitted(allowed, logits.shape[-1]), logits, NEVER)
-        for banned in (self._banned, self._thinking.banned if self._thinking is not None else None):
-            if banned is not None:
-                logits = mx.where(mx.arange(logits.shape[-1]) == banned, NEVER, logits)
-        return logits
+            self._unread += tokens
 
-    def _only(self, token: int, logits: mx.array) -> mx.array:
-        return mx.where(mx.arange(logits.shape[-1]) == token, logits, NEVER)
+    def _read(self) -> list[int]:
+        """Return the tokens that the grammar has to have first; it has them then."""
+        unread, self._unread = self._unread, []
+        return unread
+
+    def _forced(self) -> list[int]:
+        if self._thinking is not None and self._thinking.forced is not None:
+            return self._thinking.all_forced
+        if self._answer is None:
+            return []
+        forced = self._answer.forced(self._read())
+        return forced[: len(self._rows_without_grammar(forced)) - 1]
+
+    def _rows_of(self, draft: Sequence[int]) -> list[_Row]:
+        """Return the rows in front of each of a draft's tokens that may come, and one behind."""
+        draft = tuple(draft)
+        if not self._rows or self._draft[: len(draft)] != draft:
+            self._draft, self._rows = draft, self._computed_rows(draft)
+        return self._rows[: len(draft) + 1]
+
+    def _computed_rows(self, draft: Sequence[int]) -> list[_Row]:
+        rows = self._rows_without_grammar(draft)
+        if self._answer is None:
+            return rows
+        if rows[0].forced is not None:
+            # What is forced may be against the grammar, which fails only where it is asked.
+            return list(itertools.takewhile(lambda row: row.forced is not None, rows))
+        masks = self._answer.masks(self._read(), draft[: len(rows) - 1])
+        return [replace(row, mask=mask) for row, mask in zip(rows, masks, strict=False)]
+
+    def _rows_without_grammar(self, draft: Sequence[int]) -> list[_Row]:
+        """Return the rows as far as all but the grammar lets a draft come."""
+        thinking = self._thinking
+        rows = [self._row(thinking)]
+        for token in draft:
+            if not rows[-1].may_come(token):
+                break
+            if thinking is not None:
+                thinking = thinking.copy() if thinking is self._thinking else thinking
+                thinking.see(token)
+            rows.append(self._row(thinking))
+        return rows
+
+    def _row(self, thinking: ThinkingBudget | None) -> _Row:
+        forced, banned = (None, None) if thinking is None else (thinking.forced, thinking.banned)
+        return _Row(forced, tuple(n for n in (self._banned, banned) if n is not None))
 
 
 def _fitted(allowed: mx.array, width: int) -> mx.array:

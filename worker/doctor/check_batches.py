@@ -20,7 +20,7 @@ from hearth.worker.doctor.upstream_forwards import (
     forced_choice,
 )
 from hearth.worker.engine.decoder import Decoder, Sequence as DecodedSequence
-from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.sampler import TokenChoice, greedy
 
 BATCHES, ROWS = "batches", "decode rows"
 LENGTHS: Final = (40, 47, 55, 61)  # tokens of the sequences that share a batch: it pads to one
@@ -29,6 +29,7 @@ ROW_COUNTS: Final = (1, 2, 4, 8, 16)
 PROMPT_TOKENS: Final = 33  # of each timed row
 WARM_UP_STEPS: Final = 3  # joining, and the first forward of a shape
 TIMED_STEPS: Final = 5
+TIMED_FORWARDS: Final = WARM_UP_STEPS + TIMED_STEPS
 
 
 def check_batches(context: CheckContext) -> Steps:
@@ -126,9 +127,9 @@ def _time_batch(context: CheckContext, count: int) -> Generator[None, None, floa
     decoder = Decoder(context.model, generation_stream, True)
     token = _prompts(context)[0]
     for number in range(count):
-        yield from _add(context, decoder, str(number), token[:PROMPT_TOKENS], _greedy)
+        yield from _add(context, decoder, str(number), token[:PROMPT_TOKENS], greedy)
     times = []
-    for number in range(WARM_UP_STEPS + TIMED_STEPS):
+    for number in range(TIMED_FORWARDS):
         began = time.perf_counter()
         decoder.step()
         mx.synchronize()
@@ -146,16 +147,18 @@ def _time_tokens(context: CheckContext, count: int) -> Generator[None, None, flo
     ids = _prompts(context)[0]
     yield from sequence.read(ids, [PROMPT_TOKENS])
     times = []
-    for number in range(WARM_UP_STEPS + TIMED_STEPS):
-        began = time.perf_counter()
-        yield from sequence.answer(ids[:count], 1)
-        if number >= WARM_UP_STEPS:
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    for _ in range(TIMED_FORWARDS):
+        times.append((yield from timed_forward(sequence, ids[:count])))
+    return statistics.median(times[WARM_UP_STEPS:])
 
 
-def _greedy(logprobs: mx.array) -> mx.array:
-    return mx.argmax(logprobs, axis=-1)
+def timed_forward(sequence: UpstreamSequence, ids: Sequence[int]) -> Generator[None, None, float]:
+    """Return the seconds of one forward of the tokens `ids`, behind what the sequence holds."""
+    seconds, began = 0.0, time.perf_counter()
+    for _ in sequence.answer(ids, 1):
+        seconds = time.perf_counter() - began
+        yield
+    return seconds
 
 
 def _row_bytes(context: CheckContext) -> int:

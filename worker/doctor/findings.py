@@ -19,10 +19,11 @@ from hearth.worker.cache.block_hash import root_hash
 
 log = logging.getLogger(__name__)
 
-SCHEMA: Final = 1  # of the file, and of what the checks mean by their figures
+SCHEMA: Final = 2  # of the file, and of what the checks mean by their figures
 FILE_BYTES_MAX: Final = 1 << 18
 FOLDER: Final = "doctor"  # in KV_CACHE_DIR
 CHUNK_MAX: Final = 16_384  # what PREFILL_CHUNK takes at most
+ROWS_MAX: Final = 64  # of a forward: more than any draft has
 TIME_MAX: Final = 1e11  # seconds since 1970 that still are a date
 # What reading a file raises that holds anything else than findings.
 DAMAGE: Final = (*(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),)
@@ -65,8 +66,8 @@ class CheckResult:
 class Findings:
     """What all checks found, and what settings that are `auto` mean by it.
 
-    Where one of the three is None, it was not found out: `auto` means what it means without
-    findings. `exact` and `chunk` hold for weights of `dtype` only, see `holds_for`.
+    Where one of these is None, it was not found out: `auto` means what it means without findings.
+    All but `float16` hold for weights of `dtype` only, see `holds_for`.
     """
 
     subject: Subject
@@ -75,6 +76,9 @@ class Findings:
     exact: bool | None = None  # whether only canonical KV is to be reused
     chunk: int | None = None  # prompt tokens of one forward that are worth a change
     float16: bool | None = None  # whether float16 stands in for the checkpoint's bfloat16
+    # What a forward of so many tokens of one sequence takes, that of one token being 1.
+    row_costs: Mapping[int, float] | None = None
+    drafts_alike: bool | None = None  # whether such forwards chose the tokens of one by one
     made_at: float = 0.0  # seconds since 1970
     attempts: int = 0  # runs that began; without `checks` none has come to its end
 
@@ -135,6 +139,8 @@ def as_row(findings: Findings) -> dict[str, Any]:
     row["checks"] = list(row["checks"])
     for check in row["checks"]:
         check["figures"] = {name: _finite(value) for name, value in check["figures"].items()}
+    if findings.row_costs is not None:
+        row["row_costs"] = {str(rows): cost for rows, cost in findings.row_costs.items()}
     return {"schema": SCHEMA} | row
 
 
@@ -153,6 +159,8 @@ def findings_from(row: Any) -> Findings:
         exact=_maybe(bool, row["exact"]),
         chunk=_chunk(_maybe(int, row["chunk"])),
         float16=_maybe(bool, row["float16"]),
+        row_costs=_row_costs(_maybe(dict, row["row_costs"])),
+        drafts_alike=_maybe(bool, row["drafts_alike"]),
         made_at=_time(row["made_at"]),
         attempts=_a(int, row["attempts"]),
     )
@@ -162,6 +170,30 @@ def _chunk(value: int | None) -> int | None:
     if value is not None and not 0 < value <= CHUNK_MAX:
         raise ValueError(f"a chunk is {value:,} tokens; at most {CHUNK_MAX:,} are read at once")
     return value
+
+
+def _row_costs(value: dict[Any, Any] | None) -> dict[int, float] | None:
+    """Return the costs by their rows; what is measured by costs 1."""
+    if value is None:
+        return None
+    costs = {_rows(_a(str, name)): _cost(cost) for name, cost in value.items()}
+    if len(costs) < len(value) or costs.get(1) != 1:
+        raise ValueError("costs of rows are not relative to one row")
+    return costs
+
+
+def _rows(name: str) -> int:
+    rows = int(name)
+    if not 0 < rows <= ROWS_MAX or str(rows) != name:
+        raise ValueError(f"a forward has {name:.20} rows; at most {ROWS_MAX} are believed")
+    return rows
+
+
+def _cost(value: Any) -> float:
+    cost = float(_a((int, float), value))
+    if not 0 < cost < math.inf:
+        raise ValueError(f"rows cost {cost:g}")
+    return cost
 
 
 def _time(value: Any) -> float:

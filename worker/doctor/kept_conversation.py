@@ -5,6 +5,7 @@ Owner: the inference thread.
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,11 +19,13 @@ from hearth.worker.disk.file_format import Record, decode, encode
 from hearth.worker.disk.file_names import FileKind
 from hearth.worker.doctor.check_context import ROOT, CheckContext
 from hearth.worker.doctor.upstream_forwards import Answer, as_numbers, forced_choice
+from hearth.worker.draft.draft import Draft, chain
 from hearth.worker.engine.decoder import Decoder, Sequence as DecodedSequence
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
+from hearth.worker.kv.rewind import RewindPoint
 from hearth.worker.kv.serialise_kv import (
     arrays_of_rows,
     arrays_of_state,
@@ -53,6 +56,33 @@ def bytes_needed(layers: LayerMap, depth: int, chunk: int) -> int:
     return SPARE_ROWS * layers.slot_bytes(depth, None) + cuts * a_cut
 
 
+class KnownAnswer:
+    """Drafts what is said next anyway: the `tokens` of an answer, and the last one ever after.
+
+    `forwards` has the rows of each forward that verified; those that it drafts for have `rows`.
+    """
+
+    def __init__(self, tokens: Sequence[int], rows: int) -> None:
+        self.forwards: list[int] = []
+        self._tokens = [*tokens, *[tokens[-1]] * rows]
+        self._rows = rows
+        self._said = 0
+
+    def take(self, tokens: Sequence[int]) -> None:
+        self._said += len(tokens)
+
+    def is_promising(self) -> bool:
+        return True
+
+    def propose(self, tokens_max: int, waiting: int) -> Draft:
+        length = min(tokens_max, self._rows - waiting)
+        tokens = self._tokens[self._said : self._said + length]
+        return chain(tokens, ["prediction"] * len(tokens))
+
+    def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
+        self.forwards.append(rows)
+
+
 class KeptConversation:
     """One conversation whose KV is kept. Owner: the inference thread."""
 
@@ -66,8 +96,13 @@ class KeptConversation:
         rules = KeepRules(slots_max=2, chunk=chunk, is_exact=is_exact)
         self._kv_manager = KVManager(ROOT, layers, context.engine.new_cache, Budget(nbytes), rules)
 
-    def ask(self, ids: Sequence[int], forced: Sequence[int]) -> Generator[None, None, KeptAnswer]:
-        """Read a prompt from where it is resumed; answer it with the tokens `forced`."""
+    def ask(
+        self, ids: Sequence[int], forced: Sequence[int], rows: int = 1
+    ) -> Generator[None, None, KeptAnswer]:
+        """Read a prompt from where it is resumed; answer it with the tokens `forced`.
+
+        A forward verifies a draft of them where it has several `rows`.
+        """
         kv_manager, keys = self._kv_manager, pack(ids)
         cuts = self._context.cuts_of(ids)
         query = PrefixQuery(keys, cuts, prefix_hashes(ROOT, keys, cuts))
@@ -81,35 +116,41 @@ class KeptConversation:
                 kv_manager.commit(slot, keys[:cut], name)
                 ends.append(cut)
                 yield
-        answer = yield from self._decode(slot, ids, forced)
+        answer = yield from self._decode(slot, ids, forced, rows)
         return KeptAnswer(answer, plan.position, plan.source, is_rewound, tuple(ends))
 
     def _decode(
-        self, slot: Any, ids: Sequence[int], forced: Sequence[int]
+        self, slot: Any, ids: Sequence[int], forced: Sequence[int], rows: int
     ) -> Generator[None, None, Answer]:
         kv_manager = self._kv_manager
-        rows: list[Any] = []
+        seen: list[Any] = []
         decoder = Decoder(self._context.model, generation_stream, False)
         position = slot.position
+        drafter = KnownAnswer(forced, rows) if rows > 1 else None
         decoder.add(
             DecodedSequence(
                 key="canary",
                 cache=slot.cache,
                 tokens=list(ids[:position]),
                 tail=list(ids[position:]),
-                choice=TokenChoice(forced_choice(forced, rows), (), None),
-                tokens_max=len(forced),
-                before_forward=lambda count: kv_manager.grow(slot, count),
+                choice=TokenChoice(forced_choice(forced, seen), (), None),
+                tokens_max=len(forced) + (rows if drafter else 0),  # each forward has all rows
+                before_forward=partial(kv_manager.grow, slot),
+                drafter=drafter,
+                before_draft=partial(kv_manager.grow_for_draft, slot),
+                rewind_point=RewindPoint if drafter else None,
             )
         )
         yield
-        for _ in forced:
-            decoder.step()
+        returned = 0
+        while returned < len(forced):
+            returned += len(decoder.step())
             yield
-        left = decoder.remove("canary")
+        assert drafter is None or set(drafter.forwards) == {rows}, (drafter.forwards, rows)
+        left = decoder.remove("canary", len(forced))
         assert left is not None
         kv_manager.close(slot, left.cache, pack(left.tokens), is_prefilled=True)
-        return Answer(np.stack([as_numbers(row) for row in rows[: len(forced)]]))
+        return Answer(np.stack([as_numbers(row) for row in seen[: len(forced)]]))
 
     def give_up_slots(self) -> None:
         """Copy what the live slots hold into what is kept, and empty them."""

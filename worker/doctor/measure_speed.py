@@ -21,9 +21,10 @@ CHUNKS: Final = (256, 512, 1024, 2048)
 CHUNK_GAIN_MIN: Final = 0.10  # another chunk makes what is kept fast: it has to be worth it
 READ_ROUNDS: Final = 3  # of all sizes in turn; the first warms kernels up and is not counted
 # What the checks of the canary read and decode altogether, in lengths of its last prompt and in
-# answers: cold, exact, default, straight, forks, cuts.
-PROMPTS_READ: Final = 11
-ANSWERS_DECODED: Final = 28
+# answers: cold, exact, default, straight, forks, cuts, drafts. Of rows that a draft is verified in
+# it counts what they cost on a GPU, some one and a half tokens each four.
+PROMPTS_READ: Final = 13
+ANSWERS_DECODED: Final = 40
 CANARY_SHARE: Final = 0.6  # of the time; the rest is for rows, chunks, memory and SSD
 DEPTH_STEP: Final = 64
 ANSWER_TOKENS_MIN: Final = 4

@@ -19,6 +19,7 @@ ABOUT: Final = {
     "fast restores": "KV that decoding wrote, stored and restored",
     "cuts": "a prompt read in its cuts against one forward",
     "batches": "sequences that decode together against each alone",
+    "drafts": "tokens verified in one forward against one by one, and what such a forward costs",
     "decode rows": "what a decode step of several rows costs, one row being 1",
     "chunk": "reading by chunks of several sizes, tokens per second",
     "SSD": "KV_CACHE_DIR written and read",

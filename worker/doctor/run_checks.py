@@ -10,6 +10,7 @@ import mlx.core as mx
 from hearth.worker.doctor.check_batches import BATCHES, ROWS, check_batches, measure_rows
 from hearth.worker.doctor.check_context import CheckContext, LeftOut, Steps
 from hearth.worker.doctor.check_cuts import NAME as CUTS, check_cuts
+from hearth.worker.doctor.check_drafts import NAME as DRAFTS, check_drafts, costs_in
 from hearth.worker.doctor.check_float16 import NAME as FLOAT16, check_float16
 from hearth.worker.doctor.check_memory import (
     ESTIMATE,
@@ -45,6 +46,7 @@ CHECKS: Final[tuple[tuple[Check, tuple[str, ...]], ...]] = (
     (check_default, (DEFAULT, SLOTS, FAST_RESTORES)),
     (check_cuts, (CUTS,)),
     (check_batches, (BATCHES,)),
+    (check_drafts, (DRAFTS,)),
     (check_float16, (FLOAT16,)),
     (measure_rows, (ROWS,)),
     (measure_chunk, (CHUNK,)),
@@ -123,9 +125,11 @@ class CheckRun:
             subject=self.subject,
             dtype=context.dtype,
             checks=tuple(found.values()),
-            exact=_needs_exact(found),
+            exact=_differs(found, DEFAULT),
             chunk=_chunk(found),
             float16=_float16(found),
+            row_costs=_row_costs(found),
+            drafts_alike=_drafts_alike(found),
             made_at=time.time(),
         )
 
@@ -155,12 +159,23 @@ def _names(
         yield from (name for name in names if name in context.results)
 
 
-def _needs_exact(found: dict[str, CheckResult]) -> bool | None:
-    """Whether answers that go on from what decoding wrote were others than cold ones."""
-    result = found.get(DEFAULT)
+def _differs(found: dict[str, CheckResult], name: str) -> bool | None:
+    """Whether a check found other tokens than those it compared with; None: it does not tell."""
+    result = found.get(name)
     if result is None or result.verdict not in ("ok", "differs"):
         return None
     return result.verdict == "differs"
+
+
+def _drafts_alike(found: dict[str, CheckResult]) -> bool | None:
+    differs = _differs(found, DRAFTS)
+    return None if differs is None else not differs
+
+
+def _row_costs(found: dict[str, CheckResult]) -> dict[int, float] | None:
+    """Return what forwards that verify drafts cost, where that was measured."""
+    costs = costs_in(found[DRAFTS].figures) if DRAFTS in found else {}
+    return costs or None
 
 
 def _chunk(found: dict[str, CheckResult]) -> int | None:

@@ -3,7 +3,7 @@
 Owner: the inference thread.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
+
+from hearth.worker.engine.sampler import Sampler
 
 Logprobs = NDArray[np.float32]  # (tokens, vocabulary)
 Forwards = Generator[None, None, "Answer"]
@@ -80,11 +82,17 @@ def as_numbers(logprobs: mx.array) -> Logprobs:
     return np.array(logprobs.astype(mx.float32)).reshape(-1)
 
 
-def forced_choice(tokens: Sequence[int], rows: list[Any]) -> Callable[[mx.array], mx.array]:
-    """Return a sampler that says `tokens` one after another, and puts what it sees into `rows`."""
+def forced_choice(tokens: Sequence[int], rows: list[Any]) -> Sampler:
+    """Return a sampler that says `tokens` one after another, and the last one ever after.
 
-    def sample(logprobs: mx.array) -> mx.array:
-        rows.append(logprobs)
-        return mx.array([tokens[min(len(rows), len(tokens)) - 1]], dtype=mx.uint32)
+    It puts the log probabilities (1, vocabulary) that it sees for each of them into `rows`.
+    """
+
+    def sample(logprobs: mx.array, places: Sequence[int]) -> mx.array:
+        for row, place in enumerate(places):
+            assert place == len(rows), (place, len(rows))
+            rows.append(logprobs[row : row + 1])
+        said = [tokens[min(place, len(tokens) - 1)] for place in places]
+        return mx.array(said, dtype=mx.uint32)
 
     return sample

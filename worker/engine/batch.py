@@ -9,7 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from hearth.worker.engine.batch_caches import batch_kind, merge_caches, take_row
-from hearth.worker.engine.decoding_sequence import DecodingRow, LoneSequence, SampledToken
+from hearth.worker.engine.decoding_sequence import DecodingRow, SampledToken, normalised
+from hearth.worker.engine.lone_sequence import LoneSequence
 from hearth.worker.engine.shared_trunk import (
     Trunk,
     TrunkedKVCache,
@@ -130,6 +131,7 @@ class Batch:
             assert row.remaining > 0, "a sequence past its limit is removed, not stepped"
             row.remaining -= 1
             row.fed.append(token_id)
+            row.note([token_id])
             wanted = logprobs[number] if row.wants_logprobs else None
             sampled.append(SampledToken(row.key, token_id, wanted))
         return sampled
@@ -145,13 +147,14 @@ class Batch:
                     for number, row in enumerate(self.rows)
                 ]
             )
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        logprobs = normalised(logits)
+        places = [row.next_place() for row in self.rows]
         if self._sampler is not None:
-            self._tokens = self._sampler(logprobs)
+            self._tokens = self._sampler(logprobs, places)
         else:
             self._tokens = mx.concatenate(
                 [
-                    row.choice.sampler(logprobs[number : number + 1])
+                    row.choice.sampler(logprobs[number : number + 1], places[number : number + 1])
                     for number, row in enumerate(self.rows)
                 ]
             )

@@ -257,11 +257,11 @@ def _errors(
             _logits(model, [id], cache, shifts[row : row + 1])[0]
             for row, (id, cache) in enumerate(zip(ids, caches, strict=True))
         ]
-        errors += map(_error, together, alone)
+        errors += map(logits_error, together, alone)
     longest = len(LENGTHS) - 1
     whole = [*prompts[longest], *(ids[longest] for ids in answers)]
     last = np.array(model(mx.array([whole]), cache=new_cache())[0, -1].astype(mx.float32))
-    return float(np.max(errors)), _error(last, alone[longest])
+    return float(np.max(errors)), logits_error(last, alone[longest])
 
 
 def _merged_on_trunk(caches: list[list[Any]]) -> list[Any]:
@@ -283,7 +283,7 @@ def _logits(model: Call, ids: list[int], cache: list[Any], shifts: Sequence[int]
     return np.array(logits.astype(mx.float32)).astype(np.float64)
 
 
-def _error(one: NDArray[Any], other: NDArray[Any]) -> float:
+def logits_error(one: NDArray[Any], other: NDArray[Any]) -> float:
     """Return how unlike logits are: 0 where equal. Not a number where any of them is."""
     return 1 - float(np.corrcoef(one, other)[0, 1])
 

@@ -18,13 +18,14 @@ from hearth.worker.engine.batch_caches import batch_kind, keeps_plain_rows
 from hearth.worker.engine.batch_split import ReadCost, RowLength, regroup
 from hearth.worker.engine.decoding_sequence import (
     DecodingRow,
-    LoneSequence,
     SampledToken,
     Sequence,
     UnfinishedBatch,
 )
+from hearth.worker.engine.lone_sequence import LoneSequence
 from hearth.worker.engine.mlx_memory import return_freed
 from hearth.worker.engine.shared_trunk import Trunk, whole_rows
+from hearth.worker.engine.tree_forward import TreeForward
 from hearth.worker.engine.trunk_plan import TrunkRow, plan_trunks
 
 ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
@@ -36,15 +37,24 @@ __all__ = ["Decoder", "SampledToken", "Sequence", "UnfinishedBatch"]
 class Decoder:
     """All sequences that decode now, each alone or in one batch.
 
-    Invariant: `step` returns one token for each. `cost` tells what a step reads, `has_room` whether
-    so many bytes more may be held: who finds none stays alone. Rows share a trunk of at least
+    Invariant: `step` returns one token for each, and more for one whose draft it verifies: one
+    that would share a forward with nobody. `cost` tells what a step reads, `has_room` whether so
+    many bytes more may be held: who finds none stays alone. Rows share a trunk of at least
     `trunk_tokens_min`; None: they never do. Between two calls a sequence that is alone has all of
     its KV in its own cache.
     Owner: the inference thread.
     """
 
-    def __init__(self, model: Any, stream: Any, is_mergeable: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        stream: Any,
+        is_mergeable: bool,
+        tree_forward: TreeForward | None = None,
+    ) -> None:
+        """Without a `tree_forward` drafts have no branches."""
         self.is_mergeable = is_mergeable
+        self._tree_forward = tree_forward
         self.cost = ReadCost()
         self.has_room: Callable[[int], bool] = lambda _nbytes: True
         self.trunk_tokens_min: int | None = None
@@ -58,6 +68,11 @@ class Decoder:
 
     def __len__(self) -> int:
         return len(self._lone) + sum(map(len, self._batches))
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether drafts may have branches."""
+        return self._tree_forward is not None
 
     @property
     def batch_keys(self) -> list[set[str]]:
@@ -83,23 +98,30 @@ class Decoder:
         assert sequence.tail, "the last token's logits are not known without a forward"
         assert sequence.key not in self._lone, sequence.key
         with mx.stream(self._stream):
-            lone = LoneSequence(self._model, sequence, next(self._numbers))
+            number = next(self._numbers)
+            lone = LoneSequence(self._model, sequence, number, self._tree_forward)
         self._lone[sequence.key] = lone
         self._is_changed = True
 
     def step(self) -> list[SampledToken]:
-        """Return the next token of each sequence."""
+        """Return the next tokens of each sequence, in order."""
         self._steps += 1
         with mx.stream(self._stream):
             if self.is_mergeable and (self._is_changed or self._steps % REGROUP_EVERY_STEPS == 0):
                 self._regroup()
             sampled = [one for batch in self._batches for one in batch.step()]
-            sampled += [lone.step() for lone in self._lone.values()]
+            may_draft = not self.is_mergeable or len(self) == 1
+            for lone in self._lone.values():
+                sampled += lone.step(may_draft)
         return_freed()
         return sampled
 
-    def remove(self, key: str) -> UnfinishedBatch | None:
-        """Forget a sequence that ended or was cancelled; return what it leaves, None if unknown."""
+    def remove(self, key: str, said: int | None = None) -> UnfinishedBatch | None:
+        """Forget a sequence that ended or was cancelled; return what it leaves, None if unknown.
+
+        `said` is how many of the tokens that were returned for it were said, where not all: an
+        answer may end amid a draft.
+        """
         lone = self._lone.pop(key, None)
         with mx.stream(self._stream):
             if lone is None:
@@ -110,6 +132,7 @@ class Decoder:
                 return None
             whole_rows(lone.cache)
             self._is_changed = True
+            lone.settle(0 if said is None else lone.row.returned - said)
             mx.eval([layer.state for layer in lone.cache])
         return_freed()
         return UnfinishedBatch(lone.cache, lone.row.fed)
@@ -177,6 +200,7 @@ class Decoder:
             return
         for lone in joining:
             del self._lone[lone.row.key]
+            lone.settle()
             lone.row.lend()
         if batch is None:
             self._batches.append(Batch(self._model, joining, trunks))

@@ -1,22 +1,52 @@
-"""Holds what a decoding sequence is, and decodes one in its own cache.
+"""Holds what a decoding sequence is, wherever its KV is.
 
 Owner: the inference thread.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence as TypedSequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import TokenBuffer
 
+from hearth.worker.draft.draft import Drafter
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.engine.shared_trunk import Trunk
+from hearth.worker.engine.tree_forward import TreeForward
 
 
 def _nothing(*_: object) -> None:
     pass
+
+
+def _no_draft(_rows: int, _draft_rows: int) -> int:
+    return 0
+
+
+class ForwardUndo(Protocol):
+    """Where a live cache stands before a forward of several rows; good until the next one."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether any number of the forward's last rows can be cut."""
+        ...
+
+    def cut(self, rows: int) -> None:
+        """Leave out the last `rows` of the forward, not all of it."""
+        ...
+
+    def pick(self, rows: int, path: TypedSequence[int]) -> None:
+        """Leave of the forward's last `rows` only those of `path`, which ascends; not all are gone.
+
+        Where that is not their beginning, every layer keeps plain rows.
+        """
+        ...
+
+    def back(self, rows: int) -> None:
+        """Leave out the whole forward, which had `rows`."""
+        ...
 
 
 @dataclass(slots=True)
@@ -33,6 +63,11 @@ class Sequence:
     before_join: Callable[[], None] = _nothing  # its cache is about to be copied into a batch
     join_bytes: Callable[[], int] = lambda: 0  # that are held more for that
     shift: int = 0  # of positions, by the prompt's images: see ImageEncoder.shift
+    drafter: Drafter | None = None  # None = nothing is drafted
+    # Called before a forward that verifies a draft, with how many tokens will be held in any case,
+    # and the draft's nodes; returns how many of these may come along.
+    before_draft: Callable[[int, int], int] = _no_draft
+    rewind_point: Callable[[list[Any]], ForwardUndo] | None = None  # None = it cannot go back
     lineage: Hashable | None = None  # who may share KV of equal tokens has an equal one; None: none
 
 
@@ -54,15 +89,19 @@ class SampledToken:
     key: str
     token_id: int
     logprobs: mx.array | None
+    is_drafted: bool = False  # it was drafted, and computed in the forward of the one before it
 
 
 class DecodingRow:
     """One sequence's tokens and how the next is chosen, wherever its KV is.
 
-    Invariant: its KV holds `fed`. `number` orders the rows of a batch.
+    Invariant: its KV holds `fed`, but for what a lone sequence's `waiting` says. `number` orders
+    the rows of a batch.
     """
 
-    def __init__(self, sequence: Sequence, number: int) -> None:
+    def __init__(
+        self, sequence: Sequence, number: int, tree_forward: TreeForward | None = None
+    ) -> None:
         self.key = sequence.key
         self.number = number
         self.choice = sequence.choice
@@ -70,7 +109,13 @@ class DecodingRow:
         self.shift = sequence.shift
         self.remaining = sequence.tokens_max  # tokens that it may still say
         self.fed = list(sequence.tokens)
-        self.context = TokenBuffer(sequence.tokens) if sequence.choice.processors else None
+        self.returned = 0  # tokens of the answer
+        self.place = 0  # in the answer, of the token that is sampled next
+        is_processed = sequence.choice.processors or sequence.choice.guide is not None
+        self.context = TokenBuffer(sequence.tokens) if is_processed else None
+        self.rewind_point = sequence.rewind_point
+        self.drafter = sequence.drafter if sequence.rewind_point is not None else None
+        self.tree_forward = tree_forward  # None = drafts have no branches
         self.is_lent = False  # its KV is in no slot's own cache
         self.lineage = sequence.lineage
         self.prompt = np.array(sequence.tokens + sequence.tail, dtype=np.int64)
@@ -94,6 +139,35 @@ class DecodingRow:
             self.is_lent = True
             self._before_join()
 
+    def sample(self, inputs: mx.array, logits: mx.array) -> tuple[mx.array, mx.array]:
+        """Return the token (1,) behind `inputs` (n,), and the log probabilities (1, vocabulary).
+
+        `logits` (1, vocabulary) are the model's.
+        """
+        logprobs = normalised(self.process(inputs, logits))
+        return self.choice.sampler(logprobs, (self.next_place(),)), logprobs
+
+    def note(self, tokens: TypedSequence[int]) -> None:
+        """Count tokens that are returned, and tell the drafter, if there is one."""
+        self.returned += len(tokens)
+        if self.drafter is not None:
+            self.drafter.take(tokens)
+
+    def take(self, tokens: list[int]) -> None:
+        """Go on by the tokens of a draft that the model says too, and the one that it says then."""
+        self.note(tokens)
+        self.fed += tokens
+        self.place += len(tokens) + 1
+        if self.context is not None:
+            self.context.update_and_fetch(mx.array(tokens, dtype=mx.int32))
+        if self.choice.guide is not None:
+            self.choice.guide.take(tokens)
+
+    def next_place(self) -> int:
+        """Return the place of the token that is sampled now; the next one's comes behind it."""
+        self.place += 1
+        return self.place - 1
+
     def process(self, inputs: mx.array, logits: mx.array) -> mx.array:
         """Return the logits (1, vocabulary) behind `inputs` (n,) as its processors leave them."""
         if self.context is None:
@@ -101,60 +175,10 @@ class DecodingRow:
         context = self.context.update_and_fetch(inputs)
         for process in self.choice.processors:
             logits = process(context, logits)
-        return logits
+        guide = self.choice.guide
+        return logits if guide is None else guide.process(context, logits)
 
 
-class LoneSequence:
-    """One sequence in its own cache, one forward ahead of what was returned.
-
-    `token` (1,) was sampled behind what the cache holds, by `logprobs` (1, vocabulary).
-    """
-
-    def __init__(self, model: Any, sequence: Sequence, number: int) -> None:
-        self.row = DecodingRow(sequence, number)
-        self.cache = sequence.cache
-        self._before_forward = sequence.before_forward
-        self._prepare(model)
-        self._feed(mx.array(sequence.tail, dtype=mx.uint32))
-        self.row.fed += sequence.tail
-
-    @classmethod
-    def of_batch(
-        cls, model: Any, row: DecodingRow, cache: list[Any], token: mx.array, logprobs: mx.array
-    ) -> "LoneSequence":
-        """Return a sequence that leaves a batch: nothing of it is in a slot."""
-        lone = cls.__new__(cls)
-        lone.row, lone.cache, lone.token, lone.logprobs = row, cache, token, logprobs
-        lone._before_forward = _nothing
-        lone._prepare(model)
-        return lone
-
-    def _prepare(self, model: Any) -> None:
-        self._model = model
-        # Models of text alone take no such argument.
-        self._model_arguments = {"shift": self.row.shift} if self.row.shift else {}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(layer.nbytes for layer in self.cache)
-
-    def step(self) -> SampledToken:
-        """Return the token that was sampled last; the next one is computed meanwhile."""
-        row, token, logprobs = self.row, self.token, self.logprobs
-        assert row.remaining > 0, "a sequence past its limit is removed, not stepped"
-        row.remaining -= 1
-        if row.remaining:
-            self._feed(token)
-        token_id: int = token.item()  # type: ignore[assignment]
-        if row.remaining:
-            row.fed.append(token_id)
-        return SampledToken(row.key, token_id, logprobs[0] if row.wants_logprobs else None)
-
-    def _feed(self, inputs: mx.array) -> None:
-        """Feed `inputs` (n,) and have what follows them sampled."""
-        self._before_forward(len(self.row.fed) + len(inputs))
-        logits = self._model(inputs[None], cache=self.cache, **self._model_arguments)[:, -1, :]
-        logits = self.row.process(inputs, logits)
-        self.logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        self.token = self.row.choice.sampler(self.logprobs)
-        mx.async_eval(self.token, self.logprobs)  # type: ignore[no-untyped-call]
+def normalised(logits: mx.array) -> mx.array:
+    """Return log probabilities (rows, vocabulary)."""
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)

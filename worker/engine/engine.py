@@ -26,6 +26,7 @@ from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.mlx_memory import return_freed, unwire
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
+from hearth.worker.engine.tree_forward import TreeForward, make_tree_forward
 from hearth.worker.engine.trunk_attention import reach_trunks
 from hearth.worker.engine.trunk_plan import TRUNK_TOKENS_MIN
 from hearth.worker.engine.vlm_language_model import counted_depth, depth
@@ -37,7 +38,8 @@ class Engine:
     """One model and the caches that it fills.
 
     `prefill` leaves a cache that holds exactly the tokens it was given, evaluated, so that it may
-    be dropped or continued at any chunk's end. `batches` allows sequences to share a forward.
+    be dropped or continued at any chunk's end. `batches` allows sequences to share a forward,
+    `trees` allows drafts with branches, where the model can compute them: it is tried.
     `vision` encodes images, if this model is given any. `packed` has the bits and the group size
     of rows that are quantised while it runs.
     Owner: the inference thread.
@@ -49,6 +51,7 @@ class Engine:
         batches: bool = True,
         vision: ImageEncoder | None = None,
         packed: tuple[int, int] | None = None,
+        trees: bool = False,
     ) -> None:
         self.vision = vision
         self._model = loaded.model
@@ -58,7 +61,8 @@ class Engine:
             batches = self._batches_like_alone(self.new_cache)
         if batches and packed is not None:
             batches = self._batches_like_alone(lambda: self._new_packed_cache(*packed))
-        self.decoder = Decoder(loaded.model, generation_stream, batches)
+        tree_forward = self._make_tree_forward() if trees and packed is None else None
+        self.decoder = Decoder(loaded.model, generation_stream, batches, tree_forward)
         if batches and keeps_plain_rows(batch_kind(self.new_cache())):
             self._share_trunks(loaded)
 
@@ -88,6 +92,12 @@ class Engine:
             self.decoder.trunk_tokens_min = TRUNK_TOKENS_MIN
         else:
             take_back()
+
+    def _make_tree_forward(self) -> TreeForward | None:
+        with self.stream():
+            forward = make_tree_forward(self._model, self.new_cache)
+        mx.clear_cache()
+        return forward
 
     def _new_packed_cache(self, bits: int, group_size: int) -> list[Any]:
         cache = self.new_cache()

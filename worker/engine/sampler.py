@@ -3,10 +3,9 @@
 The filters and penalties are mlx-lm's; the seed is our own.
 """
 
-import itertools
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +14,6 @@ from mlx_lm.sample_utils import (
     apply_min_p,
     apply_top_k,
     apply_top_p,
-    greedy_sampler,
     make_logits_processors,
 )
 
@@ -24,7 +22,10 @@ from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.constraint.token_mask import TokenMask
 
-Sampler = Callable[[mx.array], mx.array]  # log probabilities (1, vocabulary) -> token ids (1,)
+# Log probabilities (rows, vocabulary), and the place in its answer of the token that each row is
+# for -> token ids (rows,). What is drawn follows from the two alone.
+Sampler = Callable[[mx.array, Sequence[int]], mx.array]
+Filter = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]  # (all tokens, logits) -> logits
 
 T = TypeVar("T")
@@ -38,12 +39,14 @@ ALL_GENERATED = 1 << 30  # presence and frequency penalties look at everything g
 class TokenChoice:
     """A request's functions that choose its tokens.
 
-    None of them ever raises: amid a batch that would spoil the other rows.
+    None of them ever raises: amid a batch that would spoil the other rows. The processors depend
+    on nothing but what they are given; the guide goes on from token to token.
     """
 
     sampler: Sampler
     processors: tuple[LogitsProcessor, ...]
     top_logprobs: int | None  # None = no log probabilities wanted
+    guide: TokenMask | None = None  # it has the last word on what may be sampled
 
 
 def make_token_choice(
@@ -53,16 +56,18 @@ def make_token_choice(
     prompt_length: int,
     guide: TokenMask | None = None,
 ) -> TokenChoice:
-    """Return the choice for a request that passed `check`; the settings fill what it left open.
-
-    The guide has the last word on what may be sampled.
-    """
-    guides = [] if guide is None else [guide.process]
+    """Return the choice for a request that passed `check`; the settings fill what it left open."""
     return TokenChoice(
         sampler=_sampler(sampling, settings, vocab_size),
-        processors=(*_processors(sampling, settings, prompt_length), *guides),
+        processors=tuple(_processors(sampling, settings, prompt_length)),
         top_logprobs=sampling.top_logprobs,
+        guide=guide,
     )
+
+
+def greedy(logprobs: mx.array, _places: Sequence[int]) -> mx.array:
+    """Choose the likeliest token of each row."""
+    return mx.argmax(logprobs, axis=-1)
 
 
 def check(sampling: Sampling, vocab_size: int) -> None:
@@ -79,11 +84,11 @@ def check(sampling: Sampling, vocab_size: int) -> None:
 def _sampler(sampling: Sampling, settings: Settings, vocab_size: int) -> Sampler:
     temperature = _default(sampling.temperature, settings.default_temperature)
     if temperature < TEMPERATURE_MIN:
-        return greedy_sampler
+        return greedy
     top_p = max(_default(sampling.top_p, settings.default_top_p), TOP_P_MIN)
     min_p = _default(sampling.min_p, settings.default_min_p)
     top_k = _default(sampling.top_k, settings.default_top_k)
-    filters: list[Sampler] = []
+    filters: list[Filter] = []
     if top_p < 1:
         filters.append(lambda logprobs: apply_top_p(logprobs, top_p))
     if min_p > 0:
@@ -91,13 +96,16 @@ def _sampler(sampling: Sampling, settings: Settings, vocab_size: int) -> Sampler
     if 0 < top_k < vocab_size:
         filters.append(lambda logprobs: apply_top_k(logprobs, top_k))
     seed = sampling.seed if sampling.seed is not None else secrets.randbits(64)
-    draws = itertools.count()
 
-    def sample(logprobs: mx.array) -> mx.array:
+    def sample(logprobs: mx.array, places: Sequence[int]) -> mx.array:
         for keep in filters:
             logprobs = keep(logprobs)
-        key = mx.random.key(_mixed(seed, next(draws)))
-        return mx.random.categorical(logprobs * (1 / temperature), key=key)
+        logprobs = logprobs * (1 / temperature)
+        drawn = []
+        for row, place in enumerate(places):
+            key = mx.random.key(_mixed(seed, place))
+            drawn.append(mx.random.categorical(logprobs[row : row + 1], key=key))
+        return drawn[0] if len(drawn) == 1 else mx.concatenate(drawn)
 
     return sample
 
@@ -107,7 +115,7 @@ def _default(value: T | None, default: T) -> T:
 
 
 def _mixed(seed: int, draw: int) -> int:
-    """Return the 64-bit key of a request's n-th draw, the same on every machine.
+    """Return the 64-bit key of the n-th token of an answer, the same on every machine.
 
     Source: splitmix64 (Steele, Lea, Flood 2014).
     """

@@ -54,6 +54,14 @@ class UncachedKVManager(NullKVManager):
         if is_packed_now or rows > slot.capacity:
             slot.capacity = self._layers.reserve(slot.cache, rows)
 
+    def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
+        self.grow(slot, rows)
+        form, begins = self._rules.running_format, self._rules.running_from
+        if form is not None and slot.format is None and rows + draft_rows >= begins:
+            return 0  # rows are packed from amid the draft on
+        self.grow(slot, rows + draft_rows)
+        return draft_rows
+
     def lend(self, slot: LiveSlot) -> None:
         slot.cache, slot.capacity = [], 0
 

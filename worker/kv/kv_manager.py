@@ -18,7 +18,7 @@ from hearth.worker.cache.cache_budget import Budget
 from hearth.worker.cache.continued_line import goes_on, leave_out_end, take_over_path
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
-from hearth.worker.cache.image_keys import ImageRun, is_inside
+from hearth.worker.cache.image_keys import ends_inside, is_inside
 from hearth.worker.cache.pinned_prompts import Pin, Pins
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan, make_plan, shared_cuts
@@ -139,6 +139,14 @@ class KVManager:
             slot.capacity = self._layers.reserve(slot.cache, rows)
         assert slot.capacity >= rows, (slot.capacity, rows)
 
+    def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
+        """Grow for `rows` and a draft's; return how many of these may come: none past packing."""
+        self.grow(slot, rows)
+        if slot.format is None and self.transfer.is_due(rows + draft_rows):
+            return 0
+        self.grow(slot, rows + draft_rows)
+        return draft_rows
+
     def limit_growth(self, has_room: Callable[[int], bool]) -> None:
         """Have live caches grow by a quarter only where `has_room` for so many bytes more."""
         self._layers.has_room = has_room
@@ -167,7 +175,7 @@ class KVManager:
             self.transfer.reindex(slot)
         start = slot.joint.position
         assert start <= len(tokens), (start, len(tokens))
-        is_whole = not _ends_inside(slot.images, len(tokens))  # else nobody resumes there
+        is_whole = not ends_inside(slot.images, len(tokens))  # else nobody resumes there
         if slot.line is not None and slot.joint.arrival is not None:
             slot.joint.is_prompt_end |= is_prefilled
             is_own = slot.line.tip is None and slot.position > slot.system_end
@@ -490,8 +498,3 @@ class KVManager:
         """Assert that the slot's layers hold as many tokens as its bookkeeping says."""
         depth = self._layers.depth(slot.cache)
         assert depth is None or depth == slot.position, (depth, slot.position)
-
-
-def _ends_inside(images: Sequence[ImageRun], position: int) -> bool:
-    """Whether a prefill that broke off at `position` left an image half read."""
-    return any(run.start < position < run.end for run in images)

@@ -27,9 +27,9 @@ STEP = 256  # rows by which buffers are rounded up, as mlx-lm's
 UNBOUNDED = 1 << 40  # tokens that fit where no layer keeps rows
 GROWTH = 1.25  # a buffer that is too small grows at least this much, so that copies stay rare
 
-_ROWS = ("KVCache", "QuantizedKVCache")
-_WINDOWS = ("RotatingKVCache", "ChunkedKVCache")
-_STATES = ("ArraysCache", "MambaCache")
+ROWS = ("KVCache", "QuantizedKVCache")
+WINDOWS = ("RotatingKVCache", "ChunkedKVCache")
+STATES = ("ArraysCache", "MambaCache")
 
 
 class UnknownCache(Exception):
@@ -89,10 +89,10 @@ class LayerMap:
 
     def __init__(self, probe: list[Any]) -> None:
         self.has_room: Callable[[int], bool] = lambda _nbytes: True
-        for leaf in _leaves(probe):
+        for leaf in leaves(probe):
             _check(leaf)
-        rows, windows = _of_kind(probe, _ROWS), _of_kind(probe, _WINDOWS)
-        states = _of_kind(probe, _STATES)
+        rows, windows = _of_kind(probe, ROWS), _of_kind(probe, WINDOWS)
+        states = _of_kind(probe, STATES)
         self._shapes = [_shapes(leaf) for leaf in rows]
         self._window_sizes = [_size(leaf) for leaf in windows]
         if len(set(self._window_sizes)) > 1:
@@ -161,18 +161,18 @@ class LayerMap:
 
     def depth(self, cache: list[Any]) -> int | None:
         """Return how many tokens the layers really hold; None where no layer counts them."""
-        counted = next((leaf for leaf in _leaves(cache) if hasattr(leaf, "offset")), None)
+        counted = next((leaf for leaf in leaves(cache) if hasattr(leaf, "offset")), None)
         return None if counted is None else int(counted.offset)
 
     def nbytes(self, cache: list[Any]) -> int:
         """Return what a live cache takes, spare capacity included."""
-        return sum(leaf.nbytes for leaf in _leaves(cache) if not leaf.empty())
+        return sum(leaf.nbytes for leaf in leaves(cache) if not leaf.empty())
 
     # ------------------------------------------------------------ rows of every token
 
     def rows(self, cache: list[Any], start: int, end: int) -> tuple[LayerRows, ...]:
         """Return views of the rows [start, end). Not to be kept: they pin the live buffer."""
-        return tuple(rows_of(leaf).part(start, end) for leaf in _of_kind(cache, _ROWS))
+        return tuple(rows_of(leaf).part(start, end) for leaf in _of_kind(cache, ROWS))
 
     def copy_rows(
         self, cache: list[Any], start: int, end: int, form: PackedFormat | None
@@ -188,7 +188,7 @@ class LayerMap:
         self, cache: list[Any], row_runs: Sequence[tuple[LayerRows, ...]], position: int, rows: int
     ) -> None:
         """Fill an empty cache with `row_runs`, `position` tokens in all, and room for `rows`."""
-        for number, leaf in enumerate(_of_kind(cache, _ROWS)):
+        for number, leaf in enumerate(_of_kind(cache, ROWS)):
             form = _format(leaf)
             layer = [run[number].converted(form) for run in row_runs]
             arrays = []
@@ -209,7 +209,7 @@ class LayerMap:
         Return for how many there is room then.
         """
         room, wanted = UNBOUNDED, 0
-        for shapes, leaf in zip(self._shapes, _of_kind(cache, _ROWS), strict=True):
+        for shapes, leaf in zip(self._shapes, _of_kind(cache, ROWS), strict=True):
             if leaf.keys is None:
                 _presize(leaf, shapes, _rounded(rows))
                 mx.eval(rows_of(leaf).arrays)  # MLX counts it: what is admitted next sees it
@@ -250,7 +250,7 @@ class LayerMap:
 
     def trim(self, cache: list[Any], position: int) -> None:
         """Forget the rows behind `position`. Windows and states have to be put anew."""
-        for leaf in _of_kind(cache, _ROWS):
+        for leaf in _of_kind(cache, ROWS):
             assert leaf.offset >= position, (leaf.offset, position)
             leaf.offset = position
 
@@ -263,7 +263,7 @@ class LayerMap:
         """
         assert 0 <= behind < tokens, (behind, tokens)
         newest = []
-        for leaf in _of_kind(cache, _WINDOWS):
+        for leaf in _of_kind(cache, WINDOWS):
             rows = LayerRows(tuple(_in_order(leaf, array) for array in (leaf.keys, leaf.values)))
             held = rows.arrays[0].shape[2]
             assert held >= tokens, (held, tokens)
@@ -272,8 +272,8 @@ class LayerMap:
 
     def window_held(self, cache: list[Any]) -> int:
         """Return how many of the last tokens every window layer still has rows of."""
-        leaves = _of_kind(cache, _WINDOWS)
-        return min((min(_held(leaf), _size(leaf)) for leaf in leaves), default=0)
+        windows = _of_kind(cache, WINDOWS)
+        return min((min(_held(leaf), _size(leaf)) for leaf in windows), default=0)
 
     def window_count(self, cache: list[Any], tokens: int) -> int:
         """Return of how many of the last `tokens` tokens window rows can be kept."""
@@ -286,7 +286,7 @@ class LayerMap:
 
         Exactly as many as the window: one fewer and MLX's next single-token step fails.
         """
-        for number, leaf in enumerate(_of_kind(cache, _WINDOWS)):
+        for number, leaf in enumerate(_of_kind(cache, WINDOWS)):
             wanted = min(position, _size(leaf))
             layer = [run[number].converted(None) for run in row_runs]
             arrays = []
@@ -296,7 +296,7 @@ class LayerMap:
                 arrays.append(mx.contiguous(joined[..., joined.shape[2] - wanted :, :]))
             leaf.keys, leaf.values = arrays
             leaf.offset = position
-            if _is_ring(leaf):
+            if is_ring(leaf):
                 leaf._idx = wanted
             else:
                 leaf.start_position = position - wanted
@@ -307,54 +307,54 @@ class LayerMap:
     def take_state(self, cache: list[Any]) -> LayerStates:
         """Return the states as they are now. Free: a later forward makes new arrays."""
         layers = []
-        for leaf in _of_kind(cache, _STATES):
+        for leaf in _of_kind(cache, STATES):
             layers.append(tuple(None if a is None else mx.contiguous(a) for a in leaf.cache))
         mx.eval(layers)
         return LayerStates(tuple(layers))
 
     def put_state(self, cache: list[Any], state: LayerStates) -> None:
-        for leaf, arrays in zip(_of_kind(cache, _STATES), state.layers, strict=True):
+        for leaf, arrays in zip(_of_kind(cache, STATES), state.layers, strict=True):
             assert len(arrays) == len(leaf.cache), (len(arrays), len(leaf.cache))
             leaf.cache = list(arrays)
 
 
-def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
+def leaves(cache: Sequence[Any]) -> Iterator[Any]:
     """Yield the layers' caches, those inside composite ones one by one."""
     for layer in cache:
         children = getattr(layer, "caches", None)
         if children is None:
             yield layer
         else:
-            yield from _leaves(children)
+            yield from leaves(children)
 
 
 def _of_kind(cache: list[Any], names: tuple[str, ...]) -> list[Any]:
-    return [leaf for leaf in _leaves(cache) if type(leaf).__name__ in names]
+    return [leaf for leaf in leaves(cache) if type(leaf).__name__ in names]
 
 
 def _check(leaf: Any) -> None:
     name = type(leaf).__name__
-    if name not in (*_ROWS, *_WINDOWS, *_STATES):
+    if name not in (*ROWS, *WINDOWS, *STATES):
         raise UnknownCache(name)
-    if name in _WINDOWS and _is_ring(leaf) and leaf.keep:
+    if name in WINDOWS and is_ring(leaf) and leaf.keep:
         raise UnknownCache(f"{name} that keeps its first {leaf.keep} tokens")
-    if name not in _STATES and (leaf.keys is None or leaf.offset == 0):
+    if name not in STATES and (leaf.keys is None or leaf.offset == 0):
         raise UnknownCache(f"{name} that the model does not fill")
 
 
-def _is_ring(leaf: Any) -> bool:
+def is_ring(leaf: Any) -> bool:
     """Whether a window layer writes in a ring; a chunked one (Llama 4) drops its front."""
     return hasattr(leaf, "max_size")
 
 
 def _size(leaf: Any) -> int:
     """Return how many tokens a window layer looks back."""
-    return int(leaf.max_size if _is_ring(leaf) else leaf.chunk_size)
+    return int(leaf.max_size if is_ring(leaf) else leaf.chunk_size)
 
 
 def _held(leaf: Any) -> int:
     """Return how many of the last tokens a window layer has rows of, at least."""
-    if _is_ring(leaf):
+    if is_ring(leaf):
         return min(int(leaf.offset), _size(leaf))
     return int(leaf.offset - leaf.start_position)
 
@@ -386,7 +386,7 @@ def _rounded(rows: int) -> int:
 def _in_order(leaf: Any, array: mx.array) -> mx.array:
     """Return a window's rows, oldest first, without those that were never written."""
     rows = array.shape[2]
-    if not _is_ring(leaf):
+    if not is_ring(leaf):
         return array[..., : _held(leaf), :]
     if leaf._idx == rows:
         return array

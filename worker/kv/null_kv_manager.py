@@ -71,6 +71,10 @@ class NullKVManager:
     def grow(self, slot: LiveSlot, rows: int) -> None:
         pass
 
+    def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
+        self.grow(slot, rows + draft_rows)
+        return draft_rows
+
     def limit_growth(self, has_room: Callable[[int], bool]) -> None:
         pass
 

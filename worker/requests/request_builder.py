@@ -7,6 +7,7 @@ from hearth.shared.wire_messages import Prompt, Submit
 from hearth.worker.cache.block_hash import PrefixHash, key_root, prefix_hashes
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.constraint.call_drafts import CallDrafts
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.engine.sampler import check
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
@@ -56,7 +57,7 @@ class RequestBuilder:
         self._recent.add(message, built.ids)
         if visit is not None and not message.prefill_only:
             self._prompts.explain(visit, built, images, message.owner)
-        splitter, guide = self._splitter_and_guide(message, built, visit)
+        splitter, guide, call_drafts = self._readers(message, built, visit)
         new_id = self._prompts.sessions.new_id
         is_side = visit is not None and visit.is_side
         query, prompt_name = self._query(message, built, is_side=is_side)
@@ -80,6 +81,8 @@ class RequestBuilder:
             new_id=new_id,
             signature=new_id(),
             guide=guide,
+            call_drafts=call_drafts,
+            prediction=self._prompts.text_ids(message.prediction, message.owner),
             uses_cache=message.use_kv_cache,
             is_prefill_only=message.prefill_only,
             pin_key=message.prompt.speaker.key if message.pin else None,
@@ -106,16 +109,16 @@ class RequestBuilder:
         )
         return query, whole
 
-    def _splitter_and_guide(
+    def _readers(
         self, message: Submit, built: BuiltPrompt, visit: SessionVisit | None
-    ) -> tuple[AnswerSplitter | None, TokenMask | None]:
-        """Return what takes the answer apart, and what holds it to its constraints.
+    ) -> tuple[AnswerSplitter | None, TokenMask | None, CallDrafts | None]:
+        """Return what takes the answer apart, holds it to its constraints, and drafts its calls.
 
-        The completion of a raw prompt has neither. Raises RequestError.
+        The completion of a raw prompt has none of them. Raises RequestError.
         """
         prompt, constraints = message.prompt, message.constraints
         if is_raw(prompt):
-            return None, None
+            return None, None, None
         output_format = self._facts.output_format
         opening = self._prompts.text(built.ids[built.header :])
         splitter = output_format.splitter(
@@ -129,7 +132,8 @@ class RequestBuilder:
         guide = self._facts.grammar_compiler.token_mask(
             constraints, shown, opening, len(built.ids), owner
         )
-        return splitter, guide
+        calls = self._facts.grammar_compiler.call_drafts(constraints, shown, owner)
+        return splitter, guide, calls
 
 
 def root_of(message: Submit, root: PrefixHash) -> PrefixHash:

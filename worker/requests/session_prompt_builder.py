@@ -101,6 +101,10 @@ class SessionPromptBuilder:
 
         visit.divergence = explain(visit, boundary, self.text, self._builder.preserves_thinking)
 
+    def text_ids(self, text: str, owner: str) -> list[int]:
+        """Return the tokens of a text that is in no prompt, remembered for `owner` alone."""
+        return self._builder.tokeniser.ids(text, owner=owner)
+
     def last_header(self, ids: list[int]) -> int:
         """Return where the header of the last message begins."""
         return self._builder.last_header(ids)

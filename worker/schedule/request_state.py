@@ -16,6 +16,8 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.disk.file_format import Record
+from hearth.worker.draft.answer_drafter import AnswerDrafter
+from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.kv.disk_tier import DiskRecall
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.schedule.wait_estimate import Work
@@ -109,6 +111,8 @@ class Request:
     new_id: Callable[[], str] = str  # of each tool call
     signature: str = ""  # of the thinking
     guide: TokenMask | None = None  # holds the answer to its constraints
+    call_drafts: ForcedTokens | None = None  # forces tokens in its calls, which nothing constrains
+    prediction: Sequence[int] = ()  # tokens that its client expects
     uses_cache: bool = True  # else it neither finds nor leaves anything
     is_prefill_only: bool = False  # it ends where its first token would come
     pin_key: str | None = None  # whose pin its prompt becomes then, an API key's; None = nobody's
@@ -130,6 +134,8 @@ class Request:
     position: int = 0  # prompt tokens in the slot
     times: RequestTimes | None = None  # runs from its first forward on
     completion_tokens: int = 0
+    drafter: AnswerDrafter | None = None  # None = nothing is drafted for it
+    drafted_tokens: int = 0  # of the completion, those that were drafted
     seq: int = 0  # deltas sent
     first_token_at: float | None = None
     prompt_images: PromptImages = field(default_factory=dict)  # that its messages show, by digest

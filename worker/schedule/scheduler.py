@@ -16,8 +16,9 @@ from hearth.worker.engine.decoder import SampledToken
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.memory_pressure import Pressure
 from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.kv.rewind import RewindPoint, can_rewind
 from hearth.worker.schedule.admission_and_disk_recall import Admission, prefills_for, rows_of
-from hearth.worker.schedule.answer_deltas import last_deltas, piece_deltas, token_logprob
+from hearth.worker.schedule.answers.answer_deltas import last_deltas, piece_deltas, token_logprob
 from hearth.worker.schedule.fair_queue import give_turn, in_turn
 from hearth.worker.schedule.idle_prefill import IdlePrefill
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
@@ -60,6 +61,7 @@ class Scheduler:
         self._end_ids = end_ids
         self._choose = choose
         self._config = config
+        self._drafts = config.drafts
         engine.decoder.has_room = self._has_room
         kv_manager.limit_growth(self._has_room)
         self._waiting: deque[Request] = deque()
@@ -114,6 +116,7 @@ class Scheduler:
             "memory_bytes": memory.used(),
             "memory_limit_bytes": memory.limit(),
             "pressure": self._config.relief.report(),
+            "speculation": self._drafts.report(),
         }
 
     def load(self, arriving: int) -> Load:
@@ -198,6 +201,7 @@ class Scheduler:
         """Empty the cache; running requests go on with what they have."""
         self._admission.forget()
         self._idle.forget()
+        self._drafts.clear()
         self._kv_manager.clear()
         for request in self._waiting:
             request.kept_tokens = 0
@@ -364,6 +368,7 @@ class Scheduler:
         """Return what the decoder goes on from: the slot's cache, and what is not in it yet."""
         slot, kv_manager = request.slot, self._admission.kv_manager_of(request)
         assert slot is not None and request.is_prefilled, request.request_id
+        request.drafter = self._drafts.begin(request)
         return decoder.Sequence(
             key=request.request_id,
             cache=slot.cache,
@@ -376,6 +381,9 @@ class Scheduler:
             join_bytes=functools.partial(kv_manager.lend_bytes, slot),
             shift=self._engine.shift(request.query.images, request.position),
             lineage=request.lineage,
+            drafter=request.drafter,
+            before_draft=functools.partial(kv_manager.grow_for_draft, slot),
+            rewind_point=RewindPoint if can_rewind(slot.cache) else None,
         )
 
     def _decode(self) -> Iterator[Up]:
@@ -389,7 +397,9 @@ class Scheduler:
         began = self._config.clock()
         self._forwards.decode(self._decoding.values())
         for sampled in self._engine.decoder.step():
-            yield from self._take_token(self._decoding[sampled.key], sampled)
+            request = self._decoding.get(sampled.key)
+            if request is not None:  # else it has ended within its draft
+                yield from self._take_token(request, sampled)
         took_s = self._config.clock() - began
         self._shares.note_decode(took_s)
         if self._prefilling:
@@ -402,6 +412,7 @@ class Scheduler:
             request.first_token_at = awake_s()
         request.times.note_token()
         request.completion_tokens += 1
+        request.drafted_tokens += sampled.is_drafted
         if request.guide is not None and request.guide.failure:
             yield self._end_unconstrained(request, request.guide)
             return
@@ -477,8 +488,9 @@ class Scheduler:
         slot, request.slot = request.slot, None
         kv_manager = self._admission.kv_manager_of(request)
         if self._decoding.pop(request.request_id, None) is not None:
-            rest = self._engine.decoder.remove(request.request_id)
+            rest = self._engine.decoder.remove(request.request_id, request.completion_tokens)
             assert slot is not None and rest is not None, request.request_id
+            self._drafts.end(request)
             kv_manager.close(slot, rest.cache, request.keys(rest.tokens), is_prefilled=True)
         elif slot is not None:
             tokens = request.query.tokens[: request.position]

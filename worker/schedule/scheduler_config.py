@@ -8,6 +8,7 @@ from hearth.shared.wire_messages import Usage
 from hearth.worker.cache.block_hash import Tokens
 from hearth.worker.cache.prefill_grid import WHOLE, PrefillGrid
 from hearth.worker.engine.power_source import PowerSource
+from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.pressure_relief import PressureRelief
@@ -41,6 +42,7 @@ class SchedulerConfig:
     short_tokens: int = 2_048  # that a prompt reads at most which does not wait for answers
     forwards: RunningForwards = field(default_factory=RunningForwards)
     isolation: SuspectIsolation = field(default_factory=SuspectIsolation)
+    drafts: AnswerDrafts = field(default_factory=AnswerDrafts)
 
     def forward_end(self, position: int, cut: int) -> int:
         """Return where a forward to a prompt's next `cut` ends: at the cut, or amid a long image.

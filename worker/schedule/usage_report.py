@@ -39,7 +39,14 @@ def make_usage(request: Request, now: float) -> Usage:
         matched_tokens=min(plan.matched, prompt) if plan is not None else 0,
         canonical_tokens=request.canonical_tokens,
         idle_tokens=request.idle_tokens,
+        accepted_prediction_tokens=request.drafted_tokens,
+        rejected_prediction_tokens=_drafted(request) - request.drafted_tokens,
+        decode_forwards=request.completion_tokens - request.drafted_tokens,
     )
+
+
+def _drafted(request: Request) -> int:
+    return request.drafter.counts.drafted.total() if request.drafter is not None else 0
 
 
 def answer_row(request: Request, now: float) -> dict[str, Any]:

@@ -111,6 +111,12 @@ class ModelDoctor:
             if self.settings != settings:
                 log.info("%s is %s by what was found on this machine (hearth doctor)", name, now)
 
+    @property
+    def found(self) -> Findings | None:
+        """What was found before this start, of weights of this type; None = nothing."""
+        is_of_these = self._found is not None and self._found.holds_for(self._dtype)
+        return self._found if is_of_these and self._asked.doctor != "off" else None
+
     def checks(self, rule: CutRule, memory: MemoryGuard) -> IdleChecks:
         """Return the checks, to be run in idle time; make them once."""
 

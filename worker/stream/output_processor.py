@@ -48,7 +48,7 @@ class OutputProcessor:
         self._fed = 0  # characters given to the matcher
         self._shown = 0  # characters it let through
         self._texts: list[str] = []
-        self._channel: Channel = "content"  # of the last part
+        self.channel: Channel = "content"  # of the last part
         self.reasoning_tokens = 0
 
     @property
@@ -75,8 +75,8 @@ class OutputProcessor:
         if hit.stop is not None and self._splitter is not None:
             parts += self._allowed(self._splitter.finish(is_complete=False, is_stopped=True))
         if parts:
-            self._channel = parts[-1].channel
-        self.reasoning_tokens += self._channel == "reasoning"
+            self.channel = parts[-1].channel
+        self.reasoning_tokens += self.channel == "reasoning"
         return OutputPiece(parts, self._released(), hit.stop)
 
     def finish(self, is_complete: bool) -> OutputPiece:

@@ -44,13 +44,16 @@ def integer(body: Body, name: str, low: int, high: int) -> int | None:
     return value
 
 
-def boolean(body: Body, name: str, default: bool = False) -> bool:
+def optional_boolean(body: Body, name: str) -> bool | None:
     value = body.get(name)
-    if value is None:
-        return default
-    if type(value) is not bool:
+    if value is not None and type(value) is not bool:
         refuse(name, value, "true or false")
     return value
+
+
+def boolean(body: Body, name: str, default: bool = False) -> bool:
+    value = optional_boolean(body, name)
+    return default if value is None else value
 
 
 def text(body: Body, name: str, param: str | None = None) -> str | None:

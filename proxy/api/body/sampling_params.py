@@ -37,6 +37,7 @@ def read_sampling(
         stop=_stops(body, stop),
         logit_bias=_logit_bias(body),
         top_logprobs=top_logprobs,
+        speculate=fields.optional_boolean(body, "speculate"),
     )
 
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.body import tool_definitions as tools
-from hearth.proxy.api.chat_completions import kv_cache_fields
 from hearth.proxy.api.error_bodies import anthropic_error
+from hearth.proxy.api.usage_extras import extra_fields
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
@@ -27,7 +27,7 @@ def usage_fields(usage: Usage, is_marked: bool) -> dict[str, Any]:
         **_input_fields(fresh, usage.cached_tokens, is_marked),
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
-        "kv_cache": kv_cache_fields(usage),
+        **extra_fields(usage),
     }
 
 

@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from hearth.proxy.api import server_sent_events as sse
-from hearth.proxy.api.chat_completions import image_fields, kv_cache_fields
 from hearth.proxy.api.error_bodies import openai_error
 from hearth.proxy.api.responses import output_items
 from hearth.proxy.api.responses.output_items import OutputItem
 from hearth.proxy.api.responses.responses_tools import responses_tools_of
+from hearth.proxy.api.usage_extras import extra_fields, image_fields
 from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Delta, Finished, Usage
@@ -33,7 +33,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "kv_cache": kv_cache_fields(usage),
+        **extra_fields(usage),
     }
 
 

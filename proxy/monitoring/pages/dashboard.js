@@ -1,7 +1,7 @@
 // The page's one connection, and everything that is plain text: sums, tables, workers.
 
 import { Charts } from "./charts.js";
-import { bytes, clock, count, counted, element, NONE, percent, seconds, speed, tableBody, whenChanged } from "./format.js";
+import { bytes, clock, count, counted, element, NONE, percent, ratio, seconds, speed, tableBody, whenChanged } from "./format.js";
 import { lossText, Sessions } from "./sessions.js";
 
 const REQUESTS_MAX = 200; // as many as the server tells
@@ -47,6 +47,8 @@ function showTotals(totals) {
   byId("seconds-note").textContent = totals.speed
     ? `at ${count(totals.speed)} tokens/s, as measured here`
     : "once a prompt was read";
+  put("forwards", totals.forwards_per_token, ratio(totals.forwards_per_token));
+  byId("drafts-note").textContent = acceptedText(totals.accepted_prediction_tokens, totals.rejected_prediction_tokens);
   put("count", totals.requests, count(totals.requests));
   byId("count-note").textContent = `${count(totals.completion_tokens)} tokens written`;
   put("left", totals.disconnects, `${counted(totals.disconnects, "client", "clients")} left early`);
@@ -168,6 +170,7 @@ function workerCard(worker) {
       ["Kept KV", `${formatText(cache.quantisation?.stored)}${ignoredText(cache.quantisation)}`],
     );
   }
+  if (cache?.speculation) rows.push(["Drafts", draftsText(cache.speculation)], ["Accepted", sourcesText(cache.speculation)]);
   if (cache?.disk) rows.push(["Written to disk today", writtenText(cache.disk)]);
   if (cache?.vision) rows.push(["Images encoded", `${count(cache.vision.encoder_calls)} in ${seconds(cache.vision.encoder_s)}`]);
   const terms = rows.flatMap(([term, text]) => [element("dt", {}, term), element("dd", {}, text)]);
@@ -204,6 +207,23 @@ function idleText(idle) {
   const again = idle.again ? `, ${count(idle.again)} of them once more` : "";
   const why = idle.mode === "auto" && !idle.on_mains ? "; on battery, nothing now" : "";
   return `${counted(idle.ahead + idle.again, "token", "tokens")}${again} (${idle.mode}${why})`;
+}
+
+function acceptedText(accepted, rejected) {
+  const drafted = (accepted ?? 0) + (rejected ?? 0);
+  return drafted ? `${count(accepted)} of ${count(drafted)} drafted tokens accepted` : "nothing was drafted";
+}
+
+function draftsText({ mode, state, reason, forwards, tokens, speedup_estimate: speedup }) {
+  if (state !== "on") return `off (${mode}${reason ? `: ${reason}` : ""})`;
+  const rate = forwards && tokens ? `, ${ratio(forwards / tokens)} forwards a token` : "";
+  const gain = speedup ? `, about ${ratio(speedup)} times as fast` : "";
+  return `on (${mode})${rate}${gain}`;
+}
+
+function sourcesText({ by_source: sources }) {
+  const told = Object.entries(sources ?? {}).filter(([, { drafted }]) => drafted);
+  return told.map(([source, { drafted, accepted }]) => `${source} ${count(accepted)} of ${count(drafted)}`).join(", ") || NONE;
 }
 
 function formatText(form) {

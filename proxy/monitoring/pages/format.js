@@ -13,6 +13,10 @@ export function percent(share) {
   return share === null || share === undefined ? NONE : `${(100 * share).toFixed(1)} %`;
 }
 
+export function ratio(value) {
+  return value === null || value === undefined ? NONE : value.toFixed(2);
+}
+
 export function counted(value, one, many) {
   return `${count(value)} ${value === 1 ? one : many}`;
 }

@@ -151,9 +151,9 @@ class ArrayEngine(Engine):
         return cache
 
     def choice(self, key: str) -> TokenChoice:
-        script = iter(self.scripts[key])
-        last = self.scripts[key][-1]  # decoding looks one ahead
-        return TokenChoice(lambda _: mx.array([next(script, last)]), (), None)
+        script = self.scripts[key]
+        last = len(script) - 1  # decoding looks one ahead
+        return TokenChoice(lambda _, at: mx.array([script[min(n, last)] for n in at]), (), None)
 
 
 @contextlib.contextmanager

@@ -106,7 +106,7 @@ class CountedDecoder:
         """Return what a sequence's cache holds."""
         return self._fed[key]
 
-    def remove(self, key: str) -> UnfinishedBatch | None:
+    def remove(self, key: str, said: int | None = None) -> UnfinishedBatch | None:
         sequence = self._sequences.pop(key, None)
         if sequence is None:
             return None
@@ -161,7 +161,7 @@ class CountedEngine:
         return self.decoder.fed(key)
 
     def choice(self, key: str) -> TokenChoice:
-        return TokenChoice(lambda x: x, (), None)  # the decoder knows what is said
+        return TokenChoice(lambda x, _: x, (), None)  # the decoder knows what is said
 
     def stream(self) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -12,8 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from hearth.worker.kv.layer_adapters import (
-    _STATES,
-    _WINDOWS,
+    STATES,
+    WINDOWS,
     KVRows,
     LayerMap,
     LayerStates,
@@ -55,13 +55,13 @@ class CountedLayerMap(LayerMap):
 
     def __init__(self, probe: list[Any]) -> None:
         super().__init__(probe)
-        windows = _of_kind(probe, _WINDOWS)
+        windows = _of_kind(probe, WINDOWS)
         self._window_shapes: list[list[Shape]] = [
             [(array.shape, array.dtype) for array in (leaf.keys, leaf.values)] for leaf in windows
         ]
         states = [
             tuple(hollow(array.shape, array.dtype) for array in leaf.cache)
-            for leaf in _of_kind(probe, _STATES)
+            for leaf in _of_kind(probe, STATES)
         ]
         self._state = LayerStates(tuple(states))
         self._kept: dict[tuple[str, int], KVRows] = {}

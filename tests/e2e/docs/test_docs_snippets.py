@@ -36,6 +36,7 @@ SHOWS = {
     "hearth keys": ("worker.key_secret", "proxy.key_secret"),
     "hearth diff-turns": ("verdict: good",),
     "/v1/cache/prefill": ('"prefilled_tokens"', '"pinned":true'),
+    '"prediction": {': ('"accepted_prediction_tokens"', '"decode_forwards"'),
     '"use_kv_cache": false': ('"cache_hit":false',),
     "What is the code of the gate?": ("7731",),
 }

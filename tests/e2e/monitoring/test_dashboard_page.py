@@ -50,6 +50,15 @@ WORKER: Row = {
             **{"stored": None, "ignored": {"CACHE_STORE_BITS": "it reuses exact KV only"}},
         },
         "pressure": {"level": "critical", "severity": 2},
+        "speculation": {
+            **{"mode": "auto", "state": "on", "reason": "", "forwards": 62, "rows": 130},
+            **{"tokens": 100, "speedup_estimate": 1.404},
+            "by_source": {
+                "forced": {"drafted": 40, "accepted": 39},
+                "history": {"drafted": 1_200, "accepted": 80},
+                "model": {"drafted": 0, "accepted": 0},
+            },
+        },
         "disk": {"bytes_written_today": 6 * 2**30, "write_bytes_per_day": 10 * 2**30}
         | {"write_bytes_left": 4 * 2**30},
     },
@@ -113,6 +122,8 @@ SNAPSHOT = {
         **{"requests": 300, "cached_tokens": 12_000, "prefilled_tokens": 18_000, "hit_rate": 0.4},
         **{"completion_tokens": 7, "speed": 1000, "saved_s": 12, "decode_speed": 45.5},
         **{"match_share": 0.4, "match_tokens": 40, "disconnects": 1},
+        **{"accepted_prediction_tokens": 119, "rejected_prediction_tokens": 1_121},
+        **{"decode_forwards": 62, "forwards_per_token": 0.62},
         "matches": {"exact": 0, "prefix": 0, "supersequence": 300, "lcp": 0, "miss": 0, "none": 0},
     },
     "state": STATE,
@@ -138,6 +149,7 @@ class Seen:
     terms: dict[str, str] = field(default_factory=dict)  # of the first worker
     evicted: list[str] = field(default_factory=list)
     charts: list[str] = field(default_factory=list)
+    forwards: list[str] = field(default_factory=list)  # a token, and what is said of drafts
     hurt: Any = None
     looks: list[Any] = field(default_factory=list)
     changed: dict[str, list[str]] = field(default_factory=dict)
@@ -217,6 +229,9 @@ async def read(tab: Page, seen: Seen) -> None:
     )
     seen.charts = await tab.value(
         "[...document.querySelectorAll('figure:not([hidden]) b')].map((each) => each.textContent)"
+    )
+    seen.forwards = await tab.value(
+        "['forwards', 'drafts-note'].map((id) => document.getElementById(id).textContent)"
     )
     seen.hurt = await tab.value("window.hurt ?? null")
 
@@ -308,6 +323,12 @@ def test_a_worker_tells_its_bits_what_exact_mode_ignores_and_what_made_way(seen:
     (row,) = seen.evicted
     words = "entry 7 of worker 0 gave up 3.0 KB: 1 piece, 2 snapshots, 512 tokens"
     assert row.endswith(words)
+
+
+def test_a_worker_tells_what_it_drafts_from_which_source_and_what_that_gains(seen: Seen) -> None:
+    assert seen.forwards == ["0.62", "119 of 1,240 drafted tokens accepted"]
+    assert seen.terms["Drafts"] == "on (auto), 0.62 forwards a token, about 1.40 times as fast"
+    assert seen.terms["Accepted"] == "forced 39 of 40, history 80 of 1,200"
 
 
 def test_nothing_of_images_is_shown_where_there_were_none(seen: Seen) -> None:

@@ -32,7 +32,7 @@ COUNTED = (
     *("running", "waiting", "in_flight", "extents", "snapshots", "entries", "slots", "slots_max"),
     "running_max",
     *("files", "frames", "up", "state", "tight", "bits", "awake", "pressure"),
-    *("suspects", "refused", "connections"),
+    *("suspects", "refused", "connections", "speculation_on"),
 )
 UNITS = ("_seconds", "_bytes", "_ratio", "_info", "_per_second")
 
@@ -110,7 +110,8 @@ def test_every_family_is_told_as_prometheus_wants_it(http: httpx.Client) -> None
         assert all(sample.value >= 0 for sample in family.samples), name
     silent = {name for name, family in families.items() if not family.samples}
     of_vision = {f"hearth_vision_{n}" for n in ("encoder_calls", "encoder_seconds", "failures")}
-    assert silent == of_vision | {"hearth_images"}
+    drafting = {name for name in silent if name.startswith(("hearth_speculation", "hearth_draft"))}
+    assert silent - drafting == of_vision | {"hearth_images"}, "some draft nothing"
 
 
 @pytest.mark.parametrize("dialect", PATHS)
@@ -133,6 +134,10 @@ def test_the_counters_are_what_the_answers_say_they_cost(http: httpx.Client, dia
     told.append(told[2])  # the stream's, whose prompt is the last's and is kept as far
     for name in ("prompt", "cached", "prefilled", "completion"):
         assert grown(f"{name}_tokens_total") == sum(row[name] for row in told), name
+    for name in usages[0]["speculation"]:
+        (streamed,) = set(re.findall(rf'"{name}": ?(\d+)', events))
+        answered = sum(usage["speculation"][name] for usage in usages)
+        assert grown(f"{name}_total") == answered + int(streamed), name
     assert told[2]["cached"] > told[0]["cached"], "or this test tells little"
     assert grown("requests_total", dialect=dialect, outcome="length") == 4
     assert grown("requests_total") == 4 and grown("matches_total") == 4

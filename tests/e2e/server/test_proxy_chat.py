@@ -174,6 +174,39 @@ def test_what_an_answer_has_to_be_reaches_the_worker(gpt: openai.OpenAI, fake: F
     assert [tool["function"]["name"] for tool in row["prompt"]["tools"]] == ["f", "g"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prediction_reaches_the_worker_and_what_came_of_it_the_client(
+    gpt: openai.OpenAI, fake: FakeServer, stream: bool
+) -> None:
+    before = time.time()
+    body = asked("n=9 accepted=6 rejected=2", extra_body={"speculate": True})
+    body["prediction"] = {"type": "content", "content": [{"type": "text", "text": "tok0 tok1"}]}
+    if stream:
+        with gpt.chat.completions.stream(**body, stream_options=USAGE) as events:
+            answer: Any = events.get_final_completion()
+    else:
+        answer = gpt.chat.completions.create(**body)
+    assert answer.choices[0].message.content == "".join(f"tok{i} " for i in range(9))
+    details = answer.usage.completion_tokens_details
+    told = (details.accepted_prediction_tokens, details.rejected_prediction_tokens)
+    assert told == (6, 2)
+    assert answer.usage.speculation == {
+        "accepted_prediction_tokens": 6,
+        "rejected_prediction_tokens": 2,
+        "decode_forwards": 3,
+    }
+    (row,) = fake.events("Submit", before)
+    assert (row["prediction"], row["sampling"]["speculate"]) == ("tok0 tok1", True)
+    assert "tok0 tok1" not in json.dumps(row["prompt"])
+
+
+def test_a_malformed_prediction_is_told_in_openais_shape(gpt: openai.OpenAI) -> None:
+    refused: Any = {"prediction": {"type": "content", "content": [{"type": "image_url"}]}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        gpt.chat.completions.create(**asked("n=1"), **refused)
+    assert caught.value.param == "prediction.content[0].type"
+
+
 def test_a_raw_prompt_is_completed_without_a_template(gpt: openai.OpenAI, fake: FakeServer) -> None:
     before = time.time()
     whole = gpt.completions.create(model="gpt-x", prompt="n=2", logprobs=1, max_tokens=9)

@@ -105,6 +105,7 @@ def test_a_streamed_chat_completion(gpt: openai.OpenAI) -> None:
     assert usages[0].prompt_tokens_details.cached_tokens == usages[0].prompt_tokens // 2
     fields = [getattr(row, "provider_specific_fields", None) for row in deltas]
     assert [row["kv_cache"]["source"] for row in fields if row] == ["ram"]
+    assert [row["speculation"]["decode_forwards"] for row in fields if row] == [5]
 
 
 def test_a_stream_without_include_usage_has_none(gpt: openai.OpenAI) -> None:

@@ -25,6 +25,11 @@ KV_CACHE = {
     "idle_tokens": 0,
     "divergence": None,
 }
+NO_DRAFTS = {
+    "accepted_prediction_tokens": 0,
+    "rejected_prediction_tokens": 0,
+    "decode_forwards": 0,
+}
 LATE = Finished("r", "stop", None, Usage(10, 8, 2, 3, source="ram"))  # more was kept by its turn
 
 

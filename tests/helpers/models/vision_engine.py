@@ -9,13 +9,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import generation_stream
-from mlx_lm.sample_utils import greedy_sampler
 
 from hearth.worker.cache.image_keys import ImageRun, PromptImage
 from hearth.worker.engine import decoder
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
-from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.sampler import TokenChoice, greedy
 from hearth.worker.engine.vlm_language_model import VLMLanguageModel
 from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.processed_images import noise, picture_of
@@ -23,7 +22,7 @@ from scripts.harness.socketless_worker import loaded
 
 PLENTY = 1 << 30
 POSITION_MEMORY = ("_rope_deltas", "_position_ids")  # upstream's names
-WITH_LOGPROBS = TokenChoice(sampler=greedy_sampler, processors=(), top_logprobs=1)
+WITH_LOGPROBS = TokenChoice(sampler=greedy, processors=(), top_logprobs=1)
 
 Arrays = list[np.ndarray[Any, Any]]
 

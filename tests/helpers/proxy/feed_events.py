@@ -27,6 +27,7 @@ LOSS = {
     "now": "what it says",
 }
 USAGE = Usage(100, 0, 100, 7, source="none", ttft_ms=250, queue_ms=50, finish_ms=400)
+DRAFTS = {"mode": "auto", "state": "off", "reason": "exact mode"}
 SESSION = {"session": "s", "agent": "", "lines": 1, "turns": 1, "idle_s": 0.5}
 
 
@@ -45,6 +46,7 @@ class Workers:
             entry = {"line": 1, "tokens": 90, "bytes": 5, "idle_s": 1.0}
             told: Any = {"bytes": 5, "budget_bytes": 10, "entries": [entry], "pins": ["no"]}
             told |= {"depths": {"0-1023": 240, "1024-4095": 5}, "memory_limit_bytes": 99}
+            told |= {"speculation": DRAFTS}
             return {0: told | {"slots": [{"busy": True}, {"busy": False}]}}
         if what == "sessions" and not self.is_listing:
             return {0: Overloaded("It is busy.")}

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from hearth.worker.cache.resume_planner import ResumePlan
 from hearth.worker.doctor import kept_conversation
@@ -172,6 +172,39 @@ class RowDependentModel(nn.Module):
             return logits
         waves = mx.sin(mx.arange(logits.shape[-1]).astype(mx.float32))
         return logits + (self._error * waves).astype(logits.dtype)
+
+
+class DraftDependentModel(RowDependentModel):
+    """A model whose logits are others where few tokens, but several, share a forward.
+
+    `error` is added to them, or the likeliest token is the one behind it where it is None.
+    """
+
+    def __init__(self, model: Any, error: float | None = None) -> None:
+        super().__init__(model, error or 0, rows_min=1)
+        self._is_shifted = error is None
+
+    def __call__(self, ids: mx.array, cache: Any = None, **more: Any) -> mx.array:
+        if not 2 <= ids.shape[1] <= 8:
+            logits: mx.array = self.inner(ids, cache=cache, **more)
+            return logits
+        logits = super().__call__(ids, cache=cache, **more)
+        behind = mx.concatenate([logits[..., -1:], logits[..., :-1]], axis=-1)
+        return behind if self._is_shifted else logits
+
+
+class UnknownCacheModel(RowDependentModel):
+    """A model whose layers keep what nothing here knows how to take back."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, 0)
+
+    def make_cache(self) -> list[Any]:
+        return [OddCache() for _ in super().make_cache()]
+
+
+class OddCache(KVCache):
+    """Is known by no name."""
 
 
 class ForgetfulDecoding(RowDependentModel):

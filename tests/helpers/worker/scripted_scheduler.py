@@ -57,7 +57,7 @@ class ScriptedDecoder:
             sampled.append(SampledToken(key, script.pop(0) if script else END, None))
         return sampled
 
-    def remove(self, key: str) -> UnfinishedBatch:
+    def remove(self, key: str, said: int | None = None) -> UnfinishedBatch:
         sequence = self.sequences.pop(key)
         return UnfinishedBatch(sequence.cache, sequence.tokens + sequence.tail)
 
@@ -115,7 +115,7 @@ def scheduler(
 ) -> tuple[Scheduler, ScriptedEngine]:
     """`parts` are further fields of the config; no time passes unless `clock` says so."""
     engine = ScriptedEngine(scripts)
-    choice = TokenChoice(sampler=lambda x: x, processors=(), top_logprobs=None)
+    choice = TokenChoice(sampler=lambda x, _: x, processors=(), top_logprobs=None)
     made = Scheduler(
         engine,  # type: ignore[arg-type]
         NullKVManager(engine.new_cache),

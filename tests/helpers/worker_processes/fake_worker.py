@@ -3,7 +3,8 @@
 What it does is in the last message's text: words such as `n=3 delay=0.01 prefill=2 die=2`, or
 `full=01` for workers 0 and 1. It says that half of each prompt was kept; with `kept=N` it says N at
 first, and with `wide=N` its words have N characters. With `calls=N` it ends with calls of the
-request's first N tools. With `hang=1` it counts no step from then on. All its requests but the
+request's first N tools. With `accepted=N` and `rejected=N` it says that so many of its tokens, and
+of others, were drafted. With `hang=1` it counts no step from then on. All its requests but the
 oldest are told as waiting. Each image of a prompt counts IMAGE_TOKENS. With FAKE_WORKER_LOG set it
 appends a JSON line with a time for everything it receives. With FAKE_WORKER_END_S and
 FAKE_WORKER_END_CODE it ends that late, and with that code, where it is told to.
@@ -124,6 +125,7 @@ def steps_of(submit: Submit, worker_id: int) -> Iterator[Step]:
     said = reason_count + min(count, limit or count)
     calls = list(_calls(submit, words, said))
     yield from calls
+    accepted = int(words.get("accepted", 0))
     yield Finished(
         name,
         "tool_calls" if calls else reason,
@@ -131,6 +133,9 @@ def steps_of(submit: Submit, worker_id: int) -> Iterator[Step]:
         Usage(
             *(tokens, tokens // 2, tokens - tokens // 2, count + reason_count, reason_count, "ram"),
             image_tokens=image_tokens(submit.prompt),
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=int(words.get("rejected", 0)),
+            decode_forwards=count + reason_count - accepted,  # each that was right saved one
         ),
     )
 
@@ -310,7 +315,7 @@ class FakeWorker:
         if isinstance(message, Submit):
             row["sampling"] = dataclasses.asdict(message.sampling)
             row["constraints"] = dataclasses.asdict(message.constraints)
-            names = ("use_kv_cache", "prefill_only", "pin")
+            names = ("use_kv_cache", "prefill_only", "pin", "prediction")
             row |= {name: getattr(message, name) for name in names}
         self._note_row(row)
 

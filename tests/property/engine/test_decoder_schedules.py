@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from mlx_lm.generate import generation_stream, maybe_quantize_kv_cache
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.sample_utils import greedy_sampler
 from mlx_lm.utils import load
 
 from hearth.worker.engine.batch_split import ReadCost
 from hearth.worker.engine.decoder import Decoder, Sequence
-from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.sampler import TokenChoice, greedy
 from hearth.worker.engine.trunk_attention import reach_trunks
 from scripts.fixtures.fixture_cache import fixture_dir
 
@@ -50,7 +49,7 @@ def sequence(name: str, key: str, ids: list[int]) -> Sequence:
     with mx.stream(generation_stream):
         model(name)(mx.array(ids[:-1])[None], cache=cache)
         mx.eval([layer.state for layer in cache])
-    choice = TokenChoice(sampler=greedy_sampler, processors=(), top_logprobs=1)
+    choice = TokenChoice(sampler=greedy, processors=(), top_logprobs=1)
     lineage = None if ids == prompt(STRANGER) else "of all others"
     return Sequence(key, cache, ids[:-1], ids[-1:], choice, STEPS + 3, lineage=lineage)
 

@@ -13,8 +13,10 @@ from hypothesis import given, strategies as st
 
 from hearth.worker.kv.kv_transfer import IdleMode
 from hearth.worker.kv.quantise_kv import QuantFormat
+from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from scripts.fixtures.fixture_cache import TEXT_NAMES
 from scripts.harness.socketless_worker import machine
+from tests.helpers.worker.oracle_drafts import OracleDrafts
 from tests.helpers.worker.warm_talks import KINDS, OPERATIONS, Talk, play, slow
 
 MODES = st.sampled_from([IdleMode.AUTO, IdleMode.ALWAYS])
@@ -47,6 +49,24 @@ def test_by_default_warm_says_what_cold_says(
 ) -> None:
     warm, cold = machine(name, idle_prefill=mode), machine(name, keeps=False)
     play(Talk(name, warm, cold), operations, is_exact=False)
+
+
+@slow(2)
+@given(
+    operations=OPERATIONS,
+    mode=MODES,
+    lies=st.sampled_from([0.0, 0.25]),
+    lengths=st.sampled_from([[4], [7, 0, 1], [3, 5, 0]]),
+)
+def test_with_drafts_right_and_wrong_warm_says_what_cold_says_and_reads_nothing_twice(
+    name: str, operations: list[tuple[str, int]], mode: IdleMode, lies: float, lengths: list[int]
+) -> None:
+    cold = machine(name, keeps=False)
+    cold.drafts.policy = DraftPolicy()
+    drafts = OracleDrafts(lambda ids: talk.expected(ids).tokens, lies, lengths)
+    talk = Talk(name, machine(name, idle_prefill=mode, drafts=drafts), cold)
+    play(talk, operations, is_exact=False)
+    assert drafts.accepted > 0
 
 
 @slow(2)
@@ -112,5 +132,6 @@ def test_what_default_mode_calls_canonical_is_what_a_cold_prefill_writes(
     play(talk, operations, is_exact=False)
     warm.work_ahead()
     warm.keeper.rules = dataclasses.replace(warm.keeper.rules, is_exact=True)
+    warm.drafts.policy = DraftPolicy()  # exact mode drafts nothing
     for ids in talk.prompts:
         talk.ask(ids, is_exact=True)

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.process
 
 MB = 1024 * 1024
 LIMITS = Limits()
+NASTY = "a\x1b[31m\x1b]0;title\x07\r\n\u202e[bold red]x[/bold red] \u540d\u524d\ud83d"
 
 WORKER: Row = {
     "id": 0,
@@ -201,6 +202,56 @@ def test_a_counter_that_must_stay_zero_is_told_only_when_it_did_not() -> None:
     assert "worker 0: exact_key_rejected_by_model_lcp is 2; please report it\n" in text
 
 
+DRAFTS: Row = {
+    "mode": "auto",
+    "state": "on",
+    "reason": "",
+    "forwards": 620,
+    "rows": 1_100,
+    "tokens": 1_000,
+    "speedup_estimate": 1.4,
+    "by_source": {
+        "forced": {"drafted": 310, "accepted": 300},
+        "history": {"drafted": 1_200, "accepted": 80},
+        "model": {"drafted": 0, "accepted": 0},
+    },
+}
+
+
+def test_a_worker_that_drafts_tells_its_gain_and_each_source() -> None:
+    text = drawn(with_("cache", workers=[CACHE | {"speculation": DRAFTS}]))
+    line = "worker 0 drafts  on (auto), 0.62 forwards a token, about 1.40 times as fast\n"
+    assert line in text
+    rows = [line.split() for line in text.splitlines() if " forced " in line or "history " in line]
+    assert rows[0] == ["0", "forced", "310", "300", "96"]
+    assert rows[1] == ["0", "history", "1,200", "80", "6"]
+    assert "model  " not in text.partition("drafts from")[2], "nothing came from there"
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (None, None),
+        ({}, None),
+        ({"mode": "off", "state": "off", "reason": ""}, "off (off)"),
+        (
+            {"mode": "auto", "state": "off", "reason": "exact mode"},
+            "off (auto): exact mode",
+        ),
+        ({"mode": "auto", "state": "on", "speedup_estimate": None, "tokens": 0}, "on (auto)"),
+        ({"mode": NASTY, "state": "off", "reason": NASTY, "by_source": 7}, "off (a?[31m"),
+        ({"state": "on", "mode": "lookup", "forwards": "x", "tokens": True}, "on (lookup)"),
+    ],
+)
+def test_what_a_worker_says_of_drafts_is_shown_as_far_as_it_makes_sense(
+    told: Any, shown: str | None
+) -> None:
+    text = drawn(with_("cache", workers=[CACHE | {"speculation": told}]))
+    assert "drafts from" not in text
+    found = [line for line in text.splitlines() if "drafts  " in line]
+    assert [line.startswith(f"worker 0 drafts  {shown}") for line in found] == [True] * bool(shown)
+
+
 def test_a_cancelled_request_says_so_and_has_no_speed() -> None:
     gone = REQUEST | {"completion": 0, "divergence": None, "ended": "client_closed"}
     text = drawn(with_("sessions", recent=[gone]))
@@ -251,7 +302,7 @@ def test_what_is_shown_live_fits_the_terminal(height: int, workers: int) -> None
     snapshot = replace(
         SNAPSHOT,
         health=SNAPSHOT.health | {"workers": [WORKER] * workers},
-        cache={"workers": [CACHE] * workers},
+        cache={"workers": [CACHE | {"speculation": DRAFTS}] * workers},
         sessions={"recent": [REQUEST] * 32, "sessions": [SESSION] * 32},
     )
     limits = limits_in(height, snapshot)
@@ -273,8 +324,6 @@ def test_times_are_short(amount: float, shown: str) -> None:
 
 
 # ---------------------------------------------------------------- what clients may name themselves
-
-NASTY = "a\x1b[31m\x1b]0;title\x07\r\n\u202e[bold red]x[/bold red] \u540d\u524d\ud83d"
 
 
 def test_a_name_is_never_obeyed_by_the_terminal() -> None:

@@ -89,6 +89,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("LOG_LEVEL", "loud", "one of debug, info, warning, error"),
         ("PROXY_HOST", "my.host", "an IP address or localhost"),
         ("CACHE_STORE_BITS", "3.25", STORED_BITS),
+        ("SPECULATE", "true", "one of auto, off, forced, lookup"),
         ("CACHE_STORE_BITS", "nan", STORED_BITS),
         ("CACHE_STORE_BITS", "1.5", STORED_BITS),
         ("KV_QUANT_SCHEME", "polar", "one of uniform, turboquant"),

@@ -6,7 +6,7 @@ import pytest
 
 from hearth.proxy.api import chat_completions
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Constraints, TokenLogprob, Usage
+from hearth.shared.wire_messages import Constraints, TokenLogprob
 
 USER = {"role": "user", "content": "hi"}
 
@@ -71,6 +71,8 @@ def test_a_plain_body_leaves_everything_to_the_workers_settings() -> None:
         ("chat_template_kwargs", []),
         ("enable_thinking", 1),
         ("stream_options", []),
+        ("speculate", "no"),
+        ("speculate", 1),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
@@ -446,36 +448,6 @@ def test_thinking_reaches_the_template_and_its_budget_the_worker() -> None:
     assert request.prompt.template_kwargs == {"enable_thinking": True, "reasoning_effort": "high"}
     assert request.constraints == Constraints(thinking_budget=99)
     assert refused(reasoning_effort="hard").param == "reasoning_effort"
-
-
-def test_usage_counts_the_cached_tokens_inside_the_prompt() -> None:
-    told = chat_completions.usage_fields(Usage(10, 4, 6, 3, 1, "ram", 9))
-    assert told["total_tokens"] == 13
-    assert told["prompt_tokens_details"] == {"cached_tokens": 4}
-    seen = chat_completions.usage_fields(Usage(10, 4, 6, 3, image_tokens=5))
-    assert seen["prompt_tokens_details"] == {"cached_tokens": 4, "image_tokens": 5}
-    assert told["kv_cache"] == {
-        "cache_hit": True,
-        "prefix_length": 4,
-        "canonical_length": 0,
-        "matched_length": 0,
-        "prefilled": 6,
-        "source": "ram",
-        "match": "none",
-        "ttft_ms": 9,
-        "idle_tokens": 0,
-        "divergence": None,
-    }
-    longer = Usage(10, 4, 6, 3, matched_tokens=7, canonical_tokens=2, idle_tokens=5)
-    row = chat_completions.usage_fields(longer)["kv_cache"]
-    assert (row["matched_length"], row["canonical_length"], row["idle_tokens"]) == (7, 2, 5)
-    looked = Usage(10, 4, 6, 3, image_tokens=5, image_ms=0, match="prefix")
-    told = chat_completions.usage_fields(looked)
-    assert (told["kv_cache"]["match"], told["kv_cache"]["image_ms"]) == ("prefix", 0)
-    assert not chat_completions.usage_fields(Usage(10, 0, 10, 3))["kv_cache"]["cache_hit"]
-    lost = {"message": 3, "cause": "client_edit"}
-    told = chat_completions.usage_fields(Usage(10, 0, 10, 3, divergence=lost))
-    assert told["kv_cache"]["divergence"] == lost
 
 
 def test_logprobs_carry_the_bytes_and_no_infinity() -> None:

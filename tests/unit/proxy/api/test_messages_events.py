@@ -13,6 +13,7 @@ from hearth.shared.wire_messages import Delta, Finished, Usage
 from tests.helpers.clients.api_events import (
     KV_CACHE,
     LATE,
+    NO_DRAFTS,
     SIGNATURE,
     Given,
     Scripted,
@@ -33,6 +34,7 @@ LATE_FIELDS = {
     "output_tokens": 3,
     "output_tokens_details": {"thinking_tokens": 0},
     "kv_cache": KV_CACHE,
+    "speculation": NO_DRAFTS,
 }
 
 

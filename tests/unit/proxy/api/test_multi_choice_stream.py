@@ -1,6 +1,7 @@
 """Several answers come as one stream, end together, and cost their prompt once."""
 
 import asyncio
+import dataclasses
 import gc
 from collections.abc import Sequence
 from typing import Any
@@ -78,7 +79,12 @@ def test_nothing_is_left_running_when_the_reader_stops(caplog: Any) -> None:
 
 def test_a_prompt_is_counted_once_for_all_its_choices() -> None:
     usages = [Usage(10, 4, 6, 3, 1, "ram"), Usage(10, 9, 1, 5, 2, "slot")]
+    for number, row in enumerate(usages):
+        drafted = {"accepted_prediction_tokens": 1, "rejected_prediction_tokens": 5 * number}
+        usages[number] = dataclasses.replace(row, **drafted, decode_forwards=2 + number)
     _, choices = read(made(*([end(usage=row)] for row in usages)))
     told = choices.usage
     assert (told.prompt_tokens, told.cached_tokens, told.prefilled_tokens) == (10, 4, 6)
     assert (told.completion_tokens, told.reasoning_tokens, told.source) == (8, 3, "ram")
+    drafted = (told.accepted_prediction_tokens, told.rejected_prediction_tokens)
+    assert (drafted, told.decode_forwards) == ((2, 5), 5)

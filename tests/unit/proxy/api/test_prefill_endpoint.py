@@ -215,6 +215,25 @@ def test_every_dialect_says_whether_its_request_is_kept_or_the_settings_do(
         assert kept is (default == "true")
 
 
+@pytest.mark.parametrize("dialect", BODIES)
+def test_every_dialect_says_whether_its_request_is_drafted_for_or_the_worker_does(
+    dialect: str, tmp_path: Path
+) -> None:
+    body_parser = app_of(tmp_path).body_parser
+    for wanted in (True, False, None):
+        body = BODIES[dialect] | {"speculate": wanted}
+        sampling = body_parser.read(dialect, body, {}).sampling  # type: ignore[arg-type]
+        assert sampling.speculate is wanted
+    assert body_parser.read(dialect, BODIES[dialect], {}).sampling.speculate is None  # type: ignore[arg-type]
+
+
+def test_a_prediction_is_nothing_to_a_prompt_that_is_only_read() -> None:
+    body = BODIES["chat"] | {"prediction": {"type": "content", "content": "words"}}
+    request = chat_completions.parse(body)
+    assert request.prediction == "words"
+    assert prefill_endpoint.prepared(request).prediction == ""
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("more", "is_stored"),

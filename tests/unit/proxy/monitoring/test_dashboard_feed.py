@@ -15,6 +15,7 @@ from hearth.shared.errors import Overloaded
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
 from tests.helpers.proxy.feed_events import (
+    DRAFTS,
     LOSS,
     USAGE,
     Workers,
@@ -191,7 +192,7 @@ def test_workers_are_asked_only_while_somebody_listens() -> None:
             await events.aclose()
         (row,) = state["workers"]
         cache = {"bytes": 5, "budget_bytes": 10, "memory_limit_bytes": 99, "busy_slots": 1}
-        assert row["cache"] == cache
+        assert row["cache"] == cache | {"speculation": DRAFTS}
         assert state["entries"][0]["tokens"] == 90
         assert state["held"] == 245, "of which the worker tells the last used"
         assert state["sessions"] == 1

@@ -75,6 +75,22 @@ def test_a_row_tells_how_its_prompt_matched_how_fast_it_was_written_and_its_imag
     assert feed.requests.totals("")["decode_speed"] == 200.0
 
 
+def test_a_row_and_the_sums_tell_what_came_of_drafts() -> None:
+    feed = feed_of()
+    fields = ("accepted_prediction_tokens", "rejected_prediction_tokens", "decode_forwards")
+    drafted = replace(USAGE, completion_tokens=20, **dict(zip(fields, (12, 5, 8), strict=True)))
+    assert feed.requests.totals("")["forwards_per_token"] is None
+    asked(feed, "s", usage=drafted)
+    asked(feed, "s", usage=replace(USAGE, completion_tokens=10, decode_forwards=10))
+    asked(feed, "s", usage=None)
+    names = ("accepted", "rejected", "forwards")
+    rows = [[row[name] for name in names] for row in feed.requests.recent("")]
+    assert rows == [[None] * 3, [0, 0, 10], [12, 5, 8]]
+    totals = feed.requests.totals("")
+    assert [totals[name] for name in fields] == [12, 5, 18]
+    assert totals["forwards_per_token"] == 0.6
+
+
 def test_matches_are_counted_and_averaged_over_the_prompts_that_had_a_slot() -> None:
     feed = feed_of()
     for cached, match in ((0, "miss"), (80, "prefix"), (40, "lcp"), (100, "prefix")):

@@ -15,6 +15,7 @@ from hearth.proxy.http.http_exchange import ClientGone
 from hearth.proxy.monitoring.request_metrics import (
     DECODE_TOKENS_MIN,
     PREFILL_TOKENS_MIN,
+    forwards_per_token,
 )
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import Dialect
@@ -114,6 +115,23 @@ def test_an_answer_counts_its_tokens_where_they_came_from_and_its_times() -> Non
     assert value(metrics, "queue_wait_seconds_sum", model="model") == 0.1
     assert value(metrics, "prefill_tokens_per_second_sum", model="model") == 100 / 0.4
     assert value(metrics, "decode_tokens_per_second_sum", model="model") == 20 / 1.0
+
+
+def test_an_answer_counts_its_drafts_and_the_forwards_it_took() -> None:
+    metrics = made()
+    drafted = replace(
+        USAGE, accepted_prediction_tokens=12, rejected_prediction_tokens=4, decode_forwards=9
+    )
+    metrics.ended(replace(ASKED, choices=2), [answered(drafted), answered(drafted)])
+    mine = {"session_kind": "agent", "source": "slot"}
+    names = ("accepted_prediction_tokens", "rejected_prediction_tokens", "decode_forwards")
+    assert [value(metrics, f"{name}_total", **mine) for name in names] == [24, 8, 18]
+    assert value(metrics, "prompt_tokens_total", **mine) == 250, "the choices' one prompt"
+
+
+def test_forwards_a_token_are_told_once_both_are_counted() -> None:
+    assert forwards_per_token(9, 21) == 0.429
+    assert forwards_per_token(0, 21) is forwards_per_token(0, 0) is None
 
 
 def test_the_image_encoders_time_is_told_apart_from_the_prefills() -> None:

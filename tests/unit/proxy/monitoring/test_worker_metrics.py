@@ -3,16 +3,18 @@
 import logging
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from prometheus_client import Metric
 
 from hearth.proxy.monitoring.request_metrics import RequestMetrics
+from hearth.proxy.monitoring.worker_metrics import DRAFT_SOURCES
 from hearth.proxy.pool import worker_link as link_module
 from hearth.shared.errors import Overloaded
 from hearth.shared.settings_from_env import PROJECT_DIR
 from hearth.worker.cache_report import DEPTHS, cache_report
+from hearth.worker.draft.draft import DraftSource
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.memory_guard import GB, MemoryGuard, Watermark
 from hearth.worker.setup.upkeep_setup import sweep_of
@@ -90,6 +92,52 @@ def test_what_may_still_be_written_today_is_told_by_each_worker_of_a_directory()
     families = told([HEALTH], {0: CACHE, 1: CACHE, 2: unlimited})
     assert rows(families["hearth_disk_written_today_bytes"]) == {"0": 6, "1": 6, "2": 6}
     assert rows(families["hearth_disk_write_left_bytes"]) == {"0": 4, "1": 4}
+
+
+SPECULATION: dict[str, Any] = {
+    "mode": "auto",
+    "state": "on",
+    "reason": "",
+    "forwards": 60,
+    "rows": 110,
+    "tokens": 100,
+    "speedup_estimate": 1.4,
+    "by_source": {
+        "forced": {"drafted": 30, "accepted": 29},
+        "history": {"drafted": 20, "accepted": 11},
+    },
+}
+
+
+def test_what_is_drafted_is_told_by_its_source() -> None:
+    families = told([HEALTH], {0: CACHE | {"speculation": SPECULATION}})
+    figures = {
+        name: rows(families[f"hearth_speculation_{name}"])["0"]
+        for name in ("on", "forwards", "rows", "tokens", "speedup_ratio")
+    }
+    on = {"on": 1, "forwards": 60, "rows": 110, "tokens": 100, "speedup_ratio": 1.4}
+    assert figures == on
+    assert rows(families["hearth_drafted_tokens"]) == {"0 forced": 30, "0 history": 20}
+    assert rows(families["hearth_drafted_tokens_accepted"]) == {"0 forced": 29, "0 history": 11}
+    assert get_args(DraftSource) == DRAFT_SOURCES, "those that a worker may tell"
+
+
+@pytest.mark.parametrize(
+    ("block", "on"),
+    [
+        ({}, {}),
+        ({"speculation": None}, {}),
+        ({"speculation": {"state": "off", "speedup_estimate": None, "by_source": {}}}, {"0": 0}),
+        ({"speculation": {"state": "off", "by_source": None}}, {"0": 0}),
+    ],
+)
+def test_a_worker_that_drafts_nothing_has_no_series_of_drafts(
+    block: dict[str, Any], on: dict[str, float]
+) -> None:
+    families = told([HEALTH], {0: CACHE | block})
+    assert rows(families["hearth_speculation_on"]) == on
+    assert families["hearth_drafted_tokens"].samples == []
+    assert rows(families["hearth_cache_bytes"]) == {"0": 81}, "the rest is told all the same"
 
 
 def test_images_are_told_by_what_came_of_their_files() -> None:

@@ -82,7 +82,13 @@ def test_a_schema_that_is_compiled_for_long_is_refused_and_the_next_is_served(
     with pytest.raises(RequestError, match=f"more than {COMPILE_CPU_S:g} s of CPU time") as caught:
         compiler.token_mask(LONG, [], "", 0)
     assert caught.value.status == 400
-    assert compiler.report() == {"remembered": 0, "refused": 1, "ended": 1, "answers_ended": 0}
+    assert compiler.report() == {
+        "remembered": 0,
+        "refused": 1,
+        "ended": 1,
+        "answers_ended": 0,
+        "call_drafts_ended": 0,
+    }
     assert compiler.token_mask(JSON, [], "", 0) is not None
 
 

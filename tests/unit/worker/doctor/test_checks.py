@@ -20,6 +20,7 @@ FIXTURES: Final = ("qwen3", "qwen3_5", "gemma3_text", "glm4_moe_lite")
 WARM: Final = ("exact", "rewinds", "restores")
 CORE: Final = (
     *("speed", "logits", *WARM, "default", "live slots", "fast restores", "cuts", "batches"),
+    "drafts",
 )
 
 
@@ -151,9 +152,9 @@ def test_what_does_not_fit_beside_what_is_kept_is_left_out() -> None:
     context = context_of("qwen3", depth_max=120)
     checked(context, "speed", "logits")
     context.room = lambda: 1000
-    results = checked(context, "exact", "batches", "KV estimate", "decode rows")
+    results = checked(context, "exact", "batches", "KV estimate", "decode rows", "drafts")
     assert {check.name for check in results.values() if check.verdict == "left out"} == {
-        *("exact", "rewinds", "restores", "batches", "KV estimate", "decode rows"),
+        *("exact", "rewinds", "restores", "batches", "KV estimate", "decode rows", "drafts"),
     }
     assert "0 MB are free" in results["exact"].reason
 
@@ -168,13 +169,17 @@ def test_what_finds_no_time_is_left_out_and_told() -> None:
     assert context.spent_s <= 30 + 20
 
 
-def test_a_check_that_was_dropped_begins_anew_and_frees_what_it_held() -> None:
+@pytest.mark.parametrize(("check", "steps"), [("exact", 5), ("drafts", 60)])
+def test_a_check_that_was_dropped_begins_anew_and_frees_what_it_held(
+    check: str, steps: int
+) -> None:
     context = context_of("qwen3", depth_max=120)
-    run = run_of(context, "speed", "logits", "exact")
-    while run.running != "exact":
+    run = run_of(context, "speed", "logits", check)
+    while run.running != check:
         run.step()
-    for _ in range(5):
+    for _ in range(steps):
         run.step()
+    assert run.running == check
     spent, held = context.spent_s, mx.get_active_memory()
     run.drop()
     run.drop()

@@ -18,6 +18,7 @@ FOUND = Findings(
     "bfloat16",
     (
         CheckResult("exact", "fault", {"largest": 0.125}, 12.0, "7 of 80 tokens | differ"),
+        CheckResult("drafts", "differs", {"cost_4": 1.5, "cost_8": 2.5}, 3.0, "8 rows: other"),
         CheckResult("SSD", "left out", {}, 0.0, "nothing is written here"),
     ),
 )
@@ -42,6 +43,7 @@ def test_it_tells_verdicts_figures_and_what_auto_means() -> None:
     text = report_text(row(FOUND, auto))
     assert "| **exact**: CACHE_EXACT=true: warm answers against cold ones | fault |" in text
     assert "7 of 80 tokens / differ; largest 0.125 | 12.0 |" in text
+    assert "| differs | 8 rows: other; cost_4 1.5, cost_8 2.5 | 3.0 |" in text
     assert "Faults: exact." in text and "Left out: SSD." in text
     assert "CACHE_EXACT is `auto` and means false now, and true from the next start on." in text
 

@@ -7,15 +7,14 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.sample_utils import greedy_sampler
 from mlx_lm.utils import load
 
 from hearth.worker.engine.batch_split import ReadCost
 from hearth.worker.engine.decoder import Decoder, Sequence
-from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.sampler import TokenChoice, greedy
 from scripts.fixtures.fixture_cache import fixture_dir
 
-GREEDY = TokenChoice(sampler=greedy_sampler, processors=(), top_logprobs=None)
+GREEDY = TokenChoice(sampler=greedy, processors=(), top_logprobs=None)
 NAMES = ["qwen3", "qwen3_5", "gpt_oss"]
 
 

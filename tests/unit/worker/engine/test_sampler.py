@@ -16,7 +16,7 @@ OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 def draws(sampling: Sampling, logits: mx.array, count: int = 200) -> list[int]:
     choice = make_token_choice(sampling, SETTINGS, VOCABULARY, prompt_length=2)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    return [int(choice.sampler(logprobs).item()) for _ in range(count)]
+    return [int(choice.sampler(logprobs, [place]).item()) for place in range(count)]
 
 
 def ramp() -> mx.array:
@@ -31,6 +31,17 @@ def test_a_seed_repeats_its_draws_and_another_one_does_not() -> None:
     assert draws(Sampling(temperature=1.0, **OFF), ramp()) != draws(
         Sampling(temperature=1.0, **OFF), ramp()
     )
+
+
+def test_tokens_of_several_places_are_drawn_together_as_one_by_one() -> None:
+    sampling = Sampling(temperature=1.0, seed=7, **{**OFF, "top_p": 0.9})
+    choice = make_token_choice(sampling, SETTINGS, VOCABULARY, prompt_length=2)
+    logits = mx.concatenate([ramp(), ramp() * 0.5, -ramp()])
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    places = [4, 5, 9]
+    together = choice.sampler(logprobs, places).tolist()
+    alone = [choice.sampler(logprobs[n : n + 1], [place]) for n, place in enumerate(places)]
+    assert together == mx.concatenate(alone).tolist()
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**63, -(2**63)])
@@ -59,8 +70,8 @@ def test_the_draws_follow_the_probabilities() -> None:
         Sampling(temperature=1.0, seed=3, **OFF), SETTINGS, 3, prompt_length=2
     )
     counts = [0, 0, 0]
-    for _ in range(2000):
-        counts[int(choice.sampler(logits).item())] += 1
+    for place in range(2000):
+        counts[int(choice.sampler(logits, [place]).item())] += 1
     assert counts[0] == pytest.approx(1400, abs=100)
     assert counts[1] == pytest.approx(400, abs=80)
 

@@ -8,19 +8,18 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.sample_utils import greedy_sampler
 
 from hearth.worker.engine.batch_split import ReadCost
 from hearth.worker.engine.decoder import Decoder, Sequence
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.sampler import TokenChoice, greedy
 from hearth.worker.engine.trunk_plan import TRUNK_TOKENS_MIN
 from scripts.harness.socketless_worker import loaded
 
 BRANCHES, STEPS, CHUNK = 8, 7, 512
 READ_MAX = 5_000  # tokens; KV of more is made up, as reading them takes minutes
 CLOSE = 3e-4  # of logits, in fp32
-CHOICE = TokenChoice(sampler=greedy_sampler, processors=(), top_logprobs=1)
+CHOICE = TokenChoice(sampler=greedy, processors=(), top_logprobs=1)
 
 
 @functools.cache

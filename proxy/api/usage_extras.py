@@ -1,0 +1,51 @@
+"""Writes what our usage has beyond each API's own: the cache, the drafts, the images."""
+
+from typing import Any, Final
+
+from hearth.shared.wire_messages import Usage
+
+EXTRAS: Final = ("kv_cache", "speculation")  # the names of `extra_fields`
+
+
+def extra_fields(usage: Usage) -> dict[str, Any]:
+    """Return the fields of ours that the usage of every dialect has."""
+    return {"kv_cache": kv_cache_fields(usage), "speculation": speculation_fields(usage)}
+
+
+def kv_cache_fields(usage: Usage) -> dict[str, Any]:
+    return {
+        "cache_hit": usage.cached_tokens > 0,
+        "prefix_length": usage.cached_tokens,
+        "canonical_length": usage.canonical_tokens,
+        "matched_length": usage.matched_tokens,
+        "prefilled": usage.prefilled_tokens,
+        "source": usage.source,
+        "match": usage.match,
+        "ttft_ms": usage.ttft_ms,
+        "idle_tokens": usage.idle_tokens,
+        **({"image_ms": usage.image_ms} if usage.image_tokens else {}),
+        "divergence": usage.divergence,
+    }
+
+
+def speculation_fields(usage: Usage) -> dict[str, int]:
+    return {**prediction_fields(usage), "decode_forwards": usage.decode_forwards}
+
+
+def prediction_fields(usage: Usage) -> dict[str, int]:
+    """Return what came of drafted tokens, in the words of chat completions."""
+    return {
+        "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+        "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+    }
+
+
+def image_fields(usage: Usage) -> dict[str, int]:
+    """Return what of the prompt stands for images, in the words of both OpenAI dialects."""
+    return {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
+
+
+def extras_in(row: dict[str, Any]) -> dict[str, Any]:
+    """Return our fields where a chunk of a chat stream has them: the last with a delta does."""
+    told = (choice["delta"].get("provider_specific_fields") or {} for choice in row["choices"])
+    return {name: fields[name] for fields in told for name in EXTRAS if name in fields}

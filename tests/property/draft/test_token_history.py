@@ -1,0 +1,76 @@
+"""Any history finds only what is there, and the longest of what it looks at."""
+
+from hypothesis import given, settings, strategies as st
+
+from hearth.worker.draft.token_history import (
+    MATCH_MAX,
+    ORDERS,
+    PLACES_MAX,
+    SEPARATOR,
+    Match,
+    TokenHistory,
+)
+
+TOKENS = st.integers(0, 4) | st.integers(0, 2**31 - 1)
+TEXTS = st.lists(TOKENS | st.just(SEPARATOR), max_size=60)
+
+
+def matches(text: list[int], tail: list[int]) -> list[Match]:
+    """Return each place of a text that `tail` ends like and that a token follows."""
+    found = []
+    for end in range(1, len(text)):
+        length = 0
+        while length < min(end, len(tail), MATCH_MAX):
+            if text[end - 1 - length] != tail[-1 - length]:
+                break
+            length += 1
+        if length >= min(ORDERS) and text[end] != SEPARATOR:
+            found.append(Match(length, end))
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXTS, TEXTS, st.lists(TOKENS, max_size=80), st.integers(0, 3))
+def test_what_is_found_is_there_and_nothing_is_overlooked(
+    at_once: list[int], one_by_one: list[int], tail: list[int], other: int
+) -> None:
+    history = TokenHistory(at_once)
+    for token in one_by_one:
+        history.extend((token,))
+    text = at_once + one_by_one
+    known = matches(text, tail)
+    match = history.find(tail)
+    assert match in known if match is not None else not known
+    if 0 < len(known) <= PLACES_MAX // 2:
+        assert match == max(known), "the longest, and of those the newest"
+    if match is not None:
+        assert history.token_at(match.end) == text[match.end]
+        assert SEPARATOR not in history.followed(match.end, 70)
+        assert history.followed(match.end, 1) == [text[match.end]]
+    beside = history.find(tail, unlike=other)
+    assert beside is None or (beside in known and text[beside.end] != other)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 3), max_size=150), st.data())
+def test_it_makes_no_difference_how_the_tokens_came(tokens: list[int], data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), min_size=1, max_size=6)))
+    in_pieces = TokenHistory(tokens[: cuts[0]], room=1)
+    for begin, end in zip(cuts, [*cuts[1:], len(tokens)], strict=True):
+        in_pieces.extend(tokens[begin:end])
+    at_once = TokenHistory(tokens)
+    assert len(in_pieces) == len(at_once) == len(tokens)
+    for end in range(len(tokens) + 1):
+        assert in_pieces.find(tokens[:end]) == at_once.find(tokens[:end])
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.integers(600, 2_000))
+def test_it_grows_and_forgets_nothing(head: list[int], count: int) -> None:
+    history = TokenHistory(head)
+    history.extend([100 + at for at in range(count)])
+    history.extend([5_000, 5_001, 7])
+    assert history.newest(3).tolist() == [5_000, 5_001, 7]
+    for at in (100, 100 + count // 2, 100 + count - 3):
+        match = history.find([at, at + 1])
+        assert match is not None and history.token_at(match.end) == at + 2

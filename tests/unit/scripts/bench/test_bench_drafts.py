@@ -1,0 +1,266 @@
+"""The bench of drafts counts what the engine would do, and its answers and peers are as told."""
+
+import functools
+import random
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiktoken
+from hypothesis import given, strategies as st
+from tiktoken.load import load_tiktoken_bpe
+
+from hearth.worker.draft.draft import Draft, chain
+from scripts.bench import drafts, drafts_answers
+from scripts.bench.drafts_baselines import (
+    BASELINES,
+    BaselineDrafter,
+    Lies,
+    NgramCache,
+    Oracle,
+    PromptLookup,
+)
+from scripts.bench.drafts_forced import SchemaForced
+from scripts.bench.drafts_replay import (
+    WAITING_MAX,
+    DraftCounts,
+    TokenAnswer,
+    accepted_path,
+    replay,
+    rows_cost,
+)
+from scripts.replay.traces import EXCERPTS_DIR
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "read",
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string"}},
+            "required": ["path"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def answer_of(tokens: Sequence[int], prompt: Sequence[int] = ()) -> TokenAnswer:
+    return TokenAnswer(prompt, tokens, ["text"] * len(tokens))
+
+
+def oracle(answer: TokenAnswer, lies: float) -> Oracle:
+    return Oracle(answer, lies, random.Random(1))
+
+
+# ---------------------------------------------------------------- replay
+
+
+def test_plain_decoding_has_a_forward_of_one_row_for_each_token_but_the_prompts_own() -> None:
+    answer = answer_of(range(10))
+    counts = replay(BaselineDrafter(answer), answer, rows_max=8, has_states=False)["text"]
+    assert (counts.tokens, counts.forwards, counts.rows) == (9, 9, 9)
+    assert counts.costs == {"m4": 9.0, "m5": 9.0}
+
+
+def test_an_oracle_that_never_lies_fills_each_forward() -> None:
+    answer = answer_of(range(17))
+    counts = replay(oracle(answer, lies=0), answer, rows_max=8, has_states=False)["text"]
+    assert (counts.tokens, counts.forwards, counts.rows) == (16, 2, 16)
+    assert counts.accepted == {"history": 14}
+    assert counts.costs["m4"] == 5.0
+
+
+def test_an_oracle_that_always_lies_costs_rows_alone() -> None:
+    answer = answer_of(range(100, 121))
+    counts = replay(oracle(answer, lies=1), answer, rows_max=4, has_states=False)["text"]
+    assert (counts.tokens, counts.forwards) == (20, 20)
+    # The draft is what the oracle still knows: three tokens but for the last forwards.
+    assert counts.rows == 20 * 4 - 3
+    assert not counts.accepted.total()
+
+
+def test_on_a_model_with_states_what_a_reject_leaves_is_fed_again_until_nothing_is_drafted() -> (
+    None
+):
+    answer = answer_of(range(100, 200))
+    counts = replay(oracle(answer, lies=1), answer, rows_max=16, has_states=True)["text"]
+    waiting = [1, 2, 3, 4, 5, 6, 7, WAITING_MAX]  # the last one's forward carries no draft
+    fed = [rows if rows == WAITING_MAX else 16 for rows in waiting]
+    assert counts.rows >= sum(fed)
+    whole_rounds = 99 // len(waiting)
+    assert counts.rows <= (whole_rounds + 1) * sum(fed)
+    assert counts.forwards == 99
+
+
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=2, max_size=60),
+    prompt=st.lists(st.integers(0, 3), max_size=60),
+    rows_max=st.integers(1, 8),
+    has_states=st.booleans(),
+    way=st.sampled_from([*BASELINES, "oracle"]),
+)
+def test_each_token_comes_of_a_forward_or_of_a_right_draft(
+    tokens: list[int], prompt: list[int], rows_max: int, has_states: bool, way: str
+) -> None:
+    answer = answer_of(tokens, prompt)
+    made = BASELINES.get(way, functools.partial(oracle, lies=0.4))
+    counts = replay(made(answer), answer, rows_max, has_states)["text"]
+    assert counts.tokens == len(tokens) - 1
+    right = counts.accepted.total()
+    # The answer's last token may be a draft's: what the model says behind it is not taken.
+    assert counts.tokens <= counts.forwards + right <= counts.tokens + 1
+    assert counts.forwards <= counts.rows
+    if not has_states:
+        assert counts.rows == counts.forwards + counts.drafted.total()
+
+
+def test_the_longest_right_path_of_a_tree_is_accepted() -> None:
+    tree = Draft((5, 6, 7, 8), (-1, -1, 1, 2), ("history",) * 4)
+    assert accepted_path(tree, [6, 7, 9]) == [1, 2]
+    assert accepted_path(tree, [5, 7]) == [0]
+    assert accepted_path(tree, [9]) == []
+    assert accepted_path(chain([1, 2], ["history"] * 2), [1, 2, 3]) == [0, 1]
+
+
+def test_a_kind_has_the_forwards_whose_first_token_it_is() -> None:
+    answer = TokenAnswer((), range(9), ["thought"] * 5 + ["edit"] * 4)
+    counts = replay(oracle(answer, lies=0), answer, rows_max=3, has_states=False)
+    assert {kind: (count.tokens, count.forwards) for kind, count in counts.items()} == {
+        "thought": (6, 2),
+        "edit": (2, 1),
+    }
+
+
+def test_what_rows_cost_lies_on_the_curves_of_the_macs() -> None:
+    assert rows_cost("m4", 1) == rows_cost("m5", 1) == 1
+    assert rows_cost("m4", 5) == pytest.approx((1.48 + 2.05) / 2)
+
+
+def test_counts_add_up() -> None:
+    answer = answer_of(range(17))
+    one = replay(oracle(answer, lies=0), answer, rows_max=8, has_states=False)["text"]
+    total = DraftCounts()
+    total.add(one)
+    total.add(one)
+    assert (total.tokens, total.forwards, total.rows) == (32, 4, 32)
+    assert total.costs["m4"] == 2 * one.costs["m4"]
+    assert drafts.figures(total)["forwards_per_token"] == 0.125
+
+
+# ---------------------------------------------------------------- what others draft
+
+
+@given(st.lists(st.integers(0, 3), min_size=3, max_size=40))
+def test_prompt_lookup_drafts_what_followed_first(known: list[int]) -> None:
+    drafted = PromptLookup(answer_of([0], known)).following(4)
+    expected: list[int] = []
+    for length in (2, 1):
+        ends = (n + length for n in range(len(known)) if known[n : n + length] == known[-length:])
+        end = next(ends, len(known))
+        if end < len(known):
+            expected = known[end : end + 4]
+            break
+    assert drafted == expected
+
+
+def test_the_ngram_cache_drafts_what_mostly_followed() -> None:
+    known = [1, 2, 3, 4, 9, 1, 2, 3, 4, 9, 1, 2, 3, 4]
+    assert NgramCache(answer_of([0], known)).following(3) == [9, 1, 2]
+    # One of two that followed is half: enough for three tokens before it, too little for one.
+    assert NgramCache(answer_of([0], [7, 1, 7, 2, 7])).following(3) == []
+
+
+def test_a_lying_grammar_forces_what_never_comes() -> None:
+    answer = answer_of(range(20))
+    lies = Lies(answer)
+    lies.take([0])
+    assert lies.forced(3) == [2, 3, 4]
+
+
+# ---------------------------------------------------------------- answers in tokens
+
+
+def test_texts_are_tokenised_as_cl100k_does() -> None:
+    found = find_spec("litellm")
+    assert found is not None and found.origin is not None
+    tokenizers = Path(found.origin).parent / "litellm_core_utils" / "tokenizers"
+    ranks = load_tiktoken_bpe(str(tokenizers / drafts_answers.CL100K_FILE))
+    reference = tiktoken.Encoding(
+        "cl100k", pat_str=drafts_answers.CL100K_WORDS, mergeable_ranks=ranks, special_tokens={}
+    )
+    for text in ("def f(x):\n    return 12345\n", "It's  naïve…\t\n\n日本", '{"a": [1, 2]}'):
+        assert list(drafts_answers.encode(text)) == reference.encode_ordinary(text)
+
+
+def test_a_mark_is_a_token() -> None:
+    tokens = [drafts_answers.encode(mark) for mark in drafts_answers.MARKS]
+    assert all(len(found) == 1 for found in tokens)
+    assert len(set(tokens)) == len(tokens)
+
+
+def test_a_prompt_is_the_conversation_and_an_answer_ends_with_its_mark() -> None:
+    answers = drafts.recorded("swe-agent")
+    session = next(iter(answers.values()))
+    decoded = drafts_answers.tokenizer().decode(session[1].prompt, skip_special_tokens=False)
+    first = drafts_answers.tokenizer().decode(session[0].tokens, skip_special_tokens=False)
+    assert first.endswith(drafts_answers.END)
+    assert f"{drafts_answers.BEGIN}{first}\n" in decoded
+    assert decoded.endswith(drafts_answers.BEGIN)
+
+
+def test_chats_as_one_hold_all_that_was_before() -> None:
+    one, other = [answer_of([3], [1, 2])], [answer_of([6], [5])]
+    joined = drafts_answers.one_chat([one, other])
+    assert [list(answer.prompt) for answer in joined] == [[1, 2], [1, 2, 3, 5]]
+
+
+def test_calls_made_before_are_left_out_where_each_counts_once() -> None:
+    path = EXCERPTS_DIR / "claude-code-session-1.jsonl.xz"
+    every = list(drafts_answers.captured_calls(path, is_each_once=False))
+    once = list(drafts_answers.captured_calls(path, is_each_once=True))
+    assert 0 < len(once) <= len(every)
+    text = drafts_answers.tokenizer().decode(every[0].tokens, skip_special_tokens=False)
+    assert text.startswith('<tool_call>\n{"name": ') and text.endswith("</tool_call><|im_end|>")
+    assert every[0].tools
+
+
+# ---------------------------------------------------------------- forced tokens of calls
+
+
+def forced_in(text: str, tools: list[dict[str, Any]]) -> str:
+    answer = TokenAnswer((), [0], ["call"], tuple(tools))
+    forced = SchemaForced(answer)
+    forced.take(drafts_answers.encode(text))
+    found = drafts_answers.tokenizer().decode(forced.forced(16), skip_special_tokens=False)
+    assert isinstance(found, str)
+    return found
+
+
+def test_the_only_tools_name_and_argument_are_forced_behind_the_mark() -> None:
+    assert forced_in("I read.\n<tool_call>", [TOOL]).startswith('\n{"name": "read", "arguments')
+    assert forced_in("I read.", [TOOL]) == ""
+    assert forced_in("<tool_call>", []) == ""
+
+
+def test_nothing_is_forced_behind_a_call_or_where_it_left_the_grammar() -> None:
+    call = '<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>'
+    assert forced_in(call, [TOOL]) == ""
+    assert forced_in('<tool_call>\n{"name": "write"', [TOOL]) == ""
+
+
+# ---------------------------------------------------------------- the drafter on all this
+
+
+@pytest.mark.parametrize("name", ["fresh-prose", "random-tokens", "misleading", "lying-grammar"])
+@pytest.mark.parametrize("has_states", [False, True])
+def test_where_nothing_is_to_accept_drafting_costs_next_to_nothing(
+    name: str, has_states: bool
+) -> None:
+    sessions = drafts.all_sets(EXCERPTS_DIR)[name]()
+    way = drafts.ways(name, with_others=False)["hearth"]
+    [count] = drafts.replay_sessions(sessions, way, 8, has_states).values()
+    assert count.forwards <= count.tokens
+    assert count.rows <= 1.05 * count.tokens

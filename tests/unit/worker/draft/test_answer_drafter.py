@@ -1,0 +1,327 @@
+"""An answer's drafter proposes what must come, then what followed before, and learns from both."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from hearth.worker.draft.answer_drafter import (
+    HISTORY_TOKENS_MAX,
+    AnswerDrafter,
+    AnswerSources,
+    DraftCounts,
+)
+from hearth.worker.draft.draft import Draft
+from hearth.worker.draft.draft_length import CPU_CURVE, AcceptanceRates, DraftLength, TextKind
+from hearth.worker.draft.token_history import SEPARATOR, TokenHistory
+
+FLAT = {1: 1.0, 8: 1.01}
+
+
+class Forced:
+    """Says which tokens must come, as a test sets it."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = list(tokens)
+        self.taken: list[int] = []
+
+    def take(self, tokens: Sequence[int]) -> None:
+        self.taken += tokens
+        self.tokens = self.tokens[len(tokens) :]
+
+    def forced(self, tokens_max: int) -> list[int]:
+        return self.tokens[:tokens_max]
+
+
+def drafting(
+    prompt: Sequence[int] = (),
+    prediction: Sequence[int] = (),
+    earlier: Sequence[int] = (),
+    forced: Forced | None = None,
+    trees: bool = False,
+    kind: TextKind = "text",
+) -> AnswerDrafter:
+    answers = TokenHistory([*earlier, SEPARATOR])
+    sources = AnswerSources(prompt, lambda: answers, prediction, forced)
+    length = DraftLength(FLAT)
+    length.note(9, 10)  # it may draft as it likes
+    return AnswerDrafter(sources, length, lambda: kind, trees)
+
+
+def settle(drafter: AnswerDrafter, draft: Draft, accepted: Sequence[int], then: int) -> None:
+    """Tell what became of a chain, and what the model said behind it."""
+    drafter.note(draft, accepted, 1 + len(draft))
+    drafter.take([*(draft.tokens[node] for node in accepted), then])
+
+
+def first_nodes(draft: Draft) -> dict[int, int]:
+    """Return the first node of each token."""
+    return {token: draft.tokens.index(token) for token in draft.tokens}
+
+
+# ---------------------------------------------------------------- sources
+
+
+def test_what_followed_in_the_prompt_is_drafted_again() -> None:
+    drafter = drafting(range(100))
+    drafter.take(range(10, 20))
+    draft = drafter.propose(7, 1)
+    assert draft.is_chain and set(draft.sources) == {"history"}
+    assert draft.tokens == tuple(range(20, 27))
+
+
+def test_what_followed_in_the_answer_itself_is_drafted_again() -> None:
+    drafter = drafting([1, 2, 3])
+    drafter.take([50, 51, 52, 53, 54, 50, 51])
+    assert drafter.propose(3, 1).tokens == (52, 53, 54)
+
+
+def test_a_text_that_repeats_itself_is_thought_to_go_on_so() -> None:
+    drafter = drafting([1, 2, 3])
+    drafter.take([50, 60, 50, 60, 50, 60])
+    assert drafter.propose(5, 1).tokens == (50, 60, 50, 60, 50)
+
+
+def test_where_nothing_stood_before_nothing_is_drafted() -> None:
+    drafter = drafting(range(100))
+    drafter.take([500, 501, 502])
+    assert len(drafter.propose(7, 1)) == 0
+    assert not drafter.is_promising()
+
+
+def test_a_prediction_is_drafted_from_its_start() -> None:
+    drafter = drafting([1, 2, 3], prediction=range(40, 60))
+    draft = drafter.propose(4, 1)
+    assert (draft.tokens, set(draft.sources)) == ((40, 41, 42, 43), {"prediction"})
+    settle(drafter, draft, [0, 1, 2, 3], then=44)
+    assert drafter.propose(4, 1).tokens == (45, 46, 47, 48)
+
+
+def test_behind_what_differs_from_it_a_prediction_is_taken_up_again() -> None:
+    drafter = drafting([1, 2, 3], prediction=range(40, 60))
+    drafter.take([40, 41, 900, 901])
+    assert len(drafter.propose(4, 1)) == 0
+    drafter.take([45, 46])
+    assert drafter.propose(4, 1).tokens == (47, 48, 49, 50)
+
+
+def test_a_prediction_that_has_come_to_its_end_drafts_nothing() -> None:
+    drafter = drafting([1, 2, 3], prediction=range(40, 50))
+    drafter.take(range(40, 50))
+    assert len(drafter.propose(4, 1)) == 0
+
+
+def test_earlier_answers_are_drafted_from() -> None:
+    drafter = drafting([1, 2, 3], earlier=range(40, 60))
+    drafter.take([45, 46, 47])
+    draft = drafter.propose(2, 1)
+    assert (draft.tokens, set(draft.sources)) == ((48, 49), {"answers"})
+
+
+def test_the_longest_match_is_followed_and_of_those_as_long_the_own_conversations() -> None:
+    drafter = drafting([7, 8, 9, 100], [6, 7, 8, 9, 200], [5, 6, 7, 8, 9, 300])
+    for tail, source in (
+        ([7, 8, 9], "history"),
+        ([6, 7, 8, 9], "prediction"),
+        ([5, 6, 7, 8, 9], "answers"),
+    ):
+        drafter = drafting([7, 8, 9, 100], [6, 7, 8, 9, 200], [5, 6, 7, 8, 9, 300])
+        drafter.take([1_000, *tail])
+        assert drafter.propose(1, 1).sources == (source,)
+
+
+# ---------------------------------------------------------------- forced tokens
+
+
+def test_forced_tokens_come_first_and_what_followed_them_before_behind() -> None:
+    drafter = drafting([30, 31, 32, 33, 34, 35], forced=Forced(31, 32), kind="call")
+    drafter.take([])
+    draft = drafter.propose(5, 1)
+    assert draft.tokens == (31, 32, 33, 34, 35)
+    assert draft.sources == ("forced", "forced", "history", "history", "history")
+    assert draft.is_chain
+
+
+def test_a_place_that_is_followed_already_is_followed_behind_forced_tokens() -> None:
+    prompt = [*range(20, 40), 25, 26, 900]  # newer, but a shorter match
+    forced = Forced(0, 0, 0, 0, 25, 26)
+    drafter = drafting(prompt, forced=forced, kind="call")
+    drafter.take([21, 22, 23, 24])
+    assert forced.taken == [21, 22, 23, 24]
+    assert drafter.propose(4, 1).tokens == (25, 26, 27, 28)
+
+
+def test_what_forced_tokens_repeat_is_thought_to_go_on() -> None:
+    drafter = drafting([1, 2, 9], forced=Forced(1, 2), kind="call")
+    assert drafter.propose(6, 1).tokens == (1, 2, 9, 1, 2, 9)
+
+
+def test_forced_tokens_that_are_always_wrong_are_asked_for_no_more() -> None:
+    drafter = AnswerDrafter(
+        AnswerSources([], forced=Forced(*[5] * 400)), DraftLength(CPU_CURVE), lambda: "call"
+    )
+    drafted = 0
+    for at in range(300):
+        draft = drafter.propose(7, 1)
+        drafted += len(draft)
+        if len(draft):
+            drafter.note(draft, [], 1 + len(draft))
+        drafter.take([1_000 + at])
+    assert drafted <= 15
+
+
+# ---------------------------------------------------------------- trees
+
+
+def test_where_two_sources_differ_both_branches_are_proposed_where_trees_are_allowed() -> None:
+    drafter = drafting([7, 8, 50, 51], earlier=[7, 8, 60, 61], trees=True)
+    drafter.take([7, 8])
+    draft = drafter.propose(7, 1)
+    assert not draft.is_chain
+    at = first_nodes(draft)
+    assert {50, 51, 60} <= at.keys()
+    assert draft.parents[at[50]] == draft.parents[at[60]] == -1
+    assert (draft.parents[at[51]], draft.parents[at[61]]) == (at[50], at[60])
+    assert at[50] < at[60] < at[51] < at[61], "the likeliest first"
+    assert draft.sources[at[60]] == "answers"
+
+
+def test_two_places_of_one_text_may_be_the_branches() -> None:
+    drafter = drafting([7, 8, 50, 1, 2, 7, 8, 60, 3, 4], trees=True)
+    drafter.take([7, 8])
+    draft = drafter.propose(7, 1)
+    roots = {draft.tokens[n] for n, parent in enumerate(draft.parents) if parent == -1}
+    assert roots == {50, 60}
+
+
+def test_branches_part_where_the_sources_do() -> None:
+    drafter = drafting([7, 8, 40, 50, 51], earlier=[7, 8, 40, 60, 61], trees=True)
+    drafter.take([7, 8])
+    draft = drafter.propose(7, 1)
+    at = first_nodes(draft)
+    assert draft.tokens.count(40) == 1
+    assert draft.parents[at[50]] == draft.parents[at[60]] == at[40]
+
+
+def test_only_chains_are_proposed_unless_trees_are_allowed() -> None:
+    drafter = drafting([7, 8, 50, 51], earlier=[7, 8, 60, 61])
+    drafter.take([7, 8])
+    assert drafter.propose(7, 1).is_chain
+
+
+def test_of_a_tree_each_branch_learns_what_was_told_of_it() -> None:
+    drafter = drafting([7, 8, 50, 51], earlier=[7, 8, 60, 61], trees=True)
+    drafter.take([7, 8])
+    draft = drafter.propose(7, 1)
+    before = [drafter.rate(source, "text", 2) for source in ("history", "answers")]
+    drafter.note(draft, [draft.tokens.index(60)], 1 + len(draft))
+    after = [drafter.rate(source, "text", 2) for source in ("history", "answers")]
+    assert after[0] < before[0] and after[1] > before[1]
+
+
+# ---------------------------------------------------------------- what the engine is told
+
+
+@pytest.mark.parametrize("waiting", [1, 3, 7, 8, 20])
+def test_no_more_is_proposed_than_was_asked_for_nor_than_eight_rows(waiting: int) -> None:
+    drafter = drafting(range(100))
+    drafter.take(range(10, 20))
+    assert len(drafter.propose(16, waiting)) == max(0, 8 - waiting)
+    assert len(drafter.propose(2, waiting)) == min(2, max(0, 8 - waiting))
+    assert len(drafter.propose(0, waiting)) == 0
+
+
+def test_a_draft_is_promised_while_a_text_is_followed_and_behind_a_right_draft() -> None:
+    drafter = drafting(range(100))
+    drafter.take(range(10, 20))
+    assert drafter.is_promising()
+    settle(drafter, drafter.propose(2, 1), [0, 1], then=700)
+    assert drafter.is_promising()
+    for token in range(701, 708):
+        assert drafter.is_promising()
+        drafter.take([token])
+    drafter.take([708])
+    assert not drafter.is_promising()
+
+
+def test_in_a_call_whose_grammar_is_known_a_draft_is_always_promised() -> None:
+    assert drafting(forced=Forced(), kind="call").is_promising()
+    assert not drafting(forced=Forced(), kind="text").is_promising()
+
+
+def test_of_what_hangs_from_a_wrong_token_nothing_is_learned() -> None:
+    drafter, rates = drafting(range(100)), AcceptanceRates()
+    drafter.take(range(10, 12))
+    drafter.note(drafter.propose(7, 1), [], 8)
+    rates.note("history", "text", 2, right=False)
+    lengths = (2, 3, 4, 6, 9)
+    told = [drafter.rate("history", "text", length) for length in lengths]
+    assert told == [rates.rate("history", "text", length) for length in lengths]
+
+
+def test_kinds_of_text_are_learned_apart() -> None:
+    kind: list[TextKind] = ["thinking"]
+    drafter = AnswerDrafter(AnswerSources(range(100)), DraftLength(), lambda: kind[0])
+    drafter.take([20, 21])
+    before = drafter.rate("history", "call", 2)
+    drafter.note(drafter.propose(1, 1), [], 2)
+    assert drafter.rate("history", "thinking", 2) < drafter.rate("history", "call", 2) < before
+
+
+def test_counts_tell_what_was_drafted_and_what_it_saved() -> None:
+    drafter = drafting([30, 31, 32, 33, 34, 35], forced=Forced(31, 32), kind="call")
+    settle(drafter, drafter.propose(4, 1), [0, 1, 2], then=700)
+    drafter.take([701, 702])
+    counts = drafter.counts
+    assert (counts.tokens, counts.forwards, counts.rows) == (6, 3, 5 + 2)
+    assert counts.drafted == {"forced": 2, "history": 2}
+    assert counts.accepted == {"forced": 2, "history": 1}
+    assert counts.saved == pytest.approx(3, abs=0.02)
+    total = DraftCounts()
+    total.add(counts)
+    total.add(counts)
+    assert (total.tokens, total.forwards, total.rows) == (12, 6, 14)
+    assert total.accepted == {"forced": 4, "history": 2}
+
+
+def test_a_draft_that_the_engine_drops_whole_is_plain_decoding() -> None:
+    drafter = drafting(range(100))
+    drafter.take(range(10, 20))
+    assert len(drafter.propose(4, 3)) == 4
+    drafter.take([20])
+    counts = drafter.counts
+    assert (counts.tokens, counts.forwards, counts.rows) == (11, 11, 10 + 3)
+    assert counts.drafted.total() == 0
+
+
+def test_rows_that_wait_are_counted_where_nothing_is_drafted_too() -> None:
+    drafter = drafting([1, 2])
+    drafter.take([5])
+    assert len(drafter.propose(4, 3)) == 0
+    drafter.take([6])
+    assert (drafter.counts.rows, drafter.counts.forwards) == (2 + 2, 2)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_a_history_that_made_way_is_made_anew() -> None:
+    drafter = drafting(range(100))
+    drafter.take(range(10, 20))
+    drafted = drafter.propose(4, 1)
+    drafter.drop_history()
+    assert drafter.history_nbytes == 0
+    assert drafter.propose(4, 1) == drafted
+    drafter.take([800])
+    drafter.drop_history()
+    drafter.take([*range(40, 50)])
+    assert drafter.propose(2, 1).tokens == (50, 51)
+    assert drafter.history_nbytes > 0
+
+
+def test_of_a_longer_conversation_the_newest_tokens_are_looked_up() -> None:
+    drafter = drafting([*range(HISTORY_TOKENS_MAX), 1, 2])
+    drafter.take([5, 6, 7])
+    assert len(drafter.propose(4, 1)) == 0
+    drafter.take(range(HISTORY_TOKENS_MAX - 50, HISTORY_TOKENS_MAX - 40))
+    assert drafter.propose(1, 1).tokens == (HISTORY_TOKENS_MAX - 40,)
+    assert drafter.history_nbytes <= 24 * HISTORY_TOKENS_MAX

@@ -1,0 +1,130 @@
+"""The length of a draft follows from what rows cost and from what was right before."""
+
+import pytest
+
+from hearth.worker.draft.draft_length import CPU_CURVE, ROWS_MAX, DraftLength, costs_of
+
+STEEP = {1: 1.0, 2: 1.7, 4: 3.3, 8: 6.1}  # an M3 Ultra with 4-bit weights (mlx issue 4265)
+FLAT = {1: 1.0, 8: 1.05}
+
+
+def sure(count: int, rate: float) -> list[float]:
+    """Return the chances of a chain whose tokens are each right at `rate`."""
+    return [rate ** (at + 1) for at in range(count)]
+
+
+def test_costs_lie_on_lines_between_the_points_and_go_on_behind_the_last() -> None:
+    costs = costs_of({1: 2.0, 2: 2.2, 4: 3.0, 8: 5.0}, rows_max=10)
+    assert costs == pytest.approx((0, 1.0, 1.1, 1.3, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0))
+
+
+def test_sure_tokens_are_drafted_up_to_eight_rows() -> None:
+    assert DraftLength(FLAT).count(sure(5, 0.99), 1) == 5
+    length = DraftLength(FLAT)
+    length.note(20, 21)
+    assert length.count(sure(16, 0.99), 1) == ROWS_MAX - 1
+    assert length.count(sure(16, 0.99), 3) == ROWS_MAX - 3
+    assert length.count(sure(16, 0.99), ROWS_MAX) == length.count(sure(16, 0.99), 12) == 0
+
+
+def test_unlikely_tokens_are_drafted_where_rows_are_cheap_only() -> None:
+    chances = sure(4, 0.3)
+    drafted = [DraftLength(curve).count(chances, 1) for curve in (STEEP, CPU_CURVE, FLAT)]
+    assert drafted[0] == 0 < drafted[1] < drafted[2]
+
+
+def test_where_rows_cost_nearly_a_forward_nothing_is_drafted() -> None:
+    assert DraftLength(STEEP).count(sure(7, 0.99), 1) == 0
+
+
+def test_rows_that_wait_make_a_draft_shorter() -> None:
+    drafted = [DraftLength().count(sure(7, 0.8), waiting) for waiting in (1, 4)]
+    assert drafted[0] > drafted[1]
+
+
+def test_a_model_that_feeds_accepted_tokens_again_is_drafted_less() -> None:
+    cheap, dear = DraftLength(), DraftLength()
+    dear.count(sure(1, 0.5), 2)  # it is known by the rows that wait
+    assert dear.count(sure(7, 0.7), 1) < cheap.count(sure(7, 0.7), 1)
+
+
+def test_what_was_wrong_is_held_for_less_likely_and_what_was_right_for_more() -> None:
+    rates = DraftLength().rates
+    before = rates.rate("history", "text", 5)
+    for _ in range(6):
+        rates.note("history", "text", 5, right=False)
+    assert rates.rate("history", "text", 5) < before / 2
+    for _ in range(20):
+        rates.note("history", "text", 5, right=True)
+    assert rates.rate("history", "text", 5) > before
+
+
+def test_a_length_never_tried_is_as_good_as_its_source_has_been() -> None:
+    rates = DraftLength().rates
+    before = {kind: rates.rate("history", kind, 20) for kind in ("text", "thinking")}
+    other = rates.rate("answers", "text", 20)
+    for _ in range(12):
+        rates.note("history", "text", 3, right=False)
+    assert rates.rate("history", "text", 20) < before["text"] / 2
+    assert rates.rate("history", "text", 20) < rates.rate("history", "thinking", 20)
+    assert rates.rate("answers", "text", 20) == other
+
+
+def test_forced_tokens_are_trusted_from_the_start_and_not_for_ever() -> None:
+    rates = DraftLength().rates
+    assert rates.rate("forced", "call", 0) > 0.95 > rates.rate("history", "call", 64)
+    for _ in range(30):
+        rates.note("forced", "call", 0, right=False)
+    assert rates.rate("forced", "call", 0) < 0.15
+
+
+def test_a_probe_is_one_token_and_comes_seldom() -> None:
+    length = DraftLength()
+    assert length.count((0.01,) * 7, 1) == 0
+    drafted = []
+    for _ in range(600):
+        length.take(1)
+        drafted.append(length.count((0.01,) * 7, 1))
+        if drafted[-1]:
+            length.note(0, 1 + drafted[-1])
+    assert max(drafted) == 1 and 5 <= sum(drafted) <= 8
+
+
+def test_behind_a_right_probe_the_next_one_is_not_far() -> None:
+    length = DraftLength()
+
+    def tokens_to_probe() -> int:
+        for tokens in range(1, 200):
+            length.take(1)
+            if length.count((0.01,), 1):
+                return tokens
+        return 0
+
+    waits = []
+    for _ in range(4):
+        waits.append(tokens_to_probe())
+        length.note(0, 2)
+    tokens_to_probe()
+    length.note(1, 2)
+    assert waits == [24, 48, 96, 96] and tokens_to_probe() == 24
+
+
+def test_right_drafts_come_up_fast_behind_a_thousand_wrong_ones() -> None:
+    length = DraftLength()
+
+    def forward(right: bool) -> int:
+        length.take(1)
+        rate = length.rates.rate("history", "text", 20)
+        count = length.count(sure(7, rate), 1)
+        for _ in range(count if right else min(count, 1)):
+            length.rates.note("history", "text", 20, right)
+        if count:
+            length.note(count if right else 0, 1 + count)
+            length.take(count if right else 0)
+        return count
+
+    assert sum(forward(right=False) for _ in range(1_000)) <= 50
+    drafted = [forward(right=True) for _ in range(150)]
+    first = next(at for at, count in enumerate(drafted) if count)
+    assert first <= 96
+    assert max(drafted[first : first + 12]) >= 3

@@ -1,0 +1,98 @@
+"""A worker remembers 32 MB for drafting at most, whatever is asked of it."""
+
+from hearth.worker.draft.answer_drafter import HISTORY_TOKENS_MAX, AnswerDrafter, AnswerSources
+from hearth.worker.draft.draft_memory import OWNERS_MAX, DraftMemory
+from hearth.worker.draft.history_room import HistoryRoom
+
+
+class Holder:
+    def __init__(self, nbytes: int) -> None:
+        self.history_nbytes = nbytes
+
+    def drop_history(self) -> None:
+        self.history_nbytes = 0
+
+
+def drafting(memory: DraftMemory, owner: str, prompt: list[int]) -> AnswerDrafter:
+    drafter = memory.begin(owner, AnswerSources(prompt), lambda: "text")
+    drafter.take([1, 2, 3])
+    drafter.propose(8, 1)
+    return drafter
+
+
+def test_the_history_that_was_made_first_makes_way() -> None:
+    room = HistoryRoom(bytes_max=10)
+    holders = [Holder(4), Holder(4), Holder(4)]
+    for holder in holders:
+        room.hold(holder)
+    assert [holder.history_nbytes for holder in holders] == [0, 4, 4]
+    assert room.nbytes == 8
+
+
+def test_one_that_is_released_counts_no_more() -> None:
+    room = HistoryRoom(bytes_max=10)
+    first, second = Holder(6), Holder(6)
+    room.hold(first)
+    room.release(first)
+    room.hold(second)
+    assert (room.nbytes, first.history_nbytes) == (6, 6)
+    room.hold(second)
+    assert room.nbytes == 6, "one holds its history once"
+
+
+def test_a_history_larger_than_all_room_is_the_only_one() -> None:
+    room = HistoryRoom(bytes_max=10)
+    small, large = Holder(2), Holder(11)
+    room.hold(small)
+    room.hold(large)
+    assert (small.history_nbytes, large.history_nbytes) == (0, 11)
+
+
+def test_long_conversations_and_long_answers_of_many_keys_stay_within_32_mb() -> None:
+    memory = DraftMemory()
+    prompt = list(range(HISTORY_TOKENS_MAX))
+    drafters = []
+    for number in range(8):
+        drafters.append(drafting(memory, f"{number}", prompt))
+        assert 0 < memory.nbytes <= 32 << 20
+    for number, drafter in enumerate(drafters):
+        drafter.take(range(60_000))
+        drafter.propose(8, 1)
+        assert memory.nbytes <= 32 << 20
+        memory.keep(f"{number}", drafter.answer)
+        memory.end(drafter)
+        assert memory.nbytes <= 32 << 20
+    assert memory.counts.tokens == 8 * 60_003
+
+
+def test_a_conversation_whose_history_made_way_is_drafted_as_before() -> None:
+    memory = DraftMemory()
+    prompt = list(range(HISTORY_TOKENS_MAX))
+    drafters = [drafting(memory, "mine", prompt) for _ in range(6)]
+    assert min(drafter.history_nbytes for drafter in drafters) == 0
+    drafters[0].take(range(200_000, 200_010))
+    assert drafters[0].propose(1, 1).tokens == (200_010,)
+
+
+def test_a_new_answer_starts_from_its_keys_rates() -> None:
+    memory = DraftMemory()
+    first = drafting(memory, "mine", [5, 6, 7, 8])
+    first.take([5, 6])
+    before = first.rate("history", "text", 2)
+    first.note(first.propose(1, 1), [], 2)
+    memory.keep("mine", first.answer)
+    memory.end(first)
+    assert drafting(memory, "mine", [9]).rate("history", "text", 2) < before
+    assert drafting(memory, "theirs", [9]).rate("history", "text", 2) == before
+
+
+def test_rates_of_so_many_keys_are_remembered() -> None:
+    memory = DraftMemory()
+    rates = []
+    for number in range(OWNERS_MAX + 1):
+        drafter = drafting(memory, f"{number}", [5, 6, 7, 8])
+        drafter.take([5, 6])
+        drafter.note(drafter.propose(1, 1), [], 2)
+        rates.append(drafter.rate("history", "text", 2))
+    again = [drafting(memory, f"{n}", [9]).rate("history", "text", 2) for n in (OWNERS_MAX, 0)]
+    assert again[0] == rates[-1] < again[1], "the first of them is unknown again"

@@ -1,0 +1,301 @@
+"""Drafts for one answer: what its grammar forces, and what followed the last time.
+
+Tokens alone: nothing here knows a model or an array of one.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
+from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
+from hearth.worker.draft.forced_tokens import ForcedTokens
+from hearth.worker.draft.history_room import HistoryRoom
+from hearth.worker.draft.token_history import TokenHistory
+from hearth.worker.draft.token_lookup import TokenLookup
+
+# The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
+HISTORY_TOKENS_MAX: Final = 1 << 18
+_ANSWER_ROOM: Final = 4_096
+# Behind an accepted draft the next one is seldom far, so that its tokens are waited for.
+_PROMISING_TOKENS: Final = 8
+_CHANCE_MIN: Final = 0.05  # of the last node of a chain: nothing behind a less likely one
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """Counts what drafting did. Owner: the inference thread."""
+
+    drafted: Counter[DraftSource] = field(default_factory=Counter)
+    accepted: Counter[DraftSource] = field(default_factory=Counter)
+    tokens: int = 0
+    rows: int = 0  # of all forwards
+    saved: float = 0.0  # estimated, in forwards of one row
+
+    @property
+    def forwards(self) -> int:
+        """Forwards in which the tokens were computed."""
+        return self.tokens - self.accepted.total()
+
+    def add(self, other: "DraftCounts") -> None:
+        self.drafted.update(other.drafted)
+        self.accepted.update(other.accepted)
+        self.tokens += other.tokens
+        self.rows += other.rows
+        self.saved += other.saved
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSources:
+    """Where the drafts of one answer come from."""
+
+    prompt: Sequence[int]
+    earlier_answers: Callable[[], TokenHistory | None] = lambda: None  # of the same API key
+    prediction: Sequence[int] = ()  # the client's guess of the answer
+    forced: ForcedTokens | None = None
+    room: HistoryRoom = field(default_factory=HistoryRoom)
+    looks_up: bool = True  # False = what is forced, and nothing from text
+
+
+class _Node(NamedTuple):
+    """A token that may come, and how likely it is that it is accepted."""
+
+    token: int
+    parent: int
+    source: DraftSource
+    length: int  # of the match that it follows
+    chance: float
+
+
+class AnswerDrafter:
+    """Drafts for one answer (`draft.Drafter`). Owner: the inference thread."""
+
+    def __init__(
+        self,
+        sources: AnswerSources,
+        length: DraftLength,
+        kind: Callable[[], TextKind],
+        allows_trees: bool = False,
+    ) -> None:
+        """`kind` tells what kind of text comes next."""
+        self.counts = DraftCounts()
+        self.answer: list[int] = []
+        self._sources = sources
+        self._length = length
+        self._kind = kind
+        self._allows_trees = allows_trees
+        self._history: TokenHistory | None = None
+        # The first of those with matches of one length is followed.
+        self._lookups = [TokenLookup("history", lambda: self._history, is_own=True)]
+        if sources.prediction and sources.looks_up:
+            predicted = TokenHistory(sources.prediction)
+            self._lookups.append(TokenLookup("prediction", lambda: predicted, from_start=True))
+        if sources.looks_up:
+            self._lookups.append(TokenLookup("answers", sources.earlier_answers))
+        self._since_accepted = _PROMISING_TOKENS  # tokens
+        self._waiting = 0  # rows beside a proposed draft of which nothing was told yet
+        self._proposed: list[_Node] = []
+        self._proposed_kind: TextKind = "text"
+
+    # ------------------------------------------------------------ what the engine asks
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Take the answer's next tokens."""
+        if self._waiting:  # the engine has verified nothing of what was proposed
+            self._note_plain(self._waiting)
+        self.answer.extend(tokens)
+        self._length.take(len(tokens))
+        self._since_accepted += len(tokens)
+        self.counts.tokens += len(tokens)
+        self.counts.rows += len(tokens)
+        if self._sources.forced is not None:
+            self._sources.forced.take(tokens)
+        for token in tokens:
+            for lookup in self._lookups:
+                lookup.take(token)
+        if self._history is not None:
+            self._history.extend(tokens)
+            if len(self._history) > HISTORY_TOKENS_MAX:
+                self.drop_history()
+
+    def is_promising(self) -> bool:
+        """Whether a draft may be had once the next token, which is computed now, is known."""
+        length, kind = self._length, self._kind()
+        if self._since_accepted < _PROMISING_TOKENS:
+            return True
+        if kind == "call" and self._sources.forced is not None:
+            return length.is_worth(length.rates.rate("forced", kind, 0)) or length.is_probe_due
+        lookup = self._longest(self._tail())
+        if not lookup.length:
+            return False
+        rate = length.rates.rate(lookup.source, kind, lookup.length)
+        return length.is_worth(rate) or length.is_probe_due
+
+    def propose(self, tokens_max: int, waiting: int) -> Draft:
+        """Return what may come behind all tokens so far."""
+        most = min(tokens_max, ROWS_MAX - waiting)
+        self._proposed_kind = self._kind()
+        nodes = self._nodes(most) if most > 0 else []
+        count = self._length.count([node.chance for node in nodes], waiting)
+        if not count:
+            self._note_plain(waiting)
+            return NO_DRAFT
+        self._proposed, self._waiting = nodes[:count], waiting
+        return Draft(
+            tuple(node.token for node in self._proposed),
+            tuple(node.parent for node in self._proposed),
+            tuple(node.source for node in self._proposed),
+        )
+
+    def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
+        """Learn which of the draft's nodes were right, and the rows of the forward that told so."""
+        right, self._waiting = set(accepted), 0
+        self.counts.drafted.update(draft.sources)
+        self.counts.accepted.update(draft.sources[node] for node in right)
+        self.counts.rows += rows - 1 - len(right)
+        self.counts.saved += len(right) + 1 - self._length.cost(rows)
+        self._length.note(len(right), rows)
+        if right:
+            self._since_accepted = -1 - len(right)  # which are taken next, and the one behind them
+        path = -1
+        for at, node in enumerate(self._proposed[: len(draft)]):
+            # Nothing is known of what hangs from a wrong node or stands beside a right one.
+            if node.parent == path:
+                kind = self._proposed_kind
+                self._length.rates.note(node.source, kind, node.length, at in right)
+                path = at if at in right else path
+
+    def rate(self, source: DraftSource, kind: TextKind, length: int) -> float:
+        """Return how likely a token is held to be right that follows a match of `length`."""
+        return self._length.rates.rate(source, kind, length)
+
+    def _note_plain(self, waiting: int) -> None:
+        """Count the rows beyond one of a forward without a draft."""
+        self._waiting = 0
+        if waiting > 1:
+            self.counts.rows += waiting - 1
+            self.counts.saved += 1 - self._length.cost(waiting)
+            self._length.note(0, waiting)
+
+    # ------------------------------------------------------------ the conversation
+
+    @property
+    def history_nbytes(self) -> int:
+        return self._history.nbytes if self._history is not None else 0
+
+    def drop_history(self) -> None:
+        """Forget the conversation's index; the next draft makes it anew."""
+        self._history = None
+
+    def _tail(self) -> list[int]:
+        """Return the last tokens that are known, of which a match is sought.
+
+        The prompt is indexed as late as here, since answers of a batch never draft.
+        """
+        if not self._sources.looks_up:
+            return []
+        history = self._history
+        if history is None:
+            kept = HISTORY_TOKENS_MAX * 3 // 4
+            known = [*self._sources.prompt[-kept:], *self.answer][-kept:]
+            history = self._history = TokenHistory(known, len(known) + _ANSWER_ROOM)
+            self._sources.room.hold(self)
+        return history.tail()
+
+    def _longest(self, tail: list[int]) -> TokenLookup:
+        """Return the lookup with the longest match."""
+        for lookup in self._lookups:
+            lookup.look_up(tail)
+        return max(self._lookups, key=_match_length)
+
+    # ------------------------------------------------------------ the draft
+
+    def _nodes(self, most: int) -> list[_Node]:
+        """Return what may come, the likeliest first, at most `most` nodes."""
+        forced = self._sources.forced.forced(most) if self._sources.forced is not None else []
+        nodes = self._chain([], forced, "forced", 0)
+        if len(nodes) < most:
+            tail = self._tail()
+            tokens, source, length = self._behind(forced, tail, most - len(nodes))
+            nodes = self._chain(nodes, tokens, source, length)
+            if self._allows_trees and tokens and not forced:
+                nodes = self._with_branch(nodes, tail)[:most]
+        return nodes
+
+    def _behind(
+        self, forced: list[int], tail: list[int], count: int
+    ) -> tuple[list[int], DraftSource, int]:
+        """Return what followed the longest match, where it comes from and the match's length."""
+        longest = self._longest(tail)
+        if not forced:
+            return longest.next_tokens(count), longest.source, longest.length
+        found = [(*lookup.behind(forced, tail, count), lookup.source) for lookup in self._lookups]
+        tokens, length, source = max(found, key=lambda row: row[1])
+        return tokens, source, length
+
+    def _chain(
+        self, nodes: list[_Node], tokens: Sequence[int], source: DraftSource, length: int
+    ) -> list[_Node]:
+        """Return `nodes`, a chain, with a match's tokens behind: each makes it a token longer."""
+        rates, kind = self._length.rates, self._proposed_kind
+        chance = nodes[-1].chance if nodes else 1.0
+        for at, token in enumerate(tokens):
+            chance *= rates.rate(source, kind, length + at)
+            nodes.append(_Node(token, len(nodes) - 1, source, length + at, chance))
+            if chance < _CHANCE_MIN:
+                break
+        return nodes
+
+    def _with_branch(self, nodes: list[_Node], tail: list[int]) -> list[_Node]:
+        """Return a chain with what another source, or place, has where it parts from it."""
+        best: list[_Node] = []
+        for tokens, length, source in self._others(nodes[0].token, tail, len(nodes)):
+            depth = _depth_of_parting(nodes, tokens)
+            if depth < min(len(nodes), len(tokens)):
+                branch = self._branch(nodes, depth, tokens[depth:], source, length + depth)
+                if not best or branch[0].chance > best[0].chance:
+                    best = branch
+        return _in_order(nodes + best) if best else nodes
+
+    def _others(
+        self, than: int, tail: list[int], count: int
+    ) -> Iterator[tuple[list[int], int, DraftSource]]:
+        """Yield tokens that may come instead of the longest match's, its length and its source."""
+        for lookup in self._lookups:
+            yield lookup.next_tokens(count), lookup.length, lookup.source
+            yield *lookup.other_tokens(than, tail, count), lookup.source
+
+    def _branch(
+        self, nodes: list[_Node], depth: int, tokens: list[int], source: DraftSource, length: int
+    ) -> list[_Node]:
+        """Return nodes behind `depth` of the chain, should its node there be wrong."""
+        rates, kind, parent = self._length.rates, self._proposed_kind, depth - 1
+        before = nodes[parent].chance if depth else 1.0
+        chance, branch = before - nodes[depth].chance, []
+        for at, token in enumerate(tokens):
+            chance *= rates.rate(source, kind, length + at)
+            branch.append(_Node(token, parent, source, length + at, chance))
+            parent = len(nodes) + at
+            if chance < _CHANCE_MIN:
+                break
+        return branch
+
+
+def _depth_of_parting(nodes: list[_Node], tokens: Sequence[int]) -> int:
+    """Return how many of a chain's first tokens `tokens` begins with."""
+    pairs = enumerate(zip(nodes, tokens, strict=False))
+    return next(
+        (at for at, (node, token) in pairs if node.token != token), min(len(nodes), len(tokens))
+    )
+
+
+def _in_order(nodes: list[_Node]) -> list[_Node]:
+    """Return a tree's nodes by their chance, each behind its parent."""
+    order = sorted(range(len(nodes)), key=lambda at: (-nodes[at].chance, at))
+    places = {at: place for place, at in enumerate(order)} | {-1: -1}
+    return [nodes[at]._replace(parent=places[nodes[at].parent]) for at in order]
+
+
+def _match_length(lookup: TokenLookup) -> int:
+    return lookup.length

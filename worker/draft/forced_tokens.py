@@ -1,0 +1,19 @@
+"""Says what the grammar of an answer is asked for: the tokens that it lets come alone."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class ForcedTokens(Protocol):
+    """Follows one answer and knows where its grammar, or that of a call in it, leaves no choice.
+
+    Owner: the inference thread.
+    """
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Take the answer's next tokens."""
+        ...
+
+    def forced(self, tokens_max: int) -> list[int]:
+        """Return the tokens that must come next, at most so many; most often there is none."""
+        ...

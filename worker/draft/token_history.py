@@ -1,0 +1,187 @@
+"""Finds where the last tokens of a text stood before, and what followed them there.
+
+N-grams of two lengths are hashed into tables of the places where they ended last, and each place
+knows the one before it: 22 bytes a token. Long texts are taken in at once, by numpy.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Places = npt.NDArray[np.int32]
+Hashes = npt.NDArray[np.uint64]
+
+# Lengths of the n-grams that are looked up, the longer first: it finds the place of a long match
+# even where the shorter n-gram stood in many places since.
+ORDERS: Final = (6, 2)
+PLACES_MAX: Final = 8  # that are looked at for each order, the newest first
+MATCH_MAX: Final = 64  # tokens of a match that are counted
+SEPARATOR: Final = -1  # stands between texts; no token is alike, and nothing follows one
+_ROOM_MIN: Final = 512  # tokens
+_RUN: Final = 8  # tokens that are compared at once
+_SLOTS_PER_TOKEN: Final = 1.25
+_FACTOR: Final = 0x9E3779B97F4A7C15  # of Knuth's multiplicative hashing
+_BITS: Final = (1 << 64) - 1
+
+
+class Match(NamedTuple):
+    """Says that the last `length` tokens of some text stood in a history up to `end`."""
+
+    length: int
+    end: int
+
+
+class TokenHistory:
+    """Tokens in order, and where each n-gram of them ended last.
+
+    Invariants: `_before[order][end]` is a smaller end whose n-gram has the same slot, 0 where there
+    is none; what is returned was compared token by token, so that a shared slot costs time alone.
+    Owner: the inference thread.
+    """
+
+    def __init__(self, tokens: Sequence[int] | Places = (), room: int = 0) -> None:
+        """`room` is how many tokens it is made for; it grows beyond."""
+        self._count = 0
+        self._tokens = np.zeros(0, np.int32)
+        self._grow(np.asarray(tokens, np.int32), room)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        tables = sum(table.nbytes for table in (*self._last.values(), *self._before.values()))
+        return self._tokens.nbytes + tables
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take the next tokens, each in some microseconds."""
+        if self._count + len(tokens) > len(self._tokens):
+            fresh = np.asarray(tokens, np.int32)
+            known = np.concatenate((self._tokens[: self._count], fresh))
+            self._grow(known, len(known) + len(known) // 8 + _ROOM_MIN)
+            return
+        for token in tokens:
+            self._append(token)
+
+    def find(self, tail: list[int], unlike: int = SEPARATOR) -> Match | None:
+        """Return the longest match of the end of `tail`, of the longest the newest; or None.
+
+        Only places that a token follows count, another than `unlike`: no text's end is one.
+        `tail` holds tokens alone, no separator.
+        """
+        for order in ORDERS:
+            if len(tail) >= order:
+                match = self._find(order, tail, unlike)
+                if match is not None:
+                    return match
+        return None
+
+    def followed(self, end: int, count: int) -> list[int]:
+        """Return the tokens that followed the place `end`, at most `count`."""
+        found = self._tokens[end : min(end + count, self._count)].tolist()
+        return found[: found.index(SEPARATOR)] if SEPARATOR in found else found
+
+    def tail(self) -> list[int]:
+        """Return the last tokens, as many as a match may have."""
+        return self._read[max(0, self._count - MATCH_MAX) : self._count].tolist()
+
+    def newest(self, count: int) -> Places:
+        """Return the last tokens, at most `count`; not to be written to."""
+        return self._tokens[max(0, self._count - count) : self._count]
+
+    def token_at(self, end: int) -> int | None:
+        """Return the token that followed the place `end`; None where a text ended, or this."""
+        token = self._read[end] if end < self._count else SEPARATOR
+        return token if token != SEPARATOR else None
+
+    # ------------------------------------------------------------ lookup
+
+    def _find(self, order: int, tail: list[int], unlike: int) -> Match | None:
+        """Return the longest match of at least `order` tokens, of those that ended last."""
+        read, earlier, last = self._read, self._read_before[order], len(tail) - 1
+        end = self._read_last[order][self._slot(tail[-order:])]
+        longest, found = order - 1, 0
+        for _ in range(PLACES_MAX):
+            if not end:
+                break
+            # A longer match has this token too: most places are told by it alone.
+            if end > longest <= last and read[end - 1 - longest] == tail[last - longest]:
+                length = self._match_length(end, tail)
+                if length > longest and self.token_at(end) not in (None, unlike):
+                    longest, found = length, end
+            end = earlier[end]
+        return Match(longest, found) if found else None
+
+    def _match_length(self, end: int, tail: list[int]) -> int:
+        read, length, size = self._read, 0, len(tail)
+        longest = min(size, end, MATCH_MAX)
+        while length + _RUN <= longest:  # many at once, where the match is long
+            place = end - length
+            if read[place - _RUN : place].tolist() != tail[size - length - _RUN : size - length]:
+                break
+            length += _RUN
+        while length < longest and read[end - 1 - length] == tail[size - 1 - length]:
+            length += 1
+        return length
+
+    # ------------------------------------------------------------ what is written
+
+    def _append(self, token: int) -> None:
+        self._read[self._count] = token
+        self._count = end = self._count + 1
+        for order in ORDERS:
+            if end >= order:
+                slot, last = self._slot(self._read[end - order : end]), self._read_last[order]
+                self._read_before[order][end] = last[slot]
+                last[slot] = end
+
+    def _grow(self, tokens: Places, room: int) -> None:
+        """Begin anew with `tokens` and room for more."""
+        room = max(room, len(tokens), _ROOM_MIN)
+        self._slots = int(room * _SLOTS_PER_TOKEN)
+        self._tokens = np.zeros(room, np.int32)
+        self._tokens[: len(tokens)] = tokens
+        self._count = len(tokens)
+        self._last = {order: np.zeros(self._slots, np.int32) for order in ORDERS}
+        self._before = {order: np.zeros(room + 1, np.int32) for order in ORDERS}
+        for order in ORDERS:
+            self._index(order)
+        # Items of a memoryview are read in a third of the time of numpy's.
+        self._read = self._tokens.data
+        self._read_last = {order: table.data for order, table in self._last.items()}
+        self._read_before = {order: table.data for order, table in self._before.items()}
+
+    def _index(self, order: int) -> None:
+        """Write the tables of one order for all tokens."""
+        if self._count < order:
+            return
+        slots = self._all_slots(order)
+        # Slot and place in one number: sorted, equal slots stand side by side with their places in
+        # order, and a sort of values is several times faster than one of places by slots.
+        ends = np.arange(order, self._count + 1, dtype=np.uint64)
+        both = (slots << np.uint64(32)) | ends
+        both.sort()
+        places = (both & np.uint64(0xFFFFFFFF)).astype(np.int32)
+        ordered = both >> np.uint64(32)
+        is_same = ordered[1:] == ordered[:-1]
+        self._before[order][places[1:][is_same]] = places[:-1][is_same]
+        is_last = np.append(~is_same, True)
+        self._last[order][ordered[is_last]] = places[is_last]
+
+    def _all_slots(self, order: int) -> Hashes:
+        """Return the slot of each n-gram, as `_slot` gives it."""
+        tokens = self._tokens[: self._count].astype(np.uint64)
+        grams = self._count - order + 1
+        hashes = np.zeros(grams, np.uint64)
+        for place in range(order):
+            hashes += tokens[place : place + grams]
+            hashes *= np.uint64(_FACTOR)
+        return ((hashes >> np.uint64(32)) * np.uint64(self._slots)) >> np.uint64(32)
+
+    def _slot(self, gram: Sequence[int]) -> int:
+        hashed = 0
+        for token in gram:
+            hashed = (hashed + token) * _FACTOR & _BITS
+        return (hashed >> 32) * self._slots >> 32

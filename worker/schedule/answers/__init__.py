@@ -1,0 +1,1 @@
+"""Drafts for answers, and tells clients what they say."""

@@ -1,0 +1,123 @@
+"""Makes the drafter of each answer, and keeps of it what serves the next ones of its API key.
+
+Owner: the inference thread.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
+
+from hearth.worker.constraint.token_mask import TokenMask
+from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
+from hearth.worker.draft.draft import DraftSource
+from hearth.worker.draft.draft_length import CPU_CURVE, TextKind
+from hearth.worker.draft.draft_memory import DraftMemory
+from hearth.worker.draft.forced_tokens import ForcedTokens
+from hearth.worker.schedule.request_state import Request
+from hearth.worker.stream.answer_parts import Channel
+
+Reach = Literal["none", "forced", "all"]
+
+TEXT_KINDS: Final[Mapping[Channel, TextKind]] = {
+    "reasoning": "thinking",
+    "content": "text",
+    "tool_call": "call",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPolicy:
+    """What is drafted for a request that does not say, and what may be for one that asks for it.
+
+    `reason` is why nothing is, if that is not what was asked for. `curve` is what a forward of so
+    many rows costs, in forwards of one.
+    """
+
+    mode: str = "off"  # SPECULATE, as it was set
+    reach: Reach = "none"
+    reach_max: Reach = "none"
+    reason: str = ""
+    curve: Mapping[int, float] = field(default_factory=lambda: CPU_CURVE)
+    takes_trees: bool = False
+
+    def of(self, asked: bool | None) -> Reach:
+        """Return what is drafted for a request that asks for it, for nothing, or does not say."""
+        if asked is None:
+            return self.reach
+        return self.reach_max if asked else "none"
+
+
+class AnswerDrafts:
+    """The drafters of one worker's answers, and what they learn. Owner: the inference thread."""
+
+    def __init__(self, policy: DraftPolicy | None = None) -> None:
+        self.policy = policy or DraftPolicy()
+        self._memory = DraftMemory(self.policy.curve)
+
+    def begin(self, request: Request) -> AnswerDrafter | None:
+        """Return what drafts for a request's answer; None where nothing is to be drafted."""
+        reach = self.policy.of(request.sampling.speculate)
+        forced = forced_tokens(request.guide, request.call_drafts)
+        if reach == "none" or request.is_read_apart or (reach == "forced" and forced is None):
+            return None
+        return self._memory.begin(
+            request.owner,
+            AnswerSources(
+                request.ids,
+                prediction=request.prediction,
+                forced=forced,
+                looks_up=reach == "all",
+            ),
+            lambda: TEXT_KINDS[request.output.channel],
+            allows_trees=self.policy.takes_trees and request.guide is None,
+        )
+
+    def end(self, request: Request) -> None:
+        """Take in what an answer that ends has taught; its drafter, if any, drafts no more."""
+        if self.policy.reach == "all" and request.uses_cache:
+            self._memory.keep(request.owner, request.sampled)
+        if request.drafter is not None:
+            self._memory.end(request.drafter)
+
+    def clear(self) -> None:
+        """Forget what answers said."""
+        self._memory.clear()
+
+    def report(self) -> dict[str, Any]:
+        """Return what `/v1/cache` tells of drafts, of all answers that have ended."""
+        counts, policy = self._memory.counts, self.policy
+        cost = counts.tokens - counts.saved
+        return {
+            "mode": policy.mode,
+            "state": "off" if policy.reach == "none" else "on",
+            "reason": policy.reason,
+            "forwards": counts.forwards,
+            "rows": counts.rows,
+            "tokens": counts.tokens,
+            "speedup_estimate": round(counts.tokens / cost, 3) if cost > 0 else None,
+            "by_source": {
+                source: {"drafted": counts.drafted[source], "accepted": counts.accepted[source]}
+                for source in get_args(DraftSource)
+            },
+            "bytes": self._memory.nbytes,
+        }
+
+
+class _ForcedByBoth:
+    """The tokens that a guide forces, which the engine advances, or else a call's own grammar."""
+
+    def __init__(self, guide: TokenMask, calls: ForcedTokens | None) -> None:
+        self._guide, self._calls = guide, calls
+
+    def take(self, tokens: Sequence[int]) -> None:
+        if self._calls is not None:
+            self._calls.take(tokens)
+
+    def forced(self, tokens_max: int) -> list[int]:
+        forced = self._guide.forced(tokens_max)
+        return forced or (self._calls.forced(tokens_max) if self._calls is not None else [])
+
+
+def forced_tokens(guide: TokenMask | None, calls: ForcedTokens | None) -> ForcedTokens | None:
+    """Return what forces tokens of an answer: what it is held to, and its calls' own grammar."""
+    return calls if guide is None else _ForcedByBoth(guide, calls)
