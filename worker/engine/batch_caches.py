@@ -7,20 +7,14 @@ Owner: the inference thread.
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from numpy.typing import NDArray
 
-from hearth.worker.engine.shared_trunk import (
-    PLAIN,
-    TailKVCache,
-    Trunk,
-    can_stand_on_trunk,
-    merge_on_trunks,
-)
+from hearth.worker.engine.shared_trunk import PLAIN, TailKVCache
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +31,7 @@ CUT_ERRORS_MAX: Final = 10
 CUT_ERROR_MAX: Final = 2e-4  # what is counted of it
 TEXTS: Final = 3
 LENGTHS: Final = (3, 64)  # of the two rows: most of the first is padding
-TRUNK_LENGTH: Final = 40  # of the rows that share one, before their own; a third row has none
-SHIFTS: Final = [40, 0, 7]  # the rows' positions, as behind images
+SHIFTS: Final = (40, 0, 7)  # of rows' positions, as behind images
 STEPS: Final = 2
 
 Call = Callable[..., mx.array]
@@ -199,57 +192,62 @@ def batches_like_alone(model: Call, new_cache: Callable[[], list[Any]]) -> bool:
 
     Takes nine forwards of at most 66 tokens; up to three times as many where the first fails.
     """
-    reason = _why_not_alike(model, new_cache, has_trunk=False)
+    reason = why_not_alike(lambda text: _errors(model, new_cache, text))
     if reason is not None:
         log.warning("sequences decode in turns, as they cannot share a forward: %s", reason)
     return reason is None
 
 
-def trunks_like_alone(model: Call, new_cache: Callable[[], list[Any]]) -> bool:
-    """Whether rows on one trunk get the logits that each gets alone. Tries it; tells where not.
+def why_not_alike(errors_of: Callable[[int], "Unlike"]) -> str | None:
+    """Return why a batch does not compute what its rows compute alone; None where it does.
 
-    Takes twelve forwards of at most 106 tokens; up to three times as many where the first fails.
+    `errors_of` computes one of `TEXTS`.
     """
-    reason = _why_not_alike(model, new_cache, has_trunk=True)
-    if reason is not None:
-        log.info("each sequence of a batch keeps all of its KV, as none share a trunk: %s", reason)
-    return reason is None
-
-
-def _why_not_alike(model: Call, new_cache: Callable[[], list[Any]], has_trunk: bool) -> str | None:
-    """Return why a batch does not compute what its rows compute alone; None where it does."""
     reason = ""
     try:
         for text in range(TEXTS):
-            error, of_cut = _errors(model, new_cache, text, has_trunk)
-            if error <= ERROR_MAX + CUT_ERRORS_MAX * min(of_cut, CUT_ERROR_MAX):
+            together, of_cut = errors_of(text)
+            if together <= ERROR_MAX + CUT_ERRORS_MAX * min(of_cut, CUT_ERROR_MAX):
                 return None
-            reason = f"its logits in a batch are off by {error:.1e}, by {of_cut:.1e} cut otherwise"
+            reason = (
+                f"its logits in a batch are off by {together:.1e}, by {of_cut:.1e} cut otherwise"
+            )
     except Exception as error:  # whatever an architecture raises on what it was not made for
         reason = " ".join(str(error).split())[:200] or type(error).__name__
     return reason
 
 
-def _errors(
-    model: Call, new_cache: Callable[[], list[Any]], text: int, has_trunk: bool
-) -> tuple[float, float]:
-    """Return how unlike logits are to those alone: in a batch, and alone with another cut."""
+def _errors(model: Call, new_cache: Callable[[], list[Any]], text: int) -> "Unlike":
     prompts = [[7 + 11 * text + (5 + 3 * n) * n % 97 for n in range(count)] for count in LENGTHS]
-    if has_trunk:
-        trunk = [19 + 5 * text + (7 + 2 * n) * n % 89 for n in range(TRUNK_LENGTH)]
-        prompts = [*(trunk + prompt for prompt in prompts), prompts[-1][: LENGTHS[0] + 1]]
-    places = range(len(prompts))
+    return unlike(model, new_cache, text, prompts, merge_caches)
+
+
+class Unlike(NamedTuple):
+    """How unlike logits are to those alone; not a number where any of them is."""
+
+    together: float  # in a batch
+    of_cut: float  # alone too, but in one forward
+
+
+def unlike(
+    model: Call,
+    new_cache: Callable[[], list[Any]],
+    text: int,
+    prompts: Sequence[list[int]],
+    merge: Callable[[list[list[Any]]], list[Any]],
+) -> Unlike:
+    """Feed tokens behind prompts, of which the second is the longest, in a batch and alone."""
     answers = [
-        [13 + 18 * row + text * (17 - 10 * row) + n * (1 + row) for row in places]
+        [13 + 18 * row + text * (17 - 10 * row) + n * (1 + row) for row in range(len(prompts))]
         for n in range(STEPS)
     ]
     caches = [new_cache() for _ in prompts]
     for ids, cache in zip(prompts, caches, strict=True):
         model(mx.array([ids]), cache=cache)
         mx.eval([layer.state for layer in cache])
-    batch = _merged_on_trunk(caches) if has_trunk else merge_caches(caches)
+    batch = merge(caches)
     # Models of text alone take no such argument.
-    shifts = SHIFTS[: len(prompts)] if getattr(model, "takes_positions", False) else []
+    shifts = SHIFTS[: len(prompts)] if getattr(model, "takes_positions", False) else ()
     errors: list[float] = []
     for ids in answers:
         together = _logits(model, ids, batch, shifts)
@@ -258,27 +256,14 @@ def _errors(
             for row, (id, cache) in enumerate(zip(ids, caches, strict=True))
         ]
         errors += map(logits_error, together, alone)
-    longest = len(LENGTHS) - 1
-    whole = [*prompts[longest], *(ids[longest] for ids in answers)]
+    whole = [*prompts[1], *(ids[1] for ids in answers)]
     last = np.array(model(mx.array([whole]), cache=new_cache())[0, -1].astype(mx.float32))
-    return float(np.max(errors)), logits_error(last, alone[longest])
-
-
-def _merged_on_trunk(caches: list[list[Any]]) -> list[Any]:
-    """Return a batch's layers in which all rows but the last share a trunk."""
-    trunk = Trunk(None, TRUNK_LENGTH)
-    trunks = [trunk] * (len(caches) - 1) + [None]
-    return [
-        merge_on_trunks(layers, trunks, number)
-        if can_stand_on_trunk(layers[0])
-        else merge_caches([[layer] for layer in layers])[0]
-        for number, layers in enumerate(zip(*caches, strict=True))
-    ]
+    return Unlike(float(np.max(errors)), logits_error(last, alone[1]))
 
 
 def _logits(model: Call, ids: list[int], cache: list[Any], shifts: Sequence[int]) -> NDArray[Any]:
     """Return the logits (rows, vocabulary) behind one more token for each row."""
-    arguments = {"shift": shifts} if shifts else {}
+    arguments = {"shift": list(shifts)} if shifts else {}
     logits = model(mx.array(ids)[:, None], cache=cache, **arguments)[:, -1]
     return np.array(logits.astype(mx.float32)).astype(np.float64)
 

@@ -19,7 +19,6 @@ from hearth.worker.engine.batch_caches import (
     batches_like_alone,
     is_mergeable,
     keeps_plain_rows,
-    trunks_like_alone,
 )
 from hearth.worker.engine.decoder import Decoder
 from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
@@ -29,6 +28,7 @@ from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.tree_forward import TreeForward, make_tree_forward
 from hearth.worker.engine.trunk_attention import reach_trunks
 from hearth.worker.engine.trunk_plan import TRUNK_TOKENS_MIN
+from hearth.worker.engine.trunk_trial import trunks_like_alone
 from hearth.worker.engine.vlm_language_model import counted_depth, depth
 
 log = logging.getLogger(__name__)
@@ -84,14 +84,13 @@ class Engine:
 
     def _share_trunks(self, loaded: LoadedModel) -> None:
         """Let rows of a batch share a trunk, if this model computes the same with one. Tries it."""
-        take_back = reach_trunks(network_of(loaded))
+        network = network_of(loaded)
         with self.stream():
-            is_alike = trunks_like_alone(self._model, self.new_cache)
+            is_alike = trunks_like_alone(self._model, network, self.new_cache)
         mx.clear_cache()
         if is_alike:
+            reach_trunks(network)
             self.decoder.trunk_tokens_min = TRUNK_TOKENS_MIN
-        else:
-            take_back()
 
     def _make_tree_forward(self) -> TreeForward | None:
         with self.stream():

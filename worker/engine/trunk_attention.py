@@ -19,9 +19,15 @@ from hearth.worker.engine.shared_trunk import LayerTrunk, TrunkedKVCache
 NAME: Final = "scaled_dot_product_attention"
 
 Attention = Callable[..., mx.array]
+# Attends a layer that has trunks, given upstream's function and its arguments by their names.
+AttendTrunks = Callable[[Attention, dict[str, Any]], mx.array]
 
 
-def reach_trunks(network: nn.Module) -> Callable[[], None]:
+def _by_cascade(_stock: Attention, given: dict[str, Any]) -> mx.array:
+    return attend_with_trunks(**given)
+
+
+def reach_trunks(network: nn.Module, attend: AttendTrunks = _by_cascade) -> Callable[[], None]:
     """Have the modules of this network attend trunks; return what takes that back.
 
     Caches without a trunk are attended as before. A module that attends by other means is not
@@ -29,14 +35,15 @@ def reach_trunks(network: nn.Module) -> Callable[[], None]:
     """
     replaced: list[tuple[Any, Attention]] = []
     for module in _modules(network):
-        stock = getattr(module, NAME, None)
-        if stock is not None and not hasattr(stock, "stock") and _takes_cache(stock):
-            setattr(module, NAME, _with_trunks(stock))
-            replaced.append((module, stock))
+        now: Any = getattr(module, NAME, None)
+        stock = getattr(now, "stock", now)  # another network of these modules may have come first
+        if stock is not None and _takes_cache(stock):
+            setattr(module, NAME, _with_trunks(stock, attend))
+            replaced.append((module, now))
 
     def take_back() -> None:
-        for module, stock in replaced:
-            setattr(module, NAME, stock)
+        for module, before in replaced:
+            setattr(module, NAME, before)
 
     return take_back
 
@@ -54,14 +61,14 @@ def _takes_cache(stock: Attention) -> bool:
         return False
 
 
-def _with_trunks(stock: Attention) -> Attention:
+def _with_trunks(stock: Attention, attend: AttendTrunks) -> Attention:
     signature = inspect.signature(stock)
 
     def attention(*args: Any, **named: Any) -> mx.array:
         given = signature.bind(*args, **named).arguments
         if not isinstance(given.get("cache"), TrunkedKVCache):
             return stock(*args, **named)
-        return attend_with_trunks(**given)
+        return attend(stock, given)
 
     attention.stock = stock  # type: ignore[attr-defined]
     return attention

@@ -1,7 +1,6 @@
 """Rows on a trunk beside the same rows alone: what they hold, and what they attend."""
 
 import importlib
-import logging
 from typing import Any
 
 import mlx.core as mx
@@ -18,21 +17,17 @@ from hearth.worker.engine.batch_caches import (
     batch_kind,
     keeps_plain_rows,
     take_row,
-    trunks_like_alone,
 )
-from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.shared_trunk import (
     LayerTrunk,
     TailKVCache,
     Trunk,
-    TrunkedKVCache,
     can_stand_on_trunk,
     merge_on_trunks,
     whole_rows,
 )
 from hearth.worker.engine.trunk_attention import attend_with_trunks, reach_trunks
-from scripts.fixtures.fixture_cache import TEXT_NAMES
 from scripts.harness.socketless_worker import loaded
 
 pytestmark = pytest.mark.filterwarnings("ignore:At least one mel filter has all zero values")
@@ -251,34 +246,6 @@ def test_a_mask_that_says_more_is_refused() -> None:
 # ---------------------------------------------------------------- upstream's models
 
 
-# What the rows of the others' batches do not share, and why.
-SHARES_NONE = {
-    "glm4_moe_lite": "which rows are seen",  # latent attention: scores of positions as a mask
-    "deepseek_v32": "",  # keeps its rows beside an indexer's, in a list
-    "falcon_h1": "",  # keeps its rows beside states, in a list
-}
-
-
-@pytest.mark.parametrize("name", TEXT_NAMES)
-def test_a_model_shares_trunks_or_is_found_out(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "hearth.worker"):
-        shares = Engine(loaded(name)).decoder.trunk_tokens_min is not None
-    assert shares == (name not in SHARES_NONE), caplog.text
-    reason = SHARES_NONE.get(name, "")
-    assert reason in caplog.text and ("none share a trunk" in caplog.text) == bool(reason)
-
-
-def test_without_the_replaced_name_no_model_attends_a_trunk() -> None:
-    """Once this fails, upstream asks the cache, or MLX tells a log-sum-exp: replace nothing."""
-    model = loaded("qwen3").model
-    module = importlib.import_module(type(model).__module__)
-    module.scaled_dot_product_attention = base.scaled_dot_product_attention
-    new_cache = Engine(loaded("qwen3"), batches=False).new_cache
-    assert not trunks_like_alone(model, new_cache)
-    told = (mx.fast.scaled_dot_product_attention.__doc__ or "").lower()
-    assert told and "logsumexp" not in told and "log-sum-exp" not in told
-
-
 def test_a_module_is_reached_once_and_given_back() -> None:
     network = network_of(loaded("llama"))
     module: Any = importlib.import_module(type(network).__module__)
@@ -292,64 +259,6 @@ def test_a_module_is_reached_once_and_given_back() -> None:
     )
     take_back()
     assert module.scaled_dot_product_attention is base.scaled_dot_product_attention
-
-
-class Spied(TrunkedKVCache):
-    """A layer that does something otherwise."""
-
-    how = ""
-
-    def __init__(self, layer: TrunkedKVCache) -> None:
-        super().__init__(layer.tails, layer.trunks)
-        if self.how == "positions without the trunk":
-            self.offset = self.tails.offset
-        if self.how == "one position for all":
-            self.offset = mx.full(self.offset.shape, self.offset.max())
-        if self.how == "positions off by one":
-            self.offset = self.offset + 1
-        if self.how == "another row's trunk":
-            self.trunks = [*self.trunks[1:], self.trunks[0]]
-            self._note_groups()
-
-    def make_mask(self, *args: Any, **named: Any) -> Any:
-        mask = super().make_mask(*args, **named)
-        return mx.ones_like(mask) if self.how == "sees padding" else mask
-
-
-class Broken:
-    """A model whose rows on a trunk are attended otherwise."""
-
-    def __init__(self, how: str) -> None:
-        self.model = loaded("qwen3").model
-        self.kind = type(how, (Spied,), {"how": how})
-        self.forwards = 0
-
-    def __call__(self, ids: mx.array, cache: list[Any]) -> mx.array:
-        self.forwards += 1
-        if ids.shape[0] > 1 and self.kind.how:
-            if self.kind.how == "raises":
-                raise ValueError("no trunks here")
-            cache = [self.kind(layer) for layer in cache]
-        logits: mx.array = self.model(ids, cache=cache)
-        return logits
-
-
-BREAKS = (
-    "positions without the trunk",
-    "positions off by one",
-    "one position for all",
-    "another row's trunk",
-    "sees padding",
-    "raises",
-)
-
-
-@pytest.mark.parametrize("how", BREAKS)
-def test_a_model_that_computes_otherwise_on_a_trunk_is_found_out(how: str) -> None:
-    engine = Engine(loaded("qwen3"))
-    assert not trunks_like_alone(Broken(how), engine.new_cache)
-    whole = Broken("")
-    assert trunks_like_alone(whole, engine.new_cache) and whole.forwards == 12
 
 
 def test_attention_that_takes_no_cache_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
