@@ -39,6 +39,7 @@ from hearth.worker.cache_report import (
     vision_report,
 )
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from hearth.worker.doctor.findings import Findings
 from hearth.worker.engine.engine import Engine, leave_device
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
@@ -64,14 +65,8 @@ from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor, is_float16_good
-from hearth.worker.setup.draft_setup import draft_policy
-from hearth.worker.setup.kv_setup import (
-    cache_root,
-    identify,
-    is_exact,
-    make_kv_manager,
-    make_requested_bits,
-)
+from hearth.worker.setup.draft_setup import are_trees_cheap, draft_policy
+from hearth.worker.setup.kv_setup import cache_root, identify, is_exact, make_kv_manager
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
     make_builder,
@@ -79,6 +74,7 @@ from hearth.worker.setup.prompt_and_session_setup import (
     prompt_facts,
     turns_directory,
 )
+from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, sweep_of
 from hearth.worker.setup.vision_setup import (
@@ -206,7 +202,7 @@ class Worker:
         loaded, vision = self._load(steps, memory)
         doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0 or self._is_on_network)
         self._settings = doctor.settings
-        engine = self._make_engine(loaded, vision)
+        engine = self._make_engine(loaded, vision, doctor.found)
         with engine.stream():
             parts = self._make_parts(loaded, vision, engine, memory, steps, doctor)
             self._wire.run_in_inference = functools.partial(self._answer_in_inference, parts)
@@ -238,7 +234,9 @@ class Worker:
         memory.loaded(weight.nbytes for weight in weights_of(loaded))
         return with_image_support(loaded, vision), vision
 
-    def _make_engine(self, loaded: LoadedModel, vision: VisionParts | None) -> Engine:
+    def _make_engine(
+        self, loaded: LoadedModel, vision: VisionParts | None, found: Findings | None
+    ) -> Engine:
         # Batching changes the last bits of what is decoded.
         batches = not is_exact(loaded, self._settings)
         encoder = vision.encoder if vision is not None else None
@@ -248,7 +246,7 @@ class Worker:
             batches,
             encoder,
             packed if self._settings.kv_bits else None,
-            trees=batches and self._settings.speculate != "off",
+            trees=batches and are_trees_cheap(found, is_cpu=_is_on_cpu(loaded)),
         )
         self._running_max = running_max(self._settings, engine.decoder.is_mergeable)
         self._wire.open_max = self._running_max + self._settings.queue_max
@@ -266,8 +264,7 @@ class Worker:
         """Make what serves the model, bottom up: cache, sessions, scheduler, the other threads."""
         cut_rule = cut_rule_of(loaded, self._settings)
         steps.begin("cache")
-        kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule)
-        self._kv_manager = kv_manager
+        kv_manager = self._kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule)
         self._requested_bits = make_requested_bits(engine, kv_manager)
         forward = forward_of(loaded, cut_rule.grid)
         loaded = memory.fit(loaded, kv_manager.uncached.cold_bytes, forward)
@@ -285,7 +282,7 @@ class Worker:
             self._settings,
             doctor.found,
             is_exact=is_exact(loaded, self._settings),
-            is_cpu=loaded.facts.backend == "cpu",
+            is_cpu=_is_on_cpu(loaded),
             takes_trees=engine.decoder.takes_trees,
         )
         config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects)
@@ -450,6 +447,10 @@ class Worker:
             load.wait_s,
             queue[:QUEUE_NAMED_MAX],
         )
+
+
+def _is_on_cpu(loaded: LoadedModel) -> bool:
+    return loaded.facts.backend == "cpu"
 
 
 def _refuse(endpoint: str, error: StartError) -> None:

@@ -32,7 +32,7 @@ from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPoli
 from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
-from hearth.worker.setup.kv_setup import make_requested_bits
+from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.fixtures.fixture_cache import fixture_dir

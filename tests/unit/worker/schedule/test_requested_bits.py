@@ -16,7 +16,7 @@ from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from hearth.worker.schedule.requested_bits import RequestedBits, roots_of
-from hearth.worker.setup.kv_setup import make_requested_bits
+from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from scripts.harness.socketless_worker import Answer, Machine, machine
 from scripts.harness.store_builders import ROOT
 from tests.helpers.worker.disk_workers import Workers
