@@ -33,7 +33,7 @@ def ask(client: openai.OpenAI, **extra: Any) -> tuple[str, dict[str, Any]]:
 def slots_of(server: Server) -> dict[int | None, int]:
     """Return the bytes of the live slots by their bits."""
     (worker,) = server.get("/v1/cache")["workers"]
-    return {slot["bits"]: slot["bytes"] for slot in worker["cache"]["slots"]}
+    return {slot["bits"]: slot["bytes"] for slot in worker["slots"]}
 
 
 def test_each_of_the_bits_has_kv_of_its_own_and_says_why_a_switch_cost(server: Server) -> None:
