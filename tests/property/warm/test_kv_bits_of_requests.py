@@ -73,6 +73,7 @@ class SwitchingTalk(Talk):
     seed=st.integers(0, 10**6),
     start=st.sampled_from([0, 100, 200]),
     mode=st.sampled_from([IdleMode.AUTO, IdleMode.ALWAYS]),
+    slots=st.integers(1, 4),
 )
 def test_requests_of_any_bits_say_what_a_cold_cache_of_these_bits_says(
     name: str,
@@ -81,11 +82,11 @@ def test_requests_of_any_bits_say_what_a_cold_cache_of_these_bits_says(
     seed: int,
     start: int,
     mode: IdleMode,
+    slots: int,
 ) -> None:
     form = QuantFormat(own, 64) if own is not None else None
-    talk = SwitchingTalk(
-        name, is_exact=True, running_from=start, running_format=form, idle_prefill=mode
-    )
+    rules = {"running_from": start, "running_format": form, "idle_prefill": mode}
+    talk = SwitchingTalk(name, is_exact=True, slots_max=slots, **rules)
     talk.warm.chance = random.Random(seed)
     # A prompt that was cancelled or wiped is asked in other bits than the ones it was read in.
     kept = [each for each in operations if each[0] not in ("cancel", "leave", "wipe")]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from hearth.worker.draft.draft_memory import DraftMemory
 from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
+from hearth.worker.schedule.memory_guard import MemoryGuard, PromptCost
 from hearth.worker.schedule.requested_bits import RequestedBits, roots_of
 from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from scripts.harness.socketless_worker import Answer, Machine, machine
@@ -208,6 +209,28 @@ def test_a_slot_is_admitted_at_what_its_bits_take() -> None:
         assert warm.keeper.slot_bytes(slot) == wanted, bits
         warm.keeper.close(slot, slot.cache, slot.tokens, is_prefilled=False)
         warm.run()
+
+
+class CostSpy(MemoryGuard):
+    """Remembers what each prompt was thought to take."""
+
+    costs: ClassVar[list[PromptCost]] = []
+
+    def admits(self, manager: Any, query: Any, cost: PromptCost, *more: Any) -> tuple[bool, int]:
+        self.costs.append(cost)
+        return MemoryGuard.admits(self, manager, query, cost, *more)
+
+
+def test_an_answer_is_thought_to_grow_by_rows_of_its_bits() -> None:
+    growths = []
+    for bits in (None, 8, 4):
+        warm = machine("qwen3", memory=CostSpy())
+        first = warm.submit(prompt("qwen3", 40, 20), 3)
+        warm.run(until=lambda first=first: first.request.completion_tokens > 0)
+        warm.submit(prompt("qwen3", 40, 20, seed=1), 2_000, kv_bits=bits)
+        warm.step()
+        growths.append(CostSpy.costs[-1].growth)
+    assert growths[0] > 1.5 * growths[1] > 2 * growths[2] > 0
 
 
 def test_drafts_have_branches_behind_raw_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
