@@ -1,4 +1,4 @@
-"""What is drafted follows from the setting, the mode and what was found of model and machine."""
+"""A worker drafts by its setting, its mode, and what was found of its model and machine."""
 
 from dataclasses import replace
 
