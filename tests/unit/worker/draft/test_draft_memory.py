@@ -1,5 +1,8 @@
 """A worker remembers 32 MB for drafting at most, whatever is asked of it."""
 
+import tracemalloc
+from array import array
+
 from hearth.worker.draft.answer_drafter import HISTORY_TOKENS_MAX, AnswerDrafter, AnswerSources
 from hearth.worker.draft.draft_memory import OWNERS_MAX, DraftMemory
 from hearth.worker.draft.history_room import HistoryRoom
@@ -63,6 +66,18 @@ def test_long_conversations_and_long_answers_of_many_keys_stay_within_32_mb() ->
         memory.end(drafter)
         assert memory.nbytes <= 32 << 20
     assert memory.counts.tokens == 8 * 60_003
+
+
+def test_the_predictions_of_many_answers_stay_within_32_mb_too() -> None:
+    memory = DraftMemory()
+    predicted = array("i", range(1_000_000))  # one of 1,000,000 characters may have as many tokens
+    tracemalloc.start()
+    sources = AnswerSources([1, 2, 3], prediction=predicted)
+    drafters = [memory.begin(f"{number}", sources, lambda: "text") for number in range(4)]
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(drafters) == 4 and held <= 32 << 20
+    assert memory.nbytes >= held / 2, "what is told counts them"
 
 
 def test_a_conversation_whose_history_made_way_is_drafted_as_before() -> None:
