@@ -51,7 +51,7 @@ from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.requests.suspect_check import SuspectCheck
-from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
+from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
@@ -129,6 +129,7 @@ class Worker:
         self._sessions: SessionManager | None = None  # to be closed, even if the start is cut short
         self._kv_manager: KVManager | NullKVManager | None = None
         self._memory: WorkerMemory | None = None
+        self._draft_policy = DraftPolicy()
         self._running_max = running_max(settings, is_batched=True)  # until the model is known
         self._is_on_network = endpoint.startswith("tcp://")  # started by hand, for another machine
         self._port = RouterPort(endpoint, _keys(settings, endpoint))
@@ -275,7 +276,7 @@ class Worker:
         vocabulary = Vocabulary(loaded.tokenizer)
         recorder = TurnRecorder(sessions, evictions_of(kv_manager), self._render_next)
         suspects = make_suspect_parts(self._settings, self._endpoint, cut_rule)
-        policy = draft_policy(
+        policy = self._draft_policy = draft_policy(
             self._settings,
             doctor.found,
             engine,
@@ -409,6 +410,7 @@ class Worker:
         )
         root = cache_root(loaded, self._settings)
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule)
+        facts = replace(facts, drafts=self._draft_policy)
         prompts = SessionPromptBuilder(builder, sessions, facts)
         thread = PromptThread(prompts, facts, self._settings, suspects)
         for number, lane in enumerate(self._jobs.lanes):

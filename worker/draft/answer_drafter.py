@@ -18,6 +18,7 @@ from hearth.worker.draft.token_lookup import TokenLookup
 # The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
 HISTORY_TOKENS_MAX: Final = 1 << 18
 _ANSWER_ROOM: Final = 4_096
+PREDICTION_TOKENS_MAX: Final = 1 << 17  # that are looked up
 # Behind an accepted draft the next one is seldom far, so that its tokens are waited for.
 _PROMISING_TOKENS: Final = 8
 _CHANCE_MIN: Final = 0.05  # of the last node of a chain: nothing behind a less likely one
@@ -86,11 +87,9 @@ class AnswerDrafter:
         self._kind = kind
         self._allows_trees = allows_trees
         self._history: TokenHistory | None = None
+        self._predicted: TokenHistory | None = None
         # The first of those with matches of one length is followed.
         self._lookups = [TokenLookup("history", lambda: self._history, is_own=True)]
-        if sources.prediction and sources.looks_up:
-            predicted = TokenHistory(sources.prediction)
-            self._lookups.append(TokenLookup("prediction", lambda: predicted, from_start=True))
         if sources.looks_up:
             self._lookups.append(TokenLookup("answers", sources.earlier_answers))
         self._since_accepted = _PROMISING_TOKENS  # tokens
@@ -182,11 +181,15 @@ class AnswerDrafter:
 
     @property
     def history_nbytes(self) -> int:
-        return self._history.nbytes if self._history is not None else 0
+        """Bytes of what is indexed for this answer alone."""
+        return sum(each.nbytes for each in (self._history, self._predicted) if each is not None)
 
     def drop_history(self) -> None:
-        """Forget the conversation's index; the next draft makes it anew."""
+        """Forget the index of the conversation; the next draft makes it anew."""
         self._history = None
+        if self._predicted is not None:
+            self._predicted = None
+            self._lookups = [each for each in self._lookups if each.source != "prediction"]
 
     def _tail(self) -> list[int]:
         """Return the last tokens that are known, of which a match is sought.
@@ -202,8 +205,20 @@ class AnswerDrafter:
             kept = HISTORY_TOKENS_MAX * 3 // 4
             known = [*self._sources.prompt[-kept:], *self.answer][-kept:]
             history = self._history = TokenHistory(known, len(known) + _ANSWER_ROOM)
+            self._follow_prediction()
             self._sources.room.hold(self)
         return history.tail()
+
+    def _follow_prediction(self) -> None:
+        """Index the client's guess, and follow it as far as the answer has come."""
+        prediction = self._sources.prediction[:PREDICTION_TOKENS_MAX]
+        if not prediction or self._predicted is not None:
+            return
+        predicted = self._predicted = TokenHistory(prediction)
+        lookup = TokenLookup("prediction", lambda: predicted, from_start=True)
+        for token in self.answer:
+            lookup.take(token)
+        self._lookups.insert(1, lookup)  # before other answers, where matches are as long
 
     def _longest(self, tail: list[int]) -> TokenLookup:
         """Return the lookup with the longest match."""

@@ -1,10 +1,11 @@
 """Defines what the prompt threads know of the loaded model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.prompt.prefill_cuts import CutRule
+from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.model_output_format import OutputFormat
 
@@ -22,3 +23,4 @@ class PromptFacts:
     vocabulary: Vocabulary
     cut_rule: CutRule  # where prefills are cut
     model_name: str = ""
+    drafts: DraftPolicy = field(default_factory=DraftPolicy)  # what is drafted for answers

@@ -1,5 +1,7 @@
 """A worker remembers 32 MB for drafting at most, whatever is asked of it."""
 
+import tracemalloc
+from array import array
 from collections.abc import Sequence
 
 import pytest
@@ -69,6 +71,22 @@ def test_long_conversations_and_long_answers_of_many_keys_stay_within_32_mb() ->
         memory.end(drafter)
         assert memory.nbytes <= 32 << 20
     assert memory.counts.tokens == 8 * 60_003
+
+
+def test_the_predictions_of_many_answers_stay_within_32_mb_too() -> None:
+    memory = DraftMemory()
+    predicted = array("i", range(1_000_000))  # one of 1,000,000 characters may have as many tokens
+    tracemalloc.start()
+    sources = AnswerSources([1, 2, 3], prediction=predicted)
+    drafters = [memory.begin(f"{number}", sources, lambda: "text") for number in range(4)]
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(drafters) == 4 and held <= 1 << 20, "nothing is indexed before it is asked for"
+    for drafter in drafters:
+        drafter.take([0, 1])
+        drafter.propose(1, 1)
+    assert memory.nbytes <= 32 << 20
+    assert sum(drafter.history_nbytes for drafter in drafters) > 4 << 20, "what is told counts them"
 
 
 def test_a_conversation_whose_history_made_way_is_drafted_as_before_once_another_has_ended() -> (
