@@ -380,6 +380,7 @@ class Worker:
         )
         report["quantisation"] = quantisation_report(kv_manager)
         report["dtype"] = parts.loaded.dtype.row()
+        report["trunks"] = scheduler.trunks_report()
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)
         report["grammars"] = parts.grammars.report()

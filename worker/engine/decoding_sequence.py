@@ -61,6 +61,8 @@ class Sequence:
     tokens_max: int  # of the completion
     before_forward: Callable[[int], None] = _nothing  # called with how many tokens it will hold
     before_join: Callable[[], None] = _nothing  # its cache is about to be copied into a batch
+    # It has left a batch, and decodes alone in this cache from here on.
+    take_back: Callable[[list[Any]], None] = _nothing
     join_bytes: Callable[[], int] = lambda: 0  # that are held more for that
     shift: int = 0  # of positions, by the prompt's images: see ImageEncoder.shift
     drafter: Drafter | None = None  # None = nothing is drafted
@@ -120,7 +122,10 @@ class DecodingRow:
         self.lineage = sequence.lineage
         self.prompt = np.array(sequence.tokens + sequence.tail, dtype=np.int64)
         self.trunk: Trunk | None = None  # that its KV begins with, beside other rows' in a batch
+        self.before_forward = sequence.before_forward
+        self.before_draft = sequence.before_draft
         self._before_join = sequence.before_join
+        self._take_back = sequence.take_back
         self._join_bytes = sequence.join_bytes
 
     @property
@@ -134,10 +139,16 @@ class DecodingRow:
         return 0 if self.is_lent else self._join_bytes()
 
     def lend(self) -> None:
-        """Its KV is about to be copied out of its slot's cache, for good."""
+        """Its KV is about to be copied out of its slot's cache."""
         if not self.is_lent:
             self.is_lent = True
             self._before_join()
+
+    def give_back(self, cache: list[Any]) -> None:
+        """Its KV is in this cache again, which is its slot's from here on."""
+        if self.is_lent:
+            self.is_lent = False
+            self._take_back(cache)
 
     def sample(self, inputs: mx.array, logits: mx.array) -> tuple[mx.array, mx.array]:
         """Return the token (1,) behind `inputs` (n,), and the log probabilities (1, vocabulary).

@@ -23,14 +23,6 @@ from hearth.worker.engine.verify import accepted_path, process_rows, row_places
 ROWS_MAX: Final = 8  # of a forward that verifies; MLX's kernels for few rows take no more
 
 
-def _nothing(*_: object) -> None:
-    pass
-
-
-def _all(_rows: int, draft_rows: int) -> int:
-    return draft_rows
-
-
 class LoneSequence:
     """One sequence in its own cache, one forward ahead of what was returned.
 
@@ -48,8 +40,6 @@ class LoneSequence:
     ) -> None:
         self.row = DecodingRow(sequence, number, tree_forward)
         self.cache = sequence.cache
-        self._before_forward = sequence.before_forward
-        self._before_draft = sequence.before_draft
         self._prepare(model)
         self.waiting: list[int] = []
         self.row.fed += sequence.tail
@@ -59,11 +49,10 @@ class LoneSequence:
     def of_batch(
         cls, model: Any, row: DecodingRow, cache: list[Any], token: mx.array, logprobs: mx.array
     ) -> "LoneSequence":
-        """Return a sequence that leaves a batch: nothing of it is in a slot."""
+        """Return a sequence that leaves a batch: nothing of it is in a slot, see `give_back`."""
         lone = cls.__new__(cls)
         lone.row, lone.cache, lone.token, lone.logprobs = row, cache, token, logprobs
         lone.waiting = []
-        lone._before_forward, lone._before_draft = _nothing, _all
         lone._prepare(model)
         return lone
 
@@ -102,7 +91,7 @@ class LoneSequence:
             self._take_back(surplus)
         if self.waiting:
             inputs, self.waiting = self.waiting, []
-            self._before_forward(len(self.row.fed))
+            self.row.before_forward(len(self.row.fed))
             self._forward(inputs)
 
     # ------------------------------------------------------------ token by token
@@ -117,7 +106,7 @@ class LoneSequence:
 
     def _feed(self, inputs: mx.array, count: int) -> None:
         """Feed the last returned tokens (n,), behind which the cache holds `count`; sample."""
-        self._before_forward(count)
+        self.row.before_forward(count)
         waiting, self.waiting = self.waiting, []
         logits = self._forward([*waiting, inputs])[:, -1, :]
         self.token, self.logprobs = self.row.sample(inputs, logits)
@@ -179,7 +168,7 @@ class LoneSequence:
             assert draft.is_chain, "a guide follows one path"
             draft = draft.cut(row.choice.guide.fitting(draft.tokens))
         if draft:
-            draft = draft.cut(self._before_draft(len(row.fed) + 1, len(draft)))
+            draft = draft.cut(row.before_draft(len(row.fed) + 1, len(draft)))
         return draft
 
     def _verify(self, token_id: int, draft: Draft) -> list[SampledToken]:

@@ -157,10 +157,16 @@ class KVManager:
 
     def lend(self, slot: LiveSlot) -> None:
         """Before the slot's cache is merged into a batch: copy out what only it holds."""
-        assert slot.is_busy and not slot.lent_extents, "a slot joins a batch once"
+        assert slot.is_busy and not slot.lent_extents, "its rows are in a batch"
         slot.lent_extents = slot.held_extents
         self.transfer.give_up_rows(slot, 0)
         slot.cache, slot.capacity = [], 0
+
+    def take_back(self, slot: LiveSlot, cache: list[Any]) -> None:
+        """Once a slot's rows are out of a batch: they are in `cache`, and some generated ones."""
+        assert slot.is_busy and not slot.cache, "it holds rows of its own"
+        slot.cache = cache
+        self.transfer.hold_lent_extents(slot)
 
     def close(self, slot: LiveSlot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
         """Check the slot in: `cache` holds `tokens`, what was generated included.

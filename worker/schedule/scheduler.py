@@ -99,6 +99,11 @@ class Scheduler:
         """The bytes of live caches that are in a batch, not in their slots."""
         return self._engine.decoder.batch_bytes
 
+    def trunks_report(self) -> dict[str, int]:
+        """Return for `/v1/cache` how many answers share a trunk, and the bytes that this spares."""
+        decoder = self._engine.decoder
+        return {"rows": len(decoder.trunks), "spared_bytes": decoder.spared_bytes}
+
     def report(self, key: str = "") -> dict[str, Any]:
         """Return for `/v1/cache` the answers that are written now, and what ended others early.
 
@@ -380,6 +385,7 @@ class Scheduler:
             before_forward=functools.partial(kv_manager.grow, slot),
             before_join=functools.partial(kv_manager.lend, slot),
             join_bytes=functools.partial(kv_manager.lend_bytes, slot),
+            take_back=functools.partial(kv_manager.take_back, slot),
             shift=self._engine.shift(request.query.images, request.position),
             lineage=request.lineage,
             drafter=request.drafter,
