@@ -167,6 +167,7 @@ class Submit:
     pin: bool = False  # what is kept of the prompt stays, whatever else would need its room
     is_apart: bool = False  # there are several API keys: what is kept of this serves its key only
     prediction: str = ""  # the client's guess of the answer's text
+    kv_bits: int | None = None  # of its KV while it runs: 0 = raw, 4, 8; None = the setting's
 
     @property
     def owner(self) -> str:

@@ -3,17 +3,18 @@
 import bisect
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from hearth.shared.wire_messages import ModelFacts
-from hearth.worker.cache.block_hash import key_root
+from hearth.worker.cache.block_hash import PrefixHash, key_root
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, Joint
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.live_slot import LiveSlot
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.kv.quantise_kv import PackedFormat, QuantFormat
+from hearth.worker.schedule.requested_bits import roots_of
 from hearth.worker.sessions.session_manager import REJECTED, SessionManager
 from hearth.worker.setup.vision_setup import VisionParts
 
@@ -38,8 +39,8 @@ def cache_report(
     if isinstance(kv_manager, NullKVManager):
         return {"reuses": False, **report}
     store, budget = kv_manager.store, kv_manager.store.budget
-    root = store.root_of(key_root(store.root.name, key)) if key else None
-    lines = _lines(kv_manager, store.extents if root is None else _under(root), facts)
+    roots = _roots_of(kv_manager, key_root(store.root.name, key)) if key else None
+    lines = _lines(kv_manager, store.extents if roots is None else _under(roots), facts)
     return {
         "reuses": True,
         "exact": kv_manager.rules.is_exact,
@@ -47,7 +48,7 @@ def cache_report(
         "bytes": budget.bytes_used,
         "budget_buffers": budget.buffers_max,
         "buffers": budget.buffers_used,
-        "slots": [_slot(kv_manager, s) for s in kv_manager.slots if root in (None, s.root)],
+        "slots": [_slot(kv_manager, s) for s in kv_manager.slots if _is_of(s.root, roots)],
         "slots_bytes": sum(map(kv_manager.slot_bytes, kv_manager.slots)) + batch_bytes,
         "idle_slots_bytes_max": kv_manager.idle_bytes_max,
         "batch_bytes": batch_bytes,
@@ -55,7 +56,7 @@ def cache_report(
         "extents": len(store),
         "snapshots": sum(joint.snapshot is not None for joint in store.joints),
         "evictions": kv_manager.evictions,
-        "evicted": _evicted(kv_manager, root),
+        "evicted": _evicted(kv_manager, roots),
         "disk": kv_manager.disk_report(),
         "depths": _depths(lines),
         "entries": lines[:LINES_MAX],
@@ -76,16 +77,26 @@ def _slot(kv_manager: KVManager, slot: LiveSlot) -> dict[str, Any]:
     }
 
 
-def _evicted(kv_manager: KVManager, root: Joint | None) -> dict[str, Any]:
+def _roots_of(kv_manager: KVManager, name: PrefixHash) -> list[Joint]:
+    """Return a key's root, and its roots of KV in other bits, as far as there are any."""
+    found = map(kv_manager.store.joint, roots_of(kv_manager.rules, name))
+    return [root for root in found if root is not None]
+
+
+def _is_of(root: Joint, roots: Sequence[Joint] | None) -> bool:
+    return roots is None or root in roots
+
+
+def _evicted(kv_manager: KVManager, roots: Sequence[Joint] | None) -> dict[str, Any]:
     """Return what was evicted: of each kind how many, and how many bytes they gave back.
 
-    With it come the last entries that made way, the newest first: those under `root`, None = all.
+    With it come the last entries that made way, the newest first: those under `roots`, None = all.
     """
     evictor = kv_manager.transfer.evictor
     return {
         "count": dict(evictor.evicted),
         "bytes": dict(evictor.evicted_bytes),
-        "last": [entry.as_row() for entry in evictor.last if root in (None, entry.root)],
+        "last": [entry.as_row() for entry in evictor.last if _is_of(entry.root, roots)],
     }
 
 
@@ -136,9 +147,9 @@ def correctness_counts(
     return {name: counted.get(name, 0) for name in CORRECTNESS}
 
 
-def _under(root: Joint) -> Iterator[Extent]:
-    """Yield the extents whose prompts begin at `root`."""
-    waiting = [root]
+def _under(roots: Sequence[Joint]) -> Iterator[Extent]:
+    """Yield the extents whose prompts begin at one of the roots."""
+    waiting = list(roots)
     while waiting:
         for extent in waiting.pop().leaving:
             yield extent

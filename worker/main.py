@@ -57,6 +57,7 @@ from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
 from hearth.worker.schedule.pressure_relief import PressureRelief
 from hearth.worker.schedule.request_state import RenderNextPrompt, Request
+from hearth.worker.schedule.requested_bits import RequestedBits
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
 from hearth.worker.schedule.turn_recorder import TurnRecorder
@@ -73,6 +74,7 @@ from hearth.worker.setup.prompt_and_session_setup import (
     prompt_facts,
     turns_directory,
 )
+from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, sweep_of
 from hearth.worker.setup.vision_setup import (
@@ -130,6 +132,7 @@ class Worker:
         self._kv_manager: KVManager | NullKVManager | None = None
         self._memory: WorkerMemory | None = None
         self._draft_policy = DraftPolicy()
+        self._requested_bits = RequestedBits()  # until the model is known
         self._running_max = running_max(settings, is_batched=True)  # until the model is known
         self._is_on_network = endpoint.startswith("tcp://")  # started by hand, for another machine
         self._port = RouterPort(endpoint, _keys(settings, endpoint))
@@ -262,8 +265,8 @@ class Worker:
         """Make what serves the model, bottom up: cache, sessions, scheduler, the other threads."""
         cut_rule = cut_rule_of(loaded, self._settings)
         steps.begin("cache")
-        kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule)
-        self._kv_manager = kv_manager
+        kv_manager = self._kv_manager = make_kv_manager(engine, loaded, self._settings, cut_rule)
+        self._requested_bits = make_requested_bits(engine, kv_manager)
         forward = forward_of(loaded, cut_rule.grid)
         loaded = memory.fit(loaded, kv_manager.uncached.cold_bytes, forward)
         memory.share_out(kv_manager, loaded.facts.context_tokens, forward)
@@ -338,6 +341,7 @@ class Worker:
             relief=relief,
             forwards=suspects.forwards,
             isolation=suspects.isolation,
+            requested_bits=self._requested_bits,
         )
 
     def token_choice(self, vocab_size: int, request: Request) -> TokenChoice:
@@ -410,7 +414,7 @@ class Worker:
             loaded.facts.context_by,
         )
         root = cache_root(loaded, self._settings)
-        facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule)
+        facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule, self._requested_bits)
         facts = replace(facts, drafts=self._draft_policy)
         prompts = SessionPromptBuilder(builder, sessions, facts)
         thread = PromptThread(prompts, facts, self._settings, suspects)

@@ -20,6 +20,7 @@ from hearth.proxy.images.prompt_images import shows_images, with_images
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.proxy.request.session_id import key_digest, session_of
+from hearth.shared.settings import KV_BITS
 from hearth.shared.settings_from_env import Settings
 
 _PARSERS: Final = {
@@ -72,7 +73,11 @@ class BodyParser:
         prompt = dataclasses.replace(request.prompt, speaker=speaker)
         more = tuple(dataclasses.replace(each, speaker=speaker) for each in request.more_prompts)
         return dataclasses.replace(
-            request, prompt=prompt, more_prompts=more, use_kv_cache=use_kv_cache
+            request,
+            prompt=prompt,
+            more_prompts=more,
+            use_kv_cache=use_kv_cache,
+            kv_bits=fields.one_of(body, "kv_bits", KV_BITS),
         )
 
     async def complete(

@@ -220,6 +220,7 @@ class WorkerLink:
             pin=request.pin,
             is_apart=self._is_apart,
             prediction=request.prediction,
+            kv_bits=request.kv_bits,
         )
         self._send(message)
         answer = self.answers[request_id] = AnswerStream(

@@ -11,7 +11,7 @@ import numpy as np
 from mlx_lm.generate import generation_stream
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.shared.wire_messages import Finished, Sampling, Up, Usage
+from hearth.shared.wire_messages import Failed, Finished, Sampling, Up, Usage
 from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
 from hearth.worker.cache.cache_budget import MB, Budget
 from hearth.worker.cache.image_keys import ImageRun, keys_of
@@ -32,6 +32,7 @@ from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPoli
 from hearth.worker.schedule.request_state import ClientLease, RecallDone, Request
 from hearth.worker.schedule.scheduler import Scheduler
 from hearth.worker.schedule.scheduler_config import SchedulerConfig
+from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.output_processor import OutputProcessor
 from scripts.fixtures.fixture_cache import fixture_dir
@@ -134,6 +135,7 @@ class Machine:
             )
         else:
             self.keeper = NullKVManager(self.engine.new_cache)
+        self.requested_bits = make_requested_bits(self.engine, self.keeper)
         self.scheduler = Scheduler(
             self.engine,
             self.keeper,
@@ -147,6 +149,7 @@ class Machine:
                 **told,
                 post=self.posted.put,
                 drafts=self.drafts,
+                requested_bits=self.requested_bits,
             ),
         )
 
@@ -162,20 +165,37 @@ class Machine:
         return TokenChoice(sampler=sample, processors=(), top_logprobs=None)
 
     def submit(
-        self, ids: list[int], tokens_max: int = 8, images: Sequence[ImageRun] = (), **how: Any
+        self,
+        ids: list[int],
+        tokens_max: int = 8,
+        images: Sequence[ImageRun] = (),
+        kv_bits: int | None = None,
+        root: PrefixHash | None = None,
+        **how: Any,
     ) -> Answer:
-        """Hand a prompt in, `how` being further fields; `run` or `step` computes it."""
+        """Hand a prompt in, `how` being further fields; `run` or `step` computes it.
+
+        `root` is what its key's hashes begin with; None = the model's own.
+        """
         self._number += 1
         lease = ClientLease(f"r{self._number}", b"peer")
         lease.lease_until = float("inf")
         keys = keys_of(ids, images)
         cuts = self.rule.cuts(keys)
-        names = prefix_hashes(self._root, keys, cuts)
+        kv_bits = self.requested_bits.asked(kv_bits)
+        root = self.requested_bits.root(root or self._root, kv_bits)
+        names = prefix_hashes(root, keys, cuts)
         request = Request(
             lease=lease,
             ids=list(ids),
             query=PrefixQuery(
-                keys, cuts, names, images=tuple(images), system_end=self.rule.system_end(keys)
+                keys,
+                cuts,
+                names,
+                root=root,
+                images=tuple(images),
+                system_end=self.rule.system_end(keys),
+                kv_bits=kv_bits,
             ),
             sampling=Sampling(),
             tokens_max=tokens_max,
@@ -187,7 +207,9 @@ class Machine:
     def enter(self, request: Request) -> Answer:
         answer = self.answers[request.request_id] = Answer(request)
         with mx.stream(generation_stream):
-            self.scheduler.submit(request)
+            told = self.scheduler.submit(request)
+        if isinstance(told, Failed):
+            answer.reason = told.text
         return answer
 
     def step(self) -> list[Up]:

@@ -62,7 +62,7 @@ class Engine:
         if batches and loaded.vision is not None:
             batches = self._batches_like_alone(self.new_cache)
         if batches and packed is not None:
-            batches = self._batches_like_alone(lambda: self._new_packed_cache(*packed))
+            batches = self.batches_packed(*packed)
         tree_forward = self._make_tree_forward() if trees and packed is None else None
         self.decoder = Decoder(loaded.model, generation_stream, batches, tree_forward)
         self.verifies_drafts = self._verifies_like_alone()
@@ -133,6 +133,10 @@ class Engine:
         except Exception as error:  # whatever an architecture raises on packed KV
             return " ".join(str(error).split()) or type(error).__name__
         return None
+
+    def batches_packed(self, bits: int, group_size: int) -> bool:
+        """Whether rows packed so give in a batch what they give alone. Tries it."""
+        return self._batches_like_alone(lambda: self._new_packed_cache(bits, group_size))
 
     def encode(self, picture: PromptImage, spared: Container[ImageName] = ()) -> bool:
         """Have a picture encoded; say whether that was to be done. See `ImageEncoder.encode`.

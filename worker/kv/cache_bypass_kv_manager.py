@@ -27,11 +27,10 @@ class UncachedKVManager(NullKVManager):
         self._rules = rules
 
     def slot_cost(self, query: PrefixQuery, rows: int) -> int:
-        return self.cold_bytes(rows)
+        return self.cold_bytes(rows, query.kv_bits)
 
-    def cold_bytes(self, rows: int) -> int:
-        is_packed = self._rules.running_format is not None and rows >= self._rules.running_from
-        return self._layers.slot_bytes(rows, self._rules.running_format if is_packed else None)
+    def cold_bytes(self, rows: int, kv_bits: int | None = None) -> int:
+        return self._layers.slot_bytes(rows, self._rules.format_at(rows, kv_bits))
 
     def unwritten_bytes(self, rows: int) -> int:
         return self._layers.unwritten_bytes(rows)
@@ -56,8 +55,8 @@ class UncachedKVManager(NullKVManager):
 
     def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
         self.grow(slot, rows)
-        form, begins = self._rules.running_format, self._rules.running_from
-        if form is not None and slot.format is None and rows + draft_rows >= begins:
+        later = self._rules.format_at(rows + draft_rows, slot.kv_bits)
+        if later is not None and slot.format is None:
             return 0  # rows are packed from amid the draft on
         self.grow(slot, rows + draft_rows)
         return draft_rows
@@ -70,8 +69,8 @@ class UncachedKVManager(NullKVManager):
 
     def _quantise(self, slot: LiveSlot, position: int) -> bool:
         """Pack the slot's rows once there are enough; say whether they were packed now."""
-        form = self._rules.running_format
-        if form is None or slot.format is not None or position < self._rules.running_from:
+        form = self._rules.format_at(position, slot.kv_bits)
+        if form is None or slot.format is not None:
             return False
         self._layers.quantise(slot.cache, form)
         slot.format = form

@@ -28,6 +28,7 @@ from hearth.worker.disk.file_names import FileKind, FileName
 from hearth.worker.kv.disk_writer import DiskWriter, file_name
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates
+from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.kv.serialise_kv import (
     UnreadableRecord,
     rows_from,
@@ -279,7 +280,8 @@ class DiskTier:
             self.counts["recalls_other_tokens"] += 1
             return False
         tips[1:] = [start]
-        rows = self._rows_of(record)
+        form = self._rules.running(query.kv_bits)
+        rows = self._rows_of(record, form)
         body = self._with_room(rows, tips)
         if body is None:
             return False
@@ -292,20 +294,21 @@ class DiskTier:
             extent.is_stored, extent.is_stored_canonical = True, record.is_canonical
             if self._layers.layout.has_rows:
                 self._store.set_body(extent, body)
-        if rows.formats - {None, self._rules.running_format}:
+        if rows.formats - {None, form}:
             self.counts["recalled_packed_tokens"] += len(record.tokens)
         return True
 
-    def _rows_of(self, record: Record) -> KVRows:
+    def _rows_of(self, record: Record, form: QuantFormat | None) -> KVRows:
         """Return a record's rows, in the format that it names, whatever the settings are now.
 
         Raises:
-            UnreadableRecord: they are not this model's, or packed and called canonical.
+            UnreadableRecord: they are not this model's, or called canonical and packed otherwise
+                than in `form`, as live slots have them.
         """
         rows = rows_from(record.arrays)
         if not self._layers.are_rows(rows, len(record.tokens)):
             raise UnreadableRecord("rows of other shapes than the model's")
-        packed = rows.formats - {None, self._rules.running_format}
+        packed = rows.formats - {None, form}
         if packed and record.is_canonical:
             raise UnreadableRecord(f"rows in {packed} that call themselves canonical")
         return rows

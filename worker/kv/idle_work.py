@@ -18,7 +18,8 @@ from hearth.worker.kv.live_slot import LiveSlot
 class SlotSteps:
     """What a KVManager does for idle work."""
 
-    cold_bytes: Callable[[int], int]  # that an empty slot for so many tokens takes
+    # That an empty slot for so many tokens takes, in the bits that are asked for.
+    cold_bytes: Callable[[int, int | None], int]
     fill: Callable[[ResumePlan, PrefixQuery, LinePriority, int], LiveSlot]
     give_up: Callable[[LiveSlot], None]
 
@@ -90,6 +91,7 @@ class IdleWork:
             root=slot.root.name,
             images=slot.images,
             system_end=slot.system_end,
+            kv_bits=slot.kv_bits,
         )
 
     def known_to(self, query: PrefixQuery) -> int:
@@ -166,7 +168,7 @@ class IdleWork:
         spares = [slot for slot in self._slots.values() if slot.is_spare]
         if plan.slot is None and len(self._slots) - len(spares) >= self._rules().slots_max:
             return None
-        if not has_room(self._cost(plan, query.limit)):
+        if not has_room(self._cost(plan, query)):
             return None
         if plan.slot is None:
             for spare in spares:
@@ -179,13 +181,14 @@ class IdleWork:
         slot.capacity = self._layers.reserve(slot.cache, query.limit)
         return slot
 
-    def _cost(self, plan: ResumePlan, rows: int) -> int:
-        """Return how many bytes more are held once a slot for `rows` tokens is open."""
+    def _cost(self, plan: ResumePlan, query: PrefixQuery) -> int:
+        """Return how many bytes more are held once a slot is open up to the query's last cut."""
+        rows = query.limit
         slot = self._slots[plan.slot] if plan.slot is not None else None
         if slot is not None and slot.capacity >= rows:
             return 0
         held = self._layers.nbytes(slot.cache) if slot is not None else 0
-        return max(0, self._steps.cold_bytes(rows) - held)
+        return max(0, self._steps.cold_bytes(rows, query.kv_bits) - held)
 
     def _line_of(self, plan: ResumePlan, query: PrefixQuery) -> LinePriority:
         """Return the line that idle work is for."""

@@ -134,7 +134,7 @@ class KVManager:
         assert slot.is_busy and rows > slot.position, (slot.is_busy, rows, slot.position)
         if rows > slot.capacity:
             slot.capacity = self._layers.reserve(slot.cache, rows)
-        if slot.format is None and self.transfer.is_due(rows):
+        if slot.format is None and self.transfer.is_due(slot, rows):
             self.transfer.quantise(slot, rows)
             slot.capacity = self._layers.reserve(slot.cache, rows)
         assert slot.capacity >= rows, (slot.capacity, rows)
@@ -142,7 +142,7 @@ class KVManager:
     def grow_for_draft(self, slot: LiveSlot, rows: int, draft_rows: int) -> int:
         """Grow for `rows` and a draft's; return how many of these may come: none past packing."""
         self.grow(slot, rows)
-        if slot.format is None and self.transfer.is_due(rows + draft_rows):
+        if slot.format is None and self.transfer.is_due(slot, rows + draft_rows):
             return 0
         self.grow(slot, rows + draft_rows)
         return draft_rows
@@ -215,8 +215,7 @@ class KVManager:
             if slot.capacity >= rows:
                 return 0
             held = self.slot_bytes(slot)
-        is_packed = self.transfer.is_due(rows)
-        form = self.rules.running_format if is_packed else None
+        form = self.rules.format_at(rows, query.kv_bits)
         return max(0, self._layers.slot_bytes(rows, form) - held)
 
     def copied_bytes(self, query: PrefixQuery) -> int:
@@ -225,7 +224,7 @@ class KVManager:
         They go when memory is needed, before all else.
         """
         plan = self.plan(query)
-        return self.transfer.copied_bytes(plan) if plan.slot is None else 0
+        return self.transfer.copied_bytes(plan, query.kv_bits) if plan.slot is None else 0
 
     def releasable(self, spared: PrefixQuery | None = None) -> int:
         """Return how many bytes `release` could give up."""
@@ -453,8 +452,9 @@ class KVManager:
             assert len(self._slots) < self.rules.slots_max, (len(self._slots), self.rules.slots_max)
             number = min(set(range(self.rules.slots_max)) - self._slots.keys())
             root = self.store.root_of(query.root)
-            slot = self._slots[number] = LiveSlot(number, [], root, line)
+            slot = self._slots[number] = LiveSlot(number, [], root, line, kv_bits=query.kv_bits)
             self.transfer.restore(slot, plan, rows)
+        assert slot.kv_bits == query.kv_bits, (slot.kv_bits, query.kv_bits)
         slot.joint.pins += 1
         slot.images = tuple(run.bare() for run in query.images)
         slot.system_end = query.system_end

@@ -44,7 +44,18 @@ class KeepRules:
     store_ignored: str = ""  # why rows are stored as they are, though bits are set
     running_format: QuantFormat | None = None  # of a live slot's rows ...
     running_from: int = 0  # ... once it has so many tokens
+    group_size: int = 64  # of rows in the bits that a request asks for
     idle_prefill: IdleMode = IdleMode.AUTO
+
+    def running(self, kv_bits: int | None) -> QuantFormat | None:
+        """Return how a live slot's rows are packed that asks for so many bits; None is raw."""
+        if kv_bits is None:
+            return self.running_format
+        return QuantFormat(kv_bits, self.group_size) if kv_bits else None
+
+    def format_at(self, tokens: int, kv_bits: int | None) -> QuantFormat | None:
+        """Return how its rows are packed once it has so many tokens; None is raw."""
+        return self.running(kv_bits) if tokens >= self.running_from else None
 
     def packing(self, slot: LiveSlot, end: int) -> PackedFormat | None:
         """Return how rows of the slot up to `end` are stored; None is as they are."""
@@ -221,7 +232,7 @@ class KVTransfer:
         slot.joint = slot.root
         slot.joint.pins += slot.is_busy
         first_cut = slot.canonical_cuts[0] if slot.canonical_cuts else 0
-        if slot.format is not None and first_cut and not self.is_due(first_cut):
+        if slot.format is not None and first_cut and not self.is_due(slot, first_cut):
             slot.canonical_cuts = []  # a shorter cold run has raw rows where these are packed
         start = 0
         names = prefix_hashes(slot.root.name, slot.tokens, slot.canonical_cuts)
@@ -299,10 +310,10 @@ class KVTransfer:
         slot.cache = self._new_cache()
         if plan.position == 0:
             return
-        if self.is_due(plan.position):
-            assert self.rules.running_format is not None
-            self._layers.quantise(slot.cache, self.rules.running_format)
-            slot.format, slot.floor = self.rules.running_format, plan.position
+        form = self.rules.format_at(plan.position, slot.kv_bits)
+        if form is not None:
+            self._layers.quantise(slot.cache, form)
+            slot.format, slot.floor = form, plan.position
         if self._layers.layout.has_rows:
             self._layers.put_rows(slot.cache, self._row_runs(plan), plan.position, rows)
             for extent in plan.path:
@@ -314,9 +325,9 @@ class KVTransfer:
         slot.canonical_cuts = _canonical_cuts(plan.path, _sound_to(plan))
         self._set_position(slot, plan)
 
-    def copied_bytes(self, plan: ResumePlan) -> int:
+    def copied_bytes(self, plan: ResumePlan, kv_bits: int | None) -> int:
         """Return the bytes of kept rows that a slot restored by `plan` holds too."""
-        form = self.rules.running_format if self.is_due(plan.position) else None
+        form = self.rules.format_at(plan.position, kv_bits)
         inside = [e for e in plan.path if e.end.position <= plan.position and not e.pinned]
         return sum(e.body.nbytes for e in inside if e.body is not None and self._is_in(e, form))
 
@@ -392,14 +403,14 @@ class KVTransfer:
 
     # ------------------------------------------------------------ running quantisation
 
-    def is_due(self, position: int) -> bool:
-        """Whether rows are kept quantised in a live slot of so many tokens."""
-        return self.rules.running_format is not None and position >= self.rules.running_from
+    def is_due(self, slot: LiveSlot, position: int) -> bool:
+        """Whether a live slot's rows are quantised once it has so many tokens."""
+        return self.rules.format_at(position, slot.kv_bits) is not None
 
     def quantise(self, slot: LiveSlot, position: int) -> None:
         """Quantise a live slot's rows, once there are enough; copy out first what is raw."""
-        form = self.rules.running_format
-        if form is None or slot.format is not None or position < self.rules.running_from:
+        form = self.rules.format_at(position, slot.kv_bits)
+        if form is None or slot.format is not None:
             return
         self.give_up_rows(slot, 0)
         self._layers.quantise(slot.cache, form)

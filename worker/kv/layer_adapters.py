@@ -9,7 +9,7 @@ Owner: the inference thread.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 
@@ -27,9 +27,17 @@ STEP = 256  # rows by which buffers are rounded up, as mlx-lm's
 UNBOUNDED = 1 << 40  # tokens that fit where no layer keeps rows
 GROWTH = 1.25  # a buffer that is too small grows at least this much, so that copies stay rare
 
-ROWS = ("KVCache", "QuantizedKVCache")
-WINDOWS = ("RotatingKVCache", "ChunkedKVCache")
-STATES = ("ArraysCache", "MambaCache")
+ROWS, WINDOWS, STATES = "rows", "windows", "states"
+# What a layer's cache keeps, by its class. A class with the attributes of its kind is registered
+# here and nowhere else.
+KINDS: Final = {
+    "KVCache": ROWS,
+    "QuantizedKVCache": ROWS,
+    "RotatingKVCache": WINDOWS,
+    "ChunkedKVCache": WINDOWS,
+    "ArraysCache": STATES,
+    "MambaCache": STATES,
+}
 
 
 class UnknownCache(Exception):
@@ -328,17 +336,22 @@ def leaves(cache: Sequence[Any]) -> Iterator[Any]:
             yield from leaves(children)
 
 
-def _of_kind(cache: list[Any], names: tuple[str, ...]) -> list[Any]:
-    return [leaf for leaf in leaves(cache) if type(leaf).__name__ in names]
+def kind_of(leaf: Any) -> str | None:
+    """Return what a layer's cache keeps; None where its class is not known."""
+    return KINDS.get(type(leaf).__name__)
+
+
+def _of_kind(cache: list[Any], kind: str) -> list[Any]:
+    return [leaf for leaf in leaves(cache) if kind_of(leaf) == kind]
 
 
 def _check(leaf: Any) -> None:
-    name = type(leaf).__name__
-    if name not in (*ROWS, *WINDOWS, *STATES):
+    name, kind = type(leaf).__name__, kind_of(leaf)
+    if kind is None:
         raise UnknownCache(name)
-    if name in WINDOWS and is_ring(leaf) and leaf.keep:
+    if kind == WINDOWS and is_ring(leaf) and leaf.keep:
         raise UnknownCache(f"{name} that keeps its first {leaf.keep} tokens")
-    if name not in STATES and (leaf.keys is None or leaf.offset == 0):
+    if kind != STATES and (leaf.keys is None or leaf.offset == 0):
         raise UnknownCache(f"{name} that the model does not fill")
 
 

@@ -12,15 +12,14 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from hearth.worker.kv.layer_adapters import ROWS, STATES, WINDOWS, is_ring, leaves
+from hearth.worker.kv.layer_adapters import STATES, WINDOWS, is_ring, kind_of, leaves
 
 PLAIN: Final = "KVCache"  # whose rows can be moved
-KINDS: Final = frozenset((*ROWS, *STATES, *WINDOWS))
 
 
 def can_rewind(cache: Sequence[Any]) -> bool:
     """Return whether every layer of a model's `cache` is of a kind that can be taken back."""
-    return all(type(leaf).__name__ in KINDS for leaf in leaves(cache))
+    return all(kind_of(leaf) is not None for leaf in leaves(cache))
 
 
 class RewindPoint:
@@ -34,12 +33,12 @@ class RewindPoint:
         self._states = {
             number: list(leaf.cache)
             for number, leaf in enumerate(self._leaves)
-            if type(leaf).__name__ in STATES
+            if kind_of(leaf) == STATES
         }
         self._windows = {
             number: (leaf.keys, leaf.values, leaf.offset, leaf._idx)
             for number, leaf in enumerate(self._leaves)
-            if self._states and type(leaf).__name__ in WINDOWS and is_ring(leaf)
+            if self._states and kind_of(leaf) == WINDOWS and is_ring(leaf)
         }
 
     @property
@@ -95,7 +94,7 @@ def _move(layers: Sequence[Any], rows: int, path: Sequence[int]) -> None:
 
 
 def _cut(leaf: Any, rows: int) -> None:
-    if type(leaf).__name__ not in WINDOWS or not is_ring(leaf):
+    if kind_of(leaf) != WINDOWS or not is_ring(leaf):
         taken = leaf.trim(rows)
         assert taken == rows, (type(leaf).__name__, taken, rows)
         return

@@ -1,6 +1,7 @@
 """Turns a Submit into a Request: the prompt's tokens, its cuts, its constraints, its reader."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from hearth.shared.wire_messages import Prompt, Submit
@@ -51,18 +52,24 @@ class RequestBuilder:
         """Return the request ready to be computed. Raises RequestError."""
         assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
         check(message.sampling, self._facts.vocab_size)
+        kv_bits = self._facts.requested_bits.asked(message.kv_bits)
+        root = root_of(message, self._facts.root)
+        root = self._facts.requested_bits.root(root, kv_bits)
         visit, built = self._prompts.build(
             message.prompt, images, message.owner, message.use_kv_cache
         )
         assert len(built.ids) == len(built.keys), (len(built.ids), len(built.keys))
-        suspicions = self._suspects.suspicions(root_of(message, self._facts.root), built.keys)
+        suspicions = self._suspects.suspicions(root, built.keys)
         self._recent.add(message, built.ids)
+        if visit is not None:
+            visit.kv_bits = kv_bits
         if visit is not None and not message.prefill_only:
             self._prompts.explain(visit, built, images, message.owner)
         splitter, guide, call_drafts = self._readers(message, built, visit)
         new_id = self._prompts.sessions.new_id
         is_side = visit is not None and visit.is_side
-        query, prompt_name = self._query(message, built, is_side=is_side)
+        query, prompt_name = self._query(message, built, root, is_side=is_side)
+        query = replace(query, kv_bits=kv_bits)
         return Request(
             lease=lease,
             ids=built.ids,
@@ -106,10 +113,10 @@ class RequestBuilder:
         return self._prompts.text_ids(message.prediction[: CHARACTERS_MAX * tokens])[:tokens]
 
     def _query(
-        self, message: Submit, built: BuiltPrompt, *, is_side: bool
+        self, message: Submit, built: BuiltPrompt, root: PrefixHash, *, is_side: bool
     ) -> tuple[PrefixQuery, PrefixHash]:
         """Return the prompt as the cache searches it, with its prefill's cuts; and its hash."""
-        root, cuts = root_of(message, self._facts.root), self._facts.cut_rule.cuts(built.keys)
+        cuts = self._facts.cut_rule.cuts(built.keys)
         *names, whole = prefix_hashes(root, built.keys, [*cuts, len(built.keys)])
         family = family_of(message.prompt)
         system_end = self._facts.cut_rule.system_end(built.keys)
@@ -146,7 +153,10 @@ class RequestBuilder:
 
 
 def root_of(message: Submit, root: PrefixHash) -> PrefixHash:
-    """Return what a prompt's hashes begin with: where there are several keys, its key's own."""
+    """Return what a prompt's hashes begin with: where there are several keys, its key's own.
+
+    That is but for the bits of its KV: see `RequestedBits.root`.
+    """
     return key_root(root, message.owner) if message.is_apart else root
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
+from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Failed
 from hearth.worker.engine.decoder import Decoder
 from hearth.worker.kv.layer_adapters import STEP
@@ -44,6 +45,14 @@ class Admission:
 
     def kv_manager_of(self, request: Request) -> KVManagerInterface:
         return self._kv_manager if request.uses_cache else self._uncached
+
+    def refusal(self, request: Request) -> Failed | None:
+        """Return what ends a request whose KV cannot be held in the bits that it asks for."""
+        try:
+            self._config.requested_bits.try_out(request.query.kv_bits)
+        except RequestError as error:
+            return Failed(request.request_id, error.status, error.code, str(error))
+        return None
 
     # ------------------------------------------------------------ the disk
 
@@ -127,8 +136,8 @@ class Admission:
         """Return what its answer is thought to take yet; a batch has no rows to spare for it."""
         told = request.prompt_tokens + request.completion_tokens
         end = min(request.prompt_tokens + request.tokens_max, told + GROWTH_ROWS)
-        cost = self._uncached.cold_bytes
-        return cost(end + STEP) - cost(told)
+        cost, kv_bits = self._uncached.cold_bytes, request.query.kv_bits
+        return cost(end + STEP, kv_bits) - cost(told, kv_bits)
 
     def no_room(self, request: Request, cost: int) -> Failed:
         """Refuse a prompt that does not fit though all else was given up."""

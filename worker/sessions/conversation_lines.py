@@ -88,6 +88,7 @@ class Line:
     rows: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
     uid: bytes = field(default_factory=lambda: new_uid())
     is_restored: bool = False  # from an earlier worker, and not gone on with since
+    kv_bits: int | None = None  # of its KV, which the last request asked for
 
 
 @dataclass(eq=False, slots=True)
@@ -153,6 +154,7 @@ class LineSnapshot:
     prompt_tokens: int
     is_restored: bool
     used_at: float
+    kv_bits: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,7 @@ class EarlierLine:
     is_own: bool  # it is this conversation, not one that only begins alike
     is_restored: bool = False  # what was computed of it was computed before a restart
     used_at: float = math.inf  # monotonic seconds
+    kv_bits: int | None = None  # of its KV, None = the server's
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +400,8 @@ def _snapshot(line: Line) -> LineSnapshot | None:
     if line.shape is None or line.tokens is None:
         return None
     return LineSnapshot(
-        *(line, line.shape, line.tokens, line.prompt_tokens, line.is_restored, line.used_at)
+        *(line, line.shape, line.tokens, line.prompt_tokens, line.is_restored, line.used_at),
+        line.kv_bits,
     )
 
 

@@ -51,6 +51,8 @@ REMEDIES = {
     "SHUTDOWN_FLUSH_SECONDS.",
     "exact mode": "CACHE_EXACT=false also reuses what was generated or prefilled by other cuts, at "
     "the price of the last bits.",
+    "other kv_bits": "KV of other bits is kept apart: have a conversation ask for the same kv_bits "
+    "each time.",
     "unexplained": "Please report this with the session's log: the server should have known.",
 }
 
@@ -215,7 +217,7 @@ def _turn_cause(
 def not_kept(cause: str, at: int, lost: int, message: int) -> Divergence:
     """Return the loss of tokens that the line had, from token `at` on.
 
-    `cause` is "eviction", "expired", "restart", "turn not recorded", or "exact mode": they were
-    generated, and this server reuses only what it has prefilled.
+    `cause` is "eviction", "expired", "restart", "turn not recorded", "other kv_bits", or "exact
+    mode": they were generated, and this server reuses only what it has prefilled.
     """
     return Divergence(Cause(cause, message - 1), at, lost, "")

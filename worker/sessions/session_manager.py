@@ -236,7 +236,7 @@ class SessionManager:
             line.branch_token = visit.shared
         self.lines.write(line, visit.place.shape, tokens, len(visit.tokens))
         assert visit.turn is None or len(visit.turn.ids) <= len(tokens)
-        line.used_at = now
+        line.used_at, line.kv_bits = now, visit.kv_bits
         session = self.lines.session_of(line)
         visit.kind = _kind(session, line)
         row |= {
@@ -273,7 +273,9 @@ class SessionManager:
         idle_s = time.monotonic() - ending.usage.finish_ms / 1000 - before.used_at
         is_expired = 0 < self._rules.ttl_s <= idle_s
         cause = "restart" if before.is_restored else "expired" if is_expired else "eviction"
-        if self._rules.is_exact and (is_answers or not ending.evictions):
+        if before.kv_bits != visit.kv_bits:
+            cause = "other kv_bits"
+        elif self._rules.is_exact and (is_answers or not ending.evictions):
             cause = "exact mode"  # what was generated, or prefilled by other cuts
         elif is_answers and visit.states.get(len(before.shape.names), KEPT) != KEPT:
             cause = "turn not recorded"  # its end was no place to go on from

@@ -84,6 +84,7 @@ def make_kv_manager(
         store_ignored=store_ignored,
         running_format=running,
         running_from=settings.quantized_kv_start,
+        group_size=settings.kv_group_size,
         idle_prefill=IdleMode(settings.idle_prefill),
     )
     root = cache_root(loaded, settings)

@@ -69,7 +69,10 @@ class AnswerDrafts:
                 looks_up=reach == "all",
             ),
             lambda: TEXT_KINDS[request.output.channel],
-            allows_trees=self.policy.takes_trees and request.guide is None,
+            # Branches were tried on raw rows, and can be moved in these alone.
+            allows_trees=(
+                self.policy.takes_trees and request.guide is None and not request.query.kv_bits
+            ),
         )
 
     def end(self, request: Request) -> None:

@@ -14,8 +14,13 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
+from hearth.worker.engine.engine import Engine
+from hearth.worker.kv import layer_adapters
 from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates, UnknownCache
 from hearth.worker.kv.quantise_kv import LayerRows, QuantFormat
+from hearth.worker.kv.rewind import can_rewind
+from scripts.harness.socketless_worker import machine
+from tests.helpers.worker.kv_prompts import prompt
 
 HEADS, DIM, WINDOW = 2, 64, 8
 EIGHT = QuantFormat(8, 64)
@@ -239,3 +244,25 @@ def test_what_is_kept_knows_its_size_without_another_look_at_its_arrays() -> Non
     looks = array.looks
     assert [kept.nbytes, state.nbytes, kept.nbytes] == [20, 10, 20]
     assert array.looks == looks
+
+
+class OtherKVCache(KVCache):
+    """A class that upstream might add."""
+
+
+def test_a_new_class_of_layer_cache_is_registered_in_one_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def new_cache(engine: Engine) -> list[Any]:
+        return [OtherKVCache() for _ in machine_layers]
+
+    machine_layers = machine("qwen3").engine.new_cache()
+    monkeypatch.setattr(Engine, "new_cache", new_cache)
+    with pytest.raises(UnknownCache, match="OtherKVCache"):
+        machine("qwen3")
+    monkeypatch.setitem(layer_adapters.KINDS, "OtherKVCache", layer_adapters.ROWS)
+    warm, ids = machine("qwen3"), prompt("qwen3", 150, 100)
+    assert can_rewind(warm.engine.new_cache()) and warm.engine.decoder.is_mergeable
+    first, again = warm.ask(ids), warm.ask(ids)
+    assert again.cached == again.request.query.limit
+    assert again.tokens == first.tokens
