@@ -65,7 +65,7 @@ from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor, is_float16_good
-from hearth.worker.setup.draft_setup import are_trees_cheap, draft_policy
+from hearth.worker.setup.draft_setup import are_trees_cheap, draft_policy, is_on_cpu
 from hearth.worker.setup.kv_setup import cache_root, identify, is_exact, make_kv_manager
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -247,7 +247,7 @@ class Worker:
             batches,
             encoder,
             packed if self._settings.kv_bits else None,
-            trees=batches and are_trees_cheap(found, is_cpu=_is_on_cpu(loaded)),
+            trees=batches and are_trees_cheap(found, is_cpu=is_on_cpu(loaded)),
         )
         self._running_max = running_max(self._settings, engine.decoder.is_mergeable)
         self._wire.open_max = self._running_max + self._settings.queue_max
@@ -284,7 +284,7 @@ class Worker:
             doctor.found,
             engine,
             is_exact=is_exact(loaded, self._settings),
-            is_cpu=_is_on_cpu(loaded),
+            is_cpu=is_on_cpu(loaded),
         )
         config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects)
         scheduler = Scheduler(
@@ -450,10 +450,6 @@ class Worker:
             load.wait_s,
             queue[:QUEUE_NAMED_MAX],
         )
-
-
-def _is_on_cpu(loaded: LoadedModel) -> bool:
-    return loaded.facts.backend == "cpu"
 
 
 def _refuse(endpoint: str, error: StartError) -> None:

@@ -15,7 +15,7 @@ import mlx.core as mx
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from hearth.worker.cache.cache_budget import Budget
-from hearth.worker.cache.continued_line import goes_on, leave_out_end, take_over_path
+from hearth.worker.cache.continued_line import line_of, take_over_path
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
 from hearth.worker.cache.image_keys import ends_inside, is_inside
@@ -485,20 +485,8 @@ class KVManager:
 
     def _line_of(self, plan: ResumePlan, query: PrefixQuery) -> LinePriority:
         """Return the line that a request with this plan goes on with, or a new one."""
-        now = time.monotonic()
-        turns = 1 + sum(extent.end.is_prompt_end for extent in plan.path)
-        line = None
-        if plan.path:
-            last = plan.path[-1].line
-            if goes_on(self.store, last, plan, query):
-                leave_out_end(self.store, last, plan)
-                line = last
-        elif plan.slot is not None:
-            line = self._slots[plan.slot].line
-        if line is None or line.is_running or line.family != query.family:
-            return self.lines.open(now, turns, query.family, query.is_side)
-        self.lines.begin_turn(line, now, max(turns, line.turns + 1))
-        return line
+        there = self._slots[plan.slot].line if plan.slot is not None else None
+        return line_of(self.store, self.lines, plan, query, there)
 
     def _check_depth(self, slot: LiveSlot) -> None:
         """Assert that the slot's layers hold as many tokens as its bookkeeping says."""

@@ -7,6 +7,7 @@ from hearth.shared.settings_from_env import Settings
 from hearth.worker.doctor.findings import Findings
 from hearth.worker.draft.draft_length import CPU_CURVE, ROWS_MAX
 from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.rewind import can_rewind
 from hearth.worker.schedule.answers.answer_drafts import DraftPolicy, Reach
 
@@ -38,6 +39,11 @@ def draft_policy(
         reach = "none"
     curve = row_costs(None if is_cpu else found)
     return DraftPolicy(mode, reach, "all", reason, curve, engine.decoder.takes_trees)
+
+
+def is_on_cpu(loaded: LoadedModel) -> bool:
+    """Return whether a model computes where no measured time decides anything."""
+    return loaded.facts.backend == "cpu"
 
 
 def row_costs(found: Findings | None) -> Mapping[int, float]:
