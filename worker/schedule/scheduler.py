@@ -383,6 +383,7 @@ class Scheduler:
             drafter=request.drafter,
             before_draft=functools.partial(kv_manager.grow_for_draft, slot),
             rewind_point=RewindPoint if can_rewind(slot.cache) else None,
+            draft_model=request.drafter.model if request.drafter is not None else None,
         )
 
     def _decode(self) -> Iterator[Up]:
