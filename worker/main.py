@@ -39,7 +39,6 @@ from hearth.worker.cache_report import (
     vision_report,
 )
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
-from hearth.worker.engine.draft_model import DraftModel
 from hearth.worker.engine.engine import Engine, leave_device
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
@@ -197,12 +196,12 @@ class Worker:
         """Load the model, make all that serves it, and compute until the worker ends."""
         memory = self._memory = WorkerMemory(self._settings, self._endpoint)
         steps = StartSteps(held_bytes, on_step=self._shutdown.note_step)
-        loaded, vision, draft_model = self._load(steps, memory)
+        loaded, vision = self._load(steps, memory)
         doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0 or self._is_on_network)
         self._settings = doctor.settings
         engine = self._make_engine(loaded, vision)
         with engine.stream():
-            parts = self._make_parts(loaded, vision, engine, memory, steps, doctor, draft_model)
+            parts = self._make_parts(loaded, vision, engine, memory, steps, doctor)
             self._wire.run_in_inference = functools.partial(self._answer_in_inference, parts)
             self._parts = parts
             facts = loaded.facts
@@ -222,18 +221,18 @@ class Worker:
 
     def _load(
         self, steps: StartSteps, memory: WorkerMemory
-    ) -> tuple[LoadedModel, VisionParts | None, DraftModel | None]:
+    ) -> tuple[LoadedModel, VisionParts | None]:
         """Load the weights, what encodes images, and what drafts."""
         settings = self._settings
         is_good = functools.partial(is_float16_good, settings)
         name = functools.partial(identify, settings, self._shutdown.is_begun)
         drafts = DraftModelSetup(settings)
-        loaded = load_model(settings, steps.begin, drafts.admitting(memory.admit), is_good, name)
+        admit = drafts.admitting(memory.admit)
+        loaded = drafts.load(load_model(settings, steps.begin, admit, is_good, name))
         steps.begin("images")
         vision = make_vision(loaded, settings)
-        draft_model = drafts.load(loaded)
-        memory.loaded(weight.nbytes for weight in [*weights_of(loaded), *drafts.weights])
-        return with_image_support(loaded, vision), vision, draft_model
+        memory.loaded(weight.nbytes for weight in weights_of(loaded))
+        return with_image_support(loaded, vision), vision
 
     def _make_engine(self, loaded: LoadedModel, vision: VisionParts | None) -> Engine:
         # Batching changes the last bits of what is decoded.
@@ -259,7 +258,6 @@ class Worker:
         memory: WorkerMemory,
         steps: StartSteps,
         doctor: ModelDoctor,
-        draft_model: DraftModel | None,
     ) -> ServingParts:
         """Make what serves the model, bottom up: cache, sessions, scheduler, the other threads."""
         cut_rule = cut_rule_of(loaded, self._settings)
@@ -294,7 +292,7 @@ class Worker:
             functools.partial(self.token_choice, loaded.facts.vocab_size),
             replace(
                 with_goal_beside(config, loaded, self._settings),
-                drafts=AnswerDrafts(policy, draft_model),
+                drafts=AnswerDrafts(policy, loaded.draft_model),
             ),
         )
         check = suspects.check

@@ -6,13 +6,11 @@ Owner: the inference thread.
 """
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from hearth.shared.errors import StartError
 from hearth.shared.model_path import named_model
@@ -86,11 +84,6 @@ def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel) -> DraftModel:
         raise _refusal(found.source, f"beside {loaded.facts.path!r}: {_reason(error)}") from error
     log.info("draft model=%s token_cost=%.2f", found.source, model.token_cost)
     return model
-
-
-def weights_of_head(model: DraftModel) -> Iterator[mx.array]:
-    """Yield the weights that a draft model has beyond those of the model."""
-    yield from (array for _, array in tree_flatten(model.head.parameters()))
 
 
 def _load(found: DraftCheckpoint, loaded: LoadedModel) -> Any:

@@ -35,6 +35,7 @@ from hearth.worker.engine.compute_dtype import (
     device_architecture,
     dtype_of,
 )
+from hearth.worker.engine.draft_model import DraftModel
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
 from hearth.worker.engine.remote_code_check import CODE_PATTERNS, remote_code
 from hearth.worker.engine.vlm_loader import (
@@ -68,6 +69,7 @@ class LoadedModel:
     facts: ModelFacts
     vision: VisionModel | None = None  # None for a model of text alone
     dtype: ComputeDtype = ComputeDtype()
+    draft_model: DraftModel | None = None  # None = DRAFT_MODEL names none
 
 
 def load_model(
@@ -135,9 +137,12 @@ def load_model(
 
 
 def weights_of(loaded: LoadedModel) -> list[mx.array]:
-    """Return all weights of a model, those of its towers too."""
+    """Return all weights of a model, those of its towers and of its draft model too."""
     weights: Any = loaded.model if loaded.vision is None else loaded.vision.model
-    return [array for _, array in tree_flatten(weights.parameters())]
+    found = [array for _, array in tree_flatten(weights.parameters())]
+    if loaded.draft_model is not None:
+        found += [array for _, array in tree_flatten(loaded.draft_model.head.parameters())]
+    return found
 
 
 def _set_dtype(

@@ -1,17 +1,11 @@
 """Loads the draft model of DRAFT_MODEL beside the model, and counts its weights with those."""
 
-from collections.abc import Callable, Sequence
-
-import mlx.core as mx
+from collections.abc import Callable
+from dataclasses import replace
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
-from hearth.worker.engine.draft_model import DraftModel
-from hearth.worker.engine.draft_model_loader import (
-    find_draft_model,
-    load_draft_model,
-    weights_of_head,
-)
+from hearth.worker.engine.draft_model_loader import find_draft_model, load_draft_model
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.setup.kv_setup import is_exact
 
@@ -26,26 +20,23 @@ class DraftModelSetup:
         """Raises StartError where DRAFT_MODEL names nothing that can draft."""
         self._settings = settings
         self._found = find_draft_model(settings)
-        self.weights: Sequence[mx.array] = ()  # once it is loaded
 
     def admitting(self, admit: Callable[[int], None]) -> Callable[[int], None]:
         """Return what admits weights of so many bytes, and those of the draft model beside them."""
         beside = self._found.nbytes if self._found is not None else 0
         return lambda nbytes: admit(nbytes + beside)
 
-    def load(self, loaded: LoadedModel) -> DraftModel | None:
-        """Return what drafts for a model, None where DRAFT_MODEL is empty.
+    def load(self, loaded: LoadedModel) -> LoadedModel:
+        """Return the model with what drafts for it, as it is where DRAFT_MODEL is empty.
 
         Raises:
             StartError: it does not fit the model, or nothing may be drafted for that.
         """
         if self._found is None:
-            return None
+            return loaded
         if is_exact(loaded, self._settings):
             raise StartError(
                 f"DRAFT_MODEL is {self._found.source!r}, and in exact mode nothing is drafted. "
                 "Leave DRAFT_MODEL empty, or set CACHE_EXACT=false."
             )
-        draft_model = load_draft_model(self._found, loaded)
-        self.weights = list(weights_of_head(draft_model))
-        return draft_model
+        return replace(loaded, draft_model=load_draft_model(self._found, loaded))

@@ -66,10 +66,10 @@ class KnowingHead:
         tokens: mx.array,
         accepted: int,
         new_tokens: list[int],
-        sampler: Any,
-        token_dtype: Any,
+        *_: Any,
         greedy: bool,
     ) -> None:
+        assert greedy
         self._drafted = min(self._drafted, accepted)
         behind = [*tokens[0].tolist(), *new_tokens]  # type: ignore[misc]
         assert not self._drafted, "the head's own pairs give way"
@@ -80,15 +80,9 @@ class KnowingHead:
             self._next += 1
 
     def draft_block(
-        self,
-        last: int,
-        hidden: mx.array,
-        cache: Any,
-        block_size: int,
-        sampler: Any,
-        token_dtype: Any,
-        greedy: bool,
+        self, last: int, _hidden: mx.array, _cache: Any, block_size: int, *_: Any, greedy: bool
     ) -> mx.array:
+        assert greedy
         assert last == self._text[self._next]
         self._drafted = block_size - 2
         said = self._text[self._next + 1 : self._next + block_size]

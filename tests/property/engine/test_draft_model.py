@@ -1,4 +1,4 @@
-"""Whatever an MTP head drafts, the tokens are those of plain decoding; a right head saves forwards."""
+"""Whatever an MTP head drafts, tokens are those of plain decoding; a right one saves forwards."""
 
 import functools
 from collections.abc import Sequence as TypedSequence
@@ -143,7 +143,7 @@ def test_a_random_head_is_soon_asked_no_more_and_changes_no_token() -> None:
     assert 0 < drafter.counts.drafted["model"] <= 8
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     lengths=st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any),
     tail=st.integers(1, 6),
@@ -182,7 +182,7 @@ class LyingDrafts:
         return [token ^ self._lies[first + at] for at, token in enumerate(drafted)]
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     said=st.integers(1, TOKENS - 1),
     lengths=st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any),
@@ -206,7 +206,7 @@ def test_an_answer_that_ends_anywhere_in_a_heads_draft_leaves_what_was_said_and_
         assert mx.allclose(hidden[0, 0], hidden_states()[len(PROMPT) + said], atol=1e-3).item()
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(moves=st.lists(st.integers(0, 4), min_size=1, max_size=5), knows=st.booleans())
 def test_a_sequence_with_a_head_may_join_a_batch_and_goes_on_drafting_behind_it(
     moves: list[int], knows: bool
