@@ -51,6 +51,10 @@ class KnowingHead:
         self._next = 0
         self._drafted = 0
 
+    def know(self, text: Sequence[int]) -> None:
+        """Know this text from now on, in all copies."""
+        self._text[:] = text
+
     def reset(self, target: Any) -> None:
         self.read.clear()
         self.begun += 1
