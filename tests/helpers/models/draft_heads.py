@@ -47,7 +47,7 @@ class KnowingHead:
     def __init__(self, text: Sequence[int]) -> None:
         self._text = list(text)
         self.read: list[tuple[int, mx.array]] = []  # the place of a token, its hidden state (n,)
-        self.begun = 0
+        self.begun: list[int] = []  # the places that it began at
         self._next = 0
         self._drafted = 0
 
@@ -57,11 +57,11 @@ class KnowingHead:
 
     def reset(self, target: Any) -> None:
         self.read.clear()
-        self.begun += 1
         self._drafted = 0
 
     def set_shared_kv(self, shared: dict[str, Any], place: int) -> None:
         assert not shared
+        self.begun.append(place)
         self._next = place
 
     def accept_verified_tokens(
@@ -102,6 +102,7 @@ class AskingDrafter:
         self._lengths = list(lengths)
         self._rounds = 0
         self.taken: list[int] = []
+        self.drafts: list[list[int]] = []
         self.drafted = self.accepted = self.refused = 0
 
     def take(self, tokens: Sequence[int]) -> None:
@@ -118,6 +119,7 @@ class AskingDrafter:
         tokens = self.model.draft(self._place + len(self.taken), self.taken[-1], wanted)
         assert len(tokens) in (0, wanted)
         self.refused += not tokens
+        self.drafts.append(tokens)
         return chain(tokens, ["model"] * len(tokens))
 
     def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:

@@ -1,6 +1,7 @@
 """Whatever an MTP head drafts, tokens are those of plain decoding; a right one saves forwards."""
 
 import functools
+import itertools
 from collections.abc import Sequence as TypedSequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
 from hearth.worker.draft.draft_length import DraftLength
+from hearth.worker.engine import draft_model
 from hearth.worker.engine.decoder import Decoder, Sequence
 from hearth.worker.engine.draft_model import PENDING_MAX, DraftModel, SequenceDraftModel
 from hearth.worker.engine.sampler import make_token_choice
@@ -157,7 +159,7 @@ def test_a_head_reads_each_known_token_once_with_the_models_own_hidden_state(
     lying = LyingDrafts(follower, lies)
     drafter = AskingDrafter(lying, len(PROMPT), lengths)
     assert drafted("greedy", drafter, tail) == truth
-    assert head.begun <= 1
+    assert len(head.begun) <= 1
     if head.read:
         places = [place for place, _ in head.read]
         assert places == list(range(len(PROMPT) - tail, places[-1] + 1))
@@ -237,16 +239,19 @@ def test_a_sequence_with_a_head_may_join_a_batch_and_goes_on_drafting_behind_it(
 
 
 def test_two_sequences_that_draft_by_turns_each_have_a_head_of_their_own() -> None:
-    decoder = Decoder(model(), generation_stream, is_mergeable=False)
-    drafters = {}
-    for key in ("x", "y"):
-        head = heads(1).follow()
-        drafters[key] = AskingDrafter(head, len(PROMPT), (3,))
-        decoder.add(sequence("greedy", drafters[key], key))
-    assert said_by(decoder) == plain("greedy")
-    alone = AskingDrafter(heads(1).follow(), len(PROMPT), (3,))
-    drafted("greedy", alone)
-    assert drafters["x"].model.held == drafters["y"].model.held == alone.model.held > TOKENS // 2
+    prompts = {"x": PROMPT, "y": PROMPT[::-1]}
+
+    def drafts_of(*keys: str) -> list[list[list[int]]]:
+        decoder = Decoder(model(), generation_stream, is_mergeable=False)
+        drafters = []
+        for key in keys:
+            drafters.append(AskingDrafter(heads(1).follow(), len(PROMPT), (3,)))
+            decoder.add(sequence("greedy", drafters[-1], key, prompt=prompts[key]))
+        for _ in range(TOKENS // 4):
+            decoder.step()
+        return [drafter.drafts for drafter in drafters]
+
+    assert drafts_of("x", "y") == [*drafts_of("x"), *drafts_of("y")]
 
 
 def test_a_head_that_was_long_not_asked_begins_anew_with_the_last_tokens() -> None:
@@ -272,3 +277,25 @@ def test_a_head_that_misses_the_last_tokens_drafts_nothing() -> None:
     follower.take(0, mx.array(PROMPT[:4]), mx.zeros((1, 4, 4)))
     assert follower.draft(5, PROMPT[5], 2) == []
     assert follower.draft(4, PROMPT[4], 2) == PROMPT[5:7]
+
+
+def test_a_head_begins_anew_before_it_holds_more_than_its_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draft_model, "HELD_MAX", 10)
+    text = list(range(100))
+    head, follower = knowing(text)
+    for at in range(25):
+        follower.take(at, mx.array([text[at]]), mx.zeros((1, 1, 4)))
+        assert follower.draft(at + 1, text[at + 1], 2) == text[at + 2 : at + 4]
+        assert follower.held <= 10
+    assert head.begun == [0, 10, 20]
+
+
+def test_what_a_drafted_token_costs_is_measured_against_a_forward() -> None:
+    """By this clock a forward takes 2 seconds and four drafted tokens 3, or longer."""
+    spans = [9.0, 1.0, 2.0, 4.0, 5.0, 3.0, 3.0, 8.0]  # the first forward and draft do not count
+    times = itertools.accumulate(itertools.chain(*((span, 0.0) for span in spans)), initial=0.0)
+    measured = DraftModel(heads(1).head, heads(1).target)
+    measured.measure(model(), clock=lambda: next(times))
+    assert measured.token_cost == pytest.approx(3 / 4 / 2)
