@@ -552,7 +552,7 @@ class Settings:
     )
     default_repetition_penalty: float = _setting(
         "DEFAULT_REPETITION_PENALTY",
-        "1.08",
+        "1",
         number(0.01, 10),
         "Divides the logits of recent tokens; 1 = off",
     )

@@ -39,6 +39,7 @@ from hearth.worker.cache_report import (
     vision_report,
 )
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from hearth.worker.doctor.findings import Findings
 from hearth.worker.engine.engine import Engine, leave_device
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
@@ -64,7 +65,7 @@ from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor, is_float16_good
 from hearth.worker.setup.draft_model_setup import DraftModelSetup
-from hearth.worker.setup.draft_setup import draft_policy
+from hearth.worker.setup.draft_setup import are_trees_cheap, draft_policy
 from hearth.worker.setup.kv_setup import cache_root, identify, is_exact, make_kv_manager
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -199,7 +200,7 @@ class Worker:
         loaded, vision = self._load(steps, memory)
         doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0 or self._is_on_network)
         self._settings = doctor.settings
-        engine = self._make_engine(loaded, vision)
+        engine = self._make_engine(loaded, vision, doctor.found)
         with engine.stream():
             parts = self._make_parts(loaded, vision, engine, memory, steps, doctor)
             self._wire.run_in_inference = functools.partial(self._answer_in_inference, parts)
@@ -226,15 +227,16 @@ class Worker:
         settings = self._settings
         is_good = functools.partial(is_float16_good, settings)
         name = functools.partial(identify, settings, self._shutdown.is_begun)
-        drafts = DraftModelSetup(settings)
-        admit = drafts.admitting(memory.admit)
-        loaded = drafts.load(load_model(settings, steps.begin, admit, is_good, name))
+        drafts = DraftModelSetup(settings, memory.admit)
+        loaded = drafts.load(load_model(settings, steps.begin, drafts.admit, is_good, name))
         steps.begin("images")
         vision = make_vision(loaded, settings)
         memory.loaded(weight.nbytes for weight in weights_of(loaded))
         return with_image_support(loaded, vision), vision
 
-    def _make_engine(self, loaded: LoadedModel, vision: VisionParts | None) -> Engine:
+    def _make_engine(
+        self, loaded: LoadedModel, vision: VisionParts | None, found: Findings | None
+    ) -> Engine:
         # Batching changes the last bits of what is decoded.
         batches = not is_exact(loaded, self._settings)
         encoder = vision.encoder if vision is not None else None
@@ -244,7 +246,7 @@ class Worker:
             batches,
             encoder,
             packed if self._settings.kv_bits else None,
-            trees=batches and self._settings.speculate != "off",
+            trees=batches and are_trees_cheap(found, is_cpu=_is_on_cpu(loaded)),
         )
         self._running_max = running_max(self._settings, engine.decoder.is_mergeable)
         self._wire.open_max = self._running_max + self._settings.queue_max
@@ -280,9 +282,10 @@ class Worker:
             self._settings,
             doctor.found,
             is_exact=is_exact(loaded, self._settings),
-            is_cpu=loaded.facts.backend == "cpu",
+            is_cpu=_is_on_cpu(loaded),
             takes_trees=engine.decoder.takes_trees,
         )
+        drafts = AnswerDrafts(policy, loaded.draft_model)
         config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects)
         scheduler = Scheduler(
             engine,
@@ -290,10 +293,7 @@ class Worker:
             vocabulary,
             end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
             functools.partial(self.token_choice, loaded.facts.vocab_size),
-            replace(
-                with_goal_beside(config, loaded, self._settings),
-                drafts=AnswerDrafts(policy, loaded.draft_model),
-            ),
+            replace(with_goal_beside(config, loaded, self._settings), drafts=drafts),
         )
         check = suspects.check
         grammars = self._start_prompt_threads(loaded, vocabulary, cut_rule, sessions, vision, check)
@@ -447,6 +447,10 @@ class Worker:
             load.wait_s,
             queue[:QUEUE_NAMED_MAX],
         )
+
+
+def _is_on_cpu(loaded: LoadedModel) -> bool:
+    return loaded.facts.backend == "cpu"
 
 
 def _refuse(endpoint: str, error: StartError) -> None:

@@ -10,6 +10,7 @@
     python -m scripts.bench sizes [--models NAME,...] [--macs GB,...] [--sessions NAME,...]
     python -m scripts.bench beside [--fixture qwen3] [--tokens 16000] [--goal SECONDS]
     python -m scripts.bench drafts [--sets NAME,...] [--states] [--others] [--out FILE]
+    python -m scripts.bench trunk [--trunks 4096,16384] [--branches 8] [--bits 4] [--out FILE]
     python -m scripts.bench peers [--quick] [--sides hearth,mlx_lm,...] [--peer NAME=URL]
 
 Each subcommand is a module of this directory with ABOUT, add_arguments(parser) and run(options).
@@ -26,6 +27,7 @@ from scripts.bench import (
     peers,
     serve,
     stored_kv,
+    trunk,
     vision,
 )
 from scripts.bench.real_sizes import sizes
@@ -41,6 +43,7 @@ COMMANDS = {
     "beside": beside,
     "drafts": drafts,
     "peers": peers,
+    "trunk": trunk,
 }
 
 

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any, Literal
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from hearth.worker.engine.model_loader import LoadedModel
@@ -22,6 +23,7 @@ class ZeroModel:
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
+        self.model = nn.Module()  # it has no weights
 
     def make_cache(self) -> list[Any]:
         others = {"hybrid": [ArraysCache(1)], "windowed": [RotatingKVCache(_WINDOW)]}
@@ -35,7 +37,7 @@ class ZeroModel:
                 layer.update_and_fetch(keys, keys)
             else:
                 layer[0] = mx.zeros((rows, _STATE_WIDTH))
-        return mx.zeros((rows, 1, _VOCAB_SIZE))
+        return mx.zeros((rows, count, _VOCAB_SIZE))
 
 
 @cache

@@ -7,7 +7,7 @@ remembers who put each key there. A hit is a key that is looked up and found.
 import functools
 import gc
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 _NOBODY = ""
@@ -33,6 +33,13 @@ class Spies:
                 _, spy = spied.setdefault(id(value), (value, kind(self, memory, value)))
                 object.__setattr__(holder, name, spy)
 
+    def watching(self, kind: type, writes: Sequence[str], reads: Sequence[str]) -> type:
+        """Return a `kind` whose objects remember who wrote to them, by methods of these names.
+
+        A hit is a read of something: a result that is neither None, False nor empty.
+        """
+        return _watched(self, kind, writes, reads)
+
     def crossed(self) -> dict[tuple[str, str, str], int]:
         """Return the hits of what somebody else had put there."""
         return {
@@ -44,6 +51,26 @@ class Spies:
     def own(self, who: str) -> set[str]:
         """Return the memories in which one has found what one had put there oneself."""
         return {memory for memory, looked, put in self.hits if looked == put == who}
+
+
+def _watched(spies: Spies, kind: type, writes: Sequence[str], reads: Sequence[str]) -> type:
+    def noting(name: str) -> Any:
+        method = getattr(kind, name)
+
+        @functools.wraps(method)
+        def wrapped(self: Any, *args: Any, **more: Any) -> Any:
+            writers = self.__dict__.setdefault("writers_of_spies", [])
+            if name in writes and spies.who not in writers:
+                writers.append(spies.who)
+            found = method(self, *args, **more)
+            if name in reads and found:
+                for writer in writers:
+                    spies.hits[kind.__name__, spies.who, writer] += 1
+            return found
+
+        return wrapped
+
+    return type(kind.__name__, (kind,), {name: noting(name) for name in (*writes, *reads)})
 
 
 class _Spy:

@@ -236,7 +236,7 @@ class AnswerDrafter:
             tail = self._tail()
             tokens, source, length = self._behind(forced, tail, most - len(nodes))
             nodes = self._chain(nodes, tokens, source, length)
-            if self._allows_trees and tokens and not forced:
+            if self._allows_trees and tokens and not forced and self._proposed_kind != "call":
                 nodes = self._with_branch(nodes, tail)[:most]
         return nodes
 

@@ -16,7 +16,7 @@ ROWS_MAX: Final = 8  # of a forward: beyond, MLX's vector kernels give way to sl
 CPU_CURVE: Final[Mapping[int, float]] = {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.48, 6: 2.05, 8: 2.5}
 # What drafting brings where it works, in tokens for the cost of a plain one: what a row costs could
 # have bought as much elsewhere, so that an accepted token must be worth that much of it.
-_TOKENS_PER_COST: Final = 1.7
+_TOKENS_PER_COST: Final = 1.3
 _GAIN_MIN: Final = 0.03  # tokens that a draft must promise beyond what its rows cost
 
 # Lengths of matches that are counted together, by the shortest, and how many of their tokens are

@@ -3,6 +3,7 @@
 Owner: the inference thread.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -10,53 +11,104 @@ import mlx.core as mx
 from hearth.worker.engine.batch_caches import batch_kind, merge_caches, take_row
 from hearth.worker.engine.decoding_sequence import DecodingRow, SampledToken, normalised
 from hearth.worker.engine.lone_sequence import LoneSequence
+from hearth.worker.engine.shared_trunk import (
+    Trunk,
+    TrunkedKVCache,
+    can_stand_on_trunk,
+    merge_on_trunks,
+)
 
 
 class Batch:
     """Sequences that share forwards, one ahead of what was returned. Never empty when it is used.
 
-    Invariant: row n of each layer holds what `rows[n]` was fed. A layer at a time is copied, so
-    that no more than one is there twice.
+    Invariant: row n of each layer holds what `rows[n]` was fed; of the first of them, where it has
+    a trunk, a layer of plain rows holds no copy. A layer at a time is copied, so that no more than
+    one is there twice.
     """
 
-    def __init__(self, model: Any, joining: list[LoneSequence]) -> None:
-        """Take over sequences, which lose their caches, in this order."""
+    def __init__(
+        self, model: Any, joining: list[LoneSequence], trunks: Mapping[str, Trunk] | None = None
+    ) -> None:
+        """Take over sequences, which lose their caches, in this order. See `extend`."""
         self._model = model
         self.kind = batch_kind(joining[0].cache)
         self.rows: list[DecodingRow] = []
         self._layers: list[Any] = []
         self._tokens = mx.zeros((0,), mx.uint32)  # (rows,), sampled behind what the layers hold
         self._logprobs: mx.array | None = None  # (rows, vocabulary), by which they were
-        self.extend(joining)
+        self.extend(joining, trunks)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def length(self) -> int:
-        """Tokens of the longest row, which all are padded to."""
-        return max((len(row.fed) for row in self.rows), default=0)
+        """Tokens of the longest row without its trunk, which all are padded to."""
+        return max((row.own_length for row in self.rows), default=0)
+
+    @property
+    def trunks(self) -> list[Trunk]:
+        """Those that any row stands on, each once."""
+        return list(dict.fromkeys(row.trunk for row in self.rows if row.trunk is not None))
 
     @property
     def nbytes(self) -> int:
+        """The bytes of all but the trunks, which other batches may hold too."""
         return sum(layer.nbytes for layer in self._layers)
 
-    def extend(self, joining: list[LoneSequence]) -> None:
-        """Take over more sequences, behind those that are here."""
+    def extend(
+        self, joining: list[LoneSequence], trunks: Mapping[str, Trunk] | None = None
+    ) -> None:
+        """Take over more sequences, behind those that are here.
+
+        `trunks` has, by its key, what each row is to stand on: of those here and those joining.
+        """
+        trunks = trunks or {}
         for number in range(len(joining[0].cache)):
-            (layer,) = merge_caches([[lone.cache[number]] for lone in joining])
-            for lone in joining:
-                lone.cache[number] = None
+            layer = self._merged(joining, trunks, number)
             if self.rows:
+                self._put_on_trunks(trunks, number, isinstance(layer, TrunkedKVCache))
                 self._layers[number].extend(layer)
             else:
                 self._layers.append(layer)
             mx.eval(self._layers[number].state)
+        self.rows += [lone.row for lone in joining]
+        for row in self.rows:
+            row.trunk = trunks.get(row.key, row.trunk)
+        self._take_sampled(joining)
+
+    def _merged(self, joining: list[LoneSequence], trunks: Mapping[str, Trunk], number: int) -> Any:
+        """Return a layer of who joins, who loses it: on trunks if anybody is to be on one."""
+        caches = [lone.cache[number] for lone in joining]
+        for lone in joining:
+            lone.cache[number] = None
+        keys = [row.key for row in self.rows] + [lone.row.key for lone in joining]
+        is_plain = can_stand_on_trunk(caches[0])
+        if is_plain and (self.trunks or any(key in trunks for key in keys)):
+            rows = [lone.row for lone in joining]
+            wanted = [trunks.get(row.key, row.trunk) for row in rows]
+            return merge_on_trunks(caches, wanted, number)
+        return merge_caches([[cache] for cache in caches])[0]
+
+    def _put_on_trunks(self, trunks: Mapping[str, Trunk], number: int, is_trunked: bool) -> None:
+        """Have a layer's rows stand on these trunks; they are copied where that is a change."""
+        if not is_trunked:
+            return
+        layer = self._layers[number]
+        wanted = [trunks.get(row.key, row.trunk) for row in self.rows]
+        if any(trunk is not row.trunk for trunk, row in zip(wanted, self.rows, strict=True)):
+            rows = [layer.extract(row) for row in range(len(self.rows))]
+            self._layers[number] = merge_on_trunks(rows, wanted, number)
+        elif not isinstance(layer, TrunkedKVCache):
+            self._layers[number] = TrunkedKVCache(layer, [None] * len(self.rows))
+
+    def _take_sampled(self, joining: list[LoneSequence]) -> None:
+        """Take over what was sampled for those who join."""
         before = [] if self._logprobs is None else [self._logprobs]
         self._logprobs = mx.concatenate([*before, *(lone.logprobs for lone in joining)])
-        tokens = [self._tokens] if self.rows else []
+        tokens = [self._tokens] if before else []
         self._tokens = mx.concatenate([*tokens, *(lone.token for lone in joining)])
-        self.rows += [lone.row for lone in joining]
         self._note_rows()
 
     def _note_rows(self) -> None:
@@ -110,7 +162,10 @@ class Batch:
         mx.async_eval(self._tokens, logprobs)  # type: ignore[no-untyped-call]
 
     def remove(self, key: str) -> LoneSequence | None:
-        """Give up a sequence, with what its cache holds and what was sampled; None if unknown."""
+        """Give up a sequence, with what its cache holds and what was sampled; None if unknown.
+
+        Layers of a row on a trunk hold its tail, and the trunk by reference: see `whole_rows`.
+        """
         number = next((n for n, row in enumerate(self.rows) if row.key == key), None)
         if number is None:
             return None
@@ -118,11 +173,13 @@ class Batch:
         row = self.rows.pop(number)
         kept = [n for n in range(len(self.rows) + 1) if n != number]
         cache = []
-        for layer in self._layers:
+        for place, layer in enumerate(self._layers):
             cache.append(take_row(layer, number))
             if kept:
                 layer.filter(kept)
                 mx.eval(layer.state)
+                if isinstance(layer, TrunkedKVCache) and not layer.groups:
+                    self._layers[place] = layer.without_trunks()
         token, logprobs = (array[number : number + 1] for array in (self._tokens, self._logprobs))
         if kept:
             indices = mx.array(kept)

@@ -7,12 +7,14 @@ Owner: the inference thread.
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from numpy.typing import NDArray
+
+from hearth.worker.engine.shared_trunk import PLAIN, TailKVCache
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ CUT_ERRORS_MAX: Final = 10
 CUT_ERROR_MAX: Final = 2e-4  # what is counted of it
 TEXTS: Final = 3
 LENGTHS: Final = (3, 64)  # of the two rows: most of the first is padding
-SHIFTS: Final = [40, 0]  # the first row's positions, as behind images
+SHIFTS: Final = (40, 0, 7)  # of rows' positions, as behind images
 STEPS: Final = 2
 
 Call = Callable[..., mx.array]
@@ -152,7 +154,13 @@ def is_mergeable(cache: Sequence[Any]) -> bool:
 
 def batch_kind(cache: Sequence[Any]) -> Hashable:
     """Return what the caches of one batch have in common: whether and how each layer is packed."""
-    return tuple((type(layer).__name__, getattr(layer, "bits", None)) for layer in cache)
+    lone = [layer.tail if isinstance(layer, TailKVCache) else layer for layer in cache]
+    return tuple((type(layer).__name__, getattr(layer, "bits", None)) for layer in lone)
+
+
+def keeps_plain_rows(kind: Hashable) -> bool:
+    """Whether caches of this `batch_kind` have layers that can stand on a trunk."""
+    return isinstance(kind, tuple) and any(name == PLAIN for name, _ in kind)
 
 
 def merge_caches(rows: Sequence[Sequence[Any]]) -> list[Any]:
@@ -184,30 +192,62 @@ def batches_like_alone(model: Call, new_cache: Callable[[], list[Any]]) -> bool:
 
     Takes nine forwards of at most 66 tokens; up to three times as many where the first fails.
     """
+    reason = why_not_alike(lambda text: _errors(model, new_cache, text))
+    if reason is not None:
+        log.warning("sequences decode in turns, as they cannot share a forward: %s", reason)
+    return reason is None
+
+
+def why_not_alike(errors_of: Callable[[int], "Unlike"]) -> str | None:
+    """Return why a batch does not compute what its rows compute alone; None where it does.
+
+    `errors_of` computes one of `TEXTS`.
+    """
+    reason = ""
     try:
-        reason = ""
         for text in range(TEXTS):
-            error, of_cut = _errors(model, new_cache, text)
-            if error <= ERROR_MAX + CUT_ERRORS_MAX * min(of_cut, CUT_ERROR_MAX):
-                return True
-            reason = f"its logits in a batch are off by {error:.1e}, by {of_cut:.1e} cut otherwise"
+            together, of_cut = errors_of(text)
+            if together <= ERROR_MAX + CUT_ERRORS_MAX * min(of_cut, CUT_ERROR_MAX):
+                return None
+            reason = (
+                f"its logits in a batch are off by {together:.1e}, by {of_cut:.1e} cut otherwise"
+            )
     except Exception as error:  # whatever an architecture raises on what it was not made for
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-    log.warning("sequences decode in turns, as they cannot share a forward: %s", reason)
-    return False
+    return reason
 
 
-def _errors(model: Call, new_cache: Callable[[], list[Any]], text: int) -> tuple[float, float]:
-    """Return how unlike logits are to those alone: in a batch, and alone with another cut."""
+def _errors(model: Call, new_cache: Callable[[], list[Any]], text: int) -> "Unlike":
     prompts = [[7 + 11 * text + (5 + 3 * n) * n % 97 for n in range(count)] for count in LENGTHS]
-    answers = [[13 + 17 * text + n, 31 + 7 * text + 2 * n] for n in range(STEPS)]
+    return unlike(model, new_cache, text, prompts, merge_caches)
+
+
+class Unlike(NamedTuple):
+    """How unlike logits are to those alone; not a number where any of them is."""
+
+    together: float  # in a batch
+    of_cut: float  # alone too, but in one forward
+
+
+def unlike(
+    model: Call,
+    new_cache: Callable[[], list[Any]],
+    text: int,
+    prompts: Sequence[list[int]],
+    merge: Callable[[list[list[Any]]], list[Any]],
+) -> Unlike:
+    """Feed tokens behind prompts, of which the second is the longest, in a batch and alone."""
+    answers = [
+        [13 + 18 * row + text * (17 - 10 * row) + n * (1 + row) for row in range(len(prompts))]
+        for n in range(STEPS)
+    ]
     caches = [new_cache() for _ in prompts]
     for ids, cache in zip(prompts, caches, strict=True):
         model(mx.array([ids]), cache=cache)
         mx.eval([layer.state for layer in cache])
-    batch = merge_caches(caches)
+    batch = merge(caches)
     # Models of text alone take no such argument.
-    shifts = SHIFTS if getattr(model, "takes_positions", False) else []
+    shifts = SHIFTS[: len(prompts)] if getattr(model, "takes_positions", False) else ()
     errors: list[float] = []
     for ids in answers:
         together = _logits(model, ids, batch, shifts)
@@ -216,14 +256,14 @@ def _errors(model: Call, new_cache: Callable[[], list[Any]], text: int) -> tuple
             for row, (id, cache) in enumerate(zip(ids, caches, strict=True))
         ]
         errors += map(logits_error, together, alone)
-    whole = [*prompts[-1], *(ids[-1] for ids in answers)]
+    whole = [*prompts[1], *(ids[1] for ids in answers)]
     last = np.array(model(mx.array([whole]), cache=new_cache())[0, -1].astype(mx.float32))
-    return float(np.max(errors)), logits_error(last, alone[-1])
+    return Unlike(float(np.max(errors)), logits_error(last, alone[1]))
 
 
 def _logits(model: Call, ids: list[int], cache: list[Any], shifts: Sequence[int]) -> NDArray[Any]:
     """Return the logits (rows, vocabulary) behind one more token for each row."""
-    arguments = {"shift": shifts} if shifts else {}
+    arguments = {"shift": list(shifts)} if shifts else {}
     logits = model(mx.array(ids)[:, None], cache=cache, **arguments)[:, -1]
     return np.array(logits.astype(mx.float32)).astype(np.float64)
 

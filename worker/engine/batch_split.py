@@ -4,7 +4,7 @@ A batch reads the weights once for all its rows, and pads every row to its longe
 the weights twice, and pad less. Pure functions; lengths are in tokens.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +14,15 @@ from mlx.utils import tree_flatten
 STAY: Final = 1.05
 EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 CHOSEN_COUNTS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class RowLength:
+    """What a step reads of one row: its own tokens, and a trunk, once for all that share it."""
+
+    own: int
+    trunk: Hashable | None = None
+    trunk_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +48,13 @@ class ReadCost:
         window = min(longest, self.window) * self.window_row_bytes
         return self.weights(rows) + rows * (longest * self.row_bytes + window)
 
-    def of(self, groups: Iterable[Sequence[int]]) -> float:
-        """Return the bytes that steps of these groups of lengths read together."""
-        return sum(self.step(len(group), max(group)) for group in groups)
+    def of(self, groups: Iterable[Sequence[RowLength]]) -> float:
+        """Return the bytes that steps of these groups of rows read together."""
+        return sum(
+            self.step(len(group), max(row.own for row in group))
+            + self.row_bytes * sum({row.trunk: row.trunk_length for row in group}.values())
+            for group in groups
+        )
 
 
 def read_cost(
@@ -76,23 +89,29 @@ def read_cost(
     )
 
 
-def split(lengths: Sequence[int], cost: ReadCost, rows_max: int) -> list[list[int]]:
-    """Return the groups of indices into `lengths` whose steps together read the fewest bytes.
+def split(rows: Sequence[RowLength], cost: ReadCost, rows_max: int) -> list[list[int]]:
+    """Return the groups of indices into `rows` whose steps together read the fewest bytes.
 
     None has more than `rows_max`. Each is in ascending order, and so are they by their first.
-    Neighbours by length share: a group of others could swap rows for shorter padding. The best
-    grouping of the n shortest follows from those of fewer, in n * rows_max sums.
+    Neighbours by length share: a group of others could swap rows for shorter padding (which may
+    read a trunk once more, so that with trunks this is a good grouping, not always the best). The
+    best grouping of the n shortest follows from those of fewer, in n * rows_max sums.
     """
-    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
-    weights = [cost.weights(rows) for rows in range(min(rows_max, len(order)) + 1)]
+    order = sorted(range(len(rows)), key=lambda index: (rows[index].own, rows[index].trunk_length))
+    weights = [cost.weights(count) for count in range(min(rows_max, len(order)) + 1)]
     best, begins = [0.0], [0]  # by how many of the shortest are grouped
     for end, index in enumerate(order, 1):
-        a_row = cost.step(1, lengths[index]) - weights[1]
-        found, first = min(
-            (best[first] + weights[end - first] + (end - first) * a_row, first)
-            for first in range(max(0, end - rows_max), end)
-        )
-        best.append(found)
+        a_row = cost.step(1, rows[index].own) - weights[1]
+        trunks: dict[Hashable, int] = {}
+        found = []
+        for first in range(end - 1, max(0, end - rows_max) - 1, -1):
+            row = rows[order[first]]
+            trunks[row.trunk] = row.trunk_length
+            shared = cost.row_bytes * sum(trunks.values())
+            step = weights[end - first] + (end - first) * a_row + shared
+            found.append((best[first] + step, first))
+        least, first = min(found)
+        best.append(least)
         begins.append(first)
     groups, end = [], len(order)
     while end:
@@ -102,13 +121,17 @@ def split(lengths: Sequence[int], cost: ReadCost, rows_max: int) -> list[list[in
 
 
 def regroup(
-    groups: Sequence[Sequence[int]], cost: ReadCost, rows_max: int
+    groups: Sequence[Sequence[RowLength]],
+    cost: ReadCost,
+    rows_max: int,
+    planned: Sequence[RowLength] | None = None,
 ) -> list[list[int]] | None:
-    """Return a better grouping of rows, as indices into all lengths in order; None: stay.
+    """Return a better grouping of rows, as indices into all of them in order; None: stay.
 
-    `groups` are the lengths of the rows that share a step now.
+    `groups` are the rows that share a step now; `planned` is each of them, in order, as it may be
+    once they are regrouped. None: as it is.
     """
-    lengths = [length for group in groups for length in group]
-    wanted = split(lengths, cost, rows_max)
-    best = cost.of([lengths[index] for index in group] for group in wanted)
+    rows = [row for group in groups for row in group] if planned is None else planned
+    wanted = split(rows, cost, rows_max)
+    best = cost.of([rows[index] for index in group] for group in wanted)
     return None if cost.of(groups) <= STAY * best else wanted

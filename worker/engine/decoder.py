@@ -2,19 +2,20 @@
 
 A lone sequence decodes in the cache that it was prefilled in, without a copy. Which sequences share
 a forward is decided by the bytes that a step reads (`batch_split.py`); they join, leave and change
-batches between any two steps. Models whose caches cannot be merged take turns alone.
+batches between any two steps. Those that begin alike share one trunk of KV in a batch
+(`trunk_plan.py`). Models whose caches cannot be merged take turns alone.
 Owner: the inference thread.
 """
 
 import itertools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
 import mlx.core as mx
 
 from hearth.worker.engine.batch import Batch
-from hearth.worker.engine.batch_caches import batch_kind
-from hearth.worker.engine.batch_split import ReadCost, regroup
+from hearth.worker.engine.batch_caches import batch_kind, keeps_plain_rows
+from hearth.worker.engine.batch_split import ReadCost, RowLength, regroup
 from hearth.worker.engine.decoding_sequence import (
     DecodingRow,
     SampledToken,
@@ -23,7 +24,9 @@ from hearth.worker.engine.decoding_sequence import (
 )
 from hearth.worker.engine.lone_sequence import LoneSequence
 from hearth.worker.engine.mlx_memory import return_freed
+from hearth.worker.engine.shared_trunk import Trunk, whole_rows
 from hearth.worker.engine.tree_forward import TreeForward
+from hearth.worker.engine.trunk_plan import TrunkRow, plan_trunks
 
 ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
 REGROUP_EVERY_STEPS: Final = 256  # lengths all grow alike, so that a grouping stays good for long
@@ -36,7 +39,9 @@ class Decoder:
 
     Invariant: `step` returns one token for each, and more for one whose draft it verifies: one
     that would share a forward with nobody. `cost` tells what a step reads, `has_room` whether so
-    many bytes more may be held: who finds none stays alone.
+    many bytes more may be held: who finds none stays alone. Rows share a trunk of at least
+    `trunk_tokens_min`; None: they never do. Between two calls a sequence that is alone has all of
+    its KV in its own cache.
     Owner: the inference thread.
     """
 
@@ -52,6 +57,7 @@ class Decoder:
         self._tree_forward = tree_forward
         self.cost = ReadCost()
         self.has_room: Callable[[int], bool] = lambda _nbytes: True
+        self.trunk_tokens_min: int | None = None
         self._model = model
         self._stream = stream
         self._lone: dict[str, LoneSequence] = {}
@@ -77,7 +83,15 @@ class Decoder:
     def batch_bytes(self) -> int:
         """The bytes of KV in no slot's own cache: of batches, and of who has left one."""
         lent = sum(lone.nbytes for lone in self._lone.values() if lone.row.is_lent)
-        return lent + sum(batch.nbytes for batch in self._batches)
+        trunks = {trunk for batch in self._batches for trunk in batch.trunks}
+        nbytes = sum(batch.nbytes for batch in self._batches)
+        return lent + nbytes + sum(trunk.nbytes for trunk in trunks)
+
+    @property
+    def trunks(self) -> dict[str, Trunk]:
+        """What the sequences that share one stand on, by their keys."""
+        rows = [row for batch in self._batches for row in batch.rows]
+        return {row.key: row.trunk for row in rows if row.trunk is not None}
 
     def add(self, sequence: Sequence) -> None:
         """Feed the prompt's tail; the first answer token comes with the next `step`."""
@@ -113,8 +127,10 @@ class Decoder:
             if lone is None:
                 lone = next(filter(None, (batch.remove(key) for batch in self._batches)), None)
                 self._dissolve()
+                self._make_whole()
             if lone is None:
                 return None
+            whole_rows(lone.cache)
             self._is_changed = True
             lone.settle(0 if said is None else lone.row.returned - said)
             mx.eval([layer.state for layer in lone.cache])
@@ -132,27 +148,40 @@ class Decoder:
         for lone in self._lone.values():
             if lone.row.remaining > 1:  # one that is about to end gains nothing
                 kinds.setdefault(batch_kind(lone.cache), []).append(lone)
-        for groups in kinds.values():
+        for kind, groups in kinds.items():
             if len(groups) > 1 or (groups and isinstance(groups[0], Batch)):
-                self._regroup_kind(groups)
+                self._regroup_kind(kind, groups)
 
-    def _regroup_kind(self, groups: list["Batch | LoneSequence"]) -> None:
+    def _regroup_kind(self, kind: Hashable, groups: list["Batch | LoneSequence"]) -> None:
         now = [each.rows if isinstance(each, Batch) else [each.row] for each in groups]
-        lengths = [[len(row.fed) for row in rows] for rows in now]
-        wanted = regroup(lengths, self.cost, ROWS_MAX)
+        rows = [row for group in now for row in group]
+        trunks = self._planned_trunks(rows) if keeps_plain_rows(kind) else {}
+        wanted = regroup(
+            [[_length(row, row.trunk) for row in group] for group in now],
+            self.cost,
+            ROWS_MAX,
+            [_length(row, trunks.get(row.key)) for row in rows],
+        )
         if wanted is None:
             return
-        rows = [row for group in now for row in group]
         for group in wanted:
-            self._gather({rows[index].key for index in group})
+            self._gather({rows[index].key for index in group}, trunks)
         self._dissolve()
+        self._make_whole()
 
-    def _gather(self, keys: set[str]) -> None:
+    def _planned_trunks(self, rows: list[DecodingRow]) -> dict[str, Trunk]:
+        if self.trunk_tokens_min is None:
+            return {}
+        seen = [TrunkRow(row.key, row.lineage, row.prompt, len(row.fed), row.trunk) for row in rows]
+        return plan_trunks(seen, self.trunk_tokens_min)
+
+    def _gather(self, keys: set[str], trunks: Mapping[str, Trunk]) -> None:
         """Bring these sequences together, and nobody else: in the batch that has most of them.
 
-        Where not all have room, those that take most stay as they are.
+        They stand on `trunks` there. Where not all have room, those that take most stay as they
+        are.
         """
-        keys = self._fitting(keys)
+        keys = self._fitting(keys, trunks)
         if not keys:
             return
         batch = self._home_of(keys)
@@ -174,9 +203,9 @@ class Decoder:
             lone.settle()
             lone.row.lend()
         if batch is None:
-            self._batches.append(Batch(self._model, joining))
+            self._batches.append(Batch(self._model, joining, trunks))
         else:
-            batch.extend(joining)
+            batch.extend(joining, trunks)
 
     def _home_of(self, keys: set[str]) -> Batch | None:
         """Return the batch that has most of these sequences; None where none has any."""
@@ -184,7 +213,7 @@ class Decoder:
         count, batch = max(counts, key=lambda each: each[0], default=(0, None))
         return batch if count else None
 
-    def _fitting(self, keys: set[str]) -> set[str]:
+    def _fitting(self, keys: set[str], trunks: Mapping[str, Trunk]) -> set[str]:
         """Return those of the sequences that have room beside each other: who takes most stays out.
 
         A single one is what it is now; of several none where no two have room.
@@ -194,21 +223,27 @@ class Decoder:
         rows = [lone.row for lone in self._lone.values()]
         rows += [row for batch in self._batches for row in batch.rows]
         found = [row for row in rows if row.key in keys]
-        while len(found) > 1 and not self.has_room(self._bytes_together(found)):
-            found.remove(min(found, key=lambda row: self._bytes_together(found, without=row)))
+
+        def without(left: DecodingRow) -> int:
+            return self._bytes_together([row for row in found if row is not left], trunks)
+
+        while len(found) > 1 and not self.has_room(self._bytes_together(found, trunks)):
+            found.remove(min(found, key=without))
         return {row.key for row in found} if len(found) > 1 else set()
 
-    def _bytes_together(self, found: list[DecodingRow], without: DecodingRow | None = None) -> int:
+    def _bytes_together(self, rows: list[DecodingRow], trunks: Mapping[str, Trunk]) -> int:
         """Return what is held more once these share a batch: beside that, a row is moved."""
-        rows = [row for row in found if row is not without]
         batch = self._home_of({row.key for row in rows})
         inside = {row.key for row in batch.rows} if batch is not None else set()
-        longest = max(len(row.fed) for row in rows)
-        padding = 0
+        lengths = [_length(row, trunks.get(row.key)) for row in rows]
+        longest = max(length.own for length in lengths)
+        tokens = sum({length.trunk: length.trunk_length for length in lengths}.values())
+        now_trunks = {row.trunk: row.trunk.length for row in rows if row.trunk is not None}
+        tokens -= sum(now_trunks.values())
         for row in rows:
-            now = batch.length if batch is not None and row.key in inside else len(row.fed)
-            padding += max(0, longest - now)
-        return round(padding * self.cost.row_bytes) + sum(row.join_bytes for row in rows)
+            is_inside = batch is not None and row.key in inside
+            tokens += longest - (batch.length if batch and is_inside else row.own_length)
+        return round(max(0, tokens) * self.cost.row_bytes) + sum(row.join_bytes for row in rows)
 
     def _dissolve(self) -> None:
         """Let who is left alone in a batch decode alone: a batch masks, and may copy, its rows."""
@@ -221,3 +256,16 @@ class Decoder:
         lone = batch.remove(key)
         assert lone is not None, key
         self._lone[key] = lone
+
+    def _make_whole(self) -> None:
+        """Give who is alone now its trunk's rows: they are its own from here on."""
+        for lone in self._lone.values():
+            if lone.row.trunk is not None:
+                whole_rows(lone.cache)
+                lone.row.trunk = None
+
+
+def _length(row: DecodingRow, trunk: Trunk | None) -> RowLength:
+    """Return what a step reads of a row that stands on a trunk."""
+    shared = trunk.length if trunk is not None else 0
+    return RowLength(len(row.fed) - shared, trunk, shared)

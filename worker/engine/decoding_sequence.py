@@ -3,16 +3,18 @@
 Owner: the inference thread.
 """
 
-from collections.abc import Callable, Sequence as TypedSequence
+from collections.abc import Callable, Hashable, Sequence as TypedSequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import TokenBuffer
 
 from hearth.worker.draft.draft import Drafter
 from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.shared_trunk import Trunk
 from hearth.worker.engine.tree_forward import TreeForward
 
 
@@ -68,6 +70,7 @@ class Sequence:
     before_draft: Callable[[int, int], int] = _no_draft
     rewind_point: Callable[[list[Any]], ForwardUndo] | None = None  # None = it cannot go back
     draft_model: ModelDrafts | None = None  # is given the hidden states of its forwards
+    lineage: Hashable | None = None  # who may share KV of equal tokens has an equal one; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +120,16 @@ class DecodingRow:
         self.draft_model = sequence.draft_model if self.drafter is not None else None
         self.tree_forward = tree_forward  # None = drafts have no branches
         self.is_lent = False  # its KV is in no slot's own cache
+        self.lineage = sequence.lineage
+        self.prompt = np.array(sequence.tokens + sequence.tail, dtype=np.int64)
+        self.trunk: Trunk | None = None  # that its KV begins with, beside other rows' in a batch
         self._before_join = sequence.before_join
         self._join_bytes = sequence.join_bytes
+
+    @property
+    def own_length(self) -> int:
+        """Tokens of its KV that no other row shares."""
+        return len(self.fed) - (self.trunk.length if self.trunk is not None else 0)
 
     @property
     def join_bytes(self) -> int:

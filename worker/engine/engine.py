@@ -14,12 +14,21 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
-from hearth.worker.engine.batch_caches import batches_like_alone, is_mergeable
+from hearth.worker.engine.batch_caches import (
+    batch_kind,
+    batches_like_alone,
+    is_mergeable,
+    keeps_plain_rows,
+)
 from hearth.worker.engine.decoder import Decoder
 from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.mlx_memory import return_freed, unwire
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.tree_forward import TreeForward, make_tree_forward
+from hearth.worker.engine.trunk_attention import reach_trunks
+from hearth.worker.engine.trunk_plan import TRUNK_TOKENS_MIN
+from hearth.worker.engine.trunk_trial import trunks_like_alone
 from hearth.worker.engine.vlm_language_model import counted_depth, depth
 
 log = logging.getLogger(__name__)
@@ -54,6 +63,8 @@ class Engine:
             batches = self._batches_like_alone(lambda: self._new_packed_cache(*packed))
         tree_forward = self._make_tree_forward() if trees and packed is None else None
         self.decoder = Decoder(loaded.model, generation_stream, batches, tree_forward)
+        if batches and keeps_plain_rows(batch_kind(self.new_cache())):
+            self._share_trunks(loaded)
 
     def stream(self) -> AbstractContextManager[Any]:
         """The stream that everything runs on: copies between streams wait for each other."""
@@ -70,6 +81,16 @@ class Engine:
             is_alike = batches_like_alone(self._model, new_cache)
         mx.clear_cache()
         return is_alike
+
+    def _share_trunks(self, loaded: LoadedModel) -> None:
+        """Let rows of a batch share a trunk, if this model computes the same with one. Tries it."""
+        network = network_of(loaded)
+        with self.stream():
+            is_alike = trunks_like_alone(self._model, network, self.new_cache)
+        mx.clear_cache()
+        if is_alike:
+            reach_trunks(network)
+            self.decoder.trunk_tokens_min = TRUNK_TOKENS_MIN
 
     def _make_tree_forward(self) -> TreeForward | None:
         with self.stream():

@@ -163,7 +163,11 @@ class LoneSequence:
         return self.row.choice.guide is not None or drafter.is_promising()
 
     def _draft_tokens_max(self) -> int:
-        return min(self.row.remaining, ROWS_MAX - len(self.waiting)) - 1
+        """Return how many nodes a draft may have: the answer's last token is never fed.
+
+        Without drafts it is not, either.
+        """
+        return min(self.row.remaining - 2, ROWS_MAX - len(self.waiting) - 1)
 
     def _step_by_draft(self) -> list[SampledToken]:
         """Return the token that was sampled last, and those of a draft behind it that it verifies.

@@ -1,7 +1,7 @@
 """Holds the state of a request inside the worker: its client's lease, and its progress."""
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -160,6 +160,14 @@ class Request:
     @property
     def image_tokens(self) -> int:
         return sum(run.end - run.start for run in self.query.images)
+
+    @property
+    def lineage(self) -> Hashable:
+        """What requests have in common that may share the KV of tokens that they begin with alike.
+
+        The tokens of all images are the same, so that who shows others shares nothing.
+        """
+        return self.query.root, tuple((run.start, run.picture.name) for run in self.query.images)
 
     @property
     def cached_tokens(self) -> int:

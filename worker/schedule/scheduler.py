@@ -380,6 +380,7 @@ class Scheduler:
             before_join=functools.partial(kv_manager.lend, slot),
             join_bytes=functools.partial(kv_manager.lend_bytes, slot),
             shift=self._engine.shift(request.query.images, request.position),
+            lineage=request.lineage,
             drafter=request.drafter,
             before_draft=functools.partial(kv_manager.grow_for_draft, slot),
             rewind_point=RewindPoint if can_rewind(slot.cache) else None,

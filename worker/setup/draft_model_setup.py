@@ -16,15 +16,19 @@ class DraftModelSetup:
     Owner: the inference thread.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises StartError where DRAFT_MODEL names nothing that can draft."""
+    def __init__(self, settings: Settings, admit: Callable[[int], None]) -> None:
+        """`admit` is called with the bytes of all weights before they are read.
+
+        Raises:
+            StartError: DRAFT_MODEL names nothing that can draft.
+        """
         self._settings = settings
+        self._admit = admit
         self._found = find_draft_model(settings)
 
-    def admitting(self, admit: Callable[[int], None]) -> Callable[[int], None]:
-        """Return what admits weights of so many bytes, and those of the draft model beside them."""
-        beside = self._found.nbytes if self._found is not None else 0
-        return lambda nbytes: admit(nbytes + beside)
+    def admit(self, nbytes: int) -> None:
+        """Make ready for a model's weights of `nbytes`, and for those of the draft model."""
+        self._admit(nbytes + (self._found.nbytes if self._found is not None else 0))
 
     def load(self, loaded: LoadedModel) -> LoadedModel:
         """Return the model with what drafts for it, as it is where DRAFT_MODEL is empty.

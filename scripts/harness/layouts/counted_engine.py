@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hearth.worker.engine.batch_caches import is_mergeable
-from hearth.worker.engine.batch_split import ReadCost, regroup
+from hearth.worker.engine.batch_split import ReadCost, RowLength, regroup
 from hearth.worker.engine.decoder import (
     ROWS_MAX,
     SampledToken,
@@ -120,7 +120,7 @@ class CountedDecoder:
     def _regroup(self) -> None:
         """Have sequences share steps as reads the fewest bytes, where that pays."""
         self._is_changed = False
-        lengths = [[len(self._fed[key]) for key in group] for group in self._groups]
+        lengths = [[RowLength(len(self._fed[key])) for key in group] for group in self._groups]
         wanted = regroup(lengths, self.cost, ROWS_MAX)
         if wanted is None:
             return

@@ -29,6 +29,9 @@ def probed(
         MODEL_PATH=str(fixture_dir(request.param)),
         PROXY_MODEL_ID="local",
         LOG_ROOT=str(tmp_path_factory.mktemp("logs")),
+        # Without it random weights end a turn with an end token that the template does not write,
+        # and a state behind that is of no use.
+        DEFAULT_REPETITION_PENALTY="1.08",
     )
     with made.forked() as running:
         yield running

@@ -14,6 +14,7 @@ from mlx_lm.utils import load
 from hearth.worker.engine.batch_split import ReadCost
 from hearth.worker.engine.decoder import Decoder, Sequence
 from hearth.worker.engine.sampler import TokenChoice, greedy
+from hearth.worker.engine.trunk_attention import reach_trunks
 from scripts.fixtures.fixture_cache import fixture_dir
 
 STEPS = 12  # of an answer, at most
@@ -22,16 +23,23 @@ LENGTHS = (3, 9, 30, 90, 200)
 COSTS = (ReadCost(), ReadCost(1, row_bytes=1), ReadCost(60, row_bytes=1))
 PACKED = "qwen3, packed"
 NAMES = ("qwen3", PACKED, "qwen3_5", "gpt_oss")
+# How far prompts begin alike: the later ones further than the earlier.
+SHARED_LENGTHS = {3: 40, 4: 40, 5: 40, 6: 70, 7: 70, 8: 70, 9: 70}
+STRANGER = 9  # who may share with nobody
+TRUNK_MIN = 24
 
 
 @functools.cache
 def model(name: str) -> Any:
-    return load(str(fixture_dir(name.split(",")[0], tiny=True)))[0]
+    made = load(str(fixture_dir(name.split(",")[0], tiny=True)))[0]
+    reach_trunks(made)
+    return made
 
 
 def prompt(number: int) -> list[int]:
-    chance = random.Random(number)
-    return [chance.randrange(20, 3000) for _ in range(LENGTHS[number % len(LENGTHS)])]
+    shared, chance = random.Random(77), random.Random(number)
+    trunk = [shared.randrange(20, 3000) for _ in range(SHARED_LENGTHS.get(number, 0))]
+    return trunk + [chance.randrange(20, 3000) for _ in range(LENGTHS[number % len(LENGTHS)])]
 
 
 def sequence(name: str, key: str, ids: list[int]) -> Sequence:
@@ -42,7 +50,8 @@ def sequence(name: str, key: str, ids: list[int]) -> Sequence:
         model(name)(mx.array(ids[:-1])[None], cache=cache)
         mx.eval([layer.state for layer in cache])
     choice = TokenChoice(sampler=greedy, processors=(), top_logprobs=1)
-    return Sequence(key, cache, ids[:-1], ids[-1:], choice, STEPS + 3)
+    lineage = None if ids == prompt(STRANGER) else "of all others"
+    return Sequence(key, cache, ids[:-1], ids[-1:], choice, STEPS + 3, lineage=lineage)
 
 
 @functools.cache
@@ -77,12 +86,13 @@ def is_same(name: str, number: int, said: list[int]) -> bool:
         max_size=30,
     ),
     cost=st.sampled_from(COSTS),
+    trunk_min=st.sampled_from([TRUNK_MIN, TRUNK_MIN, None]),
 )
 def test_whoever_comes_and_goes_nobody_else_says_anything_else(
-    name: str, moves: list[int | str], cost: ReadCost
+    name: str, moves: list[int | str], cost: ReadCost, trunk_min: int | None
 ) -> None:
     decoder = Decoder(model(name), generation_stream, is_mergeable=True)
-    decoder.cost = cost
+    decoder.cost, decoder.trunk_tokens_min = cost, trunk_min
     said: dict[str, list[int]] = {}
     for turn, move in enumerate(moves):
         if isinstance(move, int):
@@ -102,12 +112,24 @@ def test_whoever_comes_and_goes_nobody_else_says_anything_else(
     assert len(decoder) == 0 and decoder.batch_bytes == 0
 
 
+def arrays(decoder: Decoder) -> dict[str, list[tuple[int, int]]]:
+    """Return which arrays each sequence's trunk is made of."""
+    return {
+        key: [(id(layer.keys), id(layer.values)) for layer in trunk.layers.values()]
+        for key, trunk in decoder.trunks.items()
+    }
+
+
 def left(name: str, decoder: Decoder, key: str, said: list[int]) -> None:
     """Check what a sequence said, and that what it leaves goes on as it would have."""
     number = int(key.split()[0])
     assert is_same(name, number, said), (key, said)
+    before = arrays(decoder)
     unfinished = decoder.remove(key)
     assert unfinished is not None
+    after = arrays(decoder)
+    assert all(after[other] == before[other] for other in after), "the others' trunk is not touched"
+    assert not any(other.startswith(str(STRANGER)) for other in after)
     ids = prompt(number)
     fed = len(unfinished.tokens)
     assert unfinished.tokens[: len(ids) + len(said)] == (ids + said)[:fed]

@@ -121,7 +121,7 @@ def test_what_a_head_drafts_right_is_accepted_and_saves_forwards(sampling: str) 
     head, follower = knowing([*PROMPT, *truth])
     drafter = AskingDrafter(follower, len(PROMPT), (4,))
     assert drafted(sampling, drafter) == truth
-    assert drafter.accepted == drafter.drafted == TOKENS * 4 // 5
+    assert drafter.accepted == drafter.drafted >= TOKENS * 3 // 4
     assert head.read
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hearth.shared.wire_messages import Constraints, Prompt, Sampling, Speaker, Submit
+from hearth.worker.draft import answer_drafter, draft_memory, earlier_answers
 from hearth.worker.schedule.request_state import ClientLease
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.agent_worker import Desk
@@ -38,12 +39,21 @@ CACHED = {
 }
 SERVING = {  # the memories that spare a client the cost of what it has said before
     "ConversationLines._lines",
+    "DraftLength",
+    "EarlierAnswers._by_owner",
     "ExtentStore._joints",
     "GrammarCompiler._compiled",
     "MemoryByOwner._values",
     "ThinkingStore._thinking",
+    "TokenHistory",
     "TurnStore._listed",
 }
+# What drafts are made of and how long they are: who writes to one of these, and who reads it.
+DRAFTING = (
+    (earlier_answers, "TokenHistory", ("__init__", "extend"), ("find", "followed")),
+    (answer_drafter, "TokenHistory", ("__init__", "extend"), ("find", "followed")),
+    (draft_memory, "DraftLength", ("note",), ("count", "is_worth")),
+)
 
 
 def goes_on(call_id: str) -> list[dict[str, Any]]:
@@ -69,6 +79,7 @@ class Talk:
         machine = self.desk.machine
         parts = (self.desk.builder, machine.scheduler, machine.keeper, machine.engine)
         self.spies = Spies(*parts, self.desk.sessions)
+        self.compiler = self.desk.facts.grammar_compiler
         self._number = 0
         self.call_id = ""  # that the first one was given
 
@@ -87,6 +98,7 @@ class Talk:
         answer = machine.enter(request)
         machine.run()
         self.desk.idle()
+        self.compiler._draft_thread.submit(int).result()  # the grammar of its call is compiled
         return answer
 
     def talk(self, key: str) -> list[int]:
@@ -105,7 +117,10 @@ class Talk:
 def talked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Talk, list[list[int]]]:
     """Return a talk of A's, B's that says the same, and A's again; and what was kept of each."""
     talk = Talk(tmp_path_factory.mktemp("logs"))
-    return talk, [talk.talk(key) for key in (MINE, THEIRS, MINE)]
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, writes, reads in DRAFTING:
+            patch.setattr(module, name, talk.spies.watching(getattr(module, name), writes, reads))
+        return talk, [talk.talk(key) for key in (MINE, THEIRS, MINE)]
 
 
 def test_a_probe_finds_nothing_in_any_memory_of_what_another_key_has_said(
@@ -127,3 +142,25 @@ def test_no_function_remembers_results_by_what_a_client_says(
     talked: tuple[Talk, list[list[int]]],
 ) -> None:
     assert cached_functions() <= CACHED.keys()
+
+
+def test_what_is_drafted_from_outlives_no_answer_but_in_the_memory_of_its_key(
+    talked: tuple[Talk, list[list[int]]],
+) -> None:
+    talk, _ = talked
+    memory = talk.desk.machine.drafts._memory
+    assert memory._room._holders == [] and memory._room.nbytes == 0
+    owners = {answer.request.owner for answer in talk.desk.machine.answers.values()}
+    assert len(owners) == 2 and memory._answers._by_owner.keys() == owners
+    assert memory._lengths._values.keys() == owners
+
+
+def test_a_grammar_that_calls_are_drafted_by_is_compiled_for_each_key(
+    talked: tuple[Talk, list[list[int]]],
+) -> None:
+    talk, _ = talked
+    by_source: dict[str, set[str]] = {}
+    for owner, source in talk.compiler._compiled:
+        by_source.setdefault(source, set()).add(owner)
+    assert len(by_source) == 2, "that of a call that is asked for, and that of one that is drafted"
+    assert all(len(owners) == 2 for owners in by_source.values())

@@ -1,8 +1,14 @@
 """A worker remembers 32 MB for drafting at most, whatever is asked of it."""
 
+from collections.abc import Sequence
+
+import pytest
+
+from hearth.worker.draft import answer_drafter
 from hearth.worker.draft.answer_drafter import HISTORY_TOKENS_MAX, AnswerDrafter, AnswerSources
 from hearth.worker.draft.draft_memory import OWNERS_MAX, DraftMemory
 from hearth.worker.draft.history_room import HistoryRoom
+from hearth.worker.draft.token_history import TokenHistory
 
 
 class Holder:
@@ -96,3 +102,25 @@ def test_rates_of_so_many_keys_are_remembered() -> None:
         rates.append(drafter.rate("history", "text", 2))
     again = [drafting(memory, f"{n}", [9]).rate("history", "text", 2) for n in (OWNERS_MAX, 0)]
     assert again[0] == rates[-1] < again[1], "the first of them is unknown again"
+
+
+def test_answers_that_have_no_room_together_do_not_make_their_histories_anew_at_each_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a model does not batch, each of many long answers is asked at each step."""
+    made: list[int] = []
+
+    class Counted(TokenHistory):
+        def __init__(self, tokens: Sequence[int] = (), room: int = 0) -> None:
+            made.append(len(tokens))
+            super().__init__(tokens, room)
+
+    monkeypatch.setattr(answer_drafter, "TokenHistory", Counted)
+    memory, steps = DraftMemory(), 5
+    prompts = [range(place, place + 50_000) for place in range(20)]
+    drafters = [memory.begin("k", AnswerSources(prompt), lambda: "text") for prompt in prompts]
+    for step in range(steps):
+        for drafter in drafters:
+            drafter.take([step])
+            drafter.is_promising()
+    assert len(made) <= 2 * len(drafters)

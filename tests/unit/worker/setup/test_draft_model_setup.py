@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,25 @@ from tests.helpers.models.draft_heads import random_head, save_head
 NAME = "qwen3_5_vl"
 
 
-def setup_of(draft_model: object, **environ: str) -> DraftModelSetup:
-    return DraftModelSetup(load_settings({"DRAFT_MODEL": str(draft_model)} | environ, None))
+@dataclass
+class Setup:
+    """A setup, and the bytes that it had admitted."""
+
+    made: DraftModelSetup
+    admitted: list[int]
+
+    def load(self, model: LoadedModel) -> LoadedModel:
+        return self.made.load(model)
+
+    def admits(self, nbytes: int) -> int:
+        self.made.admit(nbytes)
+        return self.admitted[-1]
+
+
+def setup_of(draft_model: object, **environ: str) -> Setup:
+    settings = load_settings({"DRAFT_MODEL": str(draft_model)} | environ, None)
+    admitted: list[int] = []
+    return Setup(DraftModelSetup(settings, admitted.append), admitted)
 
 
 @pytest.fixture
@@ -44,22 +62,15 @@ def refusal(call: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
-def admitted(setup: DraftModelSetup, nbytes: int) -> int:
-    """Return the bytes that are admitted where a model's weights take `nbytes`."""
-    found: list[int] = []
-    setup.admitting(found.append)(nbytes)
-    return found[0]
-
-
 def test_without_draft_model_nothing_is_loaded_and_nothing_more_is_admitted() -> None:
     setup = setup_of("")
     assert setup.load(loaded("qwen3")) is loaded("qwen3")
-    assert admitted(setup, 5) == 5
+    assert setup.admits(5) == 5
 
 
 def test_a_head_is_loaded_beside_its_model_and_counts_in_memory(head: Path) -> None:
     setup, plain = setup_of(head), loaded(NAME)
-    assert admitted(setup, 5) == 5 + weight_bytes(head)
+    assert setup.admits(5) == 5 + weight_bytes(head)
     model = setup.load(plain)
     assert model.draft_model is not None and 0 < model.draft_model.token_cost < 10
     more = sum(w.nbytes for w in weights_of(model)) - sum(w.nbytes for w in weights_of(plain))
@@ -74,7 +85,7 @@ def test_a_head_that_comes_with_the_model_itself_is_loaded_alone(tmp_path: Path)
     mx.save_safetensors(str(directory / "mtp.safetensors"), part, {"format": "mlx"})
     setup = setup_of(directory)
     head_bytes = sum(array.nbytes for array in part.values())
-    assert admitted(setup, 0) == head_bytes
+    assert setup.admits(0) == head_bytes
     model = setup.load(load_model(load_settings({"MODEL_PATH": str(directory)}, None)))
     assert model.draft_model is not None
     assert sum(w.nbytes for _, w in tree_flatten(model.draft_model.head.parameters())) == head_bytes

@@ -1,0 +1,193 @@
+"""Eight branches on one trunk: bytes, logits, and who is left when one goes."""
+
+import functools
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_map
+from mlx_lm.generate import generation_stream
+from mlx_lm.models.cache import make_prompt_cache
+
+from hearth.worker.engine.batch_split import ReadCost
+from hearth.worker.engine.decoder import Decoder, Sequence
+from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.sampler import TokenChoice, greedy
+from hearth.worker.engine.trunk_plan import TRUNK_TOKENS_MIN
+from scripts.harness.socketless_worker import loaded
+
+BRANCHES, STEPS, CHUNK = 8, 7, 512
+READ_MAX = 5_000  # tokens; KV of more is made up, as reading them takes minutes
+CLOSE = 3e-4  # of logits, in fp32
+CHOICE = TokenChoice(sampler=greedy, processors=(), top_logprobs=1)
+
+
+@functools.cache
+def engine(name: str) -> Engine:
+    return Engine(loaded(name))
+
+
+def trunk_ids(count: int) -> list[int]:
+    return [(n * 7919 + 13) % 2900 + 50 for n in range(count)]
+
+
+@functools.cache
+def trunk_cache(name: str, count: int) -> list[Any]:
+    cache = make_prompt_cache(loaded(name).model)
+    ids = trunk_ids(count)
+    if count > READ_MAX:
+        engine(name).prefill(cache, ids[:CHUNK])
+        mx.random.seed(1)
+        for layer in cache:
+            more = (*layer.keys.shape[:2], count - CHUNK, layer.keys.shape[3])
+            layer.update_and_fetch(mx.random.normal(more), mx.random.normal(more))
+        mx.eval([layer.state for layer in cache])
+        return cache
+    for start in range(0, count, CHUNK):
+        engine(name).prefill(cache, ids[start : start + CHUNK])
+    return cache
+
+
+def branch(name: str, trunk: int, number: int, lineage: str | None = "a") -> Sequence:
+    """Return a sequence with a few tokens of its own, in a cache of its own, as a fork's is."""
+    cache = make_prompt_cache(loaded(name).model)
+    with mx.stream(generation_stream):
+        for own, other in zip(cache, trunk_cache(name, trunk), strict=True):
+            own.state = tree_map(
+                lambda one: one[:] if isinstance(one, mx.array) else one, other.state
+            )
+        tail = [60 + number + 3 * n for n in range(5 + 4 * number)]
+        engine(name).prefill(cache, tail[:-1])
+    tokens = trunk_ids(trunk) + tail[:-1]
+    return Sequence(f"r{number}", cache, tokens, tail[-1:], CHOICE, 40, lineage=lineage)
+
+
+def decoder_of(name: str, trunk: int, lineage: str | None = "a") -> Decoder:
+    made = Decoder(loaded(name).model, generation_stream, is_mergeable=True)
+    made.trunk_tokens_min = engine(name).decoder.trunk_tokens_min
+    assert made.trunk_tokens_min == TRUNK_TOKENS_MIN
+    for number in range(BRANCHES):
+        made.add(branch(name, trunk, number, lineage))
+    return made
+
+
+def said(decoder: Decoder, steps: int) -> list[dict[str, tuple[int, mx.array]]]:
+    return [
+        {one.key: (one.token_id, one.logprobs) for one in decoder.step()}  # type: ignore[misc]
+        for _ in range(steps)
+    ]
+
+
+def difference(one: list[Any], other: list[Any]) -> float:
+    """Return how unlike logits are that both have."""
+    return max(
+        float(mx.abs(step[key][1] - beside[key][1]).max())
+        for step, beside in zip(one, other, strict=True)
+        for key in step.keys() & beside.keys()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "trunk"),
+    [
+        *((name, 4_096) for name in ("qwen3", "llama", "gpt_oss", "qwen3_5")),
+        ("qwen3", 16_384),
+    ],
+)
+def test_eight_branches_hold_one_trunk_and_their_tails_and_say_what_copies_say(
+    name: str, trunk: int
+) -> None:
+    copies = decoder_of(name, trunk, lineage=None)
+    expected = said(copies, STEPS)
+    shared = decoder_of(name, trunk)
+    got = said(shared, STEPS)
+    assert not copies.trunks and len(set(shared.trunks.values())) == 1
+    assert len(shared.trunks) == BRANCHES
+    assert difference(got, expected) < CLOSE
+    assert [{key: one[key][0] for key in one} for one in got] == [
+        {key: one[key][0] for key in one} for one in expected
+    ]
+    (on,) = set(shared.trunks.values())
+    assert on.length == trunk
+    a_token = on.nbytes / trunk
+    rows = [row for batch in shared._batches for row in batch.rows]
+    tails = sum(row.own_length for row in rows) * a_token
+    padding = BRANCHES * max(row.own_length for row in rows) * a_token - tails
+    others = sum(
+        layer.nbytes
+        for batch in shared._batches
+        for number, layer in enumerate(batch._layers)
+        if number not in on.layers
+    )
+    assert shared.batch_bytes <= 1.05 * (on.nbytes + tails) + padding + others
+
+
+def test_who_ends_or_is_cancelled_leaves_the_others_their_words_and_the_arrays_of_the_trunk() -> (
+    None
+):
+    whole = said(decoder_of("qwen3", 2_048), STEPS)
+    decoder = decoder_of("qwen3", 2_048)
+    got = said(decoder, 2)
+    arrays = [layer.keys for layer in decoder.trunks["r0"].layers.values()]
+    values = [layer.values for layer in decoder.trunks["r0"].layers.values()]
+    for step in range(2, STEPS):
+        unfinished = decoder.remove(f"r{step}")
+        assert unfinished is not None
+        assert all(layer.offset == len(unfinished.tokens) for layer in unfinished.cache)
+        got += said(decoder, 1)
+        if len(decoder) > 1:
+            trunk = decoder.trunks["r0"]
+            assert all(
+                layer.keys is array
+                for layer, array in zip(trunk.layers.values(), arrays, strict=True)
+            )
+            assert all(
+                layer.values is array
+                for layer, array in zip(trunk.layers.values(), values, strict=True)
+            )
+    for one, other in zip(got, whole, strict=True):
+        assert all(one[key][0] == other[key][0] for key in one)
+    assert difference(got, whole) < CLOSE
+    assert {key for one in got[-1:] for key in one} == {"r0", "r1", "r7"}
+
+
+def test_what_leaves_a_trunk_goes_on_as_it_would_have_alone() -> None:
+    alone = Decoder(loaded("qwen3").model, generation_stream, is_mergeable=False)
+    alone.add(branch("qwen3", 2_048, 3))
+    expected = [alone.step()[0].token_id for _ in range(STEPS + 6)]
+    decoder = decoder_of("qwen3", 2_048)
+    tokens = [one["r3"][0] for one in said(decoder, STEPS)]
+    for number in range(BRANCHES):
+        if number != 3:
+            decoder.remove(f"r{number}")
+    assert not decoder.batch_keys and not decoder.trunks, "the last one is alone, and whole"
+    tokens += [one["r3"][0] for one in said(decoder, 6)]
+    assert tokens == expected
+    assert decoder.remove("r3") is not None and decoder.batch_bytes == 0
+
+
+def test_another_lineage_and_a_shorter_prefix_share_no_trunk() -> None:
+    decoder = Decoder(loaded("qwen3").model, generation_stream, is_mergeable=True)
+    decoder.trunk_tokens_min = TRUNK_TOKENS_MIN
+    decoder.add(branch("qwen3", 2_048, 0, "a"))
+    decoder.add(branch("qwen3", 2_048, 1, "b"))
+    decoder.add(branch("qwen3", 2_048, 2, None))
+    decoder.add(branch("qwen3", 2_048, 3, None))
+    decoder.add(branch("qwen3", 1_000, 4, "a"))
+    said(decoder, 2)
+    assert len(decoder.batch_keys[0]) == 5 and not decoder.trunks
+
+
+def test_room_is_asked_for_what_is_held_with_the_trunk_once() -> None:
+    asked: list[int] = []
+
+    def has_room(nbytes: int) -> bool:
+        asked.append(nbytes)
+        return True
+
+    for lineage, room in (("a", 0), (None, sum(4 * (7 - n) for n in range(BRANCHES)))):
+        asked.clear()
+        decoder = decoder_of("qwen3", 2_048, lineage)
+        decoder.cost, decoder.has_room = ReadCost(1e9, row_bytes=1), has_room
+        said(decoder, 1)
+        assert asked == [room], "copies are padded; a trunk frees more than padding takes"

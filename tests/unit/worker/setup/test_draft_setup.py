@@ -1,0 +1,75 @@
+"""A worker drafts by its setting, its mode, and what was found of its model and machine."""
+
+from dataclasses import replace
+
+import pytest
+
+from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.worker.doctor.findings import Findings, Subject
+from hearth.worker.draft.draft_length import CPU_CURVE
+from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
+from hearth.worker.setup.draft_setup import are_trees_cheap, draft_policy, row_costs
+
+SUBJECT = Subject("Apple M2 Max", "metal", "abc", "0.32.4", "0.32.2")
+GOOD = Findings(SUBJECT, "bfloat16", row_costs={1: 1.0, 2: 1.1, 4: 1.05, 8: 1.4}, drafts_alike=True)
+
+
+def settings(mode: str) -> Settings:
+    return load_settings({"SPECULATE": mode}, None)
+
+
+def policy(
+    mode: str, found: Findings | None = None, is_exact: bool = False, is_cpu: bool = False
+) -> DraftPolicy:
+    return draft_policy(settings(mode), found, is_exact=is_exact, is_cpu=is_cpu, takes_trees=False)
+
+
+def test_auto_drafts_where_the_doctor_found_drafts_alike() -> None:
+    assert policy("auto", GOOD).reach == "all"
+    assert policy("auto", GOOD).reason == ""
+
+
+@pytest.mark.parametrize(
+    "found",
+    [None, replace(GOOD, drafts_alike=None), replace(GOOD, row_costs=None)],
+    ids=["never checked", "not known whether alike", "costs not known"],
+)
+def test_auto_drafts_nothing_before_the_doctor_has_checked(found: Findings | None) -> None:
+    assert policy("auto", found).reach == "none"
+    assert "hearth doctor has not checked" in policy("auto", found).reason
+
+
+def test_auto_drafts_nothing_where_several_tokens_give_others() -> None:
+    found = policy("auto", replace(GOOD, drafts_alike=False))
+    assert found.reach == "none"
+    assert "others than one by one" in found.reason
+
+
+def test_on_a_cpu_nothing_needs_to_be_found_and_no_measured_time_decides() -> None:
+    assert policy("auto", None, is_cpu=True).reach == "all"
+    assert policy("auto", GOOD, is_cpu=True).curve == CPU_CURVE
+
+
+@pytest.mark.parametrize("mode", ["auto", "off", "forced", "lookup"])
+def test_exact_mode_drafts_nothing_whatever_is_set_or_asked(mode: str) -> None:
+    found = policy(mode, GOOD, is_exact=True)
+    assert [found.of(asked) for asked in (None, True, False)] == ["none"] * 3
+    assert "exact" in found.reason
+
+
+def test_a_request_decides_for_itself() -> None:
+    assert policy("off").of(True) == "all"
+    assert policy("off").of(None) == "none"
+    assert policy("lookup").of(False) == "none"
+    assert policy("forced").of(None) == "forced"
+
+
+def test_more_rows_never_cost_less() -> None:
+    assert row_costs(GOOD) == {1: 1.0, 2: 1.1, 4: 1.1, 8: 1.4}
+
+
+def test_branches_are_drafted_only_where_rows_are_cheap() -> None:
+    assert are_trees_cheap(GOOD, is_cpu=False)
+    assert not are_trees_cheap(replace(GOOD, row_costs={1: 1.0, 8: 1.6}), is_cpu=False)
+    assert not are_trees_cheap(None, is_cpu=False)
+    assert not are_trees_cheap(GOOD, is_cpu=True)
