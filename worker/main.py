@@ -281,9 +281,9 @@ class Worker:
         policy = draft_policy(
             self._settings,
             doctor.found,
+            engine,
             is_exact=is_exact(loaded, self._settings),
             is_cpu=_is_on_cpu(loaded),
-            takes_trees=engine.decoder.takes_trees,
         )
         drafts = AnswerDrafts(policy, loaded.draft_model)
         config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects)

@@ -213,6 +213,8 @@ class AnswerDrafter:
         if not self._sources.looks_up:
             return []
         history = self._history
+        if history is None and not self._sources.room.has_room(self):
+            return []
         if history is None:
             kept = HISTORY_TOKENS_MAX * 3 // 4
             known = [*self._sources.prompt[-kept:], *self.answer][-kept:]

@@ -368,7 +368,8 @@ class Scheduler:
         """Return what the decoder goes on from: the slot's cache, and what is not in it yet."""
         slot, kv_manager = request.slot, self._admission.kv_manager_of(request)
         assert slot is not None and request.is_prefilled, request.request_id
-        request.drafter = self._drafts.begin(request)
+        can_draft = self._engine.verifies_drafts and can_rewind(slot.cache)
+        request.drafter = self._drafts.begin(request) if can_draft else None
         return decoder.Sequence(
             key=request.request_id,
             cache=slot.cache,
@@ -383,7 +384,7 @@ class Scheduler:
             lineage=request.lineage,
             drafter=request.drafter,
             before_draft=functools.partial(kv_manager.grow_for_draft, slot),
-            rewind_point=RewindPoint if can_rewind(slot.cache) else None,
+            rewind_point=RewindPoint if can_draft else None,
             draft_model=request.drafter.model if request.drafter is not None else None,
         )
 

@@ -71,11 +71,15 @@ def test_long_conversations_and_long_answers_of_many_keys_stay_within_32_mb() ->
     assert memory.counts.tokens == 8 * 60_003
 
 
-def test_a_conversation_whose_history_made_way_is_drafted_as_before() -> None:
+def test_a_conversation_whose_history_made_way_is_drafted_as_before_once_another_has_ended() -> (
+    None
+):
     memory = DraftMemory()
     prompt = list(range(HISTORY_TOKENS_MAX))
     drafters = [drafting(memory, "mine", prompt) for _ in range(6)]
     assert min(drafter.history_nbytes for drafter in drafters) == 0
+    assert drafters[0].propose(1, 1).tokens == ()
+    memory.end(drafters[5])
     drafters[0].take(range(200_000, 200_010))
     assert drafters[0].propose(1, 1).tokens == (200_010,)
 

@@ -16,7 +16,7 @@ from scripts.fixtures.fixture_cache import fixture_dir
 from scripts.fixtures.vision_families import make_family
 from scripts.harness import socketless_worker
 from scripts.harness.socketless_worker import Answer, Machine, marks, vocabulary
-from tests.helpers.worker.oracle_drafts import OracleDrafts
+from tests.helpers.models.oracle_drafts import OracleDrafts
 
 TOKENS = 40
 PROMPT = [(i * 7919 + 13) % 2900 + 50 for i in range(40)]
