@@ -65,7 +65,8 @@ from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor, is_float16_good
-from hearth.worker.setup.draft_setup import are_trees_cheap, draft_policy, is_on_cpu
+from hearth.worker.setup.draft_model_setup import DraftModelSetup
+from hearth.worker.setup.draft_setup import are_trees_cheap, is_on_cpu, make_draft_policy
 from hearth.worker.setup.kv_setup import cache_root, identify, is_exact, make_kv_manager
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -226,12 +227,14 @@ class Worker:
     def _load(
         self, steps: StartSteps, memory: WorkerMemory
     ) -> tuple[LoadedModel, VisionParts | None]:
-        """Load the weights, and what encodes images."""
-        is_good = functools.partial(is_float16_good, self._settings)
-        name = functools.partial(identify, self._settings, self._shutdown.is_begun)
-        loaded = load_model(self._settings, steps.begin, memory.admit, is_good, name)
+        """Load the weights, what encodes images, and what drafts."""
+        settings = self._settings
+        is_good = functools.partial(is_float16_good, settings)
+        name = functools.partial(identify, settings, self._shutdown.is_begun)
+        drafts = DraftModelSetup(settings, memory.admit)
+        loaded = drafts.load(load_model(settings, steps.begin, drafts.admit, is_good, name))
         steps.begin("images")
-        vision = make_vision(loaded, self._settings)
+        vision = make_vision(loaded, settings)
         memory.loaded(weight.nbytes for weight in weights_of(loaded))
         return with_image_support(loaded, vision), vision
 
@@ -279,13 +282,9 @@ class Worker:
         vocabulary = Vocabulary(loaded.tokenizer)
         recorder = TurnRecorder(sessions, evictions_of(kv_manager), self._render_next)
         suspects = make_suspect_parts(self._settings, self._endpoint, cut_rule)
-        policy = self._draft_policy = draft_policy(
-            self._settings,
-            doctor.found,
-            engine,
-            is_exact=is_exact(loaded, self._settings),
-            is_cpu=is_on_cpu(loaded),
-        )
+        policy = make_draft_policy(self._settings, doctor.found, engine, loaded)
+        self._draft_policy = policy
+        drafts = AnswerDrafts(policy, loaded.draft_model)
         config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects)
         scheduler = Scheduler(
             engine,
@@ -293,7 +292,7 @@ class Worker:
             vocabulary,
             end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
             functools.partial(self.token_choice, loaded.facts.vocab_size),
-            replace(with_goal_beside(config, loaded, self._settings), drafts=AnswerDrafts(policy)),
+            replace(with_goal_beside(config, loaded, self._settings), drafts=drafts),
         )
         check = suspects.check
         grammars = self._start_prompt_threads(loaded, vocabulary, cut_rule, sessions, vision, check)

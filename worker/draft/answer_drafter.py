@@ -3,15 +3,18 @@
 Tokens alone: nothing here knows a model or an array of one.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import Final, NamedTuple
 
 from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
 from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
 from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.draft.history_room import HistoryRoom
+from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.draft.token_history import TokenHistory
 from hearth.worker.draft.token_lookup import TokenLookup
 
@@ -57,6 +60,7 @@ class AnswerSources:
     forced: ForcedTokens | None = None
     room: HistoryRoom = field(default_factory=HistoryRoom)
     looks_up: bool = True  # False = what is forced, and nothing from text
+    model: ModelDrafts | None = None
 
 
 class _Node(NamedTuple):
@@ -125,6 +129,11 @@ class AnswerDrafter:
             return True
         if kind == "call" and self._sources.forced is not None:
             return length.is_worth(length.rates.rate("forced", kind, 0)) or length.is_probe_due
+        model = self._sources.model
+        if model is not None:
+            rate = length.rates.rate("model", kind, 0)
+            if length.is_worth(rate, model.token_cost) or length.is_probe_due:
+                return True
         lookup = self._longest(self._tail())
         if not lookup.length:
             return False
@@ -136,7 +145,10 @@ class AnswerDrafter:
         most = min(tokens_max, ROWS_MAX - waiting)
         self._proposed_kind = self._kind()
         nodes = self._nodes(most) if most > 0 else []
-        count = self._length.count([node.chance for node in nodes], waiting)
+        of_model = self._nodes_of_model(nodes, most, waiting)
+        cost = self._model_cost if of_model else 0.0
+        nodes = of_model or nodes
+        count = self._length.count([node.chance for node in nodes], waiting, cost)
         if not count:
             self._note_plain(waiting)
             return NO_DRAFT
@@ -178,6 +190,11 @@ class AnswerDrafter:
             self._length.note(0, waiting)
 
     # ------------------------------------------------------------ the conversation
+
+    @property
+    def model(self) -> ModelDrafts | None:
+        """The draft model that follows this answer."""
+        return self._sources.model
 
     @property
     def history_nbytes(self) -> int:
@@ -239,6 +256,38 @@ class AnswerDrafter:
             if self._allows_trees and tokens and not forced and self._proposed_kind != "call":
                 nodes = self._with_branch(nodes, tail)[:most]
         return nodes
+
+    @property
+    def _model_cost(self) -> float:
+        """What a token of the draft model costs, in forwards of one row."""
+        return self._sources.model.token_cost if self._sources.model is not None else 0.0
+
+    def _nodes_of_model(self, others: list[_Node], most: int, waiting: int) -> list[_Node]:
+        """Return what the draft model says, where it promises more than what others say.
+
+        It is asked for no more than is worth what it takes; behind what is forced it is not asked.
+        """
+        model, length = self._sources.model, self._length
+        if (
+            model is None
+            or not self.answer
+            or most < 1
+            or (others and others[0].source == "forced")
+        ):
+            return []
+        rates, kind, cost = length.rates, self._proposed_kind, model.token_cost
+        chances = list(
+            itertools.accumulate((rates.rate("model", kind, at) for at in range(most)), mul)
+        )
+        gain, count = length.gain(chances, waiting, cost)
+        other_gain, _ = length.gain([node.chance for node in others], waiting)
+        is_probe = not other_gain and length.is_probe_due
+        if gain <= other_gain and not (is_probe and (not others or chances[0] > others[0].chance)):
+            return []
+        place = len(self._sources.prompt) + len(self.answer) - 1
+        tokens = model.draft(place, self.answer[-1], max(count, 1))
+        self.counts.saved -= len(tokens) * cost
+        return self._chain([], tokens, "model", 0)
 
     def _behind(
         self, forced: list[int], tail: list[int], count: int

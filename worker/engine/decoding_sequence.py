@@ -12,6 +12,7 @@ import numpy as np
 from mlx_lm.models.cache import TokenBuffer
 
 from hearth.worker.draft.draft import Drafter
+from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.engine.shared_trunk import Trunk
 from hearth.worker.engine.tree_forward import TreeForward
@@ -70,6 +71,7 @@ class Sequence:
     # and the draft's nodes; returns how many of these may come along.
     before_draft: Callable[[int, int], int] = _no_draft
     rewind_point: Callable[[list[Any]], ForwardUndo] | None = None  # None = it cannot go back
+    draft_model: ModelDrafts | None = None  # is given the hidden states of its forwards
     lineage: Hashable | None = None  # who may share KV of equal tokens has an equal one; None: none
 
 
@@ -117,6 +119,7 @@ class DecodingRow:
         self.context = TokenBuffer(sequence.tokens) if is_processed else None
         self.rewind_point = sequence.rewind_point
         self.drafter = sequence.drafter if sequence.rewind_point is not None else None
+        self.draft_model = sequence.draft_model if self.drafter is not None else None
         self.tree_forward = tree_forward  # None = drafts have no branches
         self.is_lent = False  # its KV is in no slot's own cache
         self.lineage = sequence.lineage

@@ -59,6 +59,8 @@ class LoneSequence:
     def _prepare(self, model: Any) -> None:
         self._model = model
         self._undo: _Undo | None = None  # takes back the last forward, where it has verified
+        # The last forward's tokens (n,) and hidden states (1, n, hidden), for a draft model.
+        self._hidden: tuple[mx.array, mx.array] | None = None
         # Models of text alone take no such argument.
         self._model_arguments = {"shift": self.row.shift} if self.row.shift else {}
 
@@ -109,6 +111,7 @@ class LoneSequence:
         self.row.before_forward(count)
         waiting, self.waiting = self.waiting, []
         logits = self._forward([*waiting, inputs])[:, -1, :]
+        self._tell_draft_model(count - len(waiting) - inputs.shape[0])
         self.token, self.logprobs = self.row.sample(inputs, logits)
         mx.async_eval(self.token, self.logprobs)  # type: ignore[no-untyped-call]
 
@@ -117,8 +120,24 @@ class LoneSequence:
         self._undo = None
         parts = [mx.array([t], mx.uint32) if isinstance(t, int) else t for t in inputs]
         fed = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        logits: mx.array = self._model(fed[None], cache=self.cache, **self._model_arguments)
+        if self.row.draft_model is not None:
+            logits, hidden = self._model.with_hidden(
+                fed[None], cache=self.cache, **self._model_arguments
+            )
+            self._hidden = (fed, hidden)
+        else:
+            logits = self._model(fed[None], cache=self.cache, **self._model_arguments)
         return logits
+
+    def _tell_draft_model(self, start: int, count: int | None = None) -> None:
+        """Let the draft model have the first `count` rows of the last forward, by default all.
+
+        The first of them is the sequence's token number `start`.
+        """
+        if self._hidden is not None:
+            (tokens, hidden), self._hidden = self._hidden, None
+            assert self.row.draft_model is not None
+            self.row.draft_model.take(start, tokens[:count], hidden[:, :count])
 
     # ------------------------------------------------------------ by drafts
 
@@ -187,6 +206,7 @@ class LoneSequence:
         path = accepted_path(draft, ids)
         tokens = [draft.tokens[node] for node in path]
         row.drafter.note(draft, path, len(known) + len(draft))
+        self._tell_draft_model(len(row.fed) - len(known), len(known) + len(path))
         self._keep(point, known, draft, path)
         row.take(tokens)
         last = path[-1] + 1 if path else 0

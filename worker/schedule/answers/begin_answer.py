@@ -43,4 +43,5 @@ def begin_answer(
         drafter=request.drafter,
         before_draft=functools.partial(kv_manager.grow_for_draft, slot),
         rewind_point=RewindPoint if can_draft else None,
+        draft_model=request.drafter.model if request.drafter is not None else None,
     )
