@@ -531,6 +531,13 @@ class Settings:
         "Draft tokens and verify several in one forward: auto = where DOCTOR found that right and "
         "cheap; forced = what a grammar forces only; lookup = from text too, unchecked; or off",
     )
+    draft_model: str = _setting(
+        "DRAFT_MODEL",
+        "",
+        any_text,
+        "Hub id or directory of an MTP head that drafts for a vision model too, where SPECULATE "
+        "drafts from text; empty = none",
+    )
     default_temperature: float = _setting(
         "DEFAULT_TEMPERATURE", "0.1", number(0, 2), "Sampling temperature; 0 = greedy"
     )

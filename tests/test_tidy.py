@@ -82,7 +82,7 @@ ONLY_IN: Final = {
     ),
     "mlx_vlm": (
         *("worker/engine/vlm_loader.py", "worker/prompt/images/image_processor.py"),
-        "worker/kv/turboquant.py",
+        *("worker/kv/turboquant.py", "worker/engine/draft_model_loader.py"),
     ),
     "dotenv": ("shared/settings_from_env.py",),
 }

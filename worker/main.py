@@ -51,7 +51,7 @@ from hearth.worker.prompt.prefill_cuts import CutRule
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids
 from hearth.worker.requests.session_prompt_builder import SessionPromptBuilder
 from hearth.worker.requests.suspect_check import SuspectCheck
-from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
+from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
@@ -65,7 +65,8 @@ from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
 from hearth.worker.setup.doctor_setup import ModelDoctor, is_float16_good
-from hearth.worker.setup.draft_setup import are_trees_cheap, draft_policy
+from hearth.worker.setup.draft_model_setup import DraftModelSetup
+from hearth.worker.setup.draft_setup import are_trees_cheap, is_on_cpu, make_draft_policy
 from hearth.worker.setup.kv_setup import cache_root, identify, is_exact, make_kv_manager
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
@@ -131,6 +132,7 @@ class Worker:
         self._sessions: SessionManager | None = None  # to be closed, even if the start is cut short
         self._kv_manager: KVManager | NullKVManager | None = None
         self._memory: WorkerMemory | None = None
+        self._draft_policy = DraftPolicy()
         self._requested_bits = RequestedBits()  # until the model is known
         self._running_max = running_max(settings, is_batched=True)  # until the model is known
         self._is_on_network = endpoint.startswith("tcp://")  # started by hand, for another machine
@@ -225,12 +227,14 @@ class Worker:
     def _load(
         self, steps: StartSteps, memory: WorkerMemory
     ) -> tuple[LoadedModel, VisionParts | None]:
-        """Load the weights, and what encodes images."""
-        is_good = functools.partial(is_float16_good, self._settings)
-        name = functools.partial(identify, self._settings, self._shutdown.is_begun)
-        loaded = load_model(self._settings, steps.begin, memory.admit, is_good, name)
+        """Load the weights, what encodes images, and what drafts."""
+        settings = self._settings
+        is_good = functools.partial(is_float16_good, settings)
+        name = functools.partial(identify, settings, self._shutdown.is_begun)
+        drafts = DraftModelSetup(settings, memory.admit)
+        loaded = drafts.load(load_model(settings, steps.begin, drafts.admit, is_good, name))
         steps.begin("images")
-        vision = make_vision(loaded, self._settings)
+        vision = make_vision(loaded, settings)
         memory.loaded(weight.nbytes for weight in weights_of(loaded))
         return with_image_support(loaded, vision), vision
 
@@ -246,7 +250,7 @@ class Worker:
             batches,
             encoder,
             packed if self._settings.kv_bits else None,
-            trees=batches and are_trees_cheap(found, is_cpu=_is_on_cpu(loaded)),
+            trees=batches and are_trees_cheap(found, is_cpu=is_on_cpu(loaded)),
         )
         self._running_max = running_max(self._settings, engine.decoder.is_mergeable)
         self._wire.open_max = self._running_max + self._settings.queue_max
@@ -278,13 +282,9 @@ class Worker:
         vocabulary = Vocabulary(loaded.tokenizer)
         recorder = TurnRecorder(sessions, evictions_of(kv_manager), self._render_next)
         suspects = make_suspect_parts(self._settings, self._endpoint, cut_rule)
-        policy = draft_policy(
-            self._settings,
-            doctor.found,
-            is_exact=is_exact(loaded, self._settings),
-            is_cpu=_is_on_cpu(loaded),
-            takes_trees=engine.decoder.takes_trees,
-        )
+        policy = make_draft_policy(self._settings, doctor.found, engine, loaded)
+        self._draft_policy = policy
+        drafts = AnswerDrafts(policy, loaded.draft_model)
         config = self._scheduler_config(cut_rule, vision, recorder, guard, relief, suspects)
         scheduler = Scheduler(
             engine,
@@ -292,7 +292,7 @@ class Worker:
             vocabulary,
             end_of_turn_ids(loaded.tokenizer, loaded.generation_config),
             functools.partial(self.token_choice, loaded.facts.vocab_size),
-            replace(with_goal_beside(config, loaded, self._settings), drafts=AnswerDrafts(policy)),
+            replace(with_goal_beside(config, loaded, self._settings), drafts=drafts),
         )
         check = suspects.check
         grammars = self._start_prompt_threads(loaded, vocabulary, cut_rule, sessions, vision, check)
@@ -383,6 +383,7 @@ class Worker:
         )
         report["quantisation"] = quantisation_report(kv_manager)
         report["dtype"] = parts.loaded.dtype.row()
+        report["trunks"] = scheduler.trunks_report()
         report["sessions"] = parts.sessions.counters()
         report["vision"] = vision_report(parts.vision)
         report["grammars"] = parts.grammars.report()
@@ -413,6 +414,7 @@ class Worker:
         )
         root = cache_root(loaded, self._settings)
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule, self._requested_bits)
+        facts = replace(facts, drafts=self._draft_policy)
         prompts = SessionPromptBuilder(builder, sessions, facts)
         thread = PromptThread(prompts, facts, self._settings, suspects)
         for number, lane in enumerate(self._jobs.lanes):
@@ -447,10 +449,6 @@ class Worker:
             load.wait_s,
             queue[:QUEUE_NAMED_MAX],
         )
-
-
-def _is_on_cpu(loaded: LoadedModel) -> bool:
-    return loaded.facts.backend == "cpu"
 
 
 def _refuse(endpoint: str, error: StartError) -> None:

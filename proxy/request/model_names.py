@@ -23,7 +23,10 @@ class ServedModel:
     @property
     def environ(self) -> dict[str, str]:
         """Return what its worker's environment has beyond this server's."""
-        return {"MODEL_PATH": self.path, "PROXY_MODEL_ID": self.name} if self.path else {}
+        if not self.path:
+            return {}
+        # A draft model fits one model alone.
+        return {"MODEL_PATH": self.path, "PROXY_MODEL_ID": self.name, "DRAFT_MODEL": ""}
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -57,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"Warning   {text}")
         for source in (settings.model_path, *settings.models):
             print(f"Model     {check_model(source)}")
+        if settings.draft_model:
+            print(f"Drafts    {check_model(settings.draft_model, 'DRAFT_MODEL')}")
         status = 1
         print(f"Port      {port_of(settings, is_check=True)}")
     except StartError as error:

@@ -4,10 +4,11 @@ Some clients send the last messages of a prompt otherwise in the next one. Nobod
 was read of such an end: kept as if somebody did, it pushes out what the next prompt goes on from.
 """
 
+import time
 from typing import Final
 
 from hearth.worker.cache.block_hash import common_length
-from hearth.worker.cache.conversation_priority import LinePriority
+from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.extent_store import ExtentStore, Joint, path_to
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.cache.resume_planner import ResumePlan
@@ -81,3 +82,27 @@ def _shared(tip: Joint, plan: ResumePlan, query: PrefixQuery) -> int:
 
 def _tip(store: ExtentStore, line: LinePriority) -> Joint | None:
     return store.joint(line.tip) if line.tip is not None else None
+
+
+def line_of(
+    store: ExtentStore,
+    lines: LinePriorities,
+    plan: ResumePlan,
+    query: PrefixQuery,
+    there: LinePriority | None,
+) -> LinePriority:
+    """Return the line that a request with this plan goes on with, or a new one.
+
+    `there` is the line of the slot that it goes on in, if it does.
+    """
+    now, line = time.monotonic(), there
+    turns = 1 + sum(extent.end.is_prompt_end for extent in plan.path)
+    if plan.path:
+        line, last = None, plan.path[-1].line
+        if goes_on(store, last, plan, query):
+            leave_out_end(store, last, plan)
+            line = last
+    if line is None or line.is_running or line.family != query.family:
+        return lines.open(now, turns, query.family, query.is_side)
+    lines.begin_turn(line, now, max(turns, line.turns + 1))
+    return line

@@ -15,6 +15,7 @@ from hearth.worker.constraint.grammar_client import (
     GrammarError,
     GrammarLost,
     GrammarProcess,
+    GrammarStill,
 )
 from hearth.worker.constraint.grammar_protocol import ENDED, SOUND
 
@@ -129,6 +130,8 @@ class CallDrafts:
             self._leave()
         except GrammarEnded:
             self._end("ended")
+        except GrammarStill:
+            self._end("slow")
         except GrammarLost:
             self._end("lost")
         except Exception:
@@ -161,6 +164,6 @@ class CallDrafts:
         """Have no more forced tokens in this answer."""
         assert why in ENDS, why
         self._counts[why] += 1
-        log.warning("calls of an answer are drafted no more: their grammar's process is %s", why)
+        log.info("calls of an answer are drafted no more: their grammar's process is %s", why)
         self._is_over = True
         self._forget()

@@ -1,6 +1,7 @@
 """Compiles what an answer has to be into a mask of the tokens that may come next."""
 
 import contextlib
+import hashlib
 import json
 import logging
 import threading
@@ -93,7 +94,7 @@ class GrammarCompiler:
         self.hits: Counter[str] = Counter()  # by owner
         self.counts: Counter[str] = Counter()
         self.draft_counts: Counter[str] = Counter()  # of calls that are drafted
-        self._undraftable: set[tuple[str, str]] = set()  # owners and sources that failed
+        self._undraftable: set[tuple[str, str]] = set()  # owners, and digests of what failed
         self._draft_thread = ThreadPoolExecutor(1, "call-drafts")
 
     @property
@@ -191,7 +192,7 @@ class GrammarCompiler:
         try:
             callable_tools = _callable(constraints, tools)
             source = self._draft_source(callable_tools, constraints.parallel_calls)
-            if (owner, source) in self._undraftable:
+            if (owner, _digest(source)) in self._undraftable:
                 return None
             return self._started(owner, source, constraints, callable_tools)
         except Exception as error:  # a client's schema may be of any shape; the answer needs none
@@ -206,7 +207,7 @@ class GrammarCompiler:
         except RequestError:
             if len(self._undraftable) >= COMPILED_MAX:
                 self._undraftable.clear()
-            self._undraftable.add((owner, source))
+            self._undraftable.add((owner, _digest(source)))
             raise
         process.forced((), ANSWER_S_MAX)  # what it touches first takes longest
         return process
@@ -430,6 +431,10 @@ def _marks(tokenizer: Any, think_marks: tuple[str, str]) -> dict[str, int]:
         for number, token in tokenizer.added_tokens_decoder.items()
         if token.content.strip() and (token.special or token.content in written)
     }
+
+
+def _digest(source: str) -> str:
+    return hashlib.blake2b(source.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def _unreadable(why: str) -> RequestError:

@@ -3,21 +3,25 @@
 Tokens alone: nothing here knows a model or an array of one.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import Final, NamedTuple
 
 from hearth.worker.draft.draft import NO_DRAFT, Draft, DraftSource
 from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
 from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.draft.history_room import HistoryRoom
+from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.draft.token_history import TokenHistory
 from hearth.worker.draft.token_lookup import TokenLookup
 
 # The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
 HISTORY_TOKENS_MAX: Final = 1 << 18
 _ANSWER_ROOM: Final = 4_096
+PREDICTION_TOKENS_MAX: Final = 1 << 17  # that are looked up
 # Behind an accepted draft the next one is seldom far, so that its tokens are waited for.
 _PROMISING_TOKENS: Final = 8
 _CHANCE_MIN: Final = 0.05  # of the last node of a chain: nothing behind a less likely one
@@ -56,6 +60,7 @@ class AnswerSources:
     forced: ForcedTokens | None = None
     room: HistoryRoom = field(default_factory=HistoryRoom)
     looks_up: bool = True  # False = what is forced, and nothing from text
+    model: ModelDrafts | None = None
 
 
 class _Node(NamedTuple):
@@ -86,11 +91,9 @@ class AnswerDrafter:
         self._kind = kind
         self._allows_trees = allows_trees
         self._history: TokenHistory | None = None
+        self._predicted: TokenHistory | None = None
         # The first of those with matches of one length is followed.
         self._lookups = [TokenLookup("history", lambda: self._history, is_own=True)]
-        if sources.prediction and sources.looks_up:
-            predicted = TokenHistory(sources.prediction)
-            self._lookups.append(TokenLookup("prediction", lambda: predicted, from_start=True))
         if sources.looks_up:
             self._lookups.append(TokenLookup("answers", sources.earlier_answers))
         self._since_accepted = _PROMISING_TOKENS  # tokens
@@ -126,6 +129,11 @@ class AnswerDrafter:
             return True
         if kind == "call" and self._sources.forced is not None:
             return length.is_worth(length.rates.rate("forced", kind, 0)) or length.is_probe_due
+        model = self._sources.model
+        if model is not None:
+            rate = length.rates.rate("model", kind, 0)
+            if length.is_worth(rate, model.token_cost) or length.is_probe_due:
+                return True
         lookup = self._longest(self._tail())
         if not lookup.length:
             return False
@@ -137,7 +145,10 @@ class AnswerDrafter:
         most = min(tokens_max, ROWS_MAX - waiting)
         self._proposed_kind = self._kind()
         nodes = self._nodes(most) if most > 0 else []
-        count = self._length.count([node.chance for node in nodes], waiting)
+        of_model = self._nodes_of_model(nodes, most, waiting)
+        cost = self._model_cost if of_model else 0.0
+        nodes = of_model or nodes
+        count = self._length.count([node.chance for node in nodes], waiting, cost)
         if not count:
             self._note_plain(waiting)
             return NO_DRAFT
@@ -181,12 +192,21 @@ class AnswerDrafter:
     # ------------------------------------------------------------ the conversation
 
     @property
+    def model(self) -> ModelDrafts | None:
+        """The draft model that follows this answer."""
+        return self._sources.model
+
+    @property
     def history_nbytes(self) -> int:
-        return self._history.nbytes if self._history is not None else 0
+        """Bytes of what is indexed for this answer alone."""
+        return sum(each.nbytes for each in (self._history, self._predicted) if each is not None)
 
     def drop_history(self) -> None:
-        """Forget the conversation's index; the next draft makes it anew."""
+        """Forget the index of the conversation; the next draft makes it anew."""
         self._history = None
+        if self._predicted is not None:
+            self._predicted = None
+            self._lookups = [each for each in self._lookups if each.source != "prediction"]
 
     def _tail(self) -> list[int]:
         """Return the last tokens that are known, of which a match is sought.
@@ -196,12 +216,26 @@ class AnswerDrafter:
         if not self._sources.looks_up:
             return []
         history = self._history
+        if history is None and not self._sources.room.has_room(self):
+            return []
         if history is None:
             kept = HISTORY_TOKENS_MAX * 3 // 4
             known = [*self._sources.prompt[-kept:], *self.answer][-kept:]
             history = self._history = TokenHistory(known, len(known) + _ANSWER_ROOM)
+            self._follow_prediction()
             self._sources.room.hold(self)
         return history.tail()
+
+    def _follow_prediction(self) -> None:
+        """Index the client's guess, and follow it as far as the answer has come."""
+        prediction = self._sources.prediction[:PREDICTION_TOKENS_MAX]
+        if not prediction or self._predicted is not None:
+            return
+        predicted = self._predicted = TokenHistory(prediction)
+        lookup = TokenLookup("prediction", lambda: predicted, from_start=True)
+        for token in self.answer:
+            lookup.take(token)
+        self._lookups.insert(1, lookup)  # before other answers, where matches are as long
 
     def _longest(self, tail: list[int]) -> TokenLookup:
         """Return the lookup with the longest match."""
@@ -222,6 +256,38 @@ class AnswerDrafter:
             if self._allows_trees and tokens and not forced and self._proposed_kind != "call":
                 nodes = self._with_branch(nodes, tail)[:most]
         return nodes
+
+    @property
+    def _model_cost(self) -> float:
+        """What a token of the draft model costs, in forwards of one row."""
+        return self._sources.model.token_cost if self._sources.model is not None else 0.0
+
+    def _nodes_of_model(self, others: list[_Node], most: int, waiting: int) -> list[_Node]:
+        """Return what the draft model says, where it promises more than what others say.
+
+        It is asked for no more than is worth what it takes; behind what is forced it is not asked.
+        """
+        model, length = self._sources.model, self._length
+        if (
+            model is None
+            or not self.answer
+            or most < 1
+            or (others and others[0].source == "forced")
+        ):
+            return []
+        rates, kind, cost = length.rates, self._proposed_kind, model.token_cost
+        chances = list(
+            itertools.accumulate((rates.rate("model", kind, at) for at in range(most)), mul)
+        )
+        gain, count = length.gain(chances, waiting, cost)
+        other_gain, _ = length.gain([node.chance for node in others], waiting)
+        is_probe = not other_gain and length.is_probe_due
+        if gain <= other_gain and not (is_probe and (not others or chances[0] > others[0].chance)):
+            return []
+        place = len(self._sources.prompt) + len(self.answer) - 1
+        tokens = model.draft(place, self.answer[-1], max(count, 1))
+        self.counts.saved -= len(tokens) * cost
+        return self._chain([], tokens, "model", 0)
 
     def _behind(
         self, forced: list[int], tail: list[int], count: int

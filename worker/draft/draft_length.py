@@ -24,6 +24,7 @@ _GAIN_MIN: Final = 0.03  # tokens that a draft must promise beyond what its rows
 _LENGTHS: Final = (0, 3, 4, 6, 9, 17, 33)
 _PRIORS: Final = (0.3, 0.4, 0.5, 0.6, 0.75, 0.85, 0.93)
 _FORCED_PRIOR: Final = 0.99
+_MODEL_PRIOR: Final = 0.6  # a draft model's matches have no length: they are told by their place
 _BUCKETS: Final = tuple(
     max(at for at, low in enumerate(_LENGTHS) if length >= low) for length in range(65)
 )
@@ -103,7 +104,9 @@ _NOTHING: Final = _Tally()
 
 
 def _prior(source: DraftSource, bucket: int) -> float:
-    return _FORCED_PRIOR if source == "forced" else _PRIORS[bucket]
+    if source == "forced":
+        return _FORCED_PRIOR
+    return _MODEL_PRIOR if source == "model" else _PRIORS[bucket]
 
 
 def costs_of(curve: Mapping[int, float], rows_max: int = 4 * ROWS_MAX) -> tuple[float, ...]:
@@ -147,19 +150,32 @@ class DraftLength:
         """Whether one token is drafted that is not worth it, to see whether that has changed."""
         return self._since_probe >= self._probe_tokens and self._allowed >= 1
 
-    def is_worth(self, chance: float) -> bool:
-        """Whether a token as likely as that is worth a row beside the one that is fed anyway."""
-        return self._allowed >= 1 and self._best((chance,), 1) > 0
+    def is_worth(self, chance: float, token_cost: float = 0.0) -> bool:
+        """Whether a token as likely as that is worth a row beside the one that is fed anyway.
 
-    def count(self, chances: Sequence[float], waiting: int) -> int:
+        `token_cost` is what drafting it takes, in forwards of one row.
+        """
+        return self._allowed >= 1 and self._best((chance,), 1, token_cost)[1] > 0
+
+    def gain(
+        self, chances: Sequence[float], waiting: int, token_cost: float = 0.0
+    ) -> tuple[float, int]:
+        """Return the tokens that nodes promise beyond what they cost, and how many of them do.
+
+        The arguments are those of `count`, which allows no more.
+        """
+        gain, count = self._best(self._allowed_of(chances, waiting), waiting, token_cost)
+        return (gain, count) if count else (0.0, 0)
+
+    def count(self, chances: Sequence[float], waiting: int, token_cost: float = 0.0) -> int:
         """Return how many nodes are worth their rows, of some that are right with such chances.
 
         The chances are those of being on the path that is accepted, and do not rise. `waiting`
-        rows are fed in any case.
+        rows are fed in any case. `token_cost` is what drafting each takes, in forwards of one row.
         """
         self._feeds_again = self._feeds_again or waiting > 1
-        allowed = chances[: max(0, min(ROWS_MAX - waiting, int(self._allowed)))]
-        choice = self._best(allowed, waiting)
+        allowed = self._allowed_of(chances, waiting)
+        _, choice = self._best(allowed, waiting, token_cost)
         if not choice and allowed and self.is_probe_due:
             self._since_probe = 0
             self._probe_tokens = min(2 * self._probe_tokens, _PROBE_TOKENS_MAX)
@@ -173,14 +189,17 @@ class DraftLength:
         earned = self._allowed + accepted * _ALLOWED_PER_ACCEPTED
         self._allowed = min(earned, _ALLOWED_MAX) - (rows - 1 - accepted)
 
-    def _best(self, chances: Sequence[float], waiting: int) -> int:
+    def _allowed_of(self, chances: Sequence[float], waiting: int) -> Sequence[float]:
+        return chances[: max(0, min(ROWS_MAX - waiting, int(self._allowed)))]
+
+    def _best(self, chances: Sequence[float], waiting: int, token_cost: float) -> tuple[float, int]:
         best, choice, tokens, again, likely = _GAIN_MIN, 0, 0.0, 0.0, 1.0
         for count, chance in enumerate(chances, 1):
             tokens += chance
             if self._feeds_again:  # if this node is the first wrong one
                 again += (likely - chance) * (self.cost(waiting + count) - 1)
             likely = chance
-            extra = self.cost(waiting + count) - self.cost(waiting) + again
+            extra = self.cost(waiting + count) - self.cost(waiting) + again + count * token_cost
             if tokens - extra * _TOKENS_PER_COST > best:
                 best, choice = tokens - extra * _TOKENS_PER_COST, count
-        return choice
+        return best, choice

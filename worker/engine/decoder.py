@@ -8,6 +8,7 @@ Owner: the inference thread.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
@@ -81,17 +82,22 @@ class Decoder:
 
     @property
     def batch_bytes(self) -> int:
-        """The bytes of KV in no slot's own cache: of batches, and of who has left one."""
-        lent = sum(lone.nbytes for lone in self._lone.values() if lone.row.is_lent)
+        """The bytes of KV in no slot's own cache: of batches, each trunk once."""
         trunks = {trunk for batch in self._batches for trunk in batch.trunks}
         nbytes = sum(batch.nbytes for batch in self._batches)
-        return lent + nbytes + sum(trunk.nbytes for trunk in trunks)
+        return nbytes + sum(trunk.nbytes for trunk in trunks)
 
     @property
     def trunks(self) -> dict[str, Trunk]:
         """What the sequences that share one stand on, by their keys."""
         rows = [row for batch in self._batches for row in batch.rows]
         return {row.key: row.trunk for row in rows if row.trunk is not None}
+
+    @property
+    def spared_bytes(self) -> int:
+        """The bytes that are not held as sequences share trunks."""
+        count = Counter(self.trunks.values())
+        return sum((rows - 1) * trunk.nbytes for trunk, rows in count.items())
 
     def add(self, sequence: Sequence) -> None:
         """Feed the prompt's tail; the first answer token comes with the next `step`."""
@@ -127,7 +133,7 @@ class Decoder:
             if lone is None:
                 lone = next(filter(None, (batch.remove(key) for batch in self._batches)), None)
                 self._dissolve()
-                self._make_whole()
+                self._give_back()
             if lone is None:
                 return None
             whole_rows(lone.cache)
@@ -167,7 +173,7 @@ class Decoder:
         for group in wanted:
             self._gather({rows[index].key for index in group}, trunks)
         self._dissolve()
-        self._make_whole()
+        self._give_back()
 
     def _planned_trunks(self, rows: list[DecodingRow]) -> dict[str, Trunk]:
         if self.trunk_tokens_min is None:
@@ -257,12 +263,12 @@ class Decoder:
         assert lone is not None, key
         self._lone[key] = lone
 
-    def _make_whole(self) -> None:
-        """Give who is alone now its trunk's rows: they are its own from here on."""
+    def _give_back(self) -> None:
+        """Have who is alone now decode in its slot's own cache, its trunk's rows included."""
         for lone in self._lone.values():
-            if lone.row.trunk is not None:
-                whole_rows(lone.cache)
-                lone.row.trunk = None
+            whole_rows(lone.cache)
+            lone.row.trunk = None
+            lone.row.give_back(lone.cache)
 
 
 def _length(row: DecodingRow, trunk: Trunk | None) -> RowLength:

@@ -12,6 +12,7 @@ import numpy as np
 from mlx_lm.models.cache import TokenBuffer
 
 from hearth.worker.draft.draft import Drafter
+from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.engine.shared_trunk import Trunk
 from hearth.worker.engine.tree_forward import TreeForward
@@ -61,6 +62,8 @@ class Sequence:
     tokens_max: int  # of the completion
     before_forward: Callable[[int], None] = _nothing  # called with how many tokens it will hold
     before_join: Callable[[], None] = _nothing  # its cache is about to be copied into a batch
+    # It has left a batch, and decodes alone in this cache from here on.
+    take_back: Callable[[list[Any]], None] = _nothing
     join_bytes: Callable[[], int] = lambda: 0  # that are held more for that
     shift: int = 0  # of positions, by the prompt's images: see ImageEncoder.shift
     drafter: Drafter | None = None  # None = nothing is drafted
@@ -68,6 +71,7 @@ class Sequence:
     # and the draft's nodes; returns how many of these may come along.
     before_draft: Callable[[int, int], int] = _no_draft
     rewind_point: Callable[[list[Any]], ForwardUndo] | None = None  # None = it cannot go back
+    draft_model: ModelDrafts | None = None  # is given the hidden states of its forwards
     lineage: Hashable | None = None  # who may share KV of equal tokens has an equal one; None: none
 
 
@@ -115,12 +119,16 @@ class DecodingRow:
         self.context = TokenBuffer(sequence.tokens) if is_processed else None
         self.rewind_point = sequence.rewind_point
         self.drafter = sequence.drafter if sequence.rewind_point is not None else None
+        self.draft_model = sequence.draft_model if self.drafter is not None else None
         self.tree_forward = tree_forward  # None = drafts have no branches
         self.is_lent = False  # its KV is in no slot's own cache
         self.lineage = sequence.lineage
         self.prompt = np.array(sequence.tokens + sequence.tail, dtype=np.int64)
         self.trunk: Trunk | None = None  # that its KV begins with, beside other rows' in a batch
+        self.before_forward = sequence.before_forward
+        self.before_draft = sequence.before_draft
         self._before_join = sequence.before_join
+        self._take_back = sequence.take_back
         self._join_bytes = sequence.join_bytes
 
     @property
@@ -134,10 +142,16 @@ class DecodingRow:
         return 0 if self.is_lent else self._join_bytes()
 
     def lend(self) -> None:
-        """Its KV is about to be copied out of its slot's cache, for good."""
+        """Its KV is about to be copied out of its slot's cache."""
         if not self.is_lent:
             self.is_lent = True
             self._before_join()
+
+    def give_back(self, cache: list[Any]) -> None:
+        """Its KV is in this cache again, which is its slot's from here on."""
+        if self.is_lent:
+            self.is_lent = False
+            self._take_back(cache)
 
     def sample(self, inputs: mx.array, logits: mx.array) -> tuple[mx.array, mx.array]:
         """Return the token (1,) behind `inputs` (n,), and the log probabilities (1, vocabulary).

@@ -29,6 +29,7 @@ from hearth.worker.engine.tree_forward import TreeForward, make_tree_forward
 from hearth.worker.engine.trunk_attention import reach_trunks
 from hearth.worker.engine.trunk_plan import TRUNK_TOKENS_MIN
 from hearth.worker.engine.trunk_trial import trunks_like_alone
+from hearth.worker.engine.verify_trial import verifies_like_alone
 from hearth.worker.engine.vlm_language_model import counted_depth, depth
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ class Engine:
     be dropped or continued at any chunk's end. `batches` allows sequences to share a forward,
     `trees` allows drafts with branches, where the model can compute them: it is tried.
     `vision` encodes images, if this model is given any. `packed` has the bits and the group size
-    of rows that are quantised while it runs.
+    of rows that are quantised while it runs. `verifies_drafts` says whether the model computes in
+    one forward what it computes token by token.
     Owner: the inference thread.
     """
 
@@ -63,6 +65,7 @@ class Engine:
             batches = self.batches_packed(*packed)
         tree_forward = self._make_tree_forward() if trees and packed is None else None
         self.decoder = Decoder(loaded.model, generation_stream, batches, tree_forward)
+        self.verifies_drafts = self._verifies_like_alone()
         if batches and keeps_plain_rows(batch_kind(self.new_cache())):
             self._share_trunks(loaded)
 
@@ -79,6 +82,12 @@ class Engine:
     def _batches_like_alone(self, new_cache: Callable[[], list[Any]]) -> bool:
         with self.stream():
             is_alike = batches_like_alone(self._model, new_cache)
+        mx.clear_cache()
+        return is_alike
+
+    def _verifies_like_alone(self) -> bool:
+        with self.stream():
+            is_alike = verifies_like_alone(self._model, self.new_cache)
         mx.clear_cache()
         return is_alike
 

@@ -23,14 +23,6 @@ from hearth.worker.engine.verify import accepted_path, process_rows, row_places
 ROWS_MAX: Final = 8  # of a forward that verifies; MLX's kernels for few rows take no more
 
 
-def _nothing(*_: object) -> None:
-    pass
-
-
-def _all(_rows: int, draft_rows: int) -> int:
-    return draft_rows
-
-
 class LoneSequence:
     """One sequence in its own cache, one forward ahead of what was returned.
 
@@ -48,8 +40,6 @@ class LoneSequence:
     ) -> None:
         self.row = DecodingRow(sequence, number, tree_forward)
         self.cache = sequence.cache
-        self._before_forward = sequence.before_forward
-        self._before_draft = sequence.before_draft
         self._prepare(model)
         self.waiting: list[int] = []
         self.row.fed += sequence.tail
@@ -59,17 +49,18 @@ class LoneSequence:
     def of_batch(
         cls, model: Any, row: DecodingRow, cache: list[Any], token: mx.array, logprobs: mx.array
     ) -> "LoneSequence":
-        """Return a sequence that leaves a batch: nothing of it is in a slot."""
+        """Return a sequence that leaves a batch: nothing of it is in a slot, see `give_back`."""
         lone = cls.__new__(cls)
         lone.row, lone.cache, lone.token, lone.logprobs = row, cache, token, logprobs
         lone.waiting = []
-        lone._before_forward, lone._before_draft = _nothing, _all
         lone._prepare(model)
         return lone
 
     def _prepare(self, model: Any) -> None:
         self._model = model
         self._undo: _Undo | None = None  # takes back the last forward, where it has verified
+        # The last forward's tokens (n,) and hidden states (1, n, hidden), for a draft model.
+        self._hidden: tuple[mx.array, mx.array] | None = None
         # Models of text alone take no such argument.
         self._model_arguments = {"shift": self.row.shift} if self.row.shift else {}
 
@@ -102,7 +93,7 @@ class LoneSequence:
             self._take_back(surplus)
         if self.waiting:
             inputs, self.waiting = self.waiting, []
-            self._before_forward(len(self.row.fed))
+            self.row.before_forward(len(self.row.fed))
             self._forward(inputs)
 
     # ------------------------------------------------------------ token by token
@@ -117,9 +108,10 @@ class LoneSequence:
 
     def _feed(self, inputs: mx.array, count: int) -> None:
         """Feed the last returned tokens (n,), behind which the cache holds `count`; sample."""
-        self._before_forward(count)
+        self.row.before_forward(count)
         waiting, self.waiting = self.waiting, []
         logits = self._forward([*waiting, inputs])[:, -1, :]
+        self._tell_draft_model(count - len(waiting) - inputs.shape[0])
         self.token, self.logprobs = self.row.sample(inputs, logits)
         mx.async_eval(self.token, self.logprobs)  # type: ignore[no-untyped-call]
 
@@ -128,8 +120,24 @@ class LoneSequence:
         self._undo = None
         parts = [mx.array([t], mx.uint32) if isinstance(t, int) else t for t in inputs]
         fed = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        logits: mx.array = self._model(fed[None], cache=self.cache, **self._model_arguments)
+        if self.row.draft_model is not None:
+            logits, hidden = self._model.with_hidden(
+                fed[None], cache=self.cache, **self._model_arguments
+            )
+            self._hidden = (fed, hidden)
+        else:
+            logits = self._model(fed[None], cache=self.cache, **self._model_arguments)
         return logits
+
+    def _tell_draft_model(self, start: int, count: int | None = None) -> None:
+        """Let the draft model have the first `count` rows of the last forward, by default all.
+
+        The first of them is the sequence's token number `start`.
+        """
+        if self._hidden is not None:
+            (tokens, hidden), self._hidden = self._hidden, None
+            assert self.row.draft_model is not None
+            self.row.draft_model.take(start, tokens[:count], hidden[:, :count])
 
     # ------------------------------------------------------------ by drafts
 
@@ -179,7 +187,7 @@ class LoneSequence:
             assert draft.is_chain, "a guide follows one path"
             draft = draft.cut(row.choice.guide.fitting(draft.tokens))
         if draft:
-            draft = draft.cut(self._before_draft(len(row.fed) + 1, len(draft)))
+            draft = draft.cut(row.before_draft(len(row.fed) + 1, len(draft)))
         return draft
 
     def _verify(self, token_id: int, draft: Draft) -> list[SampledToken]:
@@ -198,6 +206,7 @@ class LoneSequence:
         path = accepted_path(draft, ids)
         tokens = [draft.tokens[node] for node in path]
         row.drafter.note(draft, path, len(known) + len(draft))
+        self._tell_draft_model(len(row.fed) - len(known), len(known) + len(path))
         self._keep(point, known, draft, path)
         row.take(tokens)
         last = path[-1] + 1 if path else 0

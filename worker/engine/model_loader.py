@@ -35,6 +35,7 @@ from hearth.worker.engine.compute_dtype import (
     device_architecture,
     dtype_of,
 )
+from hearth.worker.engine.draft_model import DraftModel
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
 from hearth.worker.engine.remote_code_check import CODE_PATTERNS, remote_code
 from hearth.worker.engine.vlm_loader import (
@@ -68,6 +69,7 @@ class LoadedModel:
     facts: ModelFacts
     vision: VisionModel | None = None  # None for a model of text alone
     dtype: ComputeDtype = ComputeDtype()
+    draft_model: DraftModel | None = None  # None = DRAFT_MODEL names none
 
 
 def load_model(
@@ -92,9 +94,9 @@ def load_model(
     source = str(POCKET_DIR if named == POCKET else named)
     model: Any
     try:
-        runs_code = _may_run_code(settings)
+        runs_code = may_run_code(settings, settings.model_path)
         begin("files", 0)
-        directory = _present(source, runs_code)
+        directory = present(source, runs_code)
         nbytes = weight_bytes(directory)
         if admit is None:
             refuse_heavy(nbytes, settings.model_path, memory_limit(settings))
@@ -135,9 +137,12 @@ def load_model(
 
 
 def weights_of(loaded: LoadedModel) -> list[mx.array]:
-    """Return all weights of a model, those of its towers too."""
+    """Return all weights of a model, those of its towers and of its draft model too."""
     weights: Any = loaded.model if loaded.vision is None else loaded.vision.model
-    return [array for _, array in tree_flatten(weights.parameters())]
+    found = [array for _, array in tree_flatten(weights.parameters())]
+    if loaded.draft_model is not None:
+        found += [array for _, array in tree_flatten(loaded.draft_model.head.parameters())]
+    return found
 
 
 def _set_dtype(
@@ -159,16 +164,15 @@ def _set_dtype(
     return dtype
 
 
-def _may_run_code(settings: Settings) -> bool:
+def may_run_code(settings: Settings, source: str) -> bool:
     """Whether ALLOW_MODEL_CODE names this very model, by its hub id or its directory."""
-    source = settings.model_path
     places = {source, str(Path(source).expanduser().resolve())}
     named = {str(Path(name).expanduser().resolve()) for name in settings.allow_model_code}
     return not places.isdisjoint({*settings.allow_model_code, *named})
 
 
-def _present(source: str, runs_code: bool) -> Path:
-    """Return the directory of a checkpoint, fetched where it is a hub id.
+def present(source: str, runs_code: bool, setting: str = "MODEL_PATH") -> Path:
+    """Return the directory of a checkpoint, fetched where it is a hub id. `setting` names it.
 
     What could run is looked at before anything loads it, and before the weights are fetched.
 
@@ -177,19 +181,19 @@ def _present(source: str, runs_code: bool) -> Path:
     """
     directory = Path(source)
     if directory.is_dir():
-        _refuse_code(directory, source, runs_code)
+        _refuse_code(directory, source, runs_code, setting)
         return directory
     for patterns in (CODE_PATTERNS, DEFAULT_ALLOW_PATTERNS):
         directory = Path(snapshot_download(source, allow_patterns=list(patterns)))
-        _refuse_code(directory, source, runs_code)
+        _refuse_code(directory, source, runs_code, setting)
     return directory
 
 
-def _refuse_code(directory: Path, source: str, runs_code: bool) -> None:
+def _refuse_code(directory: Path, source: str, runs_code: bool, setting: str) -> None:
     found = [] if runs_code else remote_code(directory)
     if found:
         raise StartError(
-            f"MODEL_PATH is {source!r}, which cannot be loaded: it brings code of its own "
+            f"{setting} is {source!r}, which cannot be loaded: it brings code of its own "
             f"({', '.join(found)}), which would run with your rights. Use another conversion of "
             f"the model, or, if you have read that code, set ALLOW_MODEL_CODE={source}"
         )

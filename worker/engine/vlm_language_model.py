@@ -38,13 +38,33 @@ class VLMLanguageModel:
         for all rows, or one for each. `embeds` are inputs_embeds (1, n, hidden) and what else a
         stretch with images needs.
         """
-        if self.takes_positions and "position_ids" not in embeds:
+        logits: mx.array = self._output(ids, cache, shift, embeds).logits
+        return logits
+
+    def with_hidden(
+        self, ids: mx.array, cache: list[Any] | None = None, shift: int | list[int] = 0
+    ) -> tuple[mx.array, mx.array]:
+        """Return the logits, and the hidden states (rows, n, hidden) that they are made of.
+
+        A draft model goes on from those.
+        """
+        output = self._output(ids, cache, shift, {"return_hidden": True})
+        return output.logits, output.hidden_states[-1]
+
+    def _output(
+        self,
+        ids: mx.array,
+        cache: list[Any] | None,
+        shift: int | list[int],
+        arguments: dict[str, Any],
+    ) -> Any:
+        """Return mlx-vlm's output for tokens with the positions that they have behind `cache`."""
+        if self.takes_positions and "position_ids" not in arguments:
             before = mx.array(_offset(cache) if cache else 0, dtype=mx.int32)
             starts = (before + mx.array(shift, dtype=mx.int32)).reshape(-1, 1)
             positions = starts + mx.arange(ids.shape[1], dtype=mx.int32)
-            embeds["position_ids"] = mx.broadcast_to(positions, (AXES, *ids.shape))
-        logits: mx.array = self.model(ids, cache=cache, **embeds).logits
-        return logits
+            arguments["position_ids"] = mx.broadcast_to(positions, (AXES, *ids.shape))
+        return self.model(ids, cache=cache, **arguments)
 
     def cast_inputs(self, made: Mapping[str, Any]) -> dict[str, Any]:
         """Return what mlx-vlm made of images, in the dtype that this model computes in.

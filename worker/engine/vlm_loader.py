@@ -101,6 +101,15 @@ def _weight_names(directory: Path) -> Iterator[str]:
         yield from _header(path)
 
 
+def weight_sizes(directory: Path) -> Iterator[tuple[str, int]]:
+    """Yield the names of a checkpoint's weights, and the bytes that each takes."""
+    for path in sorted(directory.glob("*.safetensors")):
+        for name, told in _header(path).items():
+            if name != "__metadata__":
+                begin, end = told["data_offsets"]
+                yield name, end - begin
+
+
 def _header(path: Path) -> dict[str, Any]:
     """Return the names in a safetensors file: its length in 8 bytes, then JSON."""
     with path.open("rb") as file:

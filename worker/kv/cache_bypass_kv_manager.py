@@ -64,6 +64,9 @@ class UncachedKVManager(NullKVManager):
     def lend(self, slot: LiveSlot) -> None:
         slot.cache, slot.capacity = [], 0
 
+    def take_back(self, slot: LiveSlot, cache: list[Any]) -> None:
+        slot.cache = cache
+
     def _quantise(self, slot: LiveSlot, position: int) -> bool:
         """Pack the slot's rows once there are enough; say whether they were packed now."""
         form = self._rules.format_at(position, slot.kv_bits)

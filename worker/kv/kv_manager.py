@@ -15,7 +15,7 @@ import mlx.core as mx
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.worker.cache.block_hash import PrefixHash, Tokens, prefix_hashes
 from hearth.worker.cache.cache_budget import Budget
-from hearth.worker.cache.continued_line import goes_on, leave_out_end, take_over_path
+from hearth.worker.cache.continued_line import line_of, take_over_path
 from hearth.worker.cache.conversation_priority import LinePriorities, LinePriority
 from hearth.worker.cache.extent_store import Extent, ExtentStore, path_to
 from hearth.worker.cache.image_keys import ends_inside, is_inside
@@ -157,10 +157,16 @@ class KVManager:
 
     def lend(self, slot: LiveSlot) -> None:
         """Before the slot's cache is merged into a batch: copy out what only it holds."""
-        assert slot.is_busy and not slot.lent_extents, "a slot joins a batch once"
+        assert slot.is_busy and not slot.lent_extents, "its rows are in a batch"
         slot.lent_extents = slot.held_extents
         self.transfer.give_up_rows(slot, 0)
         slot.cache, slot.capacity = [], 0
+
+    def take_back(self, slot: LiveSlot, cache: list[Any]) -> None:
+        """Once a slot's rows are out of a batch: they are in `cache`, and some generated ones."""
+        assert slot.is_busy and not slot.cache, "it holds rows of its own"
+        slot.cache = cache
+        self.transfer.hold_lent_extents(slot)
 
     def close(self, slot: LiveSlot, cache: list[Any], tokens: Tokens, is_prefilled: bool) -> None:
         """Check the slot in: `cache` holds `tokens`, what was generated included.
@@ -479,20 +485,8 @@ class KVManager:
 
     def _line_of(self, plan: ResumePlan, query: PrefixQuery) -> LinePriority:
         """Return the line that a request with this plan goes on with, or a new one."""
-        now = time.monotonic()
-        turns = 1 + sum(extent.end.is_prompt_end for extent in plan.path)
-        line = None
-        if plan.path:
-            last = plan.path[-1].line
-            if goes_on(self.store, last, plan, query):
-                leave_out_end(self.store, last, plan)
-                line = last
-        elif plan.slot is not None:
-            line = self._slots[plan.slot].line
-        if line is None or line.is_running or line.family != query.family:
-            return self.lines.open(now, turns, query.family, query.is_side)
-        self.lines.begin_turn(line, now, max(turns, line.turns + 1))
-        return line
+        there = self._slots[plan.slot].line if plan.slot is not None else None
+        return line_of(self.store, self.lines, plan, query, there)
 
     def _check_depth(self, slot: LiveSlot) -> None:
         """Assert that the slot's layers hold as many tokens as its bookkeeping says."""

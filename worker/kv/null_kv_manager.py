@@ -82,6 +82,9 @@ class NullKVManager:
     def lend(self, slot: LiveSlot) -> None:
         pass
 
+    def take_back(self, slot: LiveSlot, cache: list[Any]) -> None:
+        slot.cache = cache
+
     def lend_bytes(self, slot: LiveSlot) -> int:
         return 0
 

@@ -147,6 +147,12 @@ class PieceTokeniser:
         pieces = self.pieces(text, mark, owner=owner)
         return list(chain.from_iterable(piece.ids for piece in pieces))
 
+    def unremembered_ids(self, text: str) -> list[int]:
+        """Return the token ids of a text as `ids` would, and remember nothing of it."""
+        if self._plain is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return self._plain.ids(text, False)
+
     def pieces(
         self, text: str, mark: str = "", is_first: bool = True, owner: str = ""
     ) -> list[TextPiece]:

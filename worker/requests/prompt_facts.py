@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from hearth.worker.cache.block_hash import PrefixHash
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.prompt.prefill_cuts import CutRule
+from hearth.worker.schedule.answers.answer_drafts import DraftPolicy
 from hearth.worker.schedule.requested_bits import RequestedBits
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.model_output_format import OutputFormat
@@ -23,4 +24,5 @@ class PromptFacts:
     vocabulary: Vocabulary
     cut_rule: CutRule  # where prefills are cut
     model_name: str = ""
+    drafts: DraftPolicy = field(default_factory=DraftPolicy)  # what is drafted for answers
     requested_bits: RequestedBits = field(default_factory=RequestedBits)  # of their KV

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from hearth.shared.wire_messages import Prompt, Submit
 from hearth.worker.cache.block_hash import PrefixHash, key_root, prefix_hashes
@@ -10,6 +10,7 @@ from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.constraint.call_drafts import CallDrafts
 from hearth.worker.constraint.token_mask import TokenMask
+from hearth.worker.draft.answer_drafter import PREDICTION_TOKENS_MAX
 from hearth.worker.engine.sampler import check
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
@@ -22,6 +23,7 @@ from hearth.worker.stream.answer_splitter import AnswerSplitter
 from hearth.worker.stream.output_processor import OutputProcessor
 
 _NO_IMAGES: PromptImages = {}
+CHARACTERS_MAX: Final = 16  # of a token, but for runs of blanks
 
 
 class RequestBuilder:
@@ -89,7 +91,7 @@ class RequestBuilder:
             signature=new_id(),
             guide=guide,
             call_drafts=call_drafts,
-            prediction=self._prompts.text_ids(message.prediction, message.owner),
+            prediction=self._prediction(message, built),
             uses_cache=message.use_kv_cache,
             is_prefill_only=message.prefill_only,
             pin_key=message.prompt.speaker.key if message.pin else None,
@@ -102,6 +104,13 @@ class RequestBuilder:
         assert len(built.ids) < self._facts.context_tokens, len(built.ids)
         asked = message.sampling.max_tokens or self._default_max_tokens
         return min(asked, self._facts.context_tokens - len(built.ids))
+
+    def _prediction(self, message: Submit, built: BuiltPrompt) -> list[int]:
+        """Return the tokens of what the client expects, as far as an answer can get."""
+        if self._facts.drafts.of(message.sampling.speculate) != "all":
+            return []
+        tokens = min(self._tokens_max(message, built), PREDICTION_TOKENS_MAX)
+        return self._prompts.text_ids(message.prediction[: CHARACTERS_MAX * tokens])[:tokens]
 
     def _query(
         self, message: Submit, built: BuiltPrompt, root: PrefixHash, *, is_side: bool

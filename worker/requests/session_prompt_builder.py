@@ -101,9 +101,9 @@ class SessionPromptBuilder:
 
         visit.divergence = explain(visit, boundary, self.text, self._builder.preserves_thinking)
 
-    def text_ids(self, text: str, owner: str) -> list[int]:
-        """Return the tokens of a text that is in no prompt, remembered for `owner` alone."""
-        return self._builder.tokeniser.ids(text, owner=owner)
+    def text_ids(self, text: str) -> list[int]:
+        """Return the tokens of a text that is in no prompt; nothing of it is remembered."""
+        return self._builder.tokeniser.unremembered_ids(text)
 
     def last_header(self, ids: list[int]) -> int:
         """Return where the header of the last message begins."""

@@ -1,6 +1,5 @@
 """Advances all requests together, one forward of a prompt and one decode step at a time."""
 
-import functools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -11,14 +10,13 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Failed, Finished, Progress, Up
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.engine import decoder
 from hearth.worker.engine.decoder import SampledToken
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.memory_pressure import Pressure
 from hearth.worker.engine.sampler import TokenChoice
-from hearth.worker.kv.rewind import RewindPoint, can_rewind
 from hearth.worker.schedule.admission_and_disk_recall import Admission, prefills_for, rows_of
 from hearth.worker.schedule.answers.answer_deltas import last_deltas, piece_deltas, token_logprob
+from hearth.worker.schedule.answers.begin_answer import begin_answer
 from hearth.worker.schedule.fair_queue import give_turn, in_turn
 from hearth.worker.schedule.idle_prefill import IdlePrefill
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
@@ -98,6 +96,11 @@ class Scheduler:
     def batch_bytes(self) -> int:
         """The bytes of live caches that are in a batch, not in their slots."""
         return self._engine.decoder.batch_bytes
+
+    def trunks_report(self) -> dict[str, int]:
+        """Return for `/v1/cache` how many answers share a trunk, and the bytes that this spares."""
+        decoder = self._engine.decoder
+        return {"rows": len(decoder.trunks), "spared_bytes": decoder.spared_bytes}
 
     def report(self, key: str = "") -> dict[str, Any]:
         """Return for `/v1/cache` the answers that are written now, and what ended others early.
@@ -365,29 +368,10 @@ class Scheduler:
             assert request.request_id not in self._decoding, request.request_id
             self._decoding[request.request_id] = request
             self._forwards.decode(self._decoding.values())
-            self._engine.decoder.add(self._sequence(request))
-
-    def _sequence(self, request: Request) -> decoder.Sequence:
-        """Return what the decoder goes on from: the slot's cache, and what is not in it yet."""
-        slot, kv_manager = request.slot, self._admission.kv_manager_of(request)
-        assert slot is not None and request.is_prefilled, request.request_id
-        request.drafter = self._drafts.begin(request)
-        return decoder.Sequence(
-            key=request.request_id,
-            cache=slot.cache,
-            tokens=request.ids[: request.position],
-            tail=request.ids[request.position :],
-            choice=self._choose(request),
-            tokens_max=request.tokens_max,
-            before_forward=functools.partial(kv_manager.grow, slot),
-            before_join=functools.partial(kv_manager.lend, slot),
-            join_bytes=functools.partial(kv_manager.lend_bytes, slot),
-            shift=self._engine.shift(request.query.images, request.position),
-            lineage=request.lineage,
-            drafter=request.drafter,
-            before_draft=functools.partial(kv_manager.grow_for_draft, slot),
-            rewind_point=RewindPoint if can_rewind(slot.cache) else None,
-        )
+            kv_manager = self._admission.kv_manager_of(request)
+            self._engine.decoder.add(
+                begin_answer(request, self._engine, kv_manager, self._choose, self._drafts)
+            )
 
     def _decode(self) -> Iterator[Up]:
         """Do one decode step for all that decode."""

@@ -56,7 +56,9 @@ def _weight(job: PromptJob) -> float:
         case Submit():
             wants = job.constraints
             is_free = wants.tool_choice == "auto" and not wants.is_json
-            return _prompt_weight(job.prompt) + (0 if is_free else GRAMMAR_WEIGHT)
+            # Its bytes decide how long it is tokenised: a character may be as many tokens.
+            predicted = len(job.prediction.encode(errors="surrogatepass"))
+            return _prompt_weight(job.prompt) + predicted + (0 if is_free else GRAMMAR_WEIGHT)
 
 
 def _prompt_weight(prompt: Prompt) -> float:

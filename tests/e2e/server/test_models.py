@@ -4,6 +4,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import openai
 import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.models.draft_heads import save_head
 from tests.helpers.servers.fake_server import FakeServer
 from tests.helpers.servers.server import Server
 from tests.helpers.worker_processes.fake_worker import MISSING
@@ -65,6 +67,22 @@ def test_models_change_places_and_answer_as_if_each_were_alone() -> None:
                 assert source == "ssd"
             worker = server.worker()
             assert (worker["model"], worker["state"], worker["restarts"]) == (name, "ready", 0)
+
+
+def test_a_draft_model_drafts_for_the_model_that_it_was_made_for_and_for_no_other(
+    tmp_path: Path,
+) -> None:
+    path = fixture_dir("qwen3_5_vl")
+    head = save_head(tmp_path / "head", json.loads((path / "config.json").read_text()))
+    names = {"PROXY_MODEL_ID": "first", "MODELS": f"second={fixture_dir('qwen3')}"}
+    drafting = {"MODEL_PATH": str(path), "DRAFT_MODEL": str(head), "SPECULATE": "lookup"}
+    with Server(**drafting, **names).forked() as server:
+        answer = ask(server, "first", max_tokens=80)  # a costly head is tried now and then
+        (told,) = server.get("/v1/cache")["workers"]
+        assert told["speculation"]["by_source"]["model"]["drafted"] > 0
+        plain = ask(server, "first", max_tokens=80, extra_body={"speculate": False})
+        assert tokens(answer) == tokens(plain)
+        assert len(tokens(ask(server, "second"))) == 12
 
 
 def test_an_unused_model_is_unloaded_and_its_cache_comes_back_with_it() -> None:

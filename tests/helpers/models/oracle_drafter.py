@@ -12,6 +12,8 @@ class OracleDrafter:
     `lengths` are those of the drafts, in turn; 0 = none this time.
     """
 
+    model = None  # that would follow the answer
+
     def __init__(
         self, truth: Sequence[int], lies: float = 0.0, lengths: Sequence[int] = (4,), seed: int = 0
     ) -> None:

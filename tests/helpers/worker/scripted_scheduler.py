@@ -66,6 +66,7 @@ class ScriptedEngine:
     def __init__(self, scripts: dict[str, list[int]]) -> None:
         self.decoder = ScriptedDecoder(scripts)
         self.caches_made = 0
+        self.verifies_drafts = True
         self.encoder_s = 0.0  # it is given no images
 
     def new_cache(self) -> list[Any]:

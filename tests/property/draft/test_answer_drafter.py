@@ -14,7 +14,7 @@ from hearth.worker.draft.draft_length import (
 )
 from hearth.worker.draft.token_history import TokenHistory
 
-SOURCES: tuple[DraftSource, ...] = ("forced", "history", "prediction", "answers")
+SOURCES: tuple[DraftSource, ...] = ("forced", "history", "prediction", "answers", "model")
 KINDS: tuple[TextKind, ...] = ("thinking", "text", "call")
 TEXTS = st.lists(st.integers(0, 5), max_size=40)
 
@@ -30,6 +30,21 @@ class Forced:
 
     def forced(self, tokens_max: int) -> list[int]:
         return self._tokens[: min(self._at % 4, tokens_max)]
+
+
+class Model:
+    """Says some tokens again and again, or nothing now and then."""
+
+    def __init__(self, tokens: list[int], token_cost: float) -> None:
+        self._tokens, self.token_cost = tokens, token_cost
+
+    def take(self, start: int, tokens: object, hidden: object) -> None:
+        raise AssertionError("the engine tells it, not the drafter")
+
+    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
+        assert tokens_max > 0
+        again = self._tokens * tokens_max
+        return again[:tokens_max] if place % 5 else []
 
 
 def path_of(draft: Draft, truth: Sequence[int]) -> list[int]:
@@ -62,7 +77,8 @@ def test_every_draft_is_a_tree_within_its_bounds_and_every_row_is_counted(
 ) -> None:
     prompt, predicted, earlier, forced = texts
     answers = TokenHistory(earlier)
-    sources = AnswerSources(prompt, lambda: answers, predicted, Forced(forced))
+    model = data.draw(st.none() | st.builds(Model, TEXTS, st.sampled_from([0.0, 0.1])))
+    sources = AnswerSources(prompt, lambda: answers, predicted, Forced(forced), model=model)
     length = DraftLength({1: 1.0, 8: 1.2})
     drafter = AnswerDrafter(sources, length, lambda: KINDS[len(drafter.answer) % 3], trees)
     forwards, rows, waiting = 0, 0, 1

@@ -51,3 +51,12 @@ def test_a_check_of_a_model_that_is_not_there_says_so_and_ends_with_78(
     monkeypatch.setenv("MODELS", "builtin:rocket")
     assert check.main(["--model", "builtin:pocket"]) == EXIT_CANNOT_START
     assert "builtin:rocket" in capsys.readouterr().err
+
+
+def test_a_check_of_a_draft_model_that_is_not_there_names_its_own_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MODELS", "")
+    monkeypatch.setenv("DRAFT_MODEL", "/no/head")
+    assert check.main(["--model", "builtin:pocket"]) == EXIT_CANNOT_START
+    assert "DRAFT_MODEL is '/no/head', which is neither" in capsys.readouterr().err

@@ -164,3 +164,12 @@ def test_a_grammar_that_calls_are_drafted_by_is_compiled_for_each_key(
         by_source.setdefault(source, set()).add(owner)
     assert len(by_source) == 2, "that of a call that is asked for, and that of one that is drafted"
     assert all(len(owners) == 2 for owners in by_source.values())
+
+
+def test_a_prediction_leaves_nothing_in_any_memory(tmp_path: Path) -> None:
+    talk = Talk(tmp_path)
+    talk.say(MINE, QUESTION)
+    tokeniser = talk.desk.builder._prompts._builder.tokeniser
+    before = tokeniser.remembered_chars
+    talk.say(MINE, QUESTION, prediction="The word is eggs. " * 1_000)
+    assert tokeniser.remembered_chars < before + 1_000

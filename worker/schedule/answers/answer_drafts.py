@@ -13,6 +13,8 @@ from hearth.worker.draft.draft import DraftSource
 from hearth.worker.draft.draft_length import CPU_CURVE, TextKind
 from hearth.worker.draft.draft_memory import DraftMemory
 from hearth.worker.draft.forced_tokens import ForcedTokens
+from hearth.worker.draft.model_drafts import ModelDrafts
+from hearth.worker.engine.draft_model import DraftModel
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_parts import Channel
 
@@ -50,8 +52,11 @@ class DraftPolicy:
 class AnswerDrafts:
     """The drafters of one worker's answers, and what they learn. Owner: the inference thread."""
 
-    def __init__(self, policy: DraftPolicy | None = None) -> None:
+    def __init__(
+        self, policy: DraftPolicy | None = None, draft_model: DraftModel | None = None
+    ) -> None:
         self.policy = policy or DraftPolicy()
+        self._draft_model = draft_model
         self._memory = DraftMemory(self.policy.curve)
 
     def begin(self, request: Request) -> AnswerDrafter | None:
@@ -67,6 +72,7 @@ class AnswerDrafts:
                 prediction=request.prediction,
                 forced=forced,
                 looks_up=reach == "all",
+                model=self._follow() if reach == "all" else None,
             ),
             lambda: TEXT_KINDS[request.output.channel],
             # Branches were tried on raw rows, and can be moved in these alone.
@@ -74,6 +80,9 @@ class AnswerDrafts:
                 self.policy.takes_trees and request.guide is None and not request.query.kv_bits
             ),
         )
+
+    def _follow(self) -> ModelDrafts | None:
+        return self._draft_model.follow() if self._draft_model is not None else None
 
     def end(self, request: Request) -> None:
         """Take in what an answer that ends has taught; its drafter, if any, drafts no more."""

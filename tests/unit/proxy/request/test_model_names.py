@@ -62,7 +62,10 @@ def test_a_worker_is_told_its_model_and_its_name(tmp_path: Path) -> None:
     default, other = models_of(load_settings({"MODELS": str(directory)}, None))
     assert default.environ == {}
     assert other == ServedModel("a=b", str(directory))
-    assert other.environ == {"MODEL_PATH": str(directory), "PROXY_MODEL_ID": "a=b"}
+    assert other.environ == {
+        **{"MODEL_PATH": str(directory), "PROXY_MODEL_ID": "a=b"},
+        "DRAFT_MODEL": "",  # which fits one model alone
+    }
 
 
 def test_a_model_that_takes_images_is_told_as_one() -> None:

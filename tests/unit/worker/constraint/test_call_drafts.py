@@ -15,10 +15,11 @@ from hearth.worker.constraint.call_drafts import TAIL_BYTES, VAIN_MAX, CallDraft
 from hearth.worker.constraint.grammar_client import (
     GrammarEnded,
     GrammarError,
+    GrammarLost,
     GrammarProcess,
     GrammarStill,
 )
-from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from hearth.worker.constraint.grammar_compiler import GRAMMAR_CHARS_MAX, GrammarCompiler
 from hearth.worker.constraint.grammar_protocol import ENDED, SOUND
 from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import family
@@ -318,7 +319,8 @@ def test_a_process_that_never_starts_keeps_no_answer() -> None:
 @pytest.mark.parametrize(
     ("failure", "why"),
     [
-        (GrammarStill("no answer"), "lost"),
+        (GrammarStill("no answer"), "slow"),
+        (GrammarLost("killed"), "lost"),
         (GrammarEnded("CPU time"), "ended"),
         (RuntimeError("a bug of ours"), "broken"),
     ],
@@ -374,3 +376,14 @@ def test_a_mark_that_ends_amid_a_token_opens_a_call_if_tokens_can_spell_it() -> 
 def test_a_mark_is_shorter_than_what_is_kept_of_the_answer() -> None:
     with pytest.raises(AssertionError):
         CallDrafts("x" * TAIL_BYTES, Future, bytes, list, Counter())
+
+
+def test_tools_that_no_grammar_is_made_of_are_not_kept_as_they_were_sent() -> None:
+    compiler = compiler_for()
+    for number in range(3):
+        large = tool(f"tool{number}", WEATHER | {"description": " " * GRAMMAR_CHARS_MAX})
+        drafts = drafts_of(compiler, [large])
+        drafts.take(tokens_of("<tool_call>"))
+        assert forced_in_time(drafts) == []
+    kept = [text for name in compiler._undraftable for text in name]
+    assert len(kept) == 6 and sum(map(len, kept)) < 1_000

@@ -325,3 +325,105 @@ def test_of_a_longer_conversation_the_newest_tokens_are_looked_up() -> None:
     drafter.take(range(HISTORY_TOKENS_MAX - 50, HISTORY_TOKENS_MAX - 40))
     assert drafter.propose(1, 1).tokens == (HISTORY_TOKENS_MAX - 40,)
     assert drafter.history_nbytes <= 24 * HISTORY_TOKENS_MAX
+
+
+# ---------------------------------------------------------------- a draft model
+
+
+class Model:
+    """Follows an answer that goes on with the numbers from `first`, whatever stands behind."""
+
+    def __init__(self, first: int = 900, token_cost: float = 0.1, knows: bool = True) -> None:
+        self.token_cost = token_cost
+        self.asked: list[tuple[int, int, int]] = []
+        self._first, self._knows = first, knows
+
+    def take(self, start: int, tokens: object, hidden: object) -> None:
+        raise AssertionError("the engine tells it, not the drafter")
+
+    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
+        self.asked.append((place, last, tokens_max))
+        return [*range(self._first, self._first + tokens_max)] if self._knows else []
+
+
+def with_model(
+    model: Model, prompt: Sequence[int] = (), forced: Forced | None = None, allowed: int = 9
+) -> AnswerDrafter:
+    length = DraftLength(FLAT)
+    length.note(allowed, 10)
+    return AnswerDrafter(
+        AnswerSources(prompt, forced=forced, model=model), length, lambda: "text", False
+    )
+
+
+def test_a_draft_model_is_asked_behind_the_last_known_token_where_no_text_repeats() -> None:
+    model = Model()
+    drafter = with_model(model, range(100))
+    drafter.take([500, 501])
+    assert drafter.is_promising()
+    draft = drafter.propose(7, 1)
+    (asked,) = model.asked
+    assert asked == (101, 501, len(draft)) and 0 < len(draft) < 7
+    assert set(draft.sources) == {"model"} and draft.is_chain
+    assert draft.tokens == tuple(range(900, 900 + len(draft)))
+
+
+def test_a_long_match_is_followed_instead_of_a_draft_model() -> None:
+    model = Model()
+    drafter = with_model(model, range(100))
+    drafter.take(range(10, 50))
+    assert set(drafter.propose(7, 1).sources) == {"history"}
+    assert not model.asked
+
+
+def test_a_draft_model_is_not_asked_behind_what_is_forced() -> None:
+    model = Model()
+    drafter = with_model(model, forced=Forced(1, 50, 51))
+    drafter.take([1])
+    assert drafter.propose(7, 1).tokens == (50, 51)
+    assert not model.asked
+
+
+def test_the_dearer_its_tokens_are_the_shorter_are_a_models_drafts_and_at_last_there_are_none() -> (
+    None
+):
+    lengths = []
+    for cost in (0.0, 0.1, 0.2, 0.5):
+        drafter = with_model(Model(token_cost=cost))
+        drafter.take([500])
+        lengths.append(len(drafter.propose(7, 1)))
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[2] > lengths[3] == 0
+
+
+def test_a_draft_model_that_is_wrong_is_asked_no_more_but_now_and_then_for_a_token() -> None:
+    model = Model()
+    drafter = with_model(model)
+    drafter.take([500])
+    for _ in range(200):
+        draft = drafter.propose(7, 1)
+        if len(draft):
+            drafter.note(draft, [], 1 + len(draft))
+        drafter.take([500])
+    first, late = model.asked[0], model.asked[-2:]
+    assert first[2] > 1 and [asked[2] for asked in late] == [1, 1]
+    assert len(model.asked) < 15
+
+
+def test_what_a_models_drafts_cost_is_taken_from_what_they_are_held_to_save() -> None:
+    saved = []
+    for cost in (0.0, 0.1):
+        drafter = with_model(Model(token_cost=cost))
+        drafter.take([500])
+        draft = drafter.propose(2, 1)
+        settle(drafter, draft, [0, 1], 902)
+        saved.append(drafter.counts.saved)
+    assert saved[0] - saved[1] == pytest.approx(2 * 0.1)
+    assert drafter.counts.accepted["model"] == 2
+
+
+def test_a_draft_model_that_has_nothing_to_go_on_leaves_it_to_the_text() -> None:
+    drafter = with_model(Model(knows=False), [1, 2, 3, 4, 5, 1])
+    drafter.take([2])
+    assert set(drafter.propose(2, 1).sources) <= {"history"}
+    assert drafter.counts.saved == 0

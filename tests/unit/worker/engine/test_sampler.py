@@ -1,6 +1,7 @@
 """Checks how tokens are sampled: seeds, filters, penalties, bias."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from hearth.shared.errors import RequestError
@@ -110,3 +111,15 @@ def test_a_bias_is_added_and_an_unknown_token_is_refused() -> None:
     for name in ("50", "x", "-1", "\u0663"):
         with pytest.raises(RequestError, match="this model has tokens 0 to 49"):
             check(Sampling(logit_bias={name: 1.0}), VOCABULARY)
+
+
+def test_the_rounding_of_a_forward_of_several_tokens_changes_no_seeded_draw() -> None:
+    size = 151_936  # of Qwen's vocabulary
+    noise = np.random.default_rng(0)
+    logits = mx.array(noise.normal(0, 3, (1, size)).astype(np.float32))
+    logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    rounded = logprobs + mx.array(noise.normal(0, 5e-6, (1, size)).astype(np.float32))
+    unfiltered = Sampling(temperature=1.0, top_p=1.0, min_p=0.0, top_k=0, seed=7)
+    sample = make_token_choice(unfiltered, SETTINGS, size, prompt_length=2).sampler
+    drawn = [[sample(each, [place]).item() for place in range(300)] for each in (logprobs, rounded)]
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) > 100

@@ -1,6 +1,7 @@
-"""What is drafted follows from the setting, the mode and what was found of model and machine."""
+"""A worker drafts by its setting, its mode, and what was found of its model and machine."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,11 @@ SUBJECT = Subject("Apple M2 Max", "metal", "abc", "0.32.4", "0.32.2")
 GOOD = Findings(SUBJECT, "bfloat16", row_costs={1: 1.0, 2: 1.1, 4: 1.05, 8: 1.4}, drafts_alike=True)
 
 
+ENGINE = SimpleNamespace(
+    verifies_drafts=True, new_cache=list, decoder=SimpleNamespace(takes_trees=False)
+)
+
+
 def settings(mode: str) -> Settings:
     return load_settings({"SPECULATE": mode}, None)
 
@@ -21,7 +27,7 @@ def settings(mode: str) -> Settings:
 def policy(
     mode: str, found: Findings | None = None, is_exact: bool = False, is_cpu: bool = False
 ) -> DraftPolicy:
-    return draft_policy(settings(mode), found, is_exact=is_exact, is_cpu=is_cpu, takes_trees=False)
+    return draft_policy(settings(mode), found, ENGINE, is_exact=is_exact, is_cpu=is_cpu)  # type: ignore[arg-type]
 
 
 def test_auto_drafts_where_the_doctor_found_drafts_alike() -> None:
@@ -55,6 +61,13 @@ def test_exact_mode_drafts_nothing_whatever_is_set_or_asked(mode: str) -> None:
     found = policy(mode, GOOD, is_exact=True)
     assert [found.of(asked) for asked in (None, True, False)] == ["none"] * 3
     assert "exact" in found.reason
+
+
+def test_a_model_that_cannot_verify_is_not_drafted_for_whatever_is_asked() -> None:
+    engine = SimpleNamespace(**(vars(ENGINE) | {"verifies_drafts": False}))
+    found = draft_policy(settings("lookup"), GOOD, engine, is_exact=False, is_cpu=True)  # type: ignore[arg-type]
+    assert [found.of(asked) for asked in (None, True)] == ["none"] * 2
+    assert "cannot verify" in found.reason
 
 
 def test_a_request_decides_for_itself() -> None:

@@ -49,6 +49,7 @@ def submit(prompt: Prompt, constraints: Constraints | None = None) -> Submit:
         (submit(SESSION), 1),
         (submit(HI, OBJECT), 1),  # a grammar may take seconds to compile
         (submit(HI, Constraints(tool_choice="required")), 1),
+        (Submit("r", HI, Sampling(), prediction="x" * 1_000_000), 1),
         (submit(LONG), LAST),
         (submit(MANY), LAST),  # little text, and each message may be looked at from each other
         (Count("c", MANY), LAST),

@@ -1,0 +1,127 @@
+"""Makes MTP heads: with random weights, and one that knows what is said; and drafts with them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from hearth.worker.draft.draft import NO_DRAFT, Draft, chain
+from hearth.worker.draft.model_drafts import ModelDrafts
+
+KIND = "qwen3_5_mtp"
+
+
+def head_config(model_config: dict[str, Any], **text: Any) -> dict[str, Any]:
+    """Return the config.json of a head for a model with such a config.json."""
+    text_config = model_config["text_config"] | {"mtp_num_hidden_layers": 1} | text
+    return {"model_type": KIND, "text_config": text_config}
+
+
+def random_head(model_config: dict[str, Any], seed: int = 0, **text: Any) -> Any:
+    from mlx_vlm.speculative.drafters.qwen3_5_mtp import Model, ModelConfig
+
+    mx.random.seed(seed)
+    head = Model(ModelConfig.from_dict(head_config(model_config, **text)))
+    mx.eval(head.parameters())
+    return head
+
+
+def save_head(directory: Path, model_config: dict[str, Any], **text: Any) -> Path:
+    """Write a random head as a checkpoint of its own; return its directory."""
+    directory.mkdir()
+    weights = dict(tree_flatten(random_head(model_config, **text).parameters()))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    (directory / "config.json").write_text(json.dumps(head_config(model_config, **text)))
+    return directory
+
+
+class KnowingHead:
+    """Says what a text goes on with, and remembers by place what it was given to read of it.
+
+    It asserts that nothing but the text was, in order. Copies share what they read.
+    """
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self._text = list(text)
+        self.read: list[tuple[int, mx.array]] = []  # the place of a token, its hidden state (n,)
+        self.begun: list[int] = []  # the places that it began at
+        self._next = 0
+        self._drafted = 0
+
+    def know(self, text: Sequence[int]) -> None:
+        """Know this text from now on, in all copies."""
+        self._text[:] = text
+
+    def reset(self, target: Any) -> None:
+        self.read.clear()
+        self._drafted = 0
+
+    def set_shared_kv(self, shared: dict[str, Any], place: int) -> None:
+        assert not shared
+        self.begun.append(place)
+        self._next = place
+
+    def accept_verified_tokens(
+        self,
+        hidden: mx.array,
+        tokens: mx.array,
+        accepted: int,
+        new_tokens: list[int],
+        *_: Any,
+        greedy: bool,
+    ) -> None:
+        assert greedy
+        self._drafted = min(self._drafted, accepted)
+        behind = [*tokens[0].tolist(), *new_tokens]  # type: ignore[misc]
+        assert not self._drafted, "the head's own pairs give way"
+        assert len(behind) == hidden.shape[1] == accepted + len(new_tokens)
+        for at, token in enumerate(behind):
+            assert token == self._text[self._next + 1], self._next
+            self.read.append((self._next, hidden[0, at]))
+            self._next += 1
+
+    def draft_block(
+        self, last: int, _hidden: mx.array, _cache: Any, block_size: int, *_: Any, greedy: bool
+    ) -> mx.array:
+        assert greedy
+        assert last == self._text[self._next]
+        self._drafted = block_size - 2
+        said = self._text[self._next + 1 : self._next + block_size]
+        return mx.array([[*said, *[0] * (block_size - 1 - len(said))]])
+
+
+class AskingDrafter:
+    """Asks a draft model alone, each time, for drafts of these lengths in turn."""
+
+    def __init__(self, model: ModelDrafts, prompt_tokens: int, lengths: Sequence[int]) -> None:
+        self.model = model
+        self._place = prompt_tokens - 1
+        self._lengths = list(lengths)
+        self._rounds = 0
+        self.taken: list[int] = []
+        self.drafts: list[list[int]] = []
+        self.drafted = self.accepted = self.refused = 0
+
+    def take(self, tokens: Sequence[int]) -> None:
+        self.taken += tokens
+
+    def is_promising(self) -> bool:
+        self._rounds += 1
+        return self._lengths[self._rounds % len(self._lengths)] > 0
+
+    def propose(self, tokens_max: int, waiting: int) -> Draft:
+        wanted = min(tokens_max, self._lengths[self._rounds % len(self._lengths)])
+        if not wanted:
+            return NO_DRAFT
+        tokens = self.model.draft(self._place + len(self.taken), self.taken[-1], wanted)
+        assert len(tokens) in (0, wanted)
+        self.refused += not tokens
+        self.drafts.append(tokens)
+        return chain(tokens, ["model"] * len(tokens))
+
+    def note(self, draft: Draft, accepted: Sequence[int], rows: int) -> None:
+        self.drafted += len(draft)
+        self.accepted += len(accepted)

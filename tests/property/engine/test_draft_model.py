@@ -1,0 +1,301 @@
+"""Whatever an MTP head drafts, tokens are those of plain decoding; a right one saves forwards."""
+
+import functools
+import itertools
+from collections.abc import Sequence as TypedSequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings, strategies as st
+from mlx_lm.generate import generation_stream
+
+from hearth.shared.settings_from_env import load_settings
+from hearth.shared.wire_messages import Sampling
+from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
+from hearth.worker.draft.draft_length import DraftLength
+from hearth.worker.engine import draft_model
+from hearth.worker.engine.decoder import Decoder, Sequence
+from hearth.worker.engine.draft_model import PENDING_MAX, DraftModel, SequenceDraftModel
+from hearth.worker.engine.sampler import make_token_choice
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.rewind import RewindPoint
+from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.draft_heads import AskingDrafter, KnowingHead, random_head
+
+NAME = "qwen3_5_vl"
+SETTINGS = load_settings({}, None)
+TOKENS = 40
+PROMPT = [(i * 7919 + 13) % 2900 + 50 for i in range(12)]
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0.0, repetition_penalty=1.0),
+    "the server's default": Sampling(seed=11),
+    "hot, with penalties": Sampling(temperature=0.9, seed=5, presence_penalty=0.4, top_k=40),
+}
+
+
+def model() -> Any:
+    return loaded(NAME).model
+
+
+@functools.cache
+def heads(seed: int) -> DraftModel:
+    vision = loaded(NAME).vision
+    assert vision is not None
+    return DraftModel(random_head(loaded(NAME).config, seed), vision.model)
+
+
+def knowing(text: TypedSequence[int]) -> tuple[KnowingHead, SequenceDraftModel]:
+    """Return a head that knows a text, and what drafts with it: a copy, which reads into it."""
+    head = KnowingHead(text)
+    return head, DraftModel(head, None).follow()
+
+
+def sequence(
+    sampling: str, drafter: Any, key: str = "x", tail: int = 1, prompt: list[int] = PROMPT
+) -> Sequence:
+    """Return a prompt that was read but for its last `tail` tokens."""
+    cache = model().make_cache()
+    with mx.stream(generation_stream):
+        model()(mx.array(prompt[:-tail])[None], cache=cache)
+        mx.eval([layer.state for layer in cache])
+    return Sequence(
+        key=key,
+        cache=cache,
+        tokens=prompt[:-tail],
+        tail=prompt[-tail:],
+        choice=make_token_choice(SAMPLINGS[sampling], SETTINGS, 4000, len(prompt)),
+        tokens_max=TOKENS,
+        drafter=drafter,
+        before_draft=lambda _rows, draft_rows: draft_rows,
+        rewind_point=RewindPoint,
+        draft_model=drafter.model if drafter is not None else None,
+    )
+
+
+@functools.cache
+def plain(sampling: str) -> list[int]:
+    """Return what is said without drafts."""
+    decoder = Decoder(model(), generation_stream, is_mergeable=False)
+    decoder.add(sequence(sampling, None))
+    return [decoder.step()[0].token_id for _ in range(TOKENS)]
+
+
+def said_by(decoder: Decoder, key: str = "x") -> list[int]:
+    said: list[int] = []
+    while len(said) < TOKENS:
+        said += [sampled.token_id for sampled in decoder.step() if sampled.key == key]
+    return said
+
+
+def drafted(sampling: str, drafter: Any, tail: int = 1) -> list[int]:
+    decoder = Decoder(model(), generation_stream, is_mergeable=False)
+    decoder.add(sequence(sampling, drafter, tail=tail))
+    return said_by(decoder)
+
+
+@functools.cache
+def hidden_states() -> mx.array:
+    """Return the hidden states (tokens, hidden) of the prompt and the plain greedy answer."""
+    text = mx.array([[*PROMPT, *plain("greedy")]])
+    _, hidden = model().with_hidden(text, model().make_cache())
+    mx.eval(hidden)
+    states: mx.array = hidden[0]
+    return states
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_whatever_a_random_head_drafts_the_tokens_are_those_of_plain_decoding(
+    sampling: str,
+) -> None:
+    for seed, lengths, tail in ((1, (4,), 1), (2, (1, 7, 0, 3), 5)):
+        drafter = AskingDrafter(heads(seed).follow(), len(PROMPT), lengths)
+        assert drafted(sampling, drafter, tail) == plain(sampling)
+        assert drafter.taken == plain(sampling)
+        assert drafter.drafted and not drafter.refused
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_what_a_head_drafts_right_is_accepted_and_saves_forwards(sampling: str) -> None:
+    truth = plain(sampling)
+    head, follower = knowing([*PROMPT, *truth])
+    drafter = AskingDrafter(follower, len(PROMPT), (4,))
+    assert drafted(sampling, drafter) == truth
+    assert drafter.accepted == drafter.drafted >= TOKENS * 3 // 4
+    assert head.read
+
+
+def test_an_answers_drafter_asks_the_head_where_it_promises_most_and_counts_what_came_of_it() -> (
+    None
+):
+    truth = plain("greedy")
+    _, follower = knowing([*PROMPT, *truth])
+    length = DraftLength({1: 1.0, 8: 1.01})
+    drafter = AnswerDrafter(AnswerSources(PROMPT, model=follower), length, lambda: "text")
+    assert drafted("greedy", drafter) == truth
+    assert drafter.counts.accepted["model"] >= TOKENS // 2
+    assert drafter.counts.forwards < TOKENS // 2
+
+
+def test_a_random_head_is_soon_asked_no_more_and_changes_no_token() -> None:
+    length = DraftLength({1: 1.0, 8: 1.2})
+    sources = AnswerSources(PROMPT, model=heads(1).follow())
+    drafter = AnswerDrafter(sources, length, lambda: "text")
+    assert drafted("greedy", drafter) == plain("greedy")
+    assert 0 < drafter.counts.drafted["model"] <= 8
+
+
+@settings(max_examples=8)
+@given(
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any),
+    tail=st.integers(1, 6),
+    lies=st.lists(st.booleans(), min_size=TOKENS, max_size=TOKENS),
+)
+def test_a_head_reads_each_known_token_once_with_the_models_own_hidden_state(
+    lengths: list[int], tail: int, lies: list[bool]
+) -> None:
+    truth = plain("greedy")
+    head, follower = knowing([*PROMPT, *truth])
+    lying = LyingDrafts(follower, lies)
+    drafter = AskingDrafter(lying, len(PROMPT), lengths)
+    assert drafted("greedy", drafter, tail) == truth
+    assert len(head.begun) <= 1
+    if head.read:
+        places = [place for place, _ in head.read]
+        assert places == list(range(len(PROMPT) - tail, places[-1] + 1))
+        read = mx.stack([hidden for _, hidden in head.read])
+        assert mx.allclose(read, hidden_states()[places[0] : places[-1] + 1], atol=1e-3).item()
+
+
+class LyingDrafts:
+    """Has a draft model's tokens be wrong where `lies` says so, by their place."""
+
+    token_cost = 0.0
+
+    def __init__(self, drafts: SequenceDraftModel, lies: list[bool]) -> None:
+        self._drafts, self._lies = drafts, lies
+
+    def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
+        self._drafts.take(start, tokens, hidden)
+
+    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
+        drafted = self._drafts.draft(place, last, tokens_max)
+        first = place + 1 - len(PROMPT)
+        return [token ^ self._lies[first + at] for at, token in enumerate(drafted)]
+
+
+@settings(max_examples=8)
+@given(
+    said=st.integers(1, TOKENS - 1),
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any),
+    knows=st.booleans(),
+)
+def test_an_answer_that_ends_anywhere_in_a_heads_draft_leaves_what_was_said_and_no_more(
+    said: int, lengths: list[int], knows: bool
+) -> None:
+    truth = plain("greedy")
+    follower = knowing([*PROMPT, *truth])[1] if knows else heads(1).follow()
+    decoder = Decoder(model(), generation_stream, is_mergeable=False)
+    decoder.add(sequence("greedy", AskingDrafter(follower, len(PROMPT), lengths)))
+    returned = 0
+    while returned < said:
+        returned += len(decoder.step())
+    left = decoder.remove("x", said)
+    assert left is not None and left.tokens == [*PROMPT, *truth[:said]]
+    assert LayerMap(left.cache).depth(left.cache) in (None, len(left.tokens))
+    with mx.stream(generation_stream):
+        _, hidden = model().with_hidden(mx.array([truth[said : said + 1]]), left.cache)
+        assert mx.allclose(hidden[0, 0], hidden_states()[len(PROMPT) + said], atol=1e-3).item()
+
+
+@settings(max_examples=6)
+@given(moves=st.lists(st.integers(0, 4), min_size=1, max_size=5), knows=st.booleans())
+def test_a_sequence_with_a_head_may_join_a_batch_and_goes_on_drafting_behind_it(
+    moves: list[int], knows: bool
+) -> None:
+    truth = plain("greedy")
+    head, follower = knowing([*PROMPT, *truth]) if knows else (None, heads(1).follow())
+    drafter = AskingDrafter(follower, len(PROMPT), (3, 7))
+    decoder = Decoder(model(), generation_stream, is_mergeable=True)
+    decoder.add(sequence("greedy", drafter))
+    said: list[int] = []
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            if len(said) < TOKENS:
+                said.extend(s.token_id for s in decoder.step() if s.key == "x")
+
+    for number, count in enumerate(moves):
+        steps(count)
+        decoder.add(sequence("greedy", None, f"guest {number}"))
+        steps(count + 1)
+        decoder.remove(f"guest {number}")
+    steps(TOKENS)
+    assert said == truth
+    if head is not None and head.read:  # which has asserted itself that it missed no token
+        read = mx.stack([hidden for _, hidden in head.read])
+        first = head.read[0][0]
+        assert mx.allclose(read, hidden_states()[first : first + len(read)], atol=1e-3).item()
+
+
+def test_two_sequences_that_draft_by_turns_each_have_a_head_of_their_own() -> None:
+    prompts = {"x": PROMPT, "y": PROMPT[::-1]}
+
+    def drafts_of(*keys: str) -> list[list[list[int]]]:
+        decoder = Decoder(model(), generation_stream, is_mergeable=False)
+        drafters = []
+        for key in keys:
+            drafters.append(AskingDrafter(heads(1).follow(), len(PROMPT), (3,)))
+            decoder.add(sequence("greedy", drafters[-1], key, prompt=prompts[key]))
+        for _ in range(TOKENS // 4):
+            decoder.step()
+        return [drafter.drafts for drafter in drafters]
+
+    assert drafts_of("x", "y") == [*drafts_of("x"), *drafts_of("y")]
+
+
+def test_a_head_that_was_long_not_asked_begins_anew_with_the_last_tokens() -> None:
+    text = [*PROMPT, *range(300)]
+    head, follower = knowing(text)
+    for at in range(200):
+        follower.take(at, mx.array(text[at : at + 1]), mx.zeros((1, 1, 4)))
+    assert follower.draft(200, text[200], 3) == text[201:204]
+    assert [place for place, _ in head.read] == list(range(200 - PENDING_MAX, 200))
+
+
+def test_a_forward_longer_than_what_waits_leaves_its_last_tokens() -> None:
+    text = list(range(300))
+    head, follower = knowing(text)
+    follower.take(0, mx.array(text[:200]), mx.zeros((1, 200, 4)))
+    assert follower.draft(200, text[200], 2) == text[201:203]
+    assert len(head.read) == PENDING_MAX
+
+
+def test_a_head_that_misses_the_last_tokens_drafts_nothing() -> None:
+    _, follower = knowing(PROMPT)
+    assert follower.draft(5, PROMPT[5], 2) == []
+    follower.take(0, mx.array(PROMPT[:4]), mx.zeros((1, 4, 4)))
+    assert follower.draft(5, PROMPT[5], 2) == []
+    assert follower.draft(4, PROMPT[4], 2) == PROMPT[5:7]
+
+
+def test_a_head_begins_anew_before_it_holds_more_than_its_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draft_model, "HELD_MAX", 10)
+    text = list(range(100))
+    head, follower = knowing(text)
+    for at in range(25):
+        follower.take(at, mx.array([text[at]]), mx.zeros((1, 1, 4)))
+        assert follower.draft(at + 1, text[at + 1], 2) == text[at + 2 : at + 4]
+        assert follower.held <= 10
+    assert head.begun == [0, 10, 20]
+
+
+def test_what_a_drafted_token_costs_is_measured_against_a_forward() -> None:
+    """By this clock a forward takes 2 seconds and four drafted tokens 3, or longer."""
+    spans = [9.0, 1.0, 2.0, 4.0, 5.0, 3.0, 3.0, 8.0]  # the first forward and draft do not count
+    times = itertools.accumulate(itertools.chain(*((span, 0.0) for span in spans)), initial=0.0)
+    measured = DraftModel(heads(1).head, heads(1).target)
+    measured.measure(model(), clock=lambda: next(times))
+    assert measured.token_cost == pytest.approx(3 / 4 / 2)

@@ -1,0 +1,160 @@
+"""DRAFT_MODEL names a head that fits the model, or the start ends with what was found instead."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+
+from hearth.shared.errors import StartError
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.engine import draft_model_loader
+from hearth.worker.engine.mlx_memory import weight_bytes
+from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
+from hearth.worker.setup.draft_model_setup import DraftModelSetup
+from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.draft_heads import random_head, save_head
+
+NAME = "qwen3_5_vl"
+
+
+@dataclass
+class Setup:
+    """A setup, and the bytes that it had admitted."""
+
+    made: DraftModelSetup
+    admitted: list[int]
+
+    def load(self, model: LoadedModel) -> LoadedModel:
+        return self.made.load(model)
+
+    def admits(self, nbytes: int) -> int:
+        self.made.admit(nbytes)
+        return self.admitted[-1]
+
+
+def setup_of(draft_model: object, **environ: str) -> Setup:
+    settings = load_settings({"DRAFT_MODEL": str(draft_model)} | environ, None)
+    admitted: list[int] = []
+    return Setup(DraftModelSetup(settings, admitted.append), admitted)
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Path:
+    return save_head(tmp_path / "head", loaded(NAME).config)
+
+
+def with_config(directory: Path, **fields: Any) -> Path:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return directory
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    with pytest.raises(StartError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_without_draft_model_nothing_is_loaded_and_nothing_more_is_admitted() -> None:
+    setup = setup_of("")
+    assert setup.load(loaded("qwen3")) is loaded("qwen3")
+    assert setup.admits(5) == 5
+
+
+def test_a_head_is_loaded_beside_its_model_and_counts_in_memory(head: Path) -> None:
+    setup, plain = setup_of(head), loaded(NAME)
+    assert setup.admits(5) == 5 + weight_bytes(head)
+    model = setup.load(plain)
+    assert model.draft_model is not None and 0 < model.draft_model.token_cost < 10
+    more = sum(w.nbytes for w in weights_of(model)) - sum(w.nbytes for w in weights_of(plain))
+    assert more == pytest.approx(weight_bytes(head), rel=0.02)
+
+
+def test_a_head_that_comes_with_the_model_itself_is_loaded_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "whole"
+    shutil.copytree(fixture_dir(NAME), directory)
+    weights = tree_flatten(random_head(loaded(NAME).config).parameters())
+    part = {f"mtp.{name}": array for name, array in weights}
+    mx.save_safetensors(str(directory / "mtp.safetensors"), part, {"format": "mlx"})
+    setup = setup_of(directory)
+    head_bytes = sum(array.nbytes for array in part.values())
+    assert setup.admits(0) == head_bytes
+    model = setup.load(load_model(load_settings({"MODEL_PATH": str(directory)}, None)))
+    assert model.draft_model is not None
+    assert sum(w.nbytes for _, w in tree_flatten(model.draft_model.head.parameters())) == head_bytes
+    assert (
+        sum(w.nbytes for w in weights_of(model))
+        == sum(w.nbytes for w in weights_of(loaded(NAME))) + head_bytes
+    )
+
+
+def test_a_head_of_another_size_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    head = save_head(tmp_path / "wide", loaded(NAME).config, hidden_size=256)
+    text = refusal(lambda: setup_of(head).load(loaded(NAME)))
+    assert "hidden_size=256" in text and "hidden_size=128" in text
+    assert "leave DRAFT_MODEL empty" in text
+
+
+def test_a_model_that_mlx_vlm_did_not_load_is_refused_by_name(head: Path) -> None:
+    text = refusal(lambda: setup_of(head).load(loaded("qwen3")))
+    assert f"{loaded('qwen3').facts.path!r} (qwen3), a model of text alone" in text
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "qwen3_dflash", "gemma4_assistant", "deepseek_v4_mtp"])
+def test_other_kinds_of_drafters_are_refused_by_name(head: Path, kind: str) -> None:
+    text = refusal(lambda: setup_of(with_config(head, model_type=kind)))
+    assert f"its kind is {kind!r}, and heads of kind qwen3_5_mtp alone draft here" in text
+
+
+def test_a_checkpoint_whose_conversion_has_dropped_its_head_is_refused() -> None:
+    text = refusal(lambda: setup_of(fixture_dir(NAME)))
+    assert "this 'qwen3_5' checkpoint has no weights named mtp.*" in text
+
+
+def test_a_head_that_brings_code_is_refused_before_it_runs(head: Path) -> None:
+    (head / "head.py").write_text("raise SystemExit('ran')")
+    text = refusal(lambda: setup_of(with_config(head, model_file="head.py")))
+    assert "code of its own" in text and f"DRAFT_MODEL is {str(head)!r}" in text
+
+
+@pytest.mark.parametrize("source", ["/nowhere/at/all", "builtin:pocket", "no-owner"])
+def test_what_is_no_head_is_refused_in_the_settings_name(source: str) -> None:
+    assert refusal(lambda: setup_of(source)).startswith(f"DRAFT_MODEL is {source!r}")
+
+
+def test_a_head_whose_weights_are_broken_is_refused(head: Path) -> None:
+    setup = setup_of(head)
+    (head / "model.safetensors").write_bytes(b"broken")
+    assert "which cannot draft" in refusal(lambda: setup.load(loaded(NAME)))
+
+
+def test_exact_mode_refuses_a_draft_model(head: Path) -> None:
+    text = refusal(lambda: setup_of(head, CACHE_EXACT="true").load(loaded(NAME)))
+    assert "in exact mode nothing is drafted" in text
+
+
+def test_without_mlx_vlm_the_refusal_says_what_to_install(
+    head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_model_loader, "has_vision", lambda: False)
+    assert draft_model_loader.VISION_REMEDY in refusal(lambda: setup_of(head))
+
+
+def test_a_head_is_cast_with_its_model(head: Path) -> None:
+    directory = fixture_dir(NAME, "bfloat16")
+    found = load_settings({"MODEL_PATH": str(directory), "DTYPE": "float16"}, None)
+    weights = {
+        n: w.astype(mx.bfloat16) for n, w in mx.load(str(head / "model.safetensors")).items()
+    }
+    mx.save_safetensors(str(head / "model.safetensors"), weights, {"format": "mlx"})
+    model: LoadedModel = setup_of(head).load(load_model(found))
+    assert model.dtype.is_cast and model.draft_model is not None
+    dtypes = {w.dtype for _, w in tree_flatten(model.draft_model.head.parameters())}
+    assert dtypes == {mx.float16}

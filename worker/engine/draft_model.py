@@ -1,0 +1,139 @@
+"""Drafts with a head that was trained to say more tokens from the model's hidden states (MTP).
+
+The head is mlx-vlm's, and is asked through what its own loops ask it for: `reset`, `set_shared_kv`,
+`accept_verified_tokens` and `draft_block`. It reads pairs: the hidden state of a token, and the
+token behind that one. Owner: the inference thread.
+"""
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import mlx.core as mx
+
+# Pairs that wait while nothing is drafted; the head begins anew behind those that are dropped.
+PENDING_MAX: Final = 64
+HELD_MAX: Final = 4096  # pairs that the head has KV of: 16 MB with four heads of 256 in 16 bits
+_TRIED_TOKENS: Final = 4
+_TRIALS: Final = 3
+
+
+class DraftModel:
+    """A head, and the model whose embeddings, logits and hidden states it works with.
+
+    Owner: the inference thread.
+    """
+
+    def __init__(self, head: Any, target: Any, token_cost: float = 0.0) -> None:
+        """`target` is mlx-vlm's model, `token_cost` a drafted token's in forwards of one row."""
+        self.head = head
+        self.target = target
+        self.token_cost = token_cost
+
+    def follow(self) -> "SequenceDraftModel":
+        """Return what follows a new sequence."""
+        return SequenceDraftModel(self)
+
+    def measure(self, model: Any, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Find out what a drafted token costs, with `model`, which is called with_hidden."""
+        cache = model.make_cache()
+        forwards, drafts = [], []
+        following = self.follow()
+        for at in range(_TRIALS + 1):  # the first makes kernels and buffers
+            began = clock()
+            ids = mx.array([at + 1])
+            logits, hidden = model.with_hidden(ids[None], cache)
+            mx.eval(logits, hidden)
+            forwards.append(clock() - began)
+            following.take(at, ids, hidden)
+            began = clock()
+            following.draft(at + 1, at + 2, _TRIED_TOKENS)
+            drafts.append(clock() - began)
+        self.token_cost = min(drafts[1:]) / _TRIED_TOKENS / max(min(forwards[1:]), 1e-9)
+
+
+class SequenceDraftModel:
+    """The head, with KV of one sequence (`model_drafts.ModelDrafts`).
+
+    Invariant: it holds pairs of known tokens alone, and `_pending` has those behind them, up to the
+    token before `_next`: nothing that it drafted itself stays.
+    Owner: the inference thread.
+    """
+
+    def __init__(self, model: DraftModel) -> None:
+        self._model = model
+        # Heads keep the KV of the sequence they draft for in themselves; the weights are shared.
+        self._head = copy.copy(model.head)
+        self._next = 0  # the place of the first token whose hidden state was not taken
+        self._pending: list[tuple[mx.array, mx.array]] = []
+        self._held: int | None = None  # pairs that the head has KV of; None = it begins anew
+
+    @property
+    def token_cost(self) -> float:
+        return self._model.token_cost
+
+    @property
+    def held(self) -> int:
+        """How many pairs the head attends to."""
+        return self._held or 0
+
+    def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
+        known = self._next - start
+        if known < 0:  # tokens between were computed elsewhere, as in a batch
+            self._pending, self._held, known = [], None, 0
+        if known >= tokens.shape[0]:
+            return
+        if known:
+            tokens, hidden = tokens[known:], hidden[:, known:]
+        self._pending.append((tokens, hidden))
+        self._next = start + hidden.shape[1] + max(known, 0)
+        while self._pending_count() > PENDING_MAX:
+            self._drop_oldest()
+
+    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
+        if place != self._next or not self._pending or tokens_max < 1:
+            return []
+        tokens = mx.concatenate([tokens for tokens, _ in self._pending])
+        hidden = mx.concatenate([hidden for _, hidden in self._pending], axis=1)
+        self._pending = []
+        count: int = tokens.shape[0]
+        if self._held is None or self._held + count > HELD_MAX:
+            self._begin(place - count)
+        self._read(hidden, tokens[1:], [last])
+        self._held = self.held + count
+        drafted = self._head.draft_block(
+            last, hidden[:, -1:], None, tokens_max + 1, _no_sampler, mx.int32, greedy=True
+        )
+        # What it made of its own tokens gives way to what the model will make of them.
+        self._read(hidden[:, :0], tokens[:0], [])
+        ids: list[int] = drafted[0].tolist()
+        return ids
+
+    def _read(self, hidden: mx.array, tokens: mx.array, last: list[int]) -> None:
+        """Have the head forget its own draft, and read known tokens, the first behind `hidden`."""
+        drafted = tokens.astype(mx.int32)[None]
+        count: int = tokens.shape[0]
+        self._head.accept_verified_tokens(
+            hidden, drafted, count, last, _no_sampler, mx.int32, greedy=True
+        )
+
+    def _begin(self, place: int) -> None:
+        """Have the head begin with the pair of the token `place`: it attends to none before."""
+        self._head.reset(self._model.target)
+        self._head.set_shared_kv({}, place)
+        self._held = 0
+
+    def _pending_count(self) -> int:
+        return sum(tokens.shape[0] for tokens, _ in self._pending)
+
+    def _drop_oldest(self) -> None:
+        """Drop pairs that wait, so that the head, which would miss them, begins anew."""
+        self._held = None
+        tokens, hidden = self._pending.pop(0)
+        if not self._pending:
+            self._pending = [(tokens[-PENDING_MAX:], hidden[:, -PENDING_MAX:])]
+
+
+def _no_sampler(_logits: mx.array) -> mx.array:
+    raise AssertionError("the head says its likeliest tokens")

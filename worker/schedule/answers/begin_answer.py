@@ -1,0 +1,47 @@
+"""Hands a request whose prompt is read to the decoder."""
+
+import functools
+from collections.abc import Callable
+
+from hearth.worker.engine.decoding_sequence import Sequence
+from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.kv.rewind import RewindPoint, can_rewind
+from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
+from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
+from hearth.worker.schedule.request_state import Request
+
+
+def begin_answer(
+    request: Request,
+    engine: Engine,
+    kv_manager: KVManagerInterface,
+    choose: Callable[[Request], TokenChoice],
+    drafts: AnswerDrafts,
+) -> Sequence:
+    """Return what the decoder goes on from: the slot's cache, and what is not in it yet.
+
+    The request is drafted for from here on, if it is at all. Inference thread.
+    """
+    slot = request.slot
+    assert slot is not None and request.is_prefilled, request.request_id
+    can_draft = engine.verifies_drafts and can_rewind(slot.cache)
+    request.drafter = drafts.begin(request) if can_draft else None
+    return Sequence(
+        key=request.request_id,
+        cache=slot.cache,
+        tokens=request.ids[: request.position],
+        tail=request.ids[request.position :],
+        choice=choose(request),
+        tokens_max=request.tokens_max,
+        before_forward=functools.partial(kv_manager.grow, slot),
+        before_join=functools.partial(kv_manager.lend, slot),
+        join_bytes=functools.partial(kv_manager.lend_bytes, slot),
+        take_back=functools.partial(kv_manager.take_back, slot),
+        shift=engine.shift(request.query.images, request.position),
+        lineage=request.lineage,
+        drafter=request.drafter,
+        before_draft=functools.partial(kv_manager.grow_for_draft, slot),
+        rewind_point=RewindPoint if can_draft else None,
+        draft_model=request.drafter.model if request.drafter is not None else None,
+    )
