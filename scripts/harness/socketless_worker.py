@@ -215,7 +215,7 @@ class Machine:
     def step(self) -> list[Up]:
         with mx.stream(generation_stream):
             events = []
-            if self.scheduler.is_blocked and not self._is_held_back():
+            if self.scheduler.is_blocked and not (self._is_held_back() or self.scheduler.is_idle):
                 self.scheduler.take_recalled(self.posted.get(timeout=60))
             for event in self.scheduler.step():
                 events.append(event)
