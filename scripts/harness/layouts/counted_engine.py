@@ -138,6 +138,7 @@ class CountedEngine:
 
     vision = None
     encoder_s = 0.0
+    verifies_drafts = False  # what is said is scripted
 
     def __init__(self, layout: ModelLayout, speed: Speed, clock: SimulatedClock) -> None:
         self.scripts: dict[str, list[int]] = {}

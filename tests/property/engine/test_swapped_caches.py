@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from hearth.worker.kv.quantise_kv import QuantFormat
 from scripts.harness.socketless_worker import Answer, Machine, machine
-from tests.helpers.worker.oracle_drafts import OracleDrafts
+from tests.helpers.models.oracle_drafts import OracleDrafts
 
 FORM = QuantFormat(8, 32)
 COMMON, OWN, ANSWER = 1_100, 20, 48
