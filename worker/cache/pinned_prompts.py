@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared.errors import RequestError
-from hearth.worker.cache.cache_budget import MB, Budget
-from hearth.worker.cache.extent_store import Extent, Joint, KVArrays
+from hearth.worker.cache.cache_budget import MB
+from hearth.worker.cache.extent_store import Extent, ExtentStore, Joint, KVArrays
 
 PINS_MAX: Final = 1_000
 SHARE: Final = 2  # the part of the budget that pins may hold: one half
@@ -65,8 +65,9 @@ class Pins:
     Owner: the inference thread.
     """
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
+    def __init__(self, store: ExtentStore) -> None:
+        self._store = store
+        self._budget = store.budget
         self._pins: dict[str, Pin] = {}
 
     def __len__(self) -> int:
@@ -123,6 +124,8 @@ class Pins:
         if pin is None or key not in ("", pin.key):
             return False
         self._pins.pop(pin_id).mark(-1)
+        if pin.path:  # a slot may have let go of what had no bytes of its own meanwhile
+            self._store.prune(pin.path[-1].end)
         return True
 
     def clear(self) -> None:

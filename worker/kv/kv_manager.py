@@ -58,7 +58,7 @@ class KVManager:
         self.rules = rules
         self.store = ExtentStore(root, layers.layout, budget)
         self.uncached = UncachedKVManager(layers, new_cache, rules)  # of what is not to be kept
-        self.pins = Pins(budget)
+        self.pins = Pins(self.store)
         self._layers = layers
         self._slots: dict[int, LiveSlot] = {}
         self.transfer = KVTransfer(self.store, layers, rules, self._slots, new_cache)

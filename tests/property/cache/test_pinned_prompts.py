@@ -43,7 +43,7 @@ class Pinning(Caching):
     @initialize(layout=LAYOUTS, tokens_max=st.integers(6, 60), buffers_max=st.integers(8, 80))
     def begin(self, layout: Layout, tokens_max: int, buffers_max: int) -> None:
         super().begin(layout, tokens_max, buffers_max)
-        self.pins = Pins(self.store.budget)
+        self.pins = Pins(self.store)
         self.promised: dict[str, tuple[str, list[int]]] = {}  # pin id -> key, tokens
 
     @rule(pick=PICKS, pin_id=IDS, key=KEYS)

@@ -280,7 +280,7 @@ def test_nothing_can_be_pinned_where_nothing_is_kept() -> None:
 def test_there_are_only_so_many_pins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PINS_MAX", 2)
     store = new_store()
-    pins, path = Pins(store.budget), keep(store, text(1, 20), [10, 20])
+    pins, path = Pins(store), keep(store, text(1, 20), [10, 20])
     for name in ("a", "b", "b"):
         pins.check(name, path, 0, 0)
         pins.add(name, ME, path)
@@ -290,7 +290,7 @@ def test_there_are_only_so_many_pins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pin_ends_with_the_last_that_holds_it() -> None:
     store = new_store(HYBRID)
-    pins, path = Pins(store.budget), keep(store, text(1, 20), [10, 20])
+    pins, path = Pins(store), keep(store, text(1, 20), [10, 20])
     evictor = Evictor(store, 10, 0.0)
     everything = store.budget.bytes_used
     for name in ("a", "b"):
@@ -306,7 +306,7 @@ def test_a_pin_ends_with_the_last_that_holds_it() -> None:
 
 def test_what_comes_to_a_pinned_path_later_is_not_pinned() -> None:
     store = new_store(HYBRID)
-    pins, path = Pins(store.budget), keep(store, text(1, 20), [10, 20])
+    pins, path = Pins(store), keep(store, text(1, 20), [10, 20])
     snapshot = path[0].end.snapshot
     store.set_snapshot(path[0].end, None)
     pins.add("a", ME, path)
@@ -320,7 +320,7 @@ def test_what_comes_to_a_pinned_path_later_is_not_pinned() -> None:
 
 def test_what_is_lacking_counts_against_the_half() -> None:
     store = new_store(bytes_max=rows(40).nbytes)
-    pins, path = Pins(store.budget), keep(store, text(1, 10), [10])
+    pins, path = Pins(store), keep(store, text(1, 10), [10])
     pins.check("a", path, rows(10).nbytes, 0)
     with pytest.raises(RequestError) as caught:
         pins.check("a", path, rows(10).nbytes + 1, 0)
