@@ -29,7 +29,17 @@ SESSIONS = (
 WAIT_S = 60.0
 # What a name may end with beside the units: what a gauge counts.
 COUNTED = (
-    *("running", "waiting", "in_flight", "extents", "snapshots", "entries", "slots", "slots_max"),
+    *(
+        "running",
+        "waiting",
+        "in_flight",
+        "extents",
+        "snapshots",
+        "entries",
+        "slots",
+        "slots_max",
+        "trunk_rows",
+    ),
     "running_max",
     *("files", "frames", "up", "state", "tight", "bits", "awake", "pressure"),
     *("suspects", "refused", "connections", "speculation_on"),
