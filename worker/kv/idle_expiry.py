@@ -118,7 +118,9 @@ class IdleExpiry:
             if extent.holders & numbers or extent.end.leaving:
                 continue
             nbytes += extent.nbytes
+            start = extent.start
             store.remove(extent)
+            store.prune(start)
             count += 1
             if nbytes >= STEP_BYTES:
                 break

@@ -161,7 +161,9 @@ class Caching(RuleBasedStateMachine):
         if extents:
             extent = extents[pick % len(extents)]
             self.unpin_below(extent)
+            start = extent.start
             self.store.remove(extent)
+            self.store.prune(start)  # as all do that remove: what has no bytes is not kept
             assert extent not in self.store and extent.nbytes == 0
 
     def unpin_below(self, extent: Extent) -> None:

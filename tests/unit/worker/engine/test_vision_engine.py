@@ -31,6 +31,7 @@ from tests.helpers.models.vision_engine import (
 )
 
 CHUNK = 16
+MARKS = 3000  # the first token that may stand for more than text
 CLOSE = 5e-3  # of logits up to 30, in fp32, where the same prompt is cut differently
 
 
@@ -61,9 +62,11 @@ def test_a_prompt_in_chunks_is_what_mlx_vlm_reads_at_once(
     engine = new_engine(name)
     cache = feed(engine, engine.new_cache(), ids, cuts_of(len(ids), chunk), runs)
     tokens, logprobs = answer(engine, cache, ids, runs, count=4)
-    whole = mx.array(as_mlx_vlm(name, [*ids, *tokens], runs))
+    # Random weights may say a video's mark, by which mlx-vlm reads all of the prompt otherwise.
+    said = next((n for n, token in enumerate(tokens) if token >= MARKS), len(tokens))
+    whole = mx.array(as_mlx_vlm(name, [*ids, *tokens[:said]], runs))
     expected = np.array(whole - mx.logsumexp(whole, axis=-1, keepdims=True))
-    for number, row in enumerate(logprobs):
+    for number, row in enumerate(logprobs[: said + 1]):
         assert np.abs(row - expected[len(ids) - 1 + number]).max() < CLOSE
 
 
