@@ -268,6 +268,19 @@ def _logits(model: Call, ids: list[int], cache: list[Any], shifts: Sequence[int]
     return np.array(logits.astype(mx.float32)).astype(np.float64)
 
 
+def filled_cache(model: Call, new_cache: Callable[[], list[Any]], prompt: list[int]) -> list[Any]:
+    """Return a cache that holds a prompt, evaluated."""
+    cache = new_cache()
+    model(mx.array([prompt]), cache=cache)
+    mx.eval([layer.state for layer in cache])
+    return cache
+
+
+def as_floats(logits: mx.array) -> NDArray[Any]:
+    """Return logits as numbers whose errors are not of their type."""
+    return np.array(logits.astype(mx.float32)).astype(np.float64)
+
+
 def logits_error(one: NDArray[Any], other: NDArray[Any]) -> float:
     """Return how unlike logits are: 0 where equal. Not a number where any of them is."""
     return 1 - float(np.corrcoef(one, other)[0, 1])

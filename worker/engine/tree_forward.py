@@ -21,6 +21,8 @@ from hearth.worker.engine.batch_caches import (
     CUT_ERRORS_MAX,
     ERROR_MAX,
     TEXTS,
+    as_floats,
+    filled_cache,
     logits_error,
 )
 from hearth.worker.engine.vlm_language_model import AXES
@@ -213,25 +215,14 @@ def _errors(
     """Return how unlike logits are to those token by token: in a tree, and cut otherwise."""
     prompt = [7 + 11 * text + (5 + 3 * text) * n % 97 for n in range(TRIED_TOKENS)]
     known, tokens = [41 + text], [13 + 17 * text + 3 * node for node in range(len(TRIED_PARENTS))]
-    cache = _filled(model, new_cache, prompt)
+    cache = filled_cache(model, new_cache, prompt)
     together = forward(known, tokens, TRIED_PARENTS, cache)[0]
     errors = []
     for path in TRIED_PATHS:
-        cache = _filled(model, new_cache, prompt)
+        cache = filled_cache(model, new_cache, prompt)
         for row in (0, *(len(known) + node for node in path)):
             alone = model(mx.array([[[*known, *tokens][row]]]), cache=cache)[0, -1]
-            errors.append(logits_error(_floats(together[row]), _floats(alone)))
+            errors.append(logits_error(as_floats(together[row]), as_floats(alone)))
     whole = [*prompt, *known, *(tokens[node] for node in TRIED_PATHS[-1])]
     last = model(mx.array([whole]), cache=new_cache())[0, -1]
-    return float(np.max(errors)), logits_error(_floats(last), _floats(alone))
-
-
-def _filled(model: Any, new_cache: Callable[[], list[Any]], prompt: list[int]) -> list[Any]:
-    cache = new_cache()
-    model(mx.array([prompt]), cache=cache)
-    mx.eval([layer.state for layer in cache])
-    return cache
-
-
-def _floats(logits: mx.array) -> Any:
-    return np.array(logits.astype(mx.float32)).astype(np.float64)
+    return float(np.max(errors)), logits_error(as_floats(last), as_floats(alone))

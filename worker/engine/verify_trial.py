@@ -12,7 +12,14 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from hearth.worker.engine.batch_caches import Call, Unlike, logits_error, why_not_alike
+from hearth.worker.engine.batch_caches import (
+    Call,
+    Unlike,
+    as_floats,
+    filled_cache,
+    logits_error,
+    why_not_alike,
+)
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +43,11 @@ def verifies_like_alone(model: Call, new_cache: Callable[[], list[Any]]) -> bool
 def _errors(model: Call, new_cache: Callable[[], list[Any]], text: int) -> Unlike:
     prompt = [7 + 11 * text + (5 + 3 * text) * n % 97 for n in range(TRIED_TOKENS)]
     ids = [13 + 17 * text + (3 + text) * n for n in range(TRIED_ROWS)]
-    caches = [_filled(model, new_cache, prompt) for _ in range(2)]
-    together = _floats(model(mx.array([ids]), cache=caches[0])[0])
+    caches = [filled_cache(model, new_cache, prompt) for _ in range(2)]
+    together = as_floats(model(mx.array([ids]), cache=caches[0])[0])
     _check_rows(caches[0], len(prompt) + len(ids))
-    alone = [_floats(model(mx.array([[each]]), cache=caches[1])[0, -1]) for each in ids]
-    whole = _floats(model(mx.array([[*prompt, *ids]]), cache=new_cache())[0, -1])
+    alone = [as_floats(model(mx.array([[each]]), cache=caches[1])[0, -1]) for each in ids]
+    whole = as_floats(model(mx.array([[*prompt, *ids]]), cache=new_cache())[0, -1])
     errors = [logits_error(one, other) for one, other in zip(together, alone, strict=True)]
     return Unlike(float(np.max(errors)), logits_error(whole, alone[-1]))
 
@@ -53,14 +60,3 @@ def _check_rows(cache: list[Any], tokens: int) -> None:
             if int(held) != tokens:
                 name = type(part).__name__
                 raise ValueError(f"a {name} holds {int(held)} rows of {tokens} tokens")
-
-
-def _filled(model: Call, new_cache: Callable[[], list[Any]], prompt: list[int]) -> list[Any]:
-    cache = new_cache()
-    model(mx.array([prompt]), cache=cache)
-    mx.eval([layer.state for layer in cache])
-    return cache
-
-
-def _floats(logits: mx.array) -> Any:
-    return np.array(logits.astype(mx.float32)).astype(np.float64)
