@@ -29,9 +29,7 @@ FULL_FOLDERS: Final = {
     "scripts/bench": "a file for each subcommand, and what several of them share",
     "shared": "no concept of its own: what both processes and the installer need",
     "tests/unit/shared": "a file for each of shared",
-    "tests/unit/worker/engine": "a file for each of worker/engine",
     "worker/doctor": "one concept, a file for each check",
-    "worker/engine": "all that knows upstream's models, and a file for each thing mended in them",
 }
 
 # ---------------------------------------------------------------- layers
@@ -81,8 +79,8 @@ ONLY_IN: Final = {
         "worker/threads/inference_thread.py",
     ),
     "mlx_vlm": (
-        *("worker/engine/vlm_loader.py", "worker/prompt/images/image_processor.py"),
-        *("worker/kv/turboquant.py", "worker/engine/draft_model_loader.py"),
+        *("worker/engine/vision/vlm_loader.py", "worker/prompt/images/image_processor.py"),
+        *("worker/kv/turboquant.py", "worker/engine/decode/draft_model_loader.py"),
     ),
     "dotenv": ("shared/settings_from_env.py",),
 }

@@ -40,11 +40,11 @@ from hearth.worker.cache_report import (
 )
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.doctor.findings import Findings
+from hearth.worker.engine.decode.sampler import TokenChoice, make_token_choice
 from hearth.worker.engine.engine import Engine, leave_device
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
-from hearth.worker.engine.sampler import TokenChoice, make_token_choice
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule

@@ -18,10 +18,10 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.qwen3 import Model, ModelArgs
 
-from hearth.worker.engine.decoder import Decoder, Sequence
-from hearth.worker.engine.sampler import TokenChoice, greedy
-from hearth.worker.engine.trunk_attention import reach_trunks
-from hearth.worker.engine.trunk_plan import TRUNK_TOKENS_MIN
+from hearth.worker.engine.decode.decoder import Decoder, Sequence
+from hearth.worker.engine.decode.sampler import TokenChoice, greedy
+from hearth.worker.engine.decode.trunk_attention import reach_trunks
+from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN
 
 ABOUT = "K branches on one trunk beside K copies: bytes, logits, CPU of a step"
 

@@ -16,8 +16,8 @@ from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit, Usage
 from hearth.worker.cache.block_hash import common_length, pack
 from hearth.worker.cache.image_keys import PromptImage
+from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, generation_prompt, turn_marks
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.predict_next_prompt import predict_next_prompt

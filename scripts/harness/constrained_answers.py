@@ -14,7 +14,7 @@ from hearth.shared.wire_messages import Constraints, Sampling
 from hearth.worker.constraint.grammar_client import Patience
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.engine.sampler import TokenChoice, make_token_choice
+from hearth.worker.engine.decode.sampler import TokenChoice, make_token_choice
 from hearth.worker.prompt.template_turn_tokens import end_of_turn_ids, turn_marks
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.detokenise import Vocabulary

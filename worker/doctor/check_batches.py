@@ -19,8 +19,8 @@ from hearth.worker.doctor.upstream_forwards import (
     cold_answer,
     forced_choice,
 )
-from hearth.worker.engine.decoder import Decoder, Sequence as DecodedSequence
-from hearth.worker.engine.sampler import TokenChoice, greedy
+from hearth.worker.engine.decode.decoder import Decoder, Sequence as DecodedSequence
+from hearth.worker.engine.decode.sampler import TokenChoice, greedy
 
 BATCHES, ROWS = "batches", "decode rows"
 LENGTHS: Final = (40, 47, 55, 61)  # tokens of the sequences that share a batch: it pads to one

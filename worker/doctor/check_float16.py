@@ -30,7 +30,7 @@ from hearth.worker.engine.compute_dtype import (
     emulates_bfloat16,
 )
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.engine.vlm_language_model import VLMLanguageModel
+from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 
 NAME: Final = "float16"
 PIECE: Final = 64  # tokens of one forward, and so of one step: three forwards read each token

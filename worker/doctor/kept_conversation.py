@@ -20,8 +20,8 @@ from hearth.worker.disk.file_names import FileKind
 from hearth.worker.doctor.check_context import ROOT, CheckContext
 from hearth.worker.doctor.upstream_forwards import Answer, as_numbers, forced_choice
 from hearth.worker.draft.draft import Draft, chain
-from hearth.worker.engine.decoder import Decoder, Sequence as DecodedSequence
-from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.decode.decoder import Decoder, Sequence as DecodedSequence
+from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import KeepRules
 from hearth.worker.kv.layer_adapters import KVRows, LayerMap, LayerStates

@@ -12,7 +12,7 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
-from hearth.worker.engine.sampler import Sampler
+from hearth.worker.engine.decode.sampler import Sampler
 
 Logprobs = NDArray[np.float32]  # (tokens, vocabulary)
 Forwards = Generator[None, None, "Answer"]

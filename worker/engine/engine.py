@@ -14,23 +14,23 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
-from hearth.worker.engine.batch_caches import (
+from hearth.worker.engine.decode.batch_caches import (
     batch_kind,
     batches_like_alone,
     is_mergeable,
     keeps_plain_rows,
 )
-from hearth.worker.engine.decoder import Decoder
-from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
+from hearth.worker.engine.decode.decoder import Decoder
+from hearth.worker.engine.decode.tree_forward import TreeForward, make_tree_forward
+from hearth.worker.engine.decode.trunk_attention import reach_trunks
+from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN
+from hearth.worker.engine.decode.trunk_trial import trunks_like_alone
+from hearth.worker.engine.decode.verify_trial import verifies_like_alone
 from hearth.worker.engine.mlx_memory import return_freed, unwire
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
-from hearth.worker.engine.tree_forward import TreeForward, make_tree_forward
-from hearth.worker.engine.trunk_attention import reach_trunks
-from hearth.worker.engine.trunk_plan import TRUNK_TOKENS_MIN
-from hearth.worker.engine.trunk_trial import trunks_like_alone
-from hearth.worker.engine.verify_trial import verifies_like_alone
-from hearth.worker.engine.vlm_language_model import counted_depth, depth
+from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
+from hearth.worker.engine.vision.vlm_language_model import counted_depth, depth
 
 log = logging.getLogger(__name__)
 

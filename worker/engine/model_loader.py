@@ -35,10 +35,10 @@ from hearth.worker.engine.compute_dtype import (
     device_architecture,
     dtype_of,
 )
-from hearth.worker.engine.draft_model import DraftModel
+from hearth.worker.engine.decode.draft_model import DraftModel
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
 from hearth.worker.engine.remote_code_check import CODE_PATTERNS, remote_code
-from hearth.worker.engine.vlm_loader import (
+from hearth.worker.engine.vision.vlm_loader import (
     VisionModel,
     chat_template,
     has_tower,

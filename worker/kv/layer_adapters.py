@@ -3,7 +3,7 @@
 Kinds are known by the classes of the caches that the model makes, by name and attributes, since
 mlx-lm and mlx-vlm each have their own hierarchy. Their attributes keys, values, offset, _idx and
 cache are upstream's, and this module is the only one that knows them, but for the offset, which
-`engine/vlm_language_model.py` reads too.
+`engine/vision/vlm_language_model.py` reads too.
 Owner: the inference thread.
 """
 

@@ -11,7 +11,7 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.constraint.call_drafts import CallDrafts
 from hearth.worker.constraint.token_mask import TokenMask
 from hearth.worker.draft.answer_drafter import PREDICTION_TOKENS_MAX
-from hearth.worker.engine.sampler import check
+from hearth.worker.engine.decode.sampler import check
 from hearth.worker.prompt.prompt_with_sampled_turns import BuiltPrompt
 from hearth.worker.requests.debug_prompt_log import RecentPrompts
 from hearth.worker.requests.prompt_facts import PromptFacts

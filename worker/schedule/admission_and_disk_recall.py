@@ -7,7 +7,7 @@ from typing import Final
 
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Failed
-from hearth.worker.engine.decoder import Decoder
+from hearth.worker.engine.decode.decoder import Decoder
 from hearth.worker.kv.layer_adapters import STEP
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface
 from hearth.worker.schedule.memory_guard import PromptCost

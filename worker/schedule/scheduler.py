@@ -10,10 +10,10 @@ from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Failed, Finished, Progress, Up
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.constraint.token_mask import TokenMask
-from hearth.worker.engine.decoder import SampledToken
+from hearth.worker.engine.decode.decoder import SampledToken
+from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.memory_pressure import Pressure
-from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.schedule.admission_and_disk_recall import Admission, prefills_for, rows_of
 from hearth.worker.schedule.answers.answer_deltas import last_deltas, piece_deltas, token_logprob
 from hearth.worker.schedule.answers.begin_answer import begin_answer

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
-from hearth.worker.engine.draft_model_loader import find_draft_model, load_draft_model
+from hearth.worker.engine.decode.draft_model_loader import find_draft_model, load_draft_model
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.setup.kv_setup import is_exact
 

@@ -18,7 +18,7 @@ from hearth.worker.disk.backup_exclusion import exclude_from_backup
 from hearth.worker.disk.disk_thread import QUEUE_BYTES_MIN, DiskThread
 from hearth.worker.disk.file_store import FileStore
 from hearth.worker.doctor.checked_machine import chip
-from hearth.worker.engine.batch_split import read_cost
+from hearth.worker.engine.decode.batch_split import read_cost
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.layer_exactness import differs_when_decoded
 from hearth.worker.engine.model_loader import LoadedModel

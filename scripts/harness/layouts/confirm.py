@@ -13,9 +13,9 @@ from unittest import mock
 
 import mlx.core as mx
 
-from hearth.worker.engine.decoder import Decoder, SampledToken, Sequence as DecodingSequence
+from hearth.worker.engine.decode.decoder import Decoder, SampledToken, Sequence as DecodingSequence
+from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.setup import kv_setup
 from scripts.harness.layouts.counted_disk import Disk

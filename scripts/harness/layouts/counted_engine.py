@@ -5,15 +5,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from hearth.worker.engine.batch_caches import is_mergeable
-from hearth.worker.engine.batch_split import ReadCost, RowLength, regroup
-from hearth.worker.engine.decoder import (
+from hearth.worker.engine.decode.batch_caches import is_mergeable
+from hearth.worker.engine.decode.batch_split import ReadCost, RowLength, regroup
+from hearth.worker.engine.decode.decoder import (
     ROWS_MAX,
     SampledToken,
     Sequence as DecodingSequence,
     UnfinishedBatch,
 )
-from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.layouts.counted_layers import CountedLayerMap
 from scripts.harness.layouts.model_layouts import ModelLayout

@@ -22,7 +22,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import make_prompt_cache
 
-from hearth.worker.engine.batch_split import ReadCost
+from hearth.worker.engine.decode.batch_split import ReadCost
 from hearth.worker.kv.layer_adapters import LayerMap
 
 AFFINE_4_BITS: Final = 4.5

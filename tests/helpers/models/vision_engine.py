@@ -11,11 +11,11 @@ import numpy as np
 from mlx_lm.generate import generation_stream
 
 from hearth.worker.cache.image_keys import ImageRun, PromptImage
-from hearth.worker.engine import decoder
+from hearth.worker.engine.decode import decoder
+from hearth.worker.engine.decode.sampler import TokenChoice, greedy
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
-from hearth.worker.engine.sampler import TokenChoice, greedy
-from hearth.worker.engine.vlm_language_model import VLMLanguageModel
+from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
+from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.processed_images import noise, picture_of
 from scripts.harness.socketless_worker import loaded

@@ -148,7 +148,7 @@ def held_up(act: Callable[..., Any]) -> Callable[..., Any]:
 def worker_main() -> int:
     from hearth.worker import main as worker
     from hearth.worker.disk.file_store import FileStore
-    from hearth.worker.engine.decoder import Decoder
+    from hearth.worker.engine.decode.decoder import Decoder
     from hearth.worker.engine.engine import Engine
 
     for kind, name, patch in (

@@ -8,8 +8,8 @@ from typing import Any
 from hearth.shared.wire_messages import Delta, Finished, Sampling, Up
 from hearth.worker.cache.block_hash import PrefixHash, pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
-from hearth.worker.engine.decoder import SampledToken, Sequence, UnfinishedBatch
-from hearth.worker.engine.sampler import TokenChoice
+from hearth.worker.engine.decode.decoder import SampledToken, Sequence, UnfinishedBatch
+from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.request_state import ClientLease, Request

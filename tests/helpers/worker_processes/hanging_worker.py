@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hearth.worker.engine.decoder import Decoder
+from hearth.worker.engine.decode.decoder import Decoder
 
 
 class HangingDecoder(Decoder):

@@ -24,8 +24,8 @@ import mlx.core as mx
 
 from hearth.shared.wire_messages import Prompt
 from hearth.worker import main as real
+from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from scripts.harness.model_families import Family, family

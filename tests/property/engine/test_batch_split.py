@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, strategies as st
 
-from hearth.worker.engine.batch_split import STAY, ReadCost, RowLength, regroup, split
+from hearth.worker.engine.decode.batch_split import STAY, ReadCost, RowLength, regroup, split
 from scripts.harness.layouts.model_layouts import LAYOUTS, ModelLayout
 
 LENGTH = st.one_of(st.integers(1, 300), st.integers(1, 130_000)).map(RowLength)

@@ -15,9 +15,9 @@ from hearth.shared.wire_messages import Sampling
 from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
 from hearth.worker.draft.draft_length import DraftLength
 from hearth.worker.engine import draft_model
-from hearth.worker.engine.decoder import Decoder, Sequence
-from hearth.worker.engine.draft_model import PENDING_MAX, DraftModel, SequenceDraftModel
-from hearth.worker.engine.sampler import make_token_choice
+from hearth.worker.engine.decode.decoder import Decoder, Sequence
+from hearth.worker.engine.decode.draft_model import PENDING_MAX, DraftModel, SequenceDraftModel
+from hearth.worker.engine.decode.sampler import make_token_choice
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.rewind import RewindPoint
 from scripts.harness.socketless_worker import loaded

@@ -16,9 +16,9 @@ from mlx_vlm.speculative.ddtree import build_ddtree
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.draft.draft import Draft, Drafter, chain
-from hearth.worker.engine.decoder import Decoder, Sequence
-from hearth.worker.engine.sampler import make_token_choice
-from hearth.worker.engine.tree_forward import TreeForward, make_tree_forward
+from hearth.worker.engine.decode.decoder import Decoder, Sequence
+from hearth.worker.engine.decode.sampler import make_token_choice
+from hearth.worker.engine.decode.tree_forward import TreeForward, make_tree_forward
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.rewind import RewindPoint
 from scripts.harness.socketless_worker import loaded

@@ -12,8 +12,8 @@ from mlx_lm.utils import load
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Sampling
-from hearth.worker.engine.decoder import Decoder, Sequence
-from hearth.worker.engine.sampler import TokenChoice, make_token_choice
+from hearth.worker.engine.decode.decoder import Decoder, Sequence
+from hearth.worker.engine.decode.sampler import TokenChoice, make_token_choice
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.rewind import RewindPoint, can_rewind
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 from hypothesis import given, strategies as st
 
-from hearth.worker.engine.batch_split import ReadCost, RowLength, regroup, split
-from hearth.worker.engine.shared_trunk import Trunk
-from hearth.worker.engine.trunk_plan import TrunkRow, common, plan_trunks
+from hearth.worker.engine.decode.batch_split import ReadCost, RowLength, regroup, split
+from hearth.worker.engine.decode.shared_trunk import Trunk
+from hearth.worker.engine.decode.trunk_plan import TrunkRow, common, plan_trunks
 
 MIN = 3
 

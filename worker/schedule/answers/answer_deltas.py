@@ -6,7 +6,7 @@ Functions of the inference thread: the state that they change is the request's o
 from collections.abc import Iterator
 
 from hearth.shared.wire_messages import CallStart, Delta, TokenLogprob
-from hearth.worker.engine.decoder import SampledToken
+from hearth.worker.engine.decode.decoder import SampledToken
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_splitter import AnswerPart
 from hearth.worker.stream.detokenise import Vocabulary

@@ -14,7 +14,7 @@ from hearth.worker.draft.draft_length import CPU_CURVE, TextKind
 from hearth.worker.draft.draft_memory import DraftMemory
 from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.draft.model_drafts import ModelDrafts
-from hearth.worker.engine.draft_model import DraftModel
+from hearth.worker.engine.decode.draft_model import DraftModel
 from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_parts import Channel
 

@@ -3,9 +3,9 @@
 import functools
 from collections.abc import Callable
 
-from hearth.worker.engine.decoding_sequence import Sequence
+from hearth.worker.engine.decode.decoding_sequence import Sequence
+from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.sampler import TokenChoice
 from hearth.worker.kv.rewind import RewindPoint, can_rewind
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts
 from hearth.worker.schedule.kv_manager_interface import KVManagerInterface

@@ -17,7 +17,7 @@ from hearth.shared.wire_messages import ModelFacts
 from hearth.worker.cache.block_hash import ROOT_SCHEMA, key_root, pack, prefix_hashes, root_hash
 from hearth.worker.engine.compute_dtype import ComputeDtype
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.engine.vlm_loader import VisionModel
+from hearth.worker.engine.vision.vlm_loader import VisionModel
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup import kv_setup
 

@@ -19,7 +19,7 @@ from hearth.worker.engine.compute_dtype import (
 )
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel, load_model
-from hearth.worker.engine.vision_self_test import checked_vision
+from hearth.worker.engine.vision.vision_self_test import checked_vision
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup.kv_setup import cache_root
 from scripts.fixtures.fixture_cache import fixture_dir

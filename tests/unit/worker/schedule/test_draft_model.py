@@ -2,7 +2,7 @@
 
 import random
 
-from hearth.worker.engine.draft_model import DraftModel
+from hearth.worker.engine.decode.draft_model import DraftModel
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy, Reach
 from scripts.harness.socketless_worker import Answer, Machine, loaded, machine
 from tests.helpers.models.draft_heads import KnowingHead, random_head

@@ -10,7 +10,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Failed, Finished
 from hearth.worker.cache.cache_budget import MB
-from hearth.worker.engine.decoder import SampledToken
+from hearth.worker.engine.decode.decoder import SampledToken
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from scripts.harness.socketless_worker import machine

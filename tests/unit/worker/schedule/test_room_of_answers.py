@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hearth.worker.cache.block_hash import pack, prefix_hashes
-from hearth.worker.engine.batch_split import ReadCost
+from hearth.worker.engine.decode.batch_split import ReadCost
 from hearth.worker.schedule.memory_guard import MemoryGuard
 from scripts.harness.socketless_worker import Answer, Machine, machine
 from tests.helpers.worker.watched_memory import Watched, ids, slot_bytes

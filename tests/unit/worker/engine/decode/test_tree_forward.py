@@ -13,9 +13,8 @@ from mlx_lm.models import gpt_bigcode, llama
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.models.rope_utils import initialize_rope
 
-from hearth.worker.engine import tree_forward
-from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.tree_forward import (
+from hearth.worker.engine.decode import tree_forward
+from hearth.worker.engine.decode.tree_forward import (
     TokenRope,
     TreeForward,
     ancestors,
@@ -23,6 +22,7 @@ from hearth.worker.engine.tree_forward import (
     depths,
     make_tree_forward,
 )
+from hearth.worker.engine.engine import Engine
 from scripts.harness.socketless_worker import loaded
 
 PROMPT = [(i * 7919 + 13) % 2900 + 50 for i in range(30)]

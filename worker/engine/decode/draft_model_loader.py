@@ -17,10 +17,10 @@ from hearth.shared.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import POCKET, Settings
 from hearth.worker.engine.compute_dtype import cast_rule, cast_to_float16
-from hearth.worker.engine.draft_model import DraftModel
+from hearth.worker.engine.decode.draft_model import DraftModel
 from hearth.worker.engine.mlx_memory import weight_bytes
 from hearth.worker.engine.model_loader import LoadedModel, may_run_code, present
-from hearth.worker.engine.vlm_loader import read_json, weight_sizes
+from hearth.worker.engine.vision.vlm_loader import read_json, weight_sizes
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine import model_loader as model_module
 from hearth.worker.engine.model_loader import LoadedModel, load_model
-from hearth.worker.engine.vlm_loader import has_tower, sees_images
+from hearth.worker.engine.vision.vlm_loader import has_tower, sees_images
 from scripts.fixtures.fixture_cache import PROJECT_DIR, VISION_NAMES, fixture_dir, mlx_environment
 from scripts.harness.socketless_worker import loaded
 

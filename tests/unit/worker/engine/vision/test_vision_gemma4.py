@@ -11,11 +11,11 @@ import pytest
 from mlx.utils import tree_map
 
 from hearth.worker.cache.image_keys import PromptImage, identity_of
-from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.model_loader import LoadedModel
-from hearth.worker.engine.vision_self_test import checked_vision
-from hearth.worker.engine.vlm_language_model import VLMLanguageModel
-from hearth.worker.engine.vlm_loader import VisionModel
+from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
+from hearth.worker.engine.vision.vision_self_test import checked_vision
+from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
+from hearth.worker.engine.vision.vlm_loader import VisionModel
 from scripts.harness.processed_images import prompt
 from scripts.harness.socketless_worker import loaded
 from tests.helpers.models.vision_engine import text

@@ -8,10 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from hearth.worker.engine.batch_caches import batch_kind, merge_caches, take_row
-from hearth.worker.engine.decoding_sequence import DecodingRow, SampledToken, normalised
-from hearth.worker.engine.lone_sequence import LoneSequence
-from hearth.worker.engine.shared_trunk import (
+from hearth.worker.engine.decode.batch_caches import batch_kind, merge_caches, take_row
+from hearth.worker.engine.decode.decoding_sequence import DecodingRow, SampledToken, normalised
+from hearth.worker.engine.decode.lone_sequence import LoneSequence
+from hearth.worker.engine.decode.shared_trunk import (
     Trunk,
     TrunkedKVCache,
     can_stand_on_trunk,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
-from hearth.worker.engine.vlm_language_model import AXES, VLMLanguageModel
+from hearth.worker.engine.vision.vlm_language_model import AXES, VLMLanguageModel
 
 POSITIONS_KEPT_MAX: Final = 128  # sizes of pictures whose positions are kept
 

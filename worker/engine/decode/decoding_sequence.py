@@ -13,9 +13,9 @@ from mlx_lm.models.cache import TokenBuffer
 
 from hearth.worker.draft.draft import Drafter
 from hearth.worker.draft.model_drafts import ModelDrafts
-from hearth.worker.engine.sampler import TokenChoice
-from hearth.worker.engine.shared_trunk import Trunk
-from hearth.worker.engine.tree_forward import TreeForward
+from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.decode.shared_trunk import Trunk
+from hearth.worker.engine.decode.tree_forward import TreeForward
 
 
 def _nothing(*_: object) -> None:

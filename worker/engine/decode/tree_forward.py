@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from hearth.worker.engine.batch_caches import (
+from hearth.worker.engine.decode.batch_caches import (
     CUT_ERROR_MAX,
     CUT_ERRORS_MAX,
     ERROR_MAX,
@@ -25,7 +25,7 @@ from hearth.worker.engine.batch_caches import (
     filled_cache,
     logits_error,
 )
-from hearth.worker.engine.vlm_language_model import AXES
+from hearth.worker.engine.vision.vlm_language_model import AXES
 
 log = logging.getLogger(__name__)
 

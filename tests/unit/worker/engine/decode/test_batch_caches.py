@@ -15,7 +15,7 @@ from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.engine.batch_caches import (
+from hearth.worker.engine.decode.batch_caches import (
     BatchQuantizedKVCache,
     batch_kind,
     batches_like_alone,

@@ -10,12 +10,12 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import KVCache
 
-from hearth.worker.engine.batch_caches import merge_caches
+from hearth.worker.engine.decode.batch_caches import merge_caches
+from hearth.worker.engine.decode.shared_trunk import LayerTrunk, TrunkedKVCache
+from hearth.worker.engine.decode.trunk_attention import attend_with_trunks
+from hearth.worker.engine.decode.trunk_trial import Attend, join_trunks, trunks_like_alone
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.prefill_lengths import network_of
-from hearth.worker.engine.shared_trunk import LayerTrunk, TrunkedKVCache
-from hearth.worker.engine.trunk_attention import attend_with_trunks
-from hearth.worker.engine.trunk_trial import Attend, join_trunks, trunks_like_alone
 from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES
 from scripts.harness.socketless_worker import loaded
 

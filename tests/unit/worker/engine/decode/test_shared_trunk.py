@@ -12,14 +12,13 @@ from mlx_lm.models import base
 from mlx_lm.models.base import scaled_dot_product_attention
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from hearth.worker.engine import trunk_attention
-from hearth.worker.engine.batch_caches import (
+from hearth.worker.engine.decode import trunk_attention
+from hearth.worker.engine.decode.batch_caches import (
     batch_kind,
     keeps_plain_rows,
     take_row,
 )
-from hearth.worker.engine.prefill_lengths import network_of
-from hearth.worker.engine.shared_trunk import (
+from hearth.worker.engine.decode.shared_trunk import (
     LayerTrunk,
     TailKVCache,
     Trunk,
@@ -27,7 +26,8 @@ from hearth.worker.engine.shared_trunk import (
     merge_on_trunks,
     whole_rows,
 )
-from hearth.worker.engine.trunk_attention import attend_with_trunks, reach_trunks
+from hearth.worker.engine.decode.trunk_attention import attend_with_trunks, reach_trunks
+from hearth.worker.engine.prefill_lengths import network_of
 from scripts.harness.socketless_worker import loaded
 
 pytestmark = pytest.mark.filterwarnings("ignore:At least one mel filter has all zero values")

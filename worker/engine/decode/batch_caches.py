@@ -14,7 +14,7 @@ import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from numpy.typing import NDArray
 
-from hearth.worker.engine.shared_trunk import PLAIN, TailKVCache
+from hearth.worker.engine.decode.shared_trunk import PLAIN, TailKVCache
 
 log = logging.getLogger(__name__)
 

@@ -14,20 +14,20 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from hearth.worker.engine.batch import Batch
-from hearth.worker.engine.batch_caches import batch_kind, keeps_plain_rows
-from hearth.worker.engine.batch_split import ReadCost, RowLength, regroup
-from hearth.worker.engine.decoding_sequence import (
+from hearth.worker.engine.decode.batch import Batch
+from hearth.worker.engine.decode.batch_caches import batch_kind, keeps_plain_rows
+from hearth.worker.engine.decode.batch_split import ReadCost, RowLength, regroup
+from hearth.worker.engine.decode.decoding_sequence import (
     DecodingRow,
     SampledToken,
     Sequence,
     UnfinishedBatch,
 )
-from hearth.worker.engine.lone_sequence import LoneSequence
+from hearth.worker.engine.decode.lone_sequence import LoneSequence
+from hearth.worker.engine.decode.shared_trunk import Trunk, whole_rows
+from hearth.worker.engine.decode.tree_forward import TreeForward
+from hearth.worker.engine.decode.trunk_plan import TrunkRow, plan_trunks
 from hearth.worker.engine.mlx_memory import return_freed
-from hearth.worker.engine.shared_trunk import Trunk, whole_rows
-from hearth.worker.engine.tree_forward import TreeForward
-from hearth.worker.engine.trunk_plan import TrunkRow, plan_trunks
 
 ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
 REGROUP_EVERY_STEPS: Final = 256  # lengths all grow alike, so that a grouping stays good for long

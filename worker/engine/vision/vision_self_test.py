@@ -14,8 +14,8 @@ from mlx_lm.generate import generation_stream
 from numpy.typing import NDArray
 
 from hearth.worker.cache.image_keys import ImageRun, PromptImage
-from hearth.worker.engine.image_encoding_and_positions import ImageEncoder
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.vision.image_encoding_and_positions import ImageEncoder
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from hearth.worker.engine.batch_caches import (
+from hearth.worker.engine.decode.batch_caches import (
     Call,
     Unlike,
     as_floats,

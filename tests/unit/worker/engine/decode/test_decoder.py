@@ -9,9 +9,9 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
-from hearth.worker.engine.batch_split import ReadCost
-from hearth.worker.engine.decoder import Decoder, Sequence
-from hearth.worker.engine.sampler import TokenChoice, greedy
+from hearth.worker.engine.decode.batch_split import ReadCost
+from hearth.worker.engine.decode.decoder import Decoder, Sequence
+from hearth.worker.engine.decode.sampler import TokenChoice, greedy
 from scripts.fixtures.fixture_cache import fixture_dir
 
 GREEDY = TokenChoice(sampler=greedy, processors=(), top_logprobs=None)

@@ -7,7 +7,7 @@ import pytest
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Sampling
-from hearth.worker.engine.sampler import check, make_token_choice
+from hearth.worker.engine.decode.sampler import check, make_token_choice
 
 VOCABULARY = 50
 SETTINGS = load_settings({}, None)

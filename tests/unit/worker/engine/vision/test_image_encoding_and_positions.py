@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hearth.worker.cache.image_keys import PromptImage
-from hearth.worker.engine.image_encoding_and_positions import ImageEncoder, UnknownImageInputs
-from hearth.worker.engine.vision_self_test import checked_vision
-from hearth.worker.engine.vlm_language_model import VLMLanguageModel
+from hearth.worker.engine.vision.image_encoding_and_positions import (
+    ImageEncoder,
+    UnknownImageInputs,
+)
+from hearth.worker.engine.vision.vision_self_test import checked_vision
+from hearth.worker.engine.vision.vlm_language_model import VLMLanguageModel
 from scripts.fixtures.fixture_cache import VISION_NAMES
 from scripts.harness.processed_images import noise, picture_of, prompt
 from scripts.harness.socketless_worker import loaded

@@ -14,7 +14,7 @@ from typing import Any, Final
 import mlx.core as mx
 import mlx.nn as nn
 
-from hearth.worker.engine.shared_trunk import LayerTrunk, TrunkedKVCache
+from hearth.worker.engine.decode.shared_trunk import LayerTrunk, TrunkedKVCache
 
 NAME: Final = "scaled_dot_product_attention"
 

@@ -9,11 +9,11 @@ from mlx.utils import tree_map
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from hearth.worker.engine.batch_split import ReadCost
-from hearth.worker.engine.decoder import Decoder, Sequence
+from hearth.worker.engine.decode.batch_split import ReadCost
+from hearth.worker.engine.decode.decoder import Decoder, Sequence
+from hearth.worker.engine.decode.sampler import TokenChoice, greedy
+from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN
 from hearth.worker.engine.engine import Engine
-from hearth.worker.engine.sampler import TokenChoice, greedy
-from hearth.worker.engine.trunk_plan import TRUNK_TOKENS_MIN
 from scripts.harness.socketless_worker import loaded
 
 BRANCHES, STEPS, CHUNK = 8, 7, 512

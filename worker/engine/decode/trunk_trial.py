@@ -14,7 +14,7 @@ from typing import Any, Final
 import mlx.core as mx
 import mlx.nn as nn
 
-from hearth.worker.engine.batch_caches import (
+from hearth.worker.engine.decode.batch_caches import (
     LENGTHS,
     STEPS,
     Call,
@@ -23,14 +23,14 @@ from hearth.worker.engine.batch_caches import (
     unlike,
     why_not_alike,
 )
-from hearth.worker.engine.shared_trunk import (
+from hearth.worker.engine.decode.shared_trunk import (
     LayerTrunk,
     Trunk,
     TrunkedKVCache,
     can_stand_on_trunk,
     merge_on_trunks,
 )
-from hearth.worker.engine.trunk_attention import Attention, attend_with_trunks, reach_trunks
+from hearth.worker.engine.decode.trunk_attention import Attention, attend_with_trunks, reach_trunks
 
 log = logging.getLogger(__name__)
 

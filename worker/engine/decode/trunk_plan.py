@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.worker.engine.shared_trunk import Trunk
+from hearth.worker.engine.decode.shared_trunk import Trunk
 
 TRUNK_TOKENS_MIN: Final = 1024
 # Rows are copied to be put on another trunk, which has to pay.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 
 from hearth.worker.draft.draft import Draft
-from hearth.worker.engine.decoding_sequence import DecodingRow
+from hearth.worker.engine.decode.decoding_sequence import DecodingRow
 
 
 def accepted_path(draft: Draft, chosen: Sequence[int]) -> list[int]:

@@ -10,15 +10,15 @@ from typing import Any, Final
 import mlx.core as mx
 
 from hearth.worker.draft.draft import Draft
-from hearth.worker.engine.decoding_sequence import (
+from hearth.worker.engine.decode.decoding_sequence import (
     DecodingRow,
     ForwardUndo,
     SampledToken,
     Sequence,
     normalised,
 )
-from hearth.worker.engine.tree_forward import TreeForward
-from hearth.worker.engine.verify import accepted_path, process_rows, row_places
+from hearth.worker.engine.decode.tree_forward import TreeForward
+from hearth.worker.engine.decode.verify import accepted_path, process_rows, row_places
 
 ROWS_MAX: Final = 8  # of a forward that verifies; MLX's kernels for few rows take no more
 

@@ -1,0 +1,1 @@
+"""Decodes: alone with drafts, in batches, on trunks; samples what comes next."""

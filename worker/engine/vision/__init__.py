@@ -1,0 +1,1 @@
+"""Loads models that see, and encodes images and videos for them."""
