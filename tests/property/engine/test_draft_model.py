@@ -14,9 +14,9 @@ from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
 from hearth.worker.draft.draft_length import DraftLength
-from hearth.worker.engine import draft_model
+from hearth.worker.engine.decode import draft_model
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
-from hearth.worker.engine.decode.draft_model import PENDING_MAX, DraftModel, SequenceDraftModel
+from hearth.worker.engine.decode.draft_model import PENDING_MAX, DraftModel, HeadDrafts
 from hearth.worker.engine.decode.sampler import make_token_choice
 from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.rewind import RewindPoint
@@ -45,7 +45,7 @@ def heads(seed: int) -> DraftModel:
     return DraftModel(random_head(loaded(NAME).config, seed), vision.model)
 
 
-def knowing(text: TypedSequence[int]) -> tuple[KnowingHead, SequenceDraftModel]:
+def knowing(text: TypedSequence[int]) -> tuple[KnowingHead, HeadDrafts]:
     """Return a head that knows a text, and what drafts with it: a copy, which reads into it."""
     head = KnowingHead(text)
     return head, DraftModel(head, None).follow()
@@ -172,11 +172,14 @@ class LyingDrafts:
 
     token_cost = 0.0
 
-    def __init__(self, drafts: SequenceDraftModel, lies: list[bool]) -> None:
+    def __init__(self, drafts: HeadDrafts, lies: list[bool]) -> None:
         self._drafts, self._lies = drafts, lies
 
     def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
         self._drafts.take(start, tokens, hidden)
+
+    def look_at(self, cache: Any) -> None:
+        self._drafts.look_at(cache)
 
     def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
         drafted = self._drafts.draft(place, last, tokens_max)

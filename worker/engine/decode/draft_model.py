@@ -1,16 +1,19 @@
-"""Drafts with a head that was trained to say more tokens from the model's hidden states (MTP).
+"""Drafts with what was trained to say more tokens from the model's own hidden states.
 
-The head is mlx-vlm's, and is asked through what its own loops ask it for: `reset`, `set_shared_kv`,
-`accept_verified_tokens` and `draft_block`. It reads pairs: the hidden state of a token, and the
-token behind that one. Owner: the inference thread.
+It is mlx-vlm's, and is asked through what its loops ask it for: `reset`, `set_shared_kv`,
+`accept_verified_tokens` and `draft_block`. A head (MTP) has KV of its own, of pairs: the hidden
+state of a token, and the token behind that one. An assistant (Gemma 4's) has none: it attends to
+the model's KV. Owner: the inference thread.
 """
 
 import copy
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 import mlx.core as mx
+
+from hearth.worker.draft.model_drafts import ModelDrafts
 
 # Pairs that wait while nothing is drafted; the head begins anew behind those that are dropped.
 PENDING_MAX: Final = 64
@@ -20,20 +23,33 @@ _TRIALS: Final = 3
 
 
 class DraftModel:
-    """A head, and the model whose embeddings, logits and hidden states it works with.
+    """A head or an assistant, and the model whose embeddings and hidden states it works with.
 
     Owner: the inference thread.
     """
 
-    def __init__(self, head: Any, target: Any, token_cost: float = 0.0) -> None:
-        """`target` is mlx-vlm's model, `token_cost` a drafted token's in forwards of one row."""
+    def __init__(
+        self,
+        head: Any,
+        target: Any,
+        token_cost: float = 0.0,
+        drafts: "Callable[[DraftModel], ModelDrafts] | None" = None,
+        raw_rows: "RawRows | None" = None,
+    ) -> None:
+        """`target` is mlx-vlm's model, `token_cost` a drafted token's in forwards of one row.
+
+        `drafts` makes what follows a sequence, by default as a head does. `raw_rows` is what an
+        assistant reads the model's KV with.
+        """
         self.head = head
         self.target = target
         self.token_cost = token_cost
+        self.raw_rows = raw_rows
+        self._drafts = drafts or HeadDrafts
 
-    def follow(self) -> "SequenceDraftModel":
+    def follow(self) -> ModelDrafts:
         """Return what follows a new sequence."""
-        return SequenceDraftModel(self)
+        return self._drafts(self)
 
     def measure(self, model: Any, clock: Callable[[], float] = time.perf_counter) -> None:
         """Find out what a drafted token costs, with `model`, which is called with_hidden."""
@@ -47,13 +63,21 @@ class DraftModel:
             mx.eval(logits, hidden)
             forwards.append(clock() - began)
             following.take(at, ids, hidden)
+            following.look_at(cache)
             began = clock()
             following.draft(at + 1, at + 2, _TRIED_TOKENS)
             drafts.append(clock() - began)
+            following.look_at(None)
         self.token_cost = min(drafts[1:]) / _TRIED_TOKENS / max(min(forwards[1:]), 1e-9)
 
 
-class SequenceDraftModel:
+class RawRows(Protocol):
+    """Gives a layer's K and V of its last tokens as views, oldest first; None where packed."""
+
+    def __call__(self, layer: Any, /) -> tuple[mx.array, mx.array] | None: ...
+
+
+class HeadDrafts:
     """The head, with KV of one sequence (`model_drafts.ModelDrafts`).
 
     Invariant: it holds pairs of known tokens alone, and `_pending` has those behind them, up to the
@@ -90,6 +114,9 @@ class SequenceDraftModel:
         self._next = start + hidden.shape[1] + max(known, 0)
         while self._pending_count() > PENDING_MAX:
             self._drop_oldest()
+
+    def look_at(self, cache: Sequence[Any] | None) -> None:
+        pass
 
     def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
         if place != self._next or not self._pending or tokens_max < 1:
@@ -133,6 +160,64 @@ class SequenceDraftModel:
         tokens, hidden = self._pending.pop(0)
         if not self._pending:
             self._pending = [(tokens[-PENDING_MAX:], hidden[:, -PENDING_MAX:])]
+
+
+class AssistantDrafts:
+    """An assistant, which drafts from the last hidden state and the model's KV (`ModelDrafts`).
+
+    It attends to the KV of the model's last layer of each type, of the whole prompt and answer.
+    Views of that are held while it drafts, and no longer: MLX copies a buffer that is written
+    where something else still holds it.
+    Owner: the inference thread.
+    """
+
+    def __init__(self, model: DraftModel) -> None:
+        self._model = model
+        self._head = model.head  # it is told all anew each time
+        self._head.reset(model.target)
+        self._layer_types = [layer.layer_type for layer in model.target.language_model.layers]
+        self._next = 0  # the place of the first token whose hidden state was not taken
+        self._hidden: mx.array | None = None  # (1, 1, hidden), of the token before
+        self._cache: Sequence[Any] | None = None
+
+    @property
+    def token_cost(self) -> float:
+        return self._model.token_cost
+
+    def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
+        end = start + tokens.shape[0]
+        if end > self._next:
+            self._next, self._hidden = end, hidden[:, -1:]
+
+    def look_at(self, cache: Sequence[Any] | None) -> None:
+        self._cache = cache
+
+    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
+        rows = self._rows() if place == self._next and tokens_max > 0 else None
+        if rows is None:
+            return []
+        self._head.set_shared_kv(rows, place, position=max(place - 1, 0), kv_valid_len=place)
+        drafted = self._head.draft_block(
+            last, self._hidden, None, tokens_max + 1, _likeliest, mx.int32, greedy=True
+        )
+        ids: list[int] = drafted[0].tolist()
+        self._head.set_shared_kv({}, 0)
+        return ids
+
+    def _rows(self) -> dict[str, tuple[mx.array, mx.array]] | None:
+        """Return the last layer's K and V of each type; None where one is packed or not shown."""
+        assert self._model.raw_rows is not None, "an assistant reads the model's KV"
+        if self._cache is None:
+            return None
+        # Layers that share an earlier one's KV have none in the cache, and are the last ones.
+        last_layers = dict(zip(self._layer_types, self._cache, strict=False))
+        found = {name: self._model.raw_rows(layer) for name, layer in last_layers.items()}
+        rows = {name: pair for name, pair in found.items() if pair is not None}
+        return rows if len(rows) == len(found) else None
+
+
+def _likeliest(logits: mx.array) -> mx.array:
+    return mx.argmax(logits, axis=-1)
 
 
 def _no_sampler(_logits: mx.array) -> mx.array:

@@ -1,11 +1,12 @@
-"""Loads what DRAFT_MODEL names: an MTP head that mlx-vlm can drive, for a model that it loaded.
+"""Loads what DRAFT_MODEL names: a head or an assistant for a model that mlx-vlm loaded.
 
 A head is a checkpoint of its own, or part of the one that it was trained with. All other kinds of
-drafters are refused by name: they ask for hidden states of several layers, or for the model's KV.
+drafters are refused by name: most ask for hidden states of several layers.
 Owner: the inference thread.
 """
 
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +17,14 @@ from hearth.shared.errors import StartError
 from hearth.shared.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import POCKET, Settings
+from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.engine.compute_dtype import cast_rule, cast_to_float16
-from hearth.worker.engine.decode.draft_model import DraftModel
+from hearth.worker.engine.decode.draft_model import (
+    AssistantDrafts,
+    DraftModel,
+    HeadDrafts,
+    RawRows,
+)
 from hearth.worker.engine.mlx_memory import weight_bytes
 from hearth.worker.engine.model_loader import LoadedModel, may_run_code, present
 from hearth.worker.engine.vision.vlm_loader import read_json, weight_sizes
@@ -25,16 +32,34 @@ from hearth.worker.engine.vision.vlm_loader import read_json, weight_sizes
 log = logging.getLogger(__name__)
 
 SETTING: Final = "DRAFT_MODEL"
-KIND: Final = "qwen3_5_mtp"  # by mlx-vlm's name; heads of Qwen3.5, also with experts
-_PART: Final = "mtp."  # names of a head's weights in the checkpoint that it was trained with
+
+
+@dataclass(frozen=True, slots=True)
+class DraftKind:
+    """What drafts with a kind of draft model, and for which models, by mlx-vlm's names of both."""
+
+    drafts: Callable[[DraftModel], ModelDrafts]
+    models: tuple[str, ...]
+
+
+_HEAD_OF_QWEN: Final = DraftKind(HeadDrafts, ("qwen3_5", "qwen3_5_moe"))
+_ASSISTANT: Final = DraftKind(AssistantDrafts, ("gemma4", "gemma4_unified"))
+KINDS: Final = {
+    "qwen3_5_mtp": _HEAD_OF_QWEN,
+    "nemotron_h_mtp": DraftKind(HeadDrafts, ("nemotron_h_nano_omni",)),
+    "inkling_mtp": DraftKind(HeadDrafts, ("inkling",)),
+    "gemma4_assistant": _ASSISTANT,
+    "gemma4_unified_assistant": _ASSISTANT,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """A head that is here to be loaded."""
+    """A draft model that is here to be loaded."""
 
     source: str  # as DRAFT_MODEL has it
     directory: Path
+    kind: str  # one of KINDS
     nbytes: int  # of its weights
 
 
@@ -51,37 +76,48 @@ def find_draft_model(settings: Settings) -> DraftCheckpoint | None:
     if not has_vision():
         raise _refusal(source, f"mlx-vlm loads draft models: {VISION_REMEDY}")
     if named == POCKET:
-        raise _refusal(source, f"it is no head of kind {KIND}")
+        raise _refusal(source, "it is no draft model")
     try:
         directory = present(str(named), may_run_code(settings, source), SETTING)
-        nbytes = _head_bytes(directory, source)
+        kind, nbytes = _kind_and_bytes(directory, source)
     except StartError:
         raise
     except Exception as error:  # whatever a hub or a file can raise
         raise _refusal(source, _reason(error)) from error
-    return DraftCheckpoint(source, directory, nbytes)
+    return DraftCheckpoint(source, directory, kind, nbytes)
 
 
-def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel) -> DraftModel:
-    """Load a head, and try it with the model that it is to draft for.
+def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel, raw_rows: RawRows) -> DraftModel:
+    """Load a draft model, and try it with the model that it is to draft for.
+
+    `raw_rows` is what reads that model's KV.
 
     Raises:
         StartError: it does not belong to this model.
     """
+    kind, facts = KINDS[found.kind], loaded.facts
     if loaded.vision is None:
         raise _refusal(
             found.source,
-            f"a draft model works with one that mlx-vlm loads, and MODEL_PATH is "
-            f"{loaded.facts.path!r} ({loaded.facts.architecture}), a model of text alone",
+            f"a draft model works with one that mlx-vlm loads, and MODEL_PATH is {facts.path!r} "
+            f"({facts.architecture}), which was loaded as a model of text alone",
+        )
+    if _module(loaded.vision.model) not in kind.models:
+        raise _refusal(
+            found.source,
+            f"its kind {found.kind!r} drafts for {_listed(kind.models)}, and MODEL_PATH is "
+            f"{facts.path!r} ({facts.architecture})",
         )
     try:
-        model = DraftModel(_load(found, loaded), loaded.vision.model)
+        model = DraftModel(
+            _load(found, loaded), loaded.vision.model, drafts=kind.drafts, raw_rows=raw_rows
+        )
         if loaded.dtype.is_cast:
             cast_to_float16(model.head, cast_rule(model.head))
         mx.eval(model.head.parameters())
         model.measure(loaded.model)
     except Exception as error:  # whatever a file, an architecture or the device can raise
-        raise _refusal(found.source, f"beside {loaded.facts.path!r}: {_reason(error)}") from error
+        raise _refusal(found.source, f"beside {facts.path!r}: {_reason(error)}") from error
     log.info("draft model=%s token_cost=%.2f", found.source, model.token_cost)
     return model
 
@@ -95,26 +131,43 @@ def _load(found: DraftCheckpoint, loaded: LoadedModel) -> Any:
     return head
 
 
-def _head_bytes(directory: Path, source: str) -> int:
-    """Return what a head's weights take; raise StartError where there is none of our kind."""
+def _module(model: Any) -> str:
+    """Return mlx-vlm's name of a model's architecture."""
+    return type(model).__module__.split(".")[-2]
+
+
+def _kind_and_bytes(directory: Path, source: str) -> tuple[str, int]:
+    """Return a draft model's kind, and what its weights take.
+
+    Raises:
+        StartError: it is of no kind of ours, or its weights are not there.
+    """
     from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
 
     config = read_json(directory / "config.json")
     kind = str(config.get("model_type", "unknown"))
-    if kind == KIND:
-        return weight_bytes(directory)
+    if kind in KINDS:
+        return kind, weight_bytes(directory)
     splitter = get_mtp_splitter(source_config=config)
-    if splitter is None or splitter.output_model_type != KIND:
-        raise _refusal(source, f"its kind is {kind!r}, and heads of kind {KIND} alone draft here")
-    nbytes = sum(size for name, size in weight_sizes(directory) if name.startswith(_PART))
-    if not nbytes:
-        raise _refusal(source, f"this {kind!r} checkpoint has no weights named {_PART}*")
-    return nbytes
+    if splitter is None or splitter.output_model_type not in KINDS:
+        raise _refusal(source, f"its kind is {kind!r}, and only {_listed(KINDS)} draft here")
+    text = splitter.read_text_config(config)
+    weights = [size for name, size in weight_sizes(directory) if splitter.select_keys(name, text)]
+    if not weights:
+        raise _refusal(
+            source, f"this {kind!r} checkpoint has no weights of a head, which conversions drop"
+        )
+    return splitter.output_model_type, sum(weights)
+
+
+def _listed(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _refusal(source: str, reason: str) -> StartError:
     return StartError(
-        f"{SETTING} is {source!r}, which cannot draft: {reason}. Name a head that was made for the "
+        f"{SETTING} is {source!r}, which cannot draft: {reason}. Name one that was made for the "
         f"model, or leave {SETTING} empty."
     )
 

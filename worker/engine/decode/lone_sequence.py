@@ -182,7 +182,11 @@ class LoneSequence:
         """Return a draft behind the tokens that are known, no longer than there is room for."""
         row = self.row
         assert row.drafter is not None
+        if row.draft_model is not None:
+            row.draft_model.look_at(self.cache)
         draft = row.drafter.propose(self._draft_tokens_max(), len(self.waiting) + 1)
+        if row.draft_model is not None:
+            row.draft_model.look_at(None)
         if draft and row.choice.guide is not None:
             assert draft.is_chain, "a guide follows one path"
             draft = draft.cut(row.choice.guide.fitting(draft.tokens))
