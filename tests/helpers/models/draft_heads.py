@@ -1,4 +1,4 @@
-"""Makes MTP heads: with random weights, and one that knows what is said; and drafts with them."""
+"""Makes draft models, random ones and ones that know what is said, and drafts with them."""
 
 import json
 from collections.abc import Sequence
@@ -91,6 +91,62 @@ class KnowingHead:
         self._drafted = block_size - 2
         said = self._text[self._next + 1 : self._next + block_size]
         return mx.array([[*said, *[0] * (block_size - 1 - len(said))]])
+
+
+class KnowingAssistant:
+    """Says what a text goes on with, and remembers the KV that it was shown, by place."""
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self._text = list(text)
+        self.shown: list[tuple[int, dict[str, tuple[mx.array, mx.array]]]] = []
+        self.hidden: list[mx.array] = []  # (1, 1, hidden), of the token before each place
+        self._place: int | None = None
+
+    def reset(self, target: Any) -> None:
+        self._place = None
+
+    def set_shared_kv(
+        self,
+        shared: dict[str, tuple[mx.array, mx.array]],
+        place: int,
+        position: int | None = None,
+        kv_valid_len: int | None = None,
+    ) -> None:
+        self._place = place if shared else None
+        if shared:
+            assert (position, kv_valid_len) == (place - 1, place)
+            copies = {name: tuple(mx.array(a) for a in pair) for name, pair in shared.items()}
+            mx.eval(copies)
+            self.shown.append((place, copies))  # type: ignore[arg-type]
+
+    def draft_block(
+        self, last: int, hidden: mx.array, _cache: Any, block_size: int, *_: Any, greedy: bool
+    ) -> mx.array:
+        assert greedy and self._place is not None, "KV is shown to it for each draft anew"
+        assert last == self._text[self._place]
+        self.hidden.append(hidden)
+        said = self._text[self._place + 1 : self._place + block_size]
+        return mx.array([[*said, *[0] * (block_size - 1 - len(said))]])
+
+
+class LyingDrafts:
+    """Has a draft model's tokens be wrong where `lies` says so, by their place in the answer."""
+
+    token_cost = 0.0
+
+    def __init__(self, drafts: ModelDrafts, lies: Sequence[bool], prompt_tokens: int) -> None:
+        self._drafts, self._lies, self._prompt_tokens = drafts, lies, prompt_tokens
+
+    def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
+        self._drafts.take(start, tokens, hidden)
+
+    def look_at(self, cache: Any) -> None:
+        self._drafts.look_at(cache)
+
+    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
+        drafted = self._drafts.draft(place, last, tokens_max)
+        first = place + 1 - self._prompt_tokens
+        return [token ^ self._lies[first + at] for at, token in enumerate(drafted)]
 
 
 class AskingDrafter:

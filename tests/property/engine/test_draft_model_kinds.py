@@ -6,8 +6,16 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from hypothesis import given, settings, strategies as st
+from mlx_lm.generate import generation_stream
 
-from tests.helpers.models.draft_heads import AskingDrafter
+from hearth.worker.kv.layer_adapters import LayerMap
+from tests.helpers.models.draft_heads import (
+    AskingDrafter,
+    KnowingAssistant,
+    KnowingHead,
+    LyingDrafts,
+)
 from tests.helpers.models.draft_targets import DRAFT_TARGETS, WINDOW, DraftTarget, draft_target
 from tests.helpers.models.drafted_answers import SAMPLINGS, DraftedAnswers, prompt
 
@@ -50,9 +58,120 @@ def test_an_assistant_drafts_what_it_does_in_mlx_vlms_own_loop(name: str, length
     expected = drafted_by_mlx_vlm(draft_target(name), head(name, 1), of.prompt, of.tokens)
     drafter = asking(name, length, (3,))
     of.drafted("greedy", drafter)
-    rounds = min(len(drafter.drafts), len(expected))
-    assert rounds >= of.tokens // 2
-    assert drafter.drafts[:rounds] == expected[:rounds]
+    rounds = of.tokens - 4  # both end with shorter ones, but not at once
+    differing = [at for at in range(rounds) if drafter.drafts[at] != expected[at]]
+    # Behind that mlx-vlm's windows have a row more or less, which is theirs to mask.
+    assert all(length + at >= WINDOW for at in differing) and len(differing) <= 2, differing
+
+
+@settings(max_examples=5)
+@given(
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any),
+    tail=st.integers(1, 6),
+    lies=st.lists(st.booleans(), min_size=40, max_size=40),
+)
+@pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("name", ASSISTANTS)
+def test_an_assistant_is_shown_the_models_kv_of_all_known_tokens_and_of_no_other(
+    name: str, length: int, lengths: list[int], tail: int, lies: list[bool]
+) -> None:
+    of = answers(name, length)
+    text = [*of.prompt, *of.plain("greedy")]
+    knowing = KnowingAssistant(text)
+    lying = LyingDrafts(draft_target(name).draft_model(knowing).follow(), lies, length)
+    drafter = AskingDrafter(lying, length, lengths)
+    assert of.drafted("greedy", drafter, tail) == of.plain("greedy")
+    assert not drafter.refused
+    hidden, whole = hidden_and_kv(name, length)
+    for (place, shown), last in zip(knowing.shown, knowing.hidden, strict=True):
+        assert mx.allclose(last[0, 0], hidden[place - 1], atol=1e-2).item()
+        assert shown["full_attention"][0].shape[2] == place
+        assert min(place, WINDOW) <= shown["sliding_attention"][0].shape[2] <= WINDOW + 7
+        for layer_type, pair in shown.items():
+            for rows, known in zip(pair, whole[layer_type], strict=True):
+                same = known[..., place - rows.shape[2] : place, :]
+                assert mx.allclose(rows, same, atol=1e-2).item(), (place, layer_type)
+
+
+@functools.cache
+def hidden_and_kv(name: str, length: int) -> tuple[mx.array, dict[str, tuple[mx.array, mx.array]]]:
+    """Return the hidden states (tokens, hidden) and the KV of the prompt and the greedy answer."""
+    of = answers(name, length)
+    text = mx.array([[*of.prompt, *of.plain("greedy")]])
+    _, hidden = of.model.with_hidden(text, of.model.make_cache())
+    told = of.model.model(text, cache=of.model.make_cache(), return_shared_kv=True)
+    mx.eval(hidden, told.shared_kv_states)
+    return hidden[0], told.shared_kv_states
+
+
+@settings(max_examples=6)
+@given(
+    said=st.integers(1, 39),
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any),
+)
+@pytest.mark.parametrize("name", DRAFT_TARGETS)
+def test_an_answer_that_ends_anywhere_in_a_draft_leaves_what_was_said_and_no_more(
+    name: str, said: int, lengths: list[int]
+) -> None:
+    of = answers(name, 9)
+    truth, decoder = of.plain("greedy"), of.decoder()
+    decoder.add(of.sequence("greedy", knowing_or_random(name, lengths)))
+    returned = 0
+    while returned < said:
+        returned += len(decoder.step())
+    left = decoder.remove("x", said)
+    assert left is not None and left.tokens == [*of.prompt, *truth[:said]]
+    assert LayerMap(left.cache).depth(left.cache) in (None, len(left.tokens))
+    with mx.stream(generation_stream):
+        _, hidden = of.model.with_hidden(mx.array([truth[said : said + 1]]), left.cache)
+        assert mx.allclose(hidden[0, 0], hidden_of(name)[9 + said], atol=1e-2).item()
+
+
+def knowing_or_random(name: str, lengths: list[int]) -> AskingDrafter:
+    """Return a drafter that is right where a head need not be of the model's own kind."""
+    of = answers(name, 9)
+    text = [*of.prompt, *of.plain("greedy")]
+    known = KnowingAssistant(text) if name in ASSISTANTS else KnowingHead(text)
+    return AskingDrafter(draft_target(name).draft_model(known).follow(), 9, lengths)
+
+
+@functools.cache
+def hidden_of(name: str) -> mx.array:
+    """Return the hidden states (tokens, hidden) of the short prompt and its greedy answer."""
+    of = answers(name, 9)
+    text = mx.array([[*of.prompt, *of.plain("greedy")]])
+    _, hidden = of.model.with_hidden(text, of.model.make_cache())
+    mx.eval(hidden)
+    states: mx.array = hidden[0]
+    return states
+
+
+@settings(max_examples=4)
+@given(moves=st.lists(st.integers(0, 4), min_size=1, max_size=5), knows=st.booleans())
+@pytest.mark.parametrize("name", DRAFT_TARGETS)
+def test_a_sequence_may_join_a_batch_and_goes_on_drafting_behind_it(
+    name: str, moves: list[int], knows: bool
+) -> None:
+    of = answers(name, 9)
+    drafter = knowing_or_random(name, [3, 7]) if knows else asking(name, 9, (3, 7))
+    decoder = of.decoder(is_mergeable=True)
+    decoder.add(of.sequence("greedy", drafter))
+    said: list[int] = []
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            if len(said) < of.tokens:
+                said.extend(s.token_id for s in decoder.step() if s.key == "x")
+
+    for number, count in enumerate(moves):
+        steps(count)
+        decoder.add(of.sequence("greedy", None, f"guest {number}"))
+        steps(count + 1)
+        decoder.remove(f"guest {number}")
+    drafted = drafter.drafted
+    steps(of.tokens)
+    assert said == of.plain("greedy")
+    assert sum(moves) > 6 or drafter.drafted > drafted, "it drafts again once it is alone"
 
 
 def drafted_by_mlx_vlm(
