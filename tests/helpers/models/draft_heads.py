@@ -159,6 +159,7 @@ class AskingDrafter:
         self._rounds = 0
         self.taken: list[int] = []
         self.drafts: list[list[int]] = []
+        self.places: list[int] = []  # of the last known token before each draft
         self.drafted = self.accepted = self.refused = 0
 
     def take(self, tokens: Sequence[int]) -> None:
@@ -172,7 +173,8 @@ class AskingDrafter:
         wanted = min(tokens_max, self._lengths[self._rounds % len(self._lengths)])
         if not wanted:
             return NO_DRAFT
-        tokens = self.model.draft(self._place + len(self.taken), self.taken[-1], wanted)
+        self.places.append(self._place + len(self.taken))
+        tokens = self.model.draft(self.places[-1], self.taken[-1], wanted)
         assert len(tokens) in (0, wanted)
         self.refused += not tokens
         self.drafts.append(tokens)

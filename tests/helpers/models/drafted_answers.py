@@ -32,6 +32,7 @@ class DraftedAnswers:
     model: Any
     prompt: list[int]
     tokens: int = 40
+    is_prompt_shown: bool = False  # to the draft model, as far as it is read before
     _plain: dict[str, list[int]] = field(default_factory=dict)
 
     def sequence(
@@ -45,9 +46,13 @@ class DraftedAnswers:
         """Return a prompt that was read but for its last `tail` tokens."""
         ids = list(prompt) or self.prompt
         cache = self.model.make_cache()
+        hidden = None
         with mx.stream(generation_stream):
-            self.model(mx.array(ids[:-tail])[None], cache=cache)
-            mx.eval([layer.state for layer in cache])
+            if self.is_prompt_shown:
+                _, hidden = self.model.with_hidden(mx.array(ids[:-tail])[None], cache=cache)
+            else:
+                self.model(mx.array(ids[:-tail])[None], cache=cache)
+            mx.eval(hidden, [layer.state for layer in cache])
         return Sequence(
             key=key,
             cache=cache,
@@ -59,6 +64,7 @@ class DraftedAnswers:
             before_draft=lambda _rows, draft_rows: draft_rows,
             rewind_point=RewindPoint,
             draft_model=drafter.model if drafter is not None else None,
+            hidden=hidden,
         )
 
     def decoder(self, is_mergeable: bool = False) -> Decoder:

@@ -203,20 +203,31 @@ def test_two_sequences_that_draft_by_turns_each_have_a_head_of_their_own() -> No
 
 
 def test_a_head_that_was_long_not_asked_begins_anew_with_the_last_tokens() -> None:
-    text = [*PROMPT, *range(300)]
+    text = [*PROMPT, *range(900)]
     head, follower = knowing(text)
-    for at in range(200):
+    for at in range(700):
         follower.take(at, mx.array(text[at : at + 1]), mx.zeros((1, 1, 4)))
-    assert follower.draft(200, text[200], 3) == text[201:204]
-    assert [place for place, _ in head.read] == list(range(200 - PENDING_MAX, 200))
+    assert follower.draft(700, text[700], 3) == text[701:704]
+    assert [place for place, _ in head.read] == list(range(700 - PENDING_MAX, 700))
 
 
 def test_a_forward_longer_than_what_waits_leaves_its_last_tokens() -> None:
-    text = list(range(300))
+    text = list(range(900))
     head, follower = knowing(text)
-    follower.take(0, mx.array(text[:200]), mx.zeros((1, 200, 4)))
-    assert follower.draft(200, text[200], 2) == text[201:203]
+    follower.take(0, mx.array(text[:700]), mx.zeros((1, 700, 4)))
+    assert follower.draft(700, text[700], 2) == text[701:703]
     assert len(head.read) == PENDING_MAX
+
+
+def test_what_waits_of_a_prompt_is_dropped_once_as_much_is_known_behind_it() -> None:
+    text = list(range(2000))
+    for behind in (1, PENDING_MAX - 1, PENDING_MAX):
+        head, follower = knowing(text)
+        follower.take(0, mx.array(text[:300]), mx.zeros((1, 300, 4)))
+        for at in range(300, 300 + behind):
+            follower.take(at, mx.array(text[at : at + 1]), mx.zeros((1, 1, 4)))
+        assert follower.draft(300 + behind, text[300 + behind], 2)
+        assert head.begun == [0 if behind < PENDING_MAX else 300]
 
 
 def test_a_head_that_misses_the_last_tokens_drafts_nothing() -> None:

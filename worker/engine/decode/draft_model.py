@@ -16,7 +16,8 @@ import mlx.core as mx
 from hearth.worker.draft.model_drafts import ModelDrafts
 
 # Pairs that wait while nothing is drafted; the head begins anew behind those that are dropped.
-PENDING_MAX: Final = 64
+# So many of the prompt's last ones are kept for it: 5 MB of a model of 5,120 in 16 bits.
+PENDING_MAX: Final = 512
 HELD_MAX: Final = 4096  # pairs that the head has KV of: 16 MB with four heads of 256 in 16 bits
 _TRIED_TOKENS: Final = 4
 _TRIALS: Final = 3
@@ -46,6 +47,11 @@ class DraftModel:
         self.token_cost = token_cost
         self.raw_rows = raw_rows
         self._drafts = drafts or HeadDrafts
+
+    @property
+    def prompt_pairs_max(self) -> int:
+        """How many of a prompt's last hidden states serve its drafts."""
+        return PENDING_MAX if self._drafts is HeadDrafts else 0
 
     def follow(self) -> ModelDrafts:
         """Return what follows a new sequence."""
@@ -91,6 +97,7 @@ class HeadDrafts:
         self._head = copy.copy(model.head)
         self._next = 0  # the place of the first token whose hidden state was not taken
         self._pending: list[tuple[mx.array, mx.array]] = []
+        self._pending_count = 0  # pairs in it
         self._held: int | None = None  # pairs that the head has KV of; None = it begins anew
 
     @property
@@ -105,14 +112,17 @@ class HeadDrafts:
     def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
         known = self._next - start
         if known < 0:  # tokens between were computed elsewhere, as in a batch
-            self._pending, self._held, known = [], None, 0
+            self._pending, self._pending_count, self._held, known = [], 0, None, 0
         if known >= tokens.shape[0]:
             return
         if known:
             tokens, hidden = tokens[known:], hidden[:, known:]
+        self._next = start + known + tokens.shape[0]
+        if tokens.shape[0] > PENDING_MAX:
+            tokens, hidden, self._held = tokens[-PENDING_MAX:], hidden[:, -PENDING_MAX:], None
         self._pending.append((tokens, hidden))
-        self._next = start + hidden.shape[1] + max(known, 0)
-        while self._pending_count() > PENDING_MAX:
+        self._pending_count += tokens.shape[0]
+        while self._pending_count - self._pending[0][0].shape[0] >= PENDING_MAX:
             self._drop_oldest()
 
     def look_at(self, cache: Sequence[Any] | None) -> None:
@@ -123,7 +133,7 @@ class HeadDrafts:
             return []
         tokens = mx.concatenate([tokens for tokens, _ in self._pending])
         hidden = mx.concatenate([hidden for _, hidden in self._pending], axis=1)
-        self._pending = []
+        self._pending, self._pending_count = [], 0
         count: int = tokens.shape[0]
         if self._held is None or self._held + count > HELD_MAX:
             self._begin(place - count)
@@ -151,15 +161,10 @@ class HeadDrafts:
         self._head.set_shared_kv({}, place)
         self._held = 0
 
-    def _pending_count(self) -> int:
-        return sum(tokens.shape[0] for tokens, _ in self._pending)
-
     def _drop_oldest(self) -> None:
         """Drop pairs that wait, so that the head, which would miss them, begins anew."""
         self._held = None
-        tokens, hidden = self._pending.pop(0)
-        if not self._pending:
-            self._pending = [(tokens[-PENDING_MAX:], hidden[:, -PENDING_MAX:])]
+        self._pending_count -= self._pending.pop(0)[0].shape[0]
 
 
 class AssistantDrafts:

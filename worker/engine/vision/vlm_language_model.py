@@ -42,13 +42,17 @@ class VLMLanguageModel:
         return logits
 
     def with_hidden(
-        self, ids: mx.array, cache: list[Any] | None = None, shift: int | list[int] = 0
+        self,
+        ids: mx.array,
+        cache: list[Any] | None = None,
+        shift: int | list[int] = 0,
+        **embeds: Any,
     ) -> tuple[mx.array, mx.array]:
         """Return the logits, and the hidden states (rows, n, hidden) that a draft model reads.
 
         Some models hand them out as they are before the last norm, and say how those are read.
         """
-        output = self._output(ids, cache, shift, {"return_hidden": True})
+        output = self._output(ids, cache, shift, {"return_hidden": True, **embeds})
         hidden = output.hidden_states[-1]
         prepare = getattr(self.model, "speculative_draft_hidden", None)
         return output.logits, hidden if prepare is None else prepare(hidden)

@@ -27,6 +27,7 @@ def begin_answer(
     assert slot is not None and request.is_prefilled, request.request_id
     can_draft = engine.verifies_drafts and can_rewind(slot.cache)
     request.drafter = drafts.begin(request) if can_draft else None
+    hidden, request.hidden = request.hidden, None
     return Sequence(
         key=request.request_id,
         cache=slot.cache,
@@ -44,4 +45,5 @@ def begin_answer(
         before_draft=functools.partial(kv_manager.grow_for_draft, slot),
         rewind_point=RewindPoint if can_draft else None,
         draft_model=request.drafter.model if request.drafter is not None else None,
+        hidden=hidden,
     )

@@ -37,6 +37,7 @@ def test_a_draft_model_drafts_behind_a_cold_prompt_and_behind_a_kept_one() -> No
         head.know([*ids, *expected])
         answer = warm.ask(ids, TOKENS)
         assert answer.tokens == expected
+        assert answer.cached <= head.begun[-1] < len(ids) - 2, "it has read of the prompt too"
         assert (answer.cached > 0) == (turn > 0)
         assert answer.usage is not None and answer.usage.decode_forwards <= TOKENS // 2
         ids += expected
