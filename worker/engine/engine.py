@@ -26,6 +26,7 @@ from hearth.worker.engine.decode.trunk_attention import reach_trunks
 from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN
 from hearth.worker.engine.decode.trunk_trial import trunks_like_alone
 from hearth.worker.engine.decode.verify_trial import verifies_like_alone
+from hearth.worker.engine.hidden_states import with_hidden
 from hearth.worker.engine.mlx_memory import return_freed, unwire
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
@@ -191,7 +192,7 @@ class Engine:
     ) -> mx.array:
         """Likewise, with the same KV; return hidden states (1, n, hidden), for a draft model.
 
-        They are of the last `tokens_max` of `ids` at most. The model is one that mlx-vlm loads.
+        They are of the last `tokens_max` of `ids` at most.
         """
         (hidden,) = self._prefill(cache, ids, images, self._kv_and_hidden)
         kept = mx.contiguous(hidden[:, -tokens_max:])  # a view would pin all of them
@@ -203,7 +204,7 @@ class Engine:
         return []
 
     def _kv_and_hidden(self, ids: mx.array, cache: list[Any], **arguments: Any) -> list[mx.array]:
-        return [self._model.with_hidden(ids, cache=cache, **arguments)[1]]
+        return [with_hidden(self._model, ids, cache, **arguments)[1]]
 
     def _prefill(
         self,

@@ -1,41 +1,49 @@
 """Makes draft models, random ones and ones that know what is said, and drafts with them."""
 
-import json
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from hearth.worker.draft.draft import NO_DRAFT, Draft, chain
 from hearth.worker.draft.model_drafts import ModelDrafts
+from scripts.fixtures import checkpoint_files
 
 KIND = "qwen3_5_mtp"
 
 
 def head_config(model_config: dict[str, Any], **text: Any) -> dict[str, Any]:
-    """Return the config.json of a head for a model with such a config.json."""
-    text_config = model_config["text_config"] | {"mtp_num_hidden_layers": 1} | text
-    return {"model_type": KIND, "text_config": text_config}
+    """Return the config.json of a head for a Qwen with such a config.json."""
+    spoken = model_config.get("text_config", model_config)
+    return {"model_type": KIND, "text_config": spoken | {"mtp_num_hidden_layers": 1} | text}
+
+
+def random_draft_model(config: dict[str, Any], seed: int = 0) -> Any:
+    """Return mlx-vlm's draft model with such a config.json."""
+    from mlx_vlm.utils import get_model_and_args
+
+    module, _ = get_model_and_args(copy.deepcopy(config))
+    model = module.Model(module.ModelConfig.from_dict(copy.deepcopy(config)))
+    checkpoint_files.randomise(model, seed)
+    return model
 
 
 def random_head(model_config: dict[str, Any], seed: int = 0, **text: Any) -> Any:
-    from mlx_vlm.speculative.drafters.qwen3_5_mtp import Model, ModelConfig
+    return random_draft_model(head_config(model_config, **text), seed)
 
-    mx.random.seed(seed)
-    head = Model(ModelConfig.from_dict(head_config(model_config, **text)))
-    mx.eval(head.parameters())
-    return head
+
+def save_draft_model(directory: Path, config: dict[str, Any]) -> Path:
+    """Write a random draft model as a checkpoint of its own; return its directory."""
+    directory.mkdir()
+    checkpoint_files.save_weights(directory, random_draft_model(config).parameters())
+    checkpoint_files.write_json(directory / "config.json", config)
+    return directory
 
 
 def save_head(directory: Path, model_config: dict[str, Any], **text: Any) -> Path:
-    """Write a random head as a checkpoint of its own; return its directory."""
-    directory.mkdir()
-    weights = dict(tree_flatten(random_head(model_config, **text).parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
-    (directory / "config.json").write_text(json.dumps(head_config(model_config, **text)))
-    return directory
+    return save_draft_model(directory, head_config(model_config, **text))
 
 
 class KnowingHead:

@@ -16,6 +16,7 @@ from hearth.worker.engine.vision.vlm_loader import VisionModel
 from hearth.worker.kv.layer_adapters import raw_rows
 from scripts.fixtures import checkpoint_files
 from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.draft_heads import random_draft_model
 
 VOCABULARY: Final = 3072
 WINDOW: Final = 24
@@ -43,18 +44,15 @@ class DraftTarget:
 
     def random_head(self, seed: int) -> Any:
         """Return mlx-vlm's draft model, with random weights."""
-        from mlx_vlm.utils import get_model_and_args
+        return random_draft_model(self.config, seed)
 
-        module, _ = get_model_and_args(dict(self.config))
-        mx.random.seed(seed)
-        head = module.Model(module.ModelConfig.from_dict(dict(self.config)))
-        checkpoint_files.randomise(head, seed)
-        return head
+    @property
+    def model(self) -> Any:
+        """The model as a head is bound to it: mlx-vlm's whole one, or mlx-lm's."""
+        return self.loaded.model if self.loaded.vision is None else self.loaded.vision.model
 
     def draft_model(self, head: Any) -> DraftModel:
-        assert self.loaded.vision is not None
-        drafts = KINDS[self.kind].drafts
-        return DraftModel(head, self.loaded.vision.model, drafts=drafts, raw_rows=raw_rows)
+        return DraftModel(head, self.model, drafts=KINDS[self.kind].drafts, raw_rows=raw_rows)
 
 
 def _nemotron() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -142,18 +140,19 @@ _MADE: Final[Mapping[str, Callable[[], tuple[dict[str, Any], dict[str, Any]]]]] 
         _gemma4, num_kv_shared_layers=2, hidden_size_per_layer_input=16
     ),
 }
-DRAFT_TARGETS: Final = ("qwen3_5_mtp", *_MADE)
+TEXT_ALONE: Final = "qwen3_5_mtp: text alone"  # which mlx-lm loads
+DRAFT_TARGETS: Final = ("qwen3_5_mtp", TEXT_ALONE, *_MADE)
 
 
 @functools.cache
 def draft_target(name: str) -> DraftTarget:
     """Return one of DRAFT_TARGETS."""
-    if name == "qwen3_5_mtp":
-        model = loaded("qwen3_5_vl")
-        text = model.config["text_config"] | {"mtp_num_hidden_layers": 1}
-        return DraftTarget(model, name, dict(model_type=name, text_config=text))
-    config, drafting = _MADE[name]()
     kind = name.split(":")[0]
+    if kind == "qwen3_5_mtp":
+        model = loaded("qwen3_5" if name == TEXT_ALONE else "qwen3_5_vl")
+        text = model.config.get("text_config", model.config) | {"mtp_num_hidden_layers": 1}
+        return DraftTarget(model, kind, dict(model_type=kind, text_config=text))
+    config, drafting = _MADE[name]()
     return DraftTarget(_loaded(config), kind, dict(drafting, model_type=kind))
 
 

@@ -6,11 +6,13 @@ from typing import Any, Final
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
+from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Sampling
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
 from hearth.worker.engine.decode.sampler import make_token_choice
+from hearth.worker.engine.hidden_states import with_hidden
 from hearth.worker.kv.rewind import RewindPoint
 
 SETTINGS: Final = load_settings({}, None)
@@ -45,11 +47,11 @@ class DraftedAnswers:
     ) -> Sequence:
         """Return a prompt that was read but for its last `tail` tokens."""
         ids = list(prompt) or self.prompt
-        cache = self.model.make_cache()
+        cache = make_prompt_cache(self.model)
         hidden = None
         with mx.stream(generation_stream):
             if self.is_prompt_shown:
-                _, hidden = self.model.with_hidden(mx.array(ids[:-tail])[None], cache=cache)
+                _, hidden = with_hidden(self.model, mx.array(ids[:-tail])[None], cache)
             else:
                 self.model(mx.array(ids[:-tail])[None], cache=cache)
             mx.eval(hidden, [layer.state for layer in cache])

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generation_stream
+from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.hidden_states import is_like_alone, with_hidden
 from hearth.worker.kv.layer_adapters import LayerMap
 from tests.helpers.models.draft_heads import (
     AskingDrafter,
@@ -19,7 +21,13 @@ from tests.helpers.models.draft_heads import (
     KnowingHead,
     LyingDrafts,
 )
-from tests.helpers.models.draft_targets import DRAFT_TARGETS, WINDOW, DraftTarget, draft_target
+from tests.helpers.models.draft_targets import (
+    DRAFT_TARGETS,
+    TEXT_ALONE,
+    WINDOW,
+    DraftTarget,
+    draft_target,
+)
 from tests.helpers.models.drafted_answers import SAMPLINGS, DraftedAnswers, prompt
 
 LENGTHS = {"short": 9, "past a window": 3 * WINDOW}
@@ -55,7 +63,7 @@ def test_whatever_is_drafted_the_tokens_are_those_of_plain_decoding(
 
 
 @pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("name", DRAFT_TARGETS)
+@pytest.mark.parametrize("name", [name for name in DRAFT_TARGETS if name != TEXT_ALONE])
 def test_a_draft_model_drafts_what_it_does_in_mlx_vlms_own_loop(name: str, length: int) -> None:
     # Of Qwen's prompts mlx-vlm's loop shows the head the last token alone.
     of = replace(answers(name, length), is_prompt_shown=name != "qwen3_5_mtp")
@@ -90,10 +98,14 @@ def test_a_prompt_is_read_to_the_same_bits_whether_a_draft_model_is_shown_it_or_
         assert mx.array_equal(one, other).item()
 
 
+@pytest.mark.parametrize("name", DRAFT_TARGETS)
+def test_logits_are_the_same_to_the_bit_with_hidden_states_beside_them(name: str) -> None:
+    assert is_like_alone(draft_target(name).loaded.model)
+
+
 def engine_hidden(name: str, ids: list[int]) -> tuple[mx.array, mx.array]:
     model = draft_target(name).loaded.model
-    logits, hidden = model.with_hidden(mx.array([ids]), model.make_cache())
-    return logits, hidden
+    return with_hidden(model, mx.array([ids]), make_prompt_cache(model))
 
 
 @settings(max_examples=5)
@@ -130,7 +142,7 @@ def hidden_and_kv(name: str, length: int) -> tuple[mx.array, dict[str, tuple[mx.
     """Return the hidden states (tokens, hidden) and the KV of the prompt and the greedy answer."""
     of = answers(name, length)
     text = mx.array([[*of.prompt, *of.plain("greedy")]])
-    _, hidden = of.model.with_hidden(text, of.model.make_cache())
+    _, hidden = with_hidden(of.model, text, make_prompt_cache(of.model))
     told = of.model.model(text, cache=of.model.make_cache(), return_shared_kv=True)
     mx.eval(hidden, told.shared_kv_states)
     return hidden[0], told.shared_kv_states
@@ -155,7 +167,7 @@ def test_an_answer_that_ends_anywhere_in_a_draft_leaves_what_was_said_and_no_mor
     assert left is not None and left.tokens == [*of.prompt, *truth[:said]]
     assert LayerMap(left.cache).depth(left.cache) in (None, len(left.tokens))
     with mx.stream(generation_stream):
-        _, hidden = of.model.with_hidden(mx.array([truth[said : said + 1]]), left.cache)
+        _, hidden = with_hidden(of.model, mx.array([truth[said : said + 1]]), left.cache)
         assert mx.allclose(hidden[0, 0], hidden_of(name)[9 + said], atol=1e-2).item()
 
 
@@ -172,7 +184,7 @@ def hidden_of(name: str) -> mx.array:
     """Return the hidden states (tokens, hidden) of the short prompt and its greedy answer."""
     of = answers(name, 9)
     text = mx.array([[*of.prompt, *of.plain("greedy")]])
-    _, hidden = of.model.with_hidden(text, of.model.make_cache())
+    _, hidden = with_hidden(of.model, text, make_prompt_cache(of.model))
     mx.eval(hidden)
     states: mx.array = hidden[0]
     return states
@@ -221,10 +233,7 @@ def drafted_by_mlx_vlm(
         return drafted
 
     spied.draft_block = draft_block
-    assert target.loaded.vision is not None
     options = dict(draft_model=spied, draft_kind="mtp", draft_block_size=4, temperature=0.0)
-    answer = generate_step(
-        mx.array([ids]), target.loaded.vision.model, None, None, max_tokens=tokens, **options
-    )
+    answer = generate_step(mx.array([ids]), target.model, None, None, max_tokens=tokens, **options)
     assert len(list(answer)) == tokens
     return drafts

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.worker.draft.model_drafts import ModelDrafts
+from hearth.worker.engine.hidden_states import with_hidden
 
 # Pairs that wait while nothing is drafted; the head begins anew behind those that are dropped.
 # So many of the prompt's last ones are kept for it: 5 MB of a model of 5,120 in 16 bits.
@@ -58,14 +60,14 @@ class DraftModel:
         return self._drafts(self)
 
     def measure(self, model: Any, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Find out what a drafted token costs, with `model`, which is called with_hidden."""
-        cache = model.make_cache()
+        """Find out what a drafted token costs beside a forward of `model`."""
+        cache = make_prompt_cache(model)
         forwards, drafts = [], []
         following = self.follow()
         for at in range(_TRIALS + 1):  # the first makes kernels and buffers
             began = clock()
             ids = mx.array([at + 1])
-            logits, hidden = model.with_hidden(ids[None], cache)
+            logits, hidden = with_hidden(model, ids[None], cache)
             mx.eval(logits, hidden)
             forwards.append(clock() - began)
             following.take(at, ids, hidden)

@@ -25,6 +25,7 @@ from hearth.worker.engine.decode.draft_model import (
     HeadDrafts,
     RawRows,
 )
+from hearth.worker.engine.hidden_states import is_like_alone
 from hearth.worker.engine.mlx_memory import weight_bytes
 from hearth.worker.engine.model_loader import LoadedModel, may_run_code, present
 from hearth.worker.engine.vision.vlm_loader import read_json, weight_sizes
@@ -36,16 +37,20 @@ SETTING: Final = "DRAFT_MODEL"
 
 @dataclass(frozen=True, slots=True)
 class DraftKind:
-    """What drafts with a kind of draft model, and for which models, by mlx-vlm's names of both."""
+    """What drafts with a kind of draft model, and the architectures that it drafts for.
+
+    Some do as mlx-lm loads them, too: as models of text alone.
+    """
 
     drafts: Callable[[DraftModel], ModelDrafts]
-    models: tuple[str, ...]
+    models: tuple[str, ...]  # by mlx-vlm's names
+    text_models: tuple[str, ...] = ()  # by mlx-lm's
 
 
-_HEAD_OF_QWEN: Final = DraftKind(HeadDrafts, ("qwen3_5", "qwen3_5_moe"))
+_QWEN: Final = ("qwen3_5", "qwen3_5_moe")
 _ASSISTANT: Final = DraftKind(AssistantDrafts, ("gemma4", "gemma4_unified"))
 KINDS: Final = {
-    "qwen3_5_mtp": _HEAD_OF_QWEN,
+    "qwen3_5_mtp": DraftKind(HeadDrafts, _QWEN, _QWEN),
     "nemotron_h_mtp": DraftKind(HeadDrafts, ("nemotron_h_nano_omni",)),
     "inkling_mtp": DraftKind(HeadDrafts, ("inkling",)),
     "gemma4_assistant": _ASSISTANT,
@@ -95,45 +100,57 @@ def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel, raw_rows: RawR
     Raises:
         StartError: it does not belong to this model.
     """
-    kind, facts = KINDS[found.kind], loaded.facts
-    if loaded.vision is None:
-        raise _refusal(
-            found.source,
-            f"a draft model works with one that mlx-vlm loads, and MODEL_PATH is {facts.path!r} "
-            f"({facts.architecture}), which was loaded as a model of text alone",
-        )
-    if _module(loaded.vision.model) not in kind.models:
-        raise _refusal(
-            found.source,
-            f"its kind {found.kind!r} drafts for {_listed(kind.models)}, and MODEL_PATH is "
-            f"{facts.path!r} ({facts.architecture})",
-        )
+    kind, path = KINDS[found.kind], loaded.facts.path
+    target = loaded.model if loaded.vision is None else loaded.vision.model
+    if _architecture(target) not in (kind.models if loaded.vision else kind.text_models):
+        raise _refusal(found.source, _misfit(found.kind, loaded))
     try:
-        model = DraftModel(
-            _load(found, loaded), loaded.vision.model, drafts=kind.drafts, raw_rows=raw_rows
-        )
+        head = _load(found, target)
+        if not is_like_alone(loaded.model):
+            raise ValueError("its hidden states cannot be had without other logits")
+        model = DraftModel(head, target, drafts=kind.drafts, raw_rows=raw_rows)
         if loaded.dtype.is_cast:
             cast_to_float16(model.head, cast_rule(model.head))
         mx.eval(model.head.parameters())
         model.measure(loaded.model)
     except Exception as error:  # whatever a file, an architecture or the device can raise
-        raise _refusal(found.source, f"beside {facts.path!r}: {_reason(error)}") from error
+        raise _refusal(found.source, f"beside {path!r}: {_reason(error)}") from error
     log.info("draft model=%s token_cost=%.2f", found.source, model.token_cost)
     return model
 
 
-def _load(found: DraftCheckpoint, loaded: LoadedModel) -> Any:
+def _load(found: DraftCheckpoint, target: Any) -> Any:
     from mlx_vlm.speculative.drafters import load_drafter, validate_drafter_compatibility
 
-    assert loaded.vision is not None, found.source
     head, kind = load_drafter(str(found.directory))
-    validate_drafter_compatibility(loaded.vision.model, head, kind)
+    language = getattr(target, "language_model", target)
+    if hasattr(language, "config"):
+        validate_drafter_compatibility(target, head, kind)
+    # Mlx-lm's models have `args` instead, which mlx-vlm does not look at.
+    elif language.args.hidden_size != head.config.text_config.hidden_size:
+        raise ValueError(
+            f"it was made for hidden_size={head.config.text_config.hidden_size}, and the model has "
+            f"hidden_size={language.args.hidden_size}"
+        )
     return head
 
 
-def _module(model: Any) -> str:
-    """Return mlx-vlm's name of a model's architecture."""
-    return type(model).__module__.split(".")[-2]
+def _architecture(model: Any) -> str:
+    """Return the name of a model's architecture by the library that loads it."""
+    return type(model).__module__.rpartition(".")[-1]
+
+
+def _misfit(name: str, loaded: LoadedModel) -> str:
+    """Return what such a draft model drafts for, and what was loaded instead."""
+    kind, facts = KINDS[name], loaded.facts
+    model = f"MODEL_PATH is {facts.path!r} ({facts.architecture})"
+    if loaded.vision is None:
+        text = f", and of text alone {_listed(kind.text_models)}" if kind.text_models else ""
+        return (
+            f"its kind {name!r} drafts for {_listed(kind.models)} with a vision tower{text}, and "
+            f"{model}, a model of text alone"
+        )
+    return f"its kind {name!r} drafts for {_listed(kind.models)}, and {model}"
 
 
 def _kind_and_bytes(directory: Path, source: str) -> tuple[str, int]:
