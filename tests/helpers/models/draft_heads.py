@@ -108,10 +108,10 @@ class KnowingAssistant:
         self._text = list(text)
         self.shown: list[tuple[int, dict[str, tuple[mx.array, mx.array]]]] = []
         self.hidden: list[mx.array] = []  # (1, 1, hidden), of the token before each place
-        self._place: int | None = None
+        self.place: int | None = None  # of the KV that it holds
 
     def reset(self, target: Any) -> None:
-        self._place = None
+        self.place = None
 
     def set_shared_kv(
         self,
@@ -120,7 +120,7 @@ class KnowingAssistant:
         position: int | None = None,
         kv_valid_len: int | None = None,
     ) -> None:
-        self._place = place if shared else None
+        self.place = place if shared else None
         if shared:
             assert (position, kv_valid_len) == (place - 1, place)
             copies = {name: tuple(mx.array(a) for a in pair) for name, pair in shared.items()}
@@ -130,10 +130,10 @@ class KnowingAssistant:
     def draft_block(
         self, last: int, hidden: mx.array, _cache: Any, block_size: int, *_: Any, greedy: bool
     ) -> mx.array:
-        assert greedy and self._place is not None, "KV is shown to it for each draft anew"
-        assert last == self._text[self._place]
+        assert greedy and self.place is not None, "KV is shown to it for each draft anew"
+        assert last == self._text[self.place]
         self.hidden.append(hidden)
-        said = self._text[self._place + 1 : self._place + block_size]
+        said = self._text[self.place + 1 : self.place + block_size]
         return mx.array([[*said, *[0] * (block_size - 1 - len(said))]])
 
 

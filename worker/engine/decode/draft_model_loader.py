@@ -1,7 +1,7 @@
 """Loads what DRAFT_MODEL names: a head or an assistant for a model that mlx-vlm loaded.
 
 A head is a checkpoint of its own, or part of the one that it was trained with. All other kinds of
-drafters are refused by name: most ask for hidden states of several layers.
+drafters are refused by name, with the reason.
 Owner: the inference thread.
 """
 
@@ -56,6 +56,28 @@ KINDS: Final = {
     "gemma4_assistant": _ASSISTANT,
     "gemma4_unified_assistant": _ASSISTANT,
 }
+_LAYERS: Final = "it reads hidden states of several layers, which are not handed out here"
+_CACHES: Final = "its model's caches cannot be taken back to before a draft"
+# What mlx-vlm has beside KINDS, and why nothing drafts with it.
+REFUSED: Final = {
+    "dflash2": _LAYERS,
+    "dspark": _LAYERS,
+    "eagle3": _LAYERS,
+    "gemma4_dflash": _LAYERS,
+    "gemma4_dspark": _LAYERS,
+    "laguna_dflash": _LAYERS,
+    "muse_glimmer_assistant": _LAYERS,
+    "qwen3_dflash": _LAYERS,
+    "qwen3_dspark": _LAYERS,
+    "deepseek_v4_dspark": _LAYERS,
+    "deepseek_v4_mtp": _CACHES,
+    "glm5_next_mtp": _CACHES,
+    "hy_v4_mtp": _CACHES,
+    "qwen4_exp_mtp": _CACHES,
+    "glm4_moe_lite_mtp": "mlx-vlm has no code that drafts with it",
+    "glm_moe_dsa_mtp": "its model is one of text alone, which mlx-lm loads",
+}
+_UNKNOWN: Final = "it is no draft model that mlx-vlm knows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +182,17 @@ def _kind_and_bytes(directory: Path, source: str) -> tuple[str, int]:
         StartError: it is of no kind of ours, or its weights are not there.
     """
     from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
+    from mlx_vlm.utils import get_model_type
 
     config = read_json(directory / "config.json")
-    kind = str(config.get("model_type", "unknown"))
+    kind = get_model_type(config) or "unknown"
     if kind in KINDS:
         return kind, weight_bytes(directory)
     splitter = get_mtp_splitter(source_config=config)
     if splitter is None or splitter.output_model_type not in KINDS:
-        raise _refusal(source, f"its kind is {kind!r}, and only {_listed(KINDS)} draft here")
+        name = kind if splitter is None else splitter.output_model_type
+        reason = REFUSED.get(name, _UNKNOWN)
+        raise _refusal(source, f"its kind is {name!r}, and {reason}; {_listed(KINDS)} draft here")
     text = splitter.read_text_config(config)
     weights = [size for name, size in weight_sizes(directory) if splitter.select_keys(name, text)]
     if not weights:

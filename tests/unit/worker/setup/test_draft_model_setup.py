@@ -1,6 +1,7 @@
 """DRAFT_MODEL names a head that fits the model, or the start ends with what was found instead."""
 
 import json
+import pkgutil
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,10 +11,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from mlx_vlm.speculative import drafters
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.decode import draft_model_loader
+from hearth.worker.engine.decode.draft_model_loader import KINDS, REFUSED
 from hearth.worker.engine.mlx_memory import weight_bytes
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.setup.draft_model_setup import DraftModelSetup
@@ -157,13 +160,27 @@ def test_each_kind_of_draft_model_is_loaded_from_its_files(tmp_path: Path, name:
     assert model.draft_model is not None and 0 < model.draft_model.token_cost < 10
 
 
-@pytest.mark.parametrize(
-    "kind", ["eagle3", "qwen3_dflash", "muse_glimmer_assistant", "deepseek_v4_mtp"]
-)
-def test_other_kinds_of_drafters_are_refused_by_name(head: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", REFUSED)
+def test_other_kinds_of_drafters_are_refused_by_name_with_the_reason(head: Path, kind: str) -> None:
     text = refusal(lambda: setup_of(with_config(head, model_type=kind)))
-    assert f"its kind is {kind!r}, and only qwen3_5_mtp, " in text
+    assert f"its kind is {kind!r}, and {REFUSED[kind]}; qwen3_5_mtp, " in text
     assert "leave DRAFT_MODEL empty" in text
+
+
+def test_a_drafter_that_says_otherwise_what_it_is_and_a_second_model_are_refused(
+    head: Path,
+) -> None:
+    flash = with_config(head, model_type="qwen3", dflash_config={"mask_token_id": 1})
+    assert "its kind is 'qwen3_dflash', and it reads hidden states" in refusal(
+        lambda: setup_of(flash)
+    )
+    text = refusal(lambda: setup_of(fixture_dir("qwen3")))
+    assert "its kind is 'qwen3', and it is no draft model that mlx-vlm knows" in text
+
+
+def test_every_drafter_of_mlx_vlm_is_either_driven_or_refused_with_a_reason() -> None:
+    found = {module.name for module in pkgutil.iter_modules(drafters.__path__) if module.ispkg}
+    assert found == KINDS.keys() | REFUSED.keys()
 
 
 def test_a_checkpoint_whose_conversion_has_dropped_its_head_is_refused() -> None:
