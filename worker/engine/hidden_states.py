@@ -6,6 +6,7 @@ Owner: the inference thread.
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.gemma4_text import logit_softcap
 
 
 def with_hidden(
@@ -26,9 +27,10 @@ def _text_with_hidden(model: Any, ids: mx.array, cache: list[Any] | None) -> tup
     """Do what mlx-lm's model does, in its two parts: its own call returns the logits alone."""
     spoken = getattr(model, "language_model", model)
     hidden = spoken.model(ids, cache=cache)
-    if spoken.args.tie_word_embeddings:
-        return spoken.model.embed_tokens.as_linear(hidden), hidden
-    return spoken.lm_head(hidden), hidden
+    is_tied = spoken.args.tie_word_embeddings
+    logits = (spoken.model.embed_tokens.as_linear if is_tied else spoken.lm_head)(hidden)
+    cap = getattr(spoken, "final_logit_softcapping", None)
+    return logits if cap is None else logit_softcap(cap, logits), hidden
 
 
 def is_like_alone(model: Any) -> bool:

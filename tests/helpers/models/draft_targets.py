@@ -1,5 +1,6 @@
 """Makes small models of the kinds that mlx-vlm's draft models draft for, each with a random one."""
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -131,6 +132,16 @@ def _gemma4(**how: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return model, dict(text_config=drafting, backbone_hidden_size=128)
 
 
+def _unified(
+    model: dict[str, Any], drafting: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    text = model["text_config"] | dict(attention_k_eq_v=True, num_global_key_value_heads=1)
+    tower = dict(mm_embed_dim=64, mm_posemb_size=16, model_patch_size=16)
+    unified = dict(model, model_type="gemma4_unified", text_config=text, vision_config=tower)
+    spoken = drafting["text_config"] | dict(attention_k_eq_v=True, num_global_key_value_heads=1)
+    return unified, dict(drafting, text_config=spoken)
+
+
 # A kind of draft model, and what follows a colon, is made so.
 _MADE: Final[Mapping[str, Callable[[], tuple[dict[str, Any], dict[str, Any]]]]] = {
     "nemotron_h_mtp": _nemotron,
@@ -139,9 +150,12 @@ _MADE: Final[Mapping[str, Callable[[], tuple[dict[str, Any], dict[str, Any]]]]] 
     "gemma4_assistant: layers share KV": functools.partial(
         _gemma4, num_kv_shared_layers=2, hidden_size_per_layer_input=16
     ),
+    "gemma4_unified_assistant": lambda: _unified(*_gemma4()),
 }
-TEXT_ALONE: Final = "qwen3_5_mtp: text alone"  # which mlx-lm loads
-DRAFT_TARGETS: Final = ("qwen3_5_mtp", TEXT_ALONE, *_MADE)
+# Which mlx-lm loads:
+_QWEN_TEXT, _GEMMA_TEXT = "qwen3_5_mtp: text alone", "gemma4_assistant: text alone"
+TEXT_ALONE: Final = (_QWEN_TEXT, _GEMMA_TEXT)
+DRAFT_TARGETS: Final = ("qwen3_5_mtp", *_MADE, *TEXT_ALONE)
 
 
 @functools.cache
@@ -149,9 +163,12 @@ def draft_target(name: str) -> DraftTarget:
     """Return one of DRAFT_TARGETS."""
     kind = name.split(":")[0]
     if kind == "qwen3_5_mtp":
-        model = loaded("qwen3_5" if name == TEXT_ALONE else "qwen3_5_vl")
+        model = loaded("qwen3_5" if name == _QWEN_TEXT else "qwen3_5_vl")
         text = model.config.get("text_config", model.config) | {"mtp_num_hidden_layers": 1}
         return DraftTarget(model, kind, dict(model_type=kind, text_config=text))
+    if name == _GEMMA_TEXT:
+        config, drafting = _gemma4(num_kv_shared_layers=2)
+        return DraftTarget(_loaded_text(config), kind, dict(drafting, model_type=kind))
     config, drafting = _MADE[name]()
     return DraftTarget(_loaded(config), kind, dict(drafting, model_type=kind))
 
@@ -169,3 +186,14 @@ def _loaded(config: dict[str, Any]) -> LoadedModel:
     base = loaded("qwen3_vl")
     facts = replace(base.facts, architecture=config["model_type"])
     return replace(base, model=adapter, vision=vision, config=config, facts=facts)
+
+
+def _loaded_text(config: dict[str, Any]) -> LoadedModel:
+    """Return the language model alone, as mlx-lm makes it."""
+    from mlx_lm.models import gemma4
+
+    model = gemma4.Model(gemma4.ModelArgs.from_dict(copy.deepcopy(config)))
+    checkpoint_files.randomise(model)
+    base = loaded("qwen3")
+    facts = replace(base.facts, architecture=config["model_type"])
+    return replace(base, model=model, config=config, facts=facts)

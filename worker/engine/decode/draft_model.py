@@ -182,7 +182,8 @@ class AssistantDrafts:
         self._model = model
         self._head = model.head  # it is told all anew each time
         self._head.reset(model.target)
-        self._layer_types = [layer.layer_type for layer in model.target.language_model.layers]
+        language = getattr(model.target, "language_model", model.target)
+        self._layer_types = [layer.layer_type for layer in language.layers]
         self._next = 0  # the place of the first token whose hidden state was not taken
         self._hidden: mx.array | None = None  # (1, 1, hidden), of the token before
         self._cache: Sequence[Any] | None = None

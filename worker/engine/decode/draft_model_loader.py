@@ -48,7 +48,9 @@ class DraftKind:
 
 
 _QWEN: Final = ("qwen3_5", "qwen3_5_moe")
-_ASSISTANT: Final = DraftKind(AssistantDrafts, ("gemma4", "gemma4_unified"))
+_ASSISTANT: Final = DraftKind(
+    AssistantDrafts, ("gemma4", "gemma4_unified"), ("gemma4", "gemma4_text")
+)
 KINDS: Final = {
     "qwen3_5_mtp": DraftKind(HeadDrafts, _QWEN, _QWEN),
     "nemotron_h_mtp": DraftKind(HeadDrafts, ("nemotron_h_nano_omni",)),
@@ -149,12 +151,18 @@ def _load(found: DraftCheckpoint, target: Any) -> Any:
     if hasattr(language, "config"):
         validate_drafter_compatibility(target, head, kind)
     # Mlx-lm's models have `args` instead, which mlx-vlm does not look at.
-    elif language.args.hidden_size != head.config.text_config.hidden_size:
+    elif language.args.hidden_size != _target_size(head.config):
         raise ValueError(
-            f"it was made for hidden_size={head.config.text_config.hidden_size}, and the model has "
+            f"it was made for hidden_size={_target_size(head.config)}, and the model has "
             f"hidden_size={language.args.hidden_size}"
         )
     return head
+
+
+def _target_size(config: Any) -> int:
+    """Return the width of the hidden states that a draft model reads."""
+    size: int = getattr(config, "backbone_hidden_size", 0) or config.text_config.hidden_size
+    return size
 
 
 def _architecture(model: Any) -> str:
