@@ -16,6 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.engine.hidden_states import with_hidden
+from hearth.worker.engine.vision.vlm_language_model import counted_depth
 
 # Pairs that wait while nothing is drafted; the head begins anew behind those that are dropped.
 # So many of the prompt's last ones are kept for it: 5 MB of a model of 5,120 in 16 bits.
@@ -217,6 +218,7 @@ class AssistantDrafts:
         assert self._model.raw_rows is not None, "an assistant reads the model's KV"
         if self._cache is None:
             return None
+        assert counted_depth(self._cache) == self._next, "what is drafted from is all in the cache"
         # Layers that share an earlier one's KV have none in the cache, and are the last ones.
         last_layers = dict(zip(self._layer_types, self._cache, strict=False))
         found = {name: self._model.raw_rows(layer) for name, layer in last_layers.items()}

@@ -242,3 +242,16 @@ def test_an_image_that_the_encoder_does_not_take_ends_its_request_alone() -> Non
         engine.encode(bad)
     assert (refused.value.status, refused.value.code) == (400, "image_refused")
     assert engine.encode(good) and not engine.encode(good)
+
+
+def test_hidden_states_for_a_draft_model_change_no_bit_of_what_a_prompt_with_an_image_leaves() -> (
+    None
+):
+    engine = new_engine("qwen3_5_vl")
+    ids, runs = prompt(text(1, 20), picture("qwen3_5_vl", 1), text(2, 30))
+    engine.encode(runs[0].picture)
+    plain = feed(engine, engine.new_cache(), ids, [0, len(ids) - 1], runs)
+    shown = engine.new_cache()
+    hidden = engine.prefill_with_hidden(shown, ids[:-1], runs, 16)
+    assert same(held(plain), held(shown)) and hidden.shape[:2] == (1, 16)
+    assert mx.all(mx.isfinite(hidden)).item()
