@@ -156,8 +156,13 @@ def test_an_assistant_is_loaded_beside_a_gemma_from_their_files(tmp_path: Path) 
 @pytest.mark.parametrize("name", DRAFT_TARGETS)
 def test_each_kind_of_draft_model_is_loaded_from_its_files(tmp_path: Path, name: str) -> None:
     target = draft_target(name)
-    model = setup_of(save_draft_model(tmp_path / "it", target.config)).load(target.loaded)
+    directory = save_draft_model(tmp_path / "it", target.config)
+    model = setup_of(directory).load(target.loaded)
     assert model.draft_model is not None and 0 < model.draft_model.token_cost < 10
+    more = sum(w.nbytes for w in weights_of(model)) - sum(
+        w.nbytes for w in weights_of(target.loaded)
+    )
+    assert more == pytest.approx(weight_bytes(directory), rel=0.05)
 
 
 @pytest.mark.parametrize("kind", REFUSED)
