@@ -63,8 +63,7 @@ def branch(name: str, trunk: int, number: int, lineage: str | None = "a") -> Seq
 
 
 def decoder_of(name: str, trunk: int, lineage: str | None = "a") -> Decoder:
-    made = Decoder(loaded(name).model, generation_stream, is_mergeable=True)
-    made.trunk_tokens_min = engine(name).decoder.trunk_tokens_min
+    made = Engine(loaded(name)).decoder
     assert made.trunk_tokens_min == TRUNK_TOKENS_MIN
     for number in range(BRANCHES):
         made.add(branch(name, trunk, number, lineage))
@@ -167,8 +166,7 @@ def test_what_leaves_a_trunk_goes_on_as_it_would_have_alone() -> None:
 
 
 def test_another_lineage_and_a_shorter_prefix_share_no_trunk() -> None:
-    decoder = Decoder(loaded("qwen3").model, generation_stream, is_mergeable=True)
-    decoder.trunk_tokens_min = TRUNK_TOKENS_MIN
+    decoder = Engine(loaded("qwen3")).decoder
     decoder.add(branch("qwen3", 2_048, 0, "a"))
     decoder.add(branch("qwen3", 2_048, 1, "b"))
     decoder.add(branch("qwen3", 2_048, 2, None))
