@@ -1,4 +1,4 @@
-"""Whether a model verifies drafts is tried when an answer is first drafted for, and never again."""
+"""A model is tried for drafts when an answer is first drafted for, and never again."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ from hearth.worker.engine.decode.sampler import TokenChoice, greedy
 from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN
 from hearth.worker.engine.engine import Engine
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.models.counted_model import counted, is_on_trunk
+from tests.helpers.models.counted_model import CountedModel, counted, is_on_trunk
 
 BRANCHES, STEPS, CHUNK = 8, 7, 512
 READ_MAX = 5_000  # tokens; KV of more is made up, as reading them takes minutes
@@ -199,16 +199,16 @@ TRIED_AT = 3  # steps that the first branch is alone
 TRIAL_FORWARDS = 11
 
 
-def deciding(name: str, says: bool, asked: list[int]) -> Decoder:
-    """Return a decoder that notes the sequences it had when it asked whether trunks are alike."""
+def deciding(name: str, says: bool, asked: list[int]) -> tuple[Decoder, CountedModel]:
+    """Return a decoder that notes how many sequences it had when it asked for trunks; its model."""
 
     def try_trunks() -> bool:
         asked.append(len(made))
         return says
 
-    stream = generation_stream
-    made = Decoder(loaded(name).model, stream, is_mergeable=True, try_trunks=try_trunks)
-    return made
+    stream, model = generation_stream, counted(name).model
+    made = Decoder(model, stream, is_mergeable=True, try_trunks=try_trunks)
+    return made, model
 
 
 def said_as_a_fork_comes(decoder: Decoder) -> list[dict[str, tuple[int, mx.array]]]:
@@ -222,7 +222,7 @@ def said_as_a_fork_comes(decoder: Decoder) -> list[dict[str, tuple[int, mx.array
 
 def test_trunks_are_tried_once_and_as_the_first_rows_would_share_one() -> None:
     asked: list[int] = []
-    decoder = deciding("qwen3", says=False, asked=asked)
+    decoder, _ = deciding("qwen3", says=False, asked=asked)
     decoder.add(branch("qwen3", 2_048, 0, "a"))
     said(decoder, 2)
     decoder.add(branch("qwen3", 2_048, 1, "b"))
@@ -237,12 +237,11 @@ def test_trunks_are_tried_once_and_as_the_first_rows_would_share_one() -> None:
 def test_what_is_said_before_and_behind_the_trial_is_what_is_said_without_one() -> None:
     model = counted("qwen3")
     tried = Engine(model).decoder
-    tried._model = loaded("qwen3").model  # so that trials alone are counted
     got = said_as_a_fork_comes(tried)
-    assert len(model.model.forwards) == TRIAL_FORWARDS and len(tried.trunks) == 3
-    told = deciding("qwen3", says=True, asked=[])
+    told, beside_it = deciding("qwen3", says=True, asked=[])
     expected = said_as_a_fork_comes(told)
-    assert len(told.trunks) == 3
+    assert len(tried.trunks) == len(told.trunks) == 3
+    assert len(model.model.forwards) == len(beside_it.forwards) + TRIAL_FORWARDS
     assert len(got) == len(expected)
     for step, beside in zip(got, expected, strict=True):
         assert step.keys() == beside.keys()
@@ -264,7 +263,7 @@ def test_a_trial_that_fails_is_told_once_and_rows_keep_copies_from_then_on(
     assert "none share a trunk: it cannot" in record.message
     assert [shape for shape in model.model.forwards if shape[1] > 1] == trial
     assert not decoder.trunks and len(decoder.batch_keys[0]) == 4
-    expected = said_as_a_fork_comes(deciding("qwen3", says=False, asked=[]))
+    expected = said_as_a_fork_comes(deciding("qwen3", says=False, asked=[])[0])
     assert [{key: one[key][0] for key in one} for one in got] == [
         {key: one[key][0] for key in one} for one in expected
     ]
