@@ -13,6 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from hearth.worker.engine.decode.batch_split import ReadCost
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice, greedy
+from hearth.worker.engine.decode.trunk_attention import reach_trunks
 from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN
 from hearth.worker.engine.engine import Engine
 from scripts.harness.socketless_worker import loaded
@@ -204,6 +205,8 @@ def deciding(name: str, says: bool, asked: list[int]) -> tuple[Decoder, CountedM
 
     def try_trunks() -> bool:
         asked.append(len(made))
+        if says:
+            reach_trunks(loaded(name).model)
         return says
 
     stream, model = generation_stream, counted(name).model
