@@ -334,7 +334,11 @@ def _drafts(cache: Mapping[str, WorkerRow]) -> Iterator[Metric]:
     labels = ("worker", "source")
     for name, told, text in (
         ("hearth_drafted_tokens_total", "drafted", "Tokens drafted and verified."),
-        ("hearth_drafted_tokens_accepted_total", "accepted", "Of them, those that were right."),
+        (
+            "hearth_drafted_tokens_accepted_total",
+            "accepted",
+            "Of them, those in an answer.",
+        ),
     ):
         family = CounterMetricFamily(name, text, labels=labels)
         for worker, row in cache.items():
