@@ -98,9 +98,14 @@ class Scheduler:
         return self._engine.decoder.batch_bytes
 
     def trunks_report(self) -> dict[str, int]:
-        """Return for `/v1/cache` how many answers share a trunk, and the bytes that this spares."""
+        """Return for `/v1/cache` how many trunks answers share, and the bytes that this spares."""
         decoder = self._engine.decoder
-        return {"rows": len(decoder.trunks), "spared_bytes": decoder.spared_bytes}
+        trunks = decoder.trunks
+        return {
+            "count": len(set(trunks.values())),
+            "rows": len(trunks),
+            "spared_bytes": decoder.spared_bytes,
+        }
 
     def report(self, key: str = "") -> dict[str, Any]:
         """Return for `/v1/cache` the answers that are written now, and what ended others early.
