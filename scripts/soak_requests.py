@@ -186,6 +186,7 @@ def _stored(rows: Sequence[dict[str, Any]]) -> tuple[str, int]:
     kept, budget = row["bytes"] / MB, row["budget_bytes"] / MB
     told = f"{turns['turns']:,} turns of {turns['turn_bytes'] / MB:.1f} MB"
     told += f", KV {kept:.1f} of {budget:.1f} MB, {files:,} files on disk"
+    told += f", {row['speculation']['bytes'] / MB:.1f} MB to draft from"
     return f"{told}, arrays {arrays / MB:.1f} MB", arrays
 
 

@@ -480,6 +480,10 @@ class Scheduler:
         slot, request.slot = request.slot, None
         kv_manager = self._admission.kv_manager_of(request)
         if self._decoding.pop(request.request_id, None) is not None:
+            trunk = self._engine.decoder.trunks.get(request.request_id)
+            if trunk is not None:  # the slot gets a copy of it
+                memory, depth = self._config.memory, self._prompt_depth
+                memory.makes_room(self._kv_manager, trunk.nbytes, depth)
             rest = self._engine.decoder.remove(request.request_id, request.completion_tokens)
             assert slot is not None and rest is not None, request.request_id
             self._drafts.end(request)
