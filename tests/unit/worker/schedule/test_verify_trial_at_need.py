@@ -1,4 +1,4 @@
-"""Whether a model verifies drafts is tried when an answer is first drafted for, and never again."""
+"""A worker tries whether its model verifies drafts when it first drafts, and never again."""
 
 from typing import Any
 
