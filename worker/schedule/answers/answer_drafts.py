@@ -100,6 +100,7 @@ class AnswerDrafts:
         if self.policy.reach == "all":
             self._memory.keep(request.owner, request.sampled)
         if drafter is not None:
+            drafter.end_at(request.completion_tokens)
             self._memory.end(drafter)
 
     def clear(self) -> None:

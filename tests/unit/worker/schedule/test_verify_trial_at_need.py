@@ -1,4 +1,4 @@
-"""A model is tried for drafts when an answer is first drafted for, and never again."""
+"""A worker tries whether its model verifies drafts when it first drafts, and never again."""
 
 from typing import Any
 
