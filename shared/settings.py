@@ -535,7 +535,7 @@ class Settings:
         "DRAFT_MODEL",
         "",
         any_text,
-        "Hub id or directory of an MTP head that drafts for a vision model too, where SPECULATE "
+        "Hub id or directory of an MTP head or an assistant that drafts too, where SPECULATE "
         "drafts from text; empty = none",
     )
     default_temperature: float = _setting(

@@ -1,5 +1,6 @@
 """Says what a draft model is asked for by an answer's drafter, and told by the engine."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 
@@ -18,6 +19,13 @@ class ModelDrafts(Protocol):
         """Take what the model made of `tokens`, arrays (n,) and (1, n, hidden), the first `start`.
 
         What was taken before is left out.
+        """
+        ...
+
+    def look_at(self, cache: Sequence[Any] | None) -> None:
+        """Let it see the model's KV of all tokens that were taken, layer by layer.
+
+        It is called with None before that changes.
         """
         ...
 

@@ -24,6 +24,7 @@ from hearth.worker.engine.decode.tree_forward import TreeForward, make_tree_forw
 from hearth.worker.engine.decode.trunk_attention import reach_trunks
 from hearth.worker.engine.decode.trunk_trial import trunks_like_alone
 from hearth.worker.engine.decode.verify_trial import verifies_like_alone
+from hearth.worker.engine.hidden_states import with_hidden
 from hearth.worker.engine.mlx_memory import return_freed, unwire
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
@@ -182,6 +183,34 @@ class Engine:
 
         `images` are all of the prompt, ascending, also those behind `ids` and those in the cache.
         """
+        self._prefill(cache, ids, images, self._kv_alone)
+
+    def prefill_with_hidden(
+        self, cache: list[Any], ids: list[int], images: Sequence[ImageRun], tokens_max: int
+    ) -> mx.array:
+        """Likewise, with the same KV; return hidden states (1, n, hidden), for a draft model.
+
+        They are of the last `tokens_max` of `ids` at most.
+        """
+        (hidden,) = self._prefill(cache, ids, images, self._kv_and_hidden)
+        kept = mx.contiguous(hidden[:, -tokens_max:])  # a view would pin all of them
+        mx.eval(kept)
+        return kept
+
+    def _kv_alone(self, ids: mx.array, cache: list[Any], **arguments: Any) -> list[mx.array]:
+        self._model(ids, cache=cache, **arguments)
+        return []
+
+    def _kv_and_hidden(self, ids: mx.array, cache: list[Any], **arguments: Any) -> list[mx.array]:
+        return [with_hidden(self._model, ids, cache, **arguments)[1]]
+
+    def _prefill(
+        self,
+        cache: list[Any],
+        ids: list[int],
+        images: Sequence[ImageRun],
+        forward: Callable[..., list[mx.array]],
+    ) -> list[mx.array]:
         assert ids, "a forward of no tokens"
         before = counted_depth(cache)
         with mx.stream(generation_stream):
@@ -189,11 +218,12 @@ class Engine:
             if images:
                 assert self.vision is not None, "a model of text alone is given no images"
                 arguments = self.vision.model_arguments(ids, depth(cache), images)
-            self._model(mx.array(ids)[None], cache=cache, **arguments)
-            mx.eval([layer.state for layer in cache])
+            found = forward(mx.array(ids)[None], cache, **arguments)
+            mx.eval(found, [layer.state for layer in cache])
         after = counted_depth(cache)
         assert before is None or after == before + len(ids), (before, len(ids), after)
         return_freed()
+        return found
 
 
 def leave_device() -> None:

@@ -355,6 +355,17 @@ def _check(leaf: Any) -> None:
         raise UnknownCache(f"{name} that the model does not fill")
 
 
+def raw_rows(leaf: Any) -> tuple[mx.array, mx.array] | None:
+    """Return views of the K and V that a layer has of its last tokens, oldest first.
+
+    None where they are packed. Not to be kept: they pin the live buffer.
+    """
+    if kind_of(leaf) == WINDOWS:
+        return _in_order(leaf, leaf.keys), _in_order(leaf, leaf.values)
+    rows = rows_of(leaf).part(0, leaf.offset)
+    return None if rows.format is not None else (rows.arrays[0], rows.arrays[1])
+
+
 def is_ring(leaf: Any) -> bool:
     """Whether a window layer writes in a ring; a chunked one (Llama 4) drops its front."""
     return hasattr(leaf, "max_size")

@@ -161,7 +161,12 @@ class PrefillForwards:
         request.is_cut_beside |= end < self._quiet_end(request)
         began = self._config.clock()
         self._config.forwards.read(request, decoding, is_image=False)
-        self._engine.prefill(slot.cache, request.ids[start:end], query.images)
+        pairs = self._config.drafts.prompt_pairs_max(request) if end == query.limit else 0
+        chunk = (slot.cache, request.ids[start:end], query.images)
+        if pairs:
+            request.hidden = self._engine.prefill_with_hidden(*chunk, pairs)
+        else:
+            self._engine.prefill(*chunk)
         self._pace.note_chunk(end - start, self._config.clock() - began)
         request.position = end
         times.note_chunk()

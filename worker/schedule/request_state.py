@@ -3,6 +3,7 @@
 import bisect
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -135,6 +136,7 @@ class Request:
     times: RequestTimes | None = None  # runs from its first forward on
     completion_tokens: int = 0
     drafter: AnswerDrafter | None = None  # None = nothing is drafted for it
+    hidden: Any = None  # states (1, n, hidden) of the last tokens read, for a draft model
     drafted_tokens: int = 0  # of the completion, those that were drafted
     seq: int = 0  # deltas sent
     first_token_at: float | None = None

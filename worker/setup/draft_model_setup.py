@@ -7,6 +7,7 @@ from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.engine.decode.draft_model_loader import find_draft_model, load_draft_model
 from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.kv.layer_adapters import raw_rows
 from hearth.worker.setup.kv_setup import is_exact
 
 
@@ -43,4 +44,4 @@ class DraftModelSetup:
                 f"DRAFT_MODEL is {self._found.source!r}, and in exact mode nothing is drafted. "
                 "Leave DRAFT_MODEL empty, or set CACHE_EXACT=false."
             )
-        return replace(loaded, draft_model=load_draft_model(self._found, loaded))
+        return replace(loaded, draft_model=load_draft_model(self._found, loaded, raw_rows))

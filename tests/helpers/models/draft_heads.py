@@ -1,41 +1,49 @@
-"""Makes MTP heads: with random weights, and one that knows what is said; and drafts with them."""
+"""Makes draft models, random ones and ones that know what is said, and drafts with them."""
 
-import json
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from hearth.worker.draft.draft import NO_DRAFT, Draft, chain
 from hearth.worker.draft.model_drafts import ModelDrafts
+from scripts.fixtures import checkpoint_files
 
 KIND = "qwen3_5_mtp"
 
 
 def head_config(model_config: dict[str, Any], **text: Any) -> dict[str, Any]:
-    """Return the config.json of a head for a model with such a config.json."""
-    text_config = model_config["text_config"] | {"mtp_num_hidden_layers": 1} | text
-    return {"model_type": KIND, "text_config": text_config}
+    """Return the config.json of a head for a Qwen with such a config.json."""
+    spoken = model_config.get("text_config", model_config)
+    return {"model_type": KIND, "text_config": spoken | {"mtp_num_hidden_layers": 1} | text}
+
+
+def random_draft_model(config: dict[str, Any], seed: int = 0) -> Any:
+    """Return mlx-vlm's draft model with such a config.json."""
+    from mlx_vlm.utils import get_model_and_args
+
+    module, _ = get_model_and_args(copy.deepcopy(config))
+    model = module.Model(module.ModelConfig.from_dict(copy.deepcopy(config)))
+    checkpoint_files.randomise(model, seed)
+    return model
 
 
 def random_head(model_config: dict[str, Any], seed: int = 0, **text: Any) -> Any:
-    from mlx_vlm.speculative.drafters.qwen3_5_mtp import Model, ModelConfig
+    return random_draft_model(head_config(model_config, **text), seed)
 
-    mx.random.seed(seed)
-    head = Model(ModelConfig.from_dict(head_config(model_config, **text)))
-    mx.eval(head.parameters())
-    return head
+
+def save_draft_model(directory: Path, config: dict[str, Any]) -> Path:
+    """Write a random draft model as a checkpoint of its own; return its directory."""
+    directory.mkdir()
+    checkpoint_files.save_weights(directory, random_draft_model(config).parameters())
+    checkpoint_files.write_json(directory / "config.json", config)
+    return directory
 
 
 def save_head(directory: Path, model_config: dict[str, Any], **text: Any) -> Path:
-    """Write a random head as a checkpoint of its own; return its directory."""
-    directory.mkdir()
-    weights = dict(tree_flatten(random_head(model_config, **text).parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
-    (directory / "config.json").write_text(json.dumps(head_config(model_config, **text)))
-    return directory
+    return save_draft_model(directory, head_config(model_config, **text))
 
 
 class KnowingHead:
@@ -93,6 +101,62 @@ class KnowingHead:
         return mx.array([[*said, *[0] * (block_size - 1 - len(said))]])
 
 
+class KnowingAssistant:
+    """Says what a text goes on with, and remembers the KV that it was shown, by place."""
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self._text = list(text)
+        self.shown: list[tuple[int, dict[str, tuple[mx.array, mx.array]]]] = []
+        self.hidden: list[mx.array] = []  # (1, 1, hidden), of the token before each place
+        self.place: int | None = None  # of the KV that it holds
+
+    def reset(self, target: Any) -> None:
+        self.place = None
+
+    def set_shared_kv(
+        self,
+        shared: dict[str, tuple[mx.array, mx.array]],
+        place: int,
+        position: int | None = None,
+        kv_valid_len: int | None = None,
+    ) -> None:
+        self.place = place if shared else None
+        if shared:
+            assert (position, kv_valid_len) == (place - 1, place)
+            copies = {name: tuple(mx.array(a) for a in pair) for name, pair in shared.items()}
+            mx.eval(copies)
+            self.shown.append((place, copies))  # type: ignore[arg-type]
+
+    def draft_block(
+        self, last: int, hidden: mx.array, _cache: Any, block_size: int, *_: Any, greedy: bool
+    ) -> mx.array:
+        assert greedy and self.place is not None, "KV is shown to it for each draft anew"
+        assert last == self._text[self.place]
+        self.hidden.append(hidden)
+        said = self._text[self.place + 1 : self.place + block_size]
+        return mx.array([[*said, *[0] * (block_size - 1 - len(said))]])
+
+
+class LyingDrafts:
+    """Has a draft model's tokens be wrong where `lies` says so, by their place in the answer."""
+
+    token_cost = 0.0
+
+    def __init__(self, drafts: ModelDrafts, lies: Sequence[bool], prompt_tokens: int) -> None:
+        self._drafts, self._lies, self._prompt_tokens = drafts, lies, prompt_tokens
+
+    def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
+        self._drafts.take(start, tokens, hidden)
+
+    def look_at(self, cache: Any) -> None:
+        self._drafts.look_at(cache)
+
+    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
+        drafted = self._drafts.draft(place, last, tokens_max)
+        first = place + 1 - self._prompt_tokens
+        return [token ^ self._lies[first + at] for at, token in enumerate(drafted)]
+
+
 class AskingDrafter:
     """Asks a draft model alone, each time, for drafts of these lengths in turn."""
 
@@ -103,6 +167,7 @@ class AskingDrafter:
         self._rounds = 0
         self.taken: list[int] = []
         self.drafts: list[list[int]] = []
+        self.places: list[int] = []  # of the last known token before each draft
         self.drafted = self.accepted = self.refused = 0
 
     def take(self, tokens: Sequence[int]) -> None:
@@ -116,7 +181,8 @@ class AskingDrafter:
         wanted = min(tokens_max, self._lengths[self._rounds % len(self._lengths)])
         if not wanted:
             return NO_DRAFT
-        tokens = self.model.draft(self._place + len(self.taken), self.taken[-1], wanted)
+        self.places.append(self._place + len(self.taken))
+        tokens = self.model.draft(self.places[-1], self.taken[-1], wanted)
         assert len(tokens) in (0, wanted)
         self.refused += not tokens
         self.drafts.append(tokens)

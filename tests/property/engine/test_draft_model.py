@@ -10,28 +10,23 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from mlx_lm.generate import generation_stream
 
-from hearth.shared.settings_from_env import load_settings
-from hearth.shared.wire_messages import Sampling
 from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
 from hearth.worker.draft.draft_length import DraftLength
-from hearth.worker.engine import draft_model
-from hearth.worker.engine.decode.decoder import Decoder, Sequence
-from hearth.worker.engine.decode.draft_model import PENDING_MAX, DraftModel, SequenceDraftModel
-from hearth.worker.engine.decode.sampler import make_token_choice
+from hearth.worker.engine.decode import draft_model
+from hearth.worker.engine.decode.draft_model import PENDING_MAX, DraftModel, HeadDrafts
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.rewind import RewindPoint
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.models.draft_heads import AskingDrafter, KnowingHead, random_head
+from tests.helpers.models.draft_heads import (
+    AskingDrafter,
+    KnowingHead,
+    LyingDrafts,
+    random_head,
+)
+from tests.helpers.models.drafted_answers import SAMPLINGS, DraftedAnswers, prompt
 
 NAME = "qwen3_5_vl"
-SETTINGS = load_settings({}, None)
 TOKENS = 40
-PROMPT = [(i * 7919 + 13) % 2900 + 50 for i in range(12)]
-SAMPLINGS = {
-    "greedy": Sampling(temperature=0.0, repetition_penalty=1.0),
-    "the server's default": Sampling(seed=11),
-    "hot, with penalties": Sampling(temperature=0.9, seed=5, presence_penalty=0.4, top_k=40),
-}
+PROMPT = prompt(12)
 
 
 def model() -> Any:
@@ -45,53 +40,23 @@ def heads(seed: int) -> DraftModel:
     return DraftModel(random_head(loaded(NAME).config, seed), vision.model)
 
 
-def knowing(text: TypedSequence[int]) -> tuple[KnowingHead, SequenceDraftModel]:
+def knowing(text: TypedSequence[int]) -> tuple[KnowingHead, HeadDrafts]:
     """Return a head that knows a text, and what drafts with it: a copy, which reads into it."""
     head = KnowingHead(text)
     return head, DraftModel(head, None).follow()
 
 
-def sequence(
-    sampling: str, drafter: Any, key: str = "x", tail: int = 1, prompt: list[int] = PROMPT
-) -> Sequence:
-    """Return a prompt that was read but for its last `tail` tokens."""
-    cache = model().make_cache()
-    with mx.stream(generation_stream):
-        model()(mx.array(prompt[:-tail])[None], cache=cache)
-        mx.eval([layer.state for layer in cache])
-    return Sequence(
-        key=key,
-        cache=cache,
-        tokens=prompt[:-tail],
-        tail=prompt[-tail:],
-        choice=make_token_choice(SAMPLINGS[sampling], SETTINGS, 4000, len(prompt)),
-        tokens_max=TOKENS,
-        drafter=drafter,
-        before_draft=lambda _rows, draft_rows: draft_rows,
-        rewind_point=RewindPoint,
-        draft_model=drafter.model if drafter is not None else None,
-    )
-
-
 @functools.cache
+def answers() -> DraftedAnswers:
+    return DraftedAnswers(model(), PROMPT, TOKENS)
+
+
 def plain(sampling: str) -> list[int]:
-    """Return what is said without drafts."""
-    decoder = Decoder(model(), generation_stream, is_mergeable=False)
-    decoder.add(sequence(sampling, None))
-    return [decoder.step()[0].token_id for _ in range(TOKENS)]
-
-
-def said_by(decoder: Decoder, key: str = "x") -> list[int]:
-    said: list[int] = []
-    while len(said) < TOKENS:
-        said += [sampled.token_id for sampled in decoder.step() if sampled.key == key]
-    return said
+    return answers().plain(sampling)
 
 
 def drafted(sampling: str, drafter: Any, tail: int = 1) -> list[int]:
-    decoder = Decoder(model(), generation_stream, is_mergeable=False)
-    decoder.add(sequence(sampling, drafter, tail=tail))
-    return said_by(decoder)
+    return answers().drafted(sampling, drafter, tail)
 
 
 @functools.cache
@@ -156,7 +121,7 @@ def test_a_head_reads_each_known_token_once_with_the_models_own_hidden_state(
 ) -> None:
     truth = plain("greedy")
     head, follower = knowing([*PROMPT, *truth])
-    lying = LyingDrafts(follower, lies)
+    lying = LyingDrafts(follower, lies, len(PROMPT))
     drafter = AskingDrafter(lying, len(PROMPT), lengths)
     assert drafted("greedy", drafter, tail) == truth
     assert len(head.begun) <= 1
@@ -165,23 +130,6 @@ def test_a_head_reads_each_known_token_once_with_the_models_own_hidden_state(
         assert places == list(range(len(PROMPT) - tail, places[-1] + 1))
         read = mx.stack([hidden for _, hidden in head.read])
         assert mx.allclose(read, hidden_states()[places[0] : places[-1] + 1], atol=1e-3).item()
-
-
-class LyingDrafts:
-    """Has a draft model's tokens be wrong where `lies` says so, by their place."""
-
-    token_cost = 0.0
-
-    def __init__(self, drafts: SequenceDraftModel, lies: list[bool]) -> None:
-        self._drafts, self._lies = drafts, lies
-
-    def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
-        self._drafts.take(start, tokens, hidden)
-
-    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
-        drafted = self._drafts.draft(place, last, tokens_max)
-        first = place + 1 - len(PROMPT)
-        return [token ^ self._lies[first + at] for at, token in enumerate(drafted)]
 
 
 @settings(max_examples=8)
@@ -195,8 +143,8 @@ def test_an_answer_that_ends_anywhere_in_a_heads_draft_leaves_what_was_said_and_
 ) -> None:
     truth = plain("greedy")
     follower = knowing([*PROMPT, *truth])[1] if knows else heads(1).follow()
-    decoder = Decoder(model(), generation_stream, is_mergeable=False)
-    decoder.add(sequence("greedy", AskingDrafter(follower, len(PROMPT), lengths)))
+    decoder = answers().decoder()
+    decoder.add(answers().sequence("greedy", AskingDrafter(follower, len(PROMPT), lengths)))
     returned = 0
     while returned < said:
         returned += len(decoder.step())
@@ -216,8 +164,8 @@ def test_a_sequence_with_a_head_may_join_a_batch_and_goes_on_drafting_behind_it(
     truth = plain("greedy")
     head, follower = knowing([*PROMPT, *truth]) if knows else (None, heads(1).follow())
     drafter = AskingDrafter(follower, len(PROMPT), (3, 7))
-    decoder = Decoder(model(), generation_stream, is_mergeable=True)
-    decoder.add(sequence("greedy", drafter))
+    decoder = answers().decoder(is_mergeable=True)
+    decoder.add(answers().sequence("greedy", drafter))
     said: list[int] = []
 
     def steps(count: int) -> None:
@@ -227,7 +175,7 @@ def test_a_sequence_with_a_head_may_join_a_batch_and_goes_on_drafting_behind_it(
 
     for number, count in enumerate(moves):
         steps(count)
-        decoder.add(sequence("greedy", None, f"guest {number}"))
+        decoder.add(answers().sequence("greedy", None, f"guest {number}"))
         steps(count + 1)
         decoder.remove(f"guest {number}")
     steps(TOKENS)
@@ -242,11 +190,11 @@ def test_two_sequences_that_draft_by_turns_each_have_a_head_of_their_own() -> No
     prompts = {"x": PROMPT, "y": PROMPT[::-1]}
 
     def drafts_of(*keys: str) -> list[list[list[int]]]:
-        decoder = Decoder(model(), generation_stream, is_mergeable=False)
+        decoder = answers().decoder()
         drafters = []
         for key in keys:
             drafters.append(AskingDrafter(heads(1).follow(), len(PROMPT), (3,)))
-            decoder.add(sequence("greedy", drafters[-1], key, prompt=prompts[key]))
+            decoder.add(answers().sequence("greedy", drafters[-1], key, prompt=prompts[key]))
         for _ in range(TOKENS // 4):
             decoder.step()
         return [drafter.drafts for drafter in drafters]
@@ -255,20 +203,31 @@ def test_two_sequences_that_draft_by_turns_each_have_a_head_of_their_own() -> No
 
 
 def test_a_head_that_was_long_not_asked_begins_anew_with_the_last_tokens() -> None:
-    text = [*PROMPT, *range(300)]
+    text = [*PROMPT, *range(900)]
     head, follower = knowing(text)
-    for at in range(200):
+    for at in range(700):
         follower.take(at, mx.array(text[at : at + 1]), mx.zeros((1, 1, 4)))
-    assert follower.draft(200, text[200], 3) == text[201:204]
-    assert [place for place, _ in head.read] == list(range(200 - PENDING_MAX, 200))
+    assert follower.draft(700, text[700], 3) == text[701:704]
+    assert [place for place, _ in head.read] == list(range(700 - PENDING_MAX, 700))
 
 
 def test_a_forward_longer_than_what_waits_leaves_its_last_tokens() -> None:
-    text = list(range(300))
+    text = list(range(900))
     head, follower = knowing(text)
-    follower.take(0, mx.array(text[:200]), mx.zeros((1, 200, 4)))
-    assert follower.draft(200, text[200], 2) == text[201:203]
+    follower.take(0, mx.array(text[:700]), mx.zeros((1, 700, 4)))
+    assert follower.draft(700, text[700], 2) == text[701:703]
     assert len(head.read) == PENDING_MAX
+
+
+def test_what_waits_of_a_prompt_is_dropped_once_as_much_is_known_behind_it() -> None:
+    text = list(range(2000))
+    for behind in (1, PENDING_MAX - 1, PENDING_MAX):
+        head, follower = knowing(text)
+        follower.take(0, mx.array(text[:300]), mx.zeros((1, 300, 4)))
+        for at in range(300, 300 + behind):
+            follower.take(at, mx.array(text[at : at + 1]), mx.zeros((1, 1, 4)))
+        assert follower.draft(300 + behind, text[300 + behind], 2)
+        assert head.begun == [0 if behind < PENDING_MAX else 300]
 
 
 def test_a_head_that_misses_the_last_tokens_drafts_nothing() -> None:

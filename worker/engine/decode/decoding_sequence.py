@@ -72,6 +72,7 @@ class Sequence:
     before_draft: Callable[[int, int], int] = _no_draft
     rewind_point: Callable[[list[Any]], ForwardUndo] | None = None  # None = it cannot go back
     draft_model: ModelDrafts | None = None  # is given the hidden states of its forwards
+    hidden: mx.array | None = None  # those of the last of `tokens` (1, n, hidden), if they are kept
     lineage: Hashable | None = None  # who may share KV of equal tokens has an equal one; None: none
 
 
@@ -120,6 +121,10 @@ class DecodingRow:
         self.rewind_point = sequence.rewind_point
         self.drafter = sequence.drafter if sequence.rewind_point is not None else None
         self.draft_model = sequence.draft_model if self.drafter is not None else None
+        if self.draft_model is not None and sequence.hidden is not None:
+            count = sequence.hidden.shape[1]
+            known = mx.array(self.fed[-count:], dtype=mx.uint32)
+            self.draft_model.take(len(self.fed) - count, known, sequence.hidden)
         self.tree_forward = tree_forward  # None = drafts have no branches
         self.is_lent = False  # its KV is in no slot's own cache
         self.lineage = sequence.lineage

@@ -1,59 +1,91 @@
-"""Drafts with a head that was trained to say more tokens from the model's hidden states (MTP).
+"""Drafts with what was trained to say more tokens from the model's own hidden states.
 
-The head is mlx-vlm's, and is asked through what its own loops ask it for: `reset`, `set_shared_kv`,
-`accept_verified_tokens` and `draft_block`. It reads pairs: the hidden state of a token, and the
-token behind that one. Owner: the inference thread.
+It is mlx-vlm's, and is asked through what its loops ask it for: `reset`, `set_shared_kv`,
+`accept_verified_tokens` and `draft_block`. A head (MTP) has KV of its own, of pairs: the hidden
+state of a token, and the token behind that one. An assistant (Gemma 4's) has none: it attends to
+the model's KV. Owner: the inference thread.
 """
 
 import copy
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from hearth.worker.draft.model_drafts import ModelDrafts
+from hearth.worker.engine.hidden_states import with_hidden
 
 # Pairs that wait while nothing is drafted; the head begins anew behind those that are dropped.
-PENDING_MAX: Final = 64
+# So many of the prompt's last ones are kept for it: 5 MB of a model of 5,120 in 16 bits.
+PENDING_MAX: Final = 512
 HELD_MAX: Final = 4096  # pairs that the head has KV of: 16 MB with four heads of 256 in 16 bits
 _TRIED_TOKENS: Final = 4
 _TRIALS: Final = 3
 
 
 class DraftModel:
-    """A head, and the model whose embeddings, logits and hidden states it works with.
+    """A head or an assistant, and the model whose embeddings and hidden states it works with.
 
     Owner: the inference thread.
     """
 
-    def __init__(self, head: Any, target: Any, token_cost: float = 0.0) -> None:
-        """`target` is mlx-vlm's model, `token_cost` a drafted token's in forwards of one row."""
+    def __init__(
+        self,
+        head: Any,
+        target: Any,
+        token_cost: float = 0.0,
+        drafts: "Callable[[DraftModel], ModelDrafts] | None" = None,
+        raw_rows: "RawRows | None" = None,
+    ) -> None:
+        """`target` is mlx-vlm's model, `token_cost` a drafted token's in forwards of one row.
+
+        `drafts` makes what follows a sequence, by default as a head does. `raw_rows` is what an
+        assistant reads the model's KV with.
+        """
         self.head = head
         self.target = target
         self.token_cost = token_cost
+        self.raw_rows = raw_rows
+        self._drafts = drafts or HeadDrafts
 
-    def follow(self) -> "SequenceDraftModel":
+    @property
+    def prompt_pairs_max(self) -> int:
+        """How many of a prompt's last hidden states serve its drafts."""
+        return PENDING_MAX if self._drafts is HeadDrafts else 0
+
+    def follow(self) -> ModelDrafts:
         """Return what follows a new sequence."""
-        return SequenceDraftModel(self)
+        return self._drafts(self)
 
     def measure(self, model: Any, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Find out what a drafted token costs, with `model`, which is called with_hidden."""
-        cache = model.make_cache()
+        """Find out what a drafted token costs beside a forward of `model`."""
+        cache = make_prompt_cache(model)
         forwards, drafts = [], []
         following = self.follow()
         for at in range(_TRIALS + 1):  # the first makes kernels and buffers
             began = clock()
             ids = mx.array([at + 1])
-            logits, hidden = model.with_hidden(ids[None], cache)
+            logits, hidden = with_hidden(model, ids[None], cache)
             mx.eval(logits, hidden)
             forwards.append(clock() - began)
             following.take(at, ids, hidden)
+            following.look_at(cache)
             began = clock()
             following.draft(at + 1, at + 2, _TRIED_TOKENS)
             drafts.append(clock() - began)
+            following.look_at(None)
         self.token_cost = min(drafts[1:]) / _TRIED_TOKENS / max(min(forwards[1:]), 1e-9)
 
 
-class SequenceDraftModel:
+class RawRows(Protocol):
+    """Gives a layer's K and V of its last tokens as views, oldest first; None where packed."""
+
+    def __call__(self, layer: Any, /) -> tuple[mx.array, mx.array] | None: ...
+
+
+class HeadDrafts:
     """The head, with KV of one sequence (`model_drafts.ModelDrafts`).
 
     Invariant: it holds pairs of known tokens alone, and `_pending` has those behind them, up to the
@@ -67,6 +99,7 @@ class SequenceDraftModel:
         self._head = copy.copy(model.head)
         self._next = 0  # the place of the first token whose hidden state was not taken
         self._pending: list[tuple[mx.array, mx.array]] = []
+        self._pending_count = 0  # pairs in it
         self._held: int | None = None  # pairs that the head has KV of; None = it begins anew
 
     @property
@@ -81,22 +114,28 @@ class SequenceDraftModel:
     def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
         known = self._next - start
         if known < 0:  # tokens between were computed elsewhere, as in a batch
-            self._pending, self._held, known = [], None, 0
+            self._pending, self._pending_count, self._held, known = [], 0, None, 0
         if known >= tokens.shape[0]:
             return
         if known:
             tokens, hidden = tokens[known:], hidden[:, known:]
+        self._next = start + known + tokens.shape[0]
+        if tokens.shape[0] > PENDING_MAX:
+            tokens, hidden, self._held = tokens[-PENDING_MAX:], hidden[:, -PENDING_MAX:], None
         self._pending.append((tokens, hidden))
-        self._next = start + hidden.shape[1] + max(known, 0)
-        while self._pending_count() > PENDING_MAX:
+        self._pending_count += tokens.shape[0]
+        while self._pending_count - self._pending[0][0].shape[0] >= PENDING_MAX:
             self._drop_oldest()
+
+    def look_at(self, cache: Sequence[Any] | None) -> None:
+        pass
 
     def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
         if place != self._next or not self._pending or tokens_max < 1:
             return []
         tokens = mx.concatenate([tokens for tokens, _ in self._pending])
         hidden = mx.concatenate([hidden for _, hidden in self._pending], axis=1)
-        self._pending = []
+        self._pending, self._pending_count = [], 0
         count: int = tokens.shape[0]
         if self._held is None or self._held + count > HELD_MAX:
             self._begin(place - count)
@@ -124,15 +163,69 @@ class SequenceDraftModel:
         self._head.set_shared_kv({}, place)
         self._held = 0
 
-    def _pending_count(self) -> int:
-        return sum(tokens.shape[0] for tokens, _ in self._pending)
-
     def _drop_oldest(self) -> None:
         """Drop pairs that wait, so that the head, which would miss them, begins anew."""
         self._held = None
-        tokens, hidden = self._pending.pop(0)
-        if not self._pending:
-            self._pending = [(tokens[-PENDING_MAX:], hidden[:, -PENDING_MAX:])]
+        self._pending_count -= self._pending.pop(0)[0].shape[0]
+
+
+class AssistantDrafts:
+    """An assistant, which drafts from the last hidden state and the model's KV (`ModelDrafts`).
+
+    It attends to the KV of the model's last layer of each type, of the whole prompt and answer.
+    Views of that are held while it drafts, and no longer: MLX copies a buffer that is written
+    where something else still holds it.
+    Owner: the inference thread.
+    """
+
+    def __init__(self, model: DraftModel) -> None:
+        self._model = model
+        self._head = model.head  # it is told all anew each time
+        self._head.reset(model.target)
+        language = getattr(model.target, "language_model", model.target)
+        self._layer_types = [layer.layer_type for layer in language.layers]
+        self._next = 0  # the place of the first token whose hidden state was not taken
+        self._hidden: mx.array | None = None  # (1, 1, hidden), of the token before
+        self._cache: Sequence[Any] | None = None
+
+    @property
+    def token_cost(self) -> float:
+        return self._model.token_cost
+
+    def take(self, start: int, tokens: mx.array, hidden: mx.array) -> None:
+        end = start + tokens.shape[0]
+        if end > self._next:
+            self._next, self._hidden = end, hidden[:, -1:]
+
+    def look_at(self, cache: Sequence[Any] | None) -> None:
+        self._cache = cache
+
+    def draft(self, place: int, last: int, tokens_max: int) -> list[int]:
+        rows = self._rows() if place == self._next and tokens_max > 0 else None
+        if rows is None:
+            return []
+        self._head.set_shared_kv(rows, place, position=max(place - 1, 0), kv_valid_len=place)
+        drafted = self._head.draft_block(
+            last, self._hidden, None, tokens_max + 1, _likeliest, mx.int32, greedy=True
+        )
+        ids: list[int] = drafted[0].tolist()
+        self._head.set_shared_kv({}, 0)
+        return ids
+
+    def _rows(self) -> dict[str, tuple[mx.array, mx.array]] | None:
+        """Return the last layer's K and V of each type; None where one is packed or not shown."""
+        assert self._model.raw_rows is not None, "an assistant reads the model's KV"
+        if self._cache is None:
+            return None
+        # Layers that share an earlier one's KV have none in the cache, and are the last ones.
+        last_layers = dict(zip(self._layer_types, self._cache, strict=False))
+        found = {name: self._model.raw_rows(layer) for name, layer in last_layers.items()}
+        rows = {name: pair for name, pair in found.items() if pair is not None}
+        return rows if len(rows) == len(found) else None
+
+
+def _likeliest(logits: mx.array) -> mx.array:
+    return mx.argmax(logits, axis=-1)
 
 
 def _no_sampler(_logits: mx.array) -> mx.array:

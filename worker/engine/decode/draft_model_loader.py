@@ -1,11 +1,12 @@
-"""Loads what DRAFT_MODEL names: an MTP head that mlx-vlm can drive, for a model that it loaded.
+"""Loads what DRAFT_MODEL names: a head or an assistant for a model that mlx-vlm loaded.
 
 A head is a checkpoint of its own, or part of the one that it was trained with. All other kinds of
-drafters are refused by name: they ask for hidden states of several layers, or for the model's KV.
+drafters are refused by name, with the reason.
 Owner: the inference thread.
 """
 
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +17,15 @@ from hearth.shared.errors import StartError
 from hearth.shared.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import POCKET, Settings
+from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.engine.compute_dtype import cast_rule, cast_to_float16
-from hearth.worker.engine.decode.draft_model import DraftModel
+from hearth.worker.engine.decode.draft_model import (
+    AssistantDrafts,
+    DraftModel,
+    HeadDrafts,
+    RawRows,
+)
+from hearth.worker.engine.hidden_states import is_like_alone
 from hearth.worker.engine.mlx_memory import weight_bytes
 from hearth.worker.engine.model_loader import LoadedModel, may_run_code, present
 from hearth.worker.engine.vision.vlm_loader import read_json, weight_sizes
@@ -25,16 +33,62 @@ from hearth.worker.engine.vision.vlm_loader import read_json, weight_sizes
 log = logging.getLogger(__name__)
 
 SETTING: Final = "DRAFT_MODEL"
-KIND: Final = "qwen3_5_mtp"  # by mlx-vlm's name; heads of Qwen3.5, also with experts
-_PART: Final = "mtp."  # names of a head's weights in the checkpoint that it was trained with
+
+
+@dataclass(frozen=True, slots=True)
+class DraftKind:
+    """What drafts with a kind of draft model, and the architectures that it drafts for.
+
+    Some do as mlx-lm loads them, too: as models of text alone.
+    """
+
+    drafts: Callable[[DraftModel], ModelDrafts]
+    models: tuple[str, ...]  # by mlx-vlm's names
+    text_models: tuple[str, ...] = ()  # by mlx-lm's
+
+
+_QWEN: Final = ("qwen3_5", "qwen3_5_moe")
+_ASSISTANT: Final = DraftKind(
+    AssistantDrafts, ("gemma4", "gemma4_unified"), ("gemma4", "gemma4_text")
+)
+KINDS: Final = {
+    "qwen3_5_mtp": DraftKind(HeadDrafts, _QWEN, _QWEN),
+    "nemotron_h_mtp": DraftKind(HeadDrafts, ("nemotron_h_nano_omni",)),
+    "inkling_mtp": DraftKind(HeadDrafts, ("inkling",)),
+    "gemma4_assistant": _ASSISTANT,
+    "gemma4_unified_assistant": _ASSISTANT,
+}
+_LAYERS: Final = "it reads hidden states of several layers, which are not handed out here"
+_CACHES: Final = "its model's caches cannot be taken back to before a draft"
+# What mlx-vlm has beside KINDS, and why nothing drafts with it.
+REFUSED: Final = {
+    "dflash2": _LAYERS,
+    "dspark": _LAYERS,
+    "eagle3": _LAYERS,
+    "gemma4_dflash": _LAYERS,
+    "gemma4_dspark": _LAYERS,
+    "laguna_dflash": _LAYERS,
+    "muse_glimmer_assistant": _LAYERS,
+    "qwen3_dflash": _LAYERS,
+    "qwen3_dspark": _LAYERS,
+    "deepseek_v4_dspark": _LAYERS,
+    "deepseek_v4_mtp": _CACHES,
+    "glm5_next_mtp": _CACHES,
+    "hy_v4_mtp": _CACHES,
+    "qwen4_exp_mtp": _CACHES,
+    "glm4_moe_lite_mtp": "mlx-vlm has no code that drafts with it",
+    "glm_moe_dsa_mtp": "its model is one of text alone, which mlx-lm loads",
+}
+_UNKNOWN: Final = "it is no draft model that mlx-vlm knows"
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """A head that is here to be loaded."""
+    """A draft model that is here to be loaded."""
 
     source: str  # as DRAFT_MODEL has it
     directory: Path
+    kind: str  # one of KINDS
     nbytes: int  # of its weights
 
 
@@ -51,70 +105,119 @@ def find_draft_model(settings: Settings) -> DraftCheckpoint | None:
     if not has_vision():
         raise _refusal(source, f"mlx-vlm loads draft models: {VISION_REMEDY}")
     if named == POCKET:
-        raise _refusal(source, f"it is no head of kind {KIND}")
+        raise _refusal(source, "it is no draft model")
     try:
         directory = present(str(named), may_run_code(settings, source), SETTING)
-        nbytes = _head_bytes(directory, source)
+        kind, nbytes = _kind_and_bytes(directory, source)
     except StartError:
         raise
     except Exception as error:  # whatever a hub or a file can raise
         raise _refusal(source, _reason(error)) from error
-    return DraftCheckpoint(source, directory, nbytes)
+    return DraftCheckpoint(source, directory, kind, nbytes)
 
 
-def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel) -> DraftModel:
-    """Load a head, and try it with the model that it is to draft for.
+def load_draft_model(found: DraftCheckpoint, loaded: LoadedModel, raw_rows: RawRows) -> DraftModel:
+    """Load a draft model, and try it with the model that it is to draft for.
+
+    `raw_rows` is what reads that model's KV.
 
     Raises:
         StartError: it does not belong to this model.
     """
-    if loaded.vision is None:
-        raise _refusal(
-            found.source,
-            f"a draft model works with one that mlx-vlm loads, and MODEL_PATH is "
-            f"{loaded.facts.path!r} ({loaded.facts.architecture}), a model of text alone",
-        )
+    kind, path = KINDS[found.kind], loaded.facts.path
+    target = loaded.model if loaded.vision is None else loaded.vision.model
+    if _architecture(target) not in (kind.models if loaded.vision else kind.text_models):
+        raise _refusal(found.source, _misfit(found.kind, loaded))
     try:
-        model = DraftModel(_load(found, loaded), loaded.vision.model)
+        head = _load(found, target)
+        if not is_like_alone(loaded.model):
+            raise ValueError("its hidden states cannot be had without other logits")
+        model = DraftModel(head, target, drafts=kind.drafts, raw_rows=raw_rows)
         if loaded.dtype.is_cast:
             cast_to_float16(model.head, cast_rule(model.head))
         mx.eval(model.head.parameters())
         model.measure(loaded.model)
     except Exception as error:  # whatever a file, an architecture or the device can raise
-        raise _refusal(found.source, f"beside {loaded.facts.path!r}: {_reason(error)}") from error
+        raise _refusal(found.source, f"beside {path!r}: {_reason(error)}") from error
     log.info("draft model=%s token_cost=%.2f", found.source, model.token_cost)
     return model
 
 
-def _load(found: DraftCheckpoint, loaded: LoadedModel) -> Any:
+def _load(found: DraftCheckpoint, target: Any) -> Any:
     from mlx_vlm.speculative.drafters import load_drafter, validate_drafter_compatibility
 
-    assert loaded.vision is not None, found.source
     head, kind = load_drafter(str(found.directory))
-    validate_drafter_compatibility(loaded.vision.model, head, kind)
+    language = getattr(target, "language_model", target)
+    if hasattr(language, "config"):
+        validate_drafter_compatibility(target, head, kind)
+    # Mlx-lm's models have `args` instead, which mlx-vlm does not look at.
+    elif language.args.hidden_size != _target_size(head.config):
+        raise ValueError(
+            f"it was made for hidden_size={_target_size(head.config)}, and the model has "
+            f"hidden_size={language.args.hidden_size}"
+        )
     return head
 
 
-def _head_bytes(directory: Path, source: str) -> int:
-    """Return what a head's weights take; raise StartError where there is none of our kind."""
+def _target_size(config: Any) -> int:
+    """Return the width of the hidden states that a draft model reads."""
+    size: int = getattr(config, "backbone_hidden_size", 0) or config.text_config.hidden_size
+    return size
+
+
+def _architecture(model: Any) -> str:
+    """Return the name of a model's architecture by the library that loads it."""
+    return type(model).__module__.rpartition(".")[-1]
+
+
+def _misfit(name: str, loaded: LoadedModel) -> str:
+    """Return what such a draft model drafts for, and what was loaded instead."""
+    kind, facts = KINDS[name], loaded.facts
+    model = f"MODEL_PATH is {facts.path!r} ({facts.architecture})"
+    if loaded.vision is None:
+        text = f", and of text alone {_listed(kind.text_models)}" if kind.text_models else ""
+        return (
+            f"its kind {name!r} drafts for {_listed(kind.models)} with a vision tower{text}, and "
+            f"{model}, a model of text alone"
+        )
+    return f"its kind {name!r} drafts for {_listed(kind.models)}, and {model}"
+
+
+def _kind_and_bytes(directory: Path, source: str) -> tuple[str, int]:
+    """Return a draft model's kind, and what its weights take.
+
+    Raises:
+        StartError: it is of no kind of ours, or its weights are not there.
+    """
     from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
+    from mlx_vlm.utils import get_model_type
 
     config = read_json(directory / "config.json")
-    kind = str(config.get("model_type", "unknown"))
-    if kind == KIND:
-        return weight_bytes(directory)
+    kind = get_model_type(config) or "unknown"
+    if kind in KINDS:
+        return kind, weight_bytes(directory)
     splitter = get_mtp_splitter(source_config=config)
-    if splitter is None or splitter.output_model_type != KIND:
-        raise _refusal(source, f"its kind is {kind!r}, and heads of kind {KIND} alone draft here")
-    nbytes = sum(size for name, size in weight_sizes(directory) if name.startswith(_PART))
-    if not nbytes:
-        raise _refusal(source, f"this {kind!r} checkpoint has no weights named {_PART}*")
-    return nbytes
+    if splitter is None or splitter.output_model_type not in KINDS:
+        name = kind if splitter is None else splitter.output_model_type
+        reason = REFUSED.get(name, _UNKNOWN)
+        raise _refusal(source, f"its kind is {name!r}, and {reason}; {_listed(KINDS)} draft here")
+    text = splitter.read_text_config(config)
+    weights = [size for name, size in weight_sizes(directory) if splitter.select_keys(name, text)]
+    if not weights:
+        raise _refusal(
+            source, f"this {kind!r} checkpoint has no weights of a head, which conversions drop"
+        )
+    return splitter.output_model_type, sum(weights)
+
+
+def _listed(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _refusal(source: str, reason: str) -> StartError:
     return StartError(
-        f"{SETTING} is {source!r}, which cannot draft: {reason}. Name a head that was made for the "
+        f"{SETTING} is {source!r}, which cannot draft: {reason}. Name one that was made for the "
         f"model, or leave {SETTING} empty."
     )
 

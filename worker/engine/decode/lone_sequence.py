@@ -19,6 +19,7 @@ from hearth.worker.engine.decode.decoding_sequence import (
 )
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.decode.verify import accepted_path, process_rows, row_places
+from hearth.worker.engine.hidden_states import with_hidden
 
 ROWS_MAX: Final = 8  # of a forward that verifies; MLX's kernels for few rows take no more
 
@@ -121,8 +122,8 @@ class LoneSequence:
         parts = [mx.array([t], mx.uint32) if isinstance(t, int) else t for t in inputs]
         fed = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         if self.row.draft_model is not None:
-            logits, hidden = self._model.with_hidden(
-                fed[None], cache=self.cache, **self._model_arguments
+            logits, hidden = with_hidden(
+                self._model, fed[None], self.cache, **self._model_arguments
             )
             self._hidden = (fed, hidden)
         else:
@@ -182,7 +183,11 @@ class LoneSequence:
         """Return a draft behind the tokens that are known, no longer than there is room for."""
         row = self.row
         assert row.drafter is not None
+        if row.draft_model is not None:
+            row.draft_model.look_at(self.cache)
         draft = row.drafter.propose(self._draft_tokens_max(), len(self.waiting) + 1)
+        if row.draft_model is not None:
+            row.draft_model.look_at(None)
         if draft and row.choice.guide is not None:
             assert draft.is_chain, "a guide follows one path"
             draft = draft.cut(row.choice.guide.fitting(draft.tokens))

@@ -42,14 +42,20 @@ class VLMLanguageModel:
         return logits
 
     def with_hidden(
-        self, ids: mx.array, cache: list[Any] | None = None, shift: int | list[int] = 0
+        self,
+        ids: mx.array,
+        cache: list[Any] | None = None,
+        shift: int | list[int] = 0,
+        **embeds: Any,
     ) -> tuple[mx.array, mx.array]:
-        """Return the logits, and the hidden states (rows, n, hidden) that they are made of.
+        """Return the logits, and the hidden states (rows, n, hidden) that a draft model reads.
 
-        A draft model goes on from those.
+        Some models hand them out as they are before the last norm, and say how those are read.
         """
-        output = self._output(ids, cache, shift, {"return_hidden": True})
-        return output.logits, output.hidden_states[-1]
+        output = self._output(ids, cache, shift, {"return_hidden": True, **embeds})
+        hidden = output.hidden_states[-1]
+        prepare = getattr(self.model, "speculative_draft_hidden", None)
+        return output.logits, hidden if prepare is None else prepare(hidden)
 
     def _output(
         self,

@@ -90,6 +90,13 @@ class AnswerDrafts:
     def _follow(self) -> ModelDrafts | None:
         return self._draft_model.follow() if self._draft_model is not None else None
 
+    def prompt_pairs_max(self, request: Request) -> int:
+        """Return how many of the prompt's last hidden states its draft model is to be given."""
+        is_drafted = self.policy.of(request.sampling.speculate) == "all"
+        if self._draft_model is None or not is_drafted or request.is_prefill_only:
+            return 0
+        return self._draft_model.prompt_pairs_max
+
     def end(self, request: Request) -> None:
         """Take in what an answer that ends has taught; its drafter, if any, drafts no more."""
         drafter = request.drafter

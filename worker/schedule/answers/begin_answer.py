@@ -27,6 +27,7 @@ def begin_answer(
     slot = request.slot
     assert slot is not None and request.is_prefilled, request.request_id
     request.drafter = _drafter(request, engine, drafts) if can_rewind(slot.cache) else None
+    hidden, request.hidden = request.hidden, None
     return Sequence(
         key=request.request_id,
         cache=slot.cache,
@@ -44,6 +45,7 @@ def begin_answer(
         before_draft=functools.partial(kv_manager.grow_for_draft, slot),
         rewind_point=RewindPoint if request.drafter is not None else None,
         draft_model=request.drafter.model if request.drafter is not None else None,
+        hidden=hidden,
     )
 
 

@@ -1,11 +1,22 @@
 """A draft model drafts for requests, whether their prompts are read or come from the cache."""
 
 import random
+from typing import Any
+
+import pytest
 
 from hearth.worker.engine.decode.draft_model import DraftModel
 from hearth.worker.schedule.answers.answer_drafts import AnswerDrafts, DraftPolicy, Reach
-from scripts.harness.socketless_worker import Answer, Machine, loaded, machine
+from scripts.harness.socketless_worker import (
+    Answer,
+    Machine,
+    loaded,
+    machine,
+    marks,
+    vocabulary,
+)
 from tests.helpers.models.draft_heads import KnowingHead, random_head
+from tests.helpers.models.draft_targets import DRAFT_TARGETS, draft_target
 
 NAME = "qwen3_5_vl"
 TOKENS = 24
@@ -37,6 +48,7 @@ def test_a_draft_model_drafts_behind_a_cold_prompt_and_behind_a_kept_one() -> No
         head.know([*ids, *expected])
         answer = warm.ask(ids, TOKENS)
         assert answer.tokens == expected
+        assert answer.cached <= head.begun[-1] < len(ids) - 2, "it has read of the prompt too"
         assert (answer.cached > 0) == (turn > 0)
         assert answer.usage is not None and answer.usage.decode_forwards <= TOKENS // 2
         ids += expected
@@ -55,6 +67,28 @@ def test_a_random_head_changes_no_answer_beside_others_or_alone() -> None:
         assert warm.settled(answer).tokens == cold_answer(ids).tokens
     assert warm.ask(prompts[0], TOKENS).tokens == cold_answer(prompts[0]).tokens
     assert warm.drafts.report()["by_source"]["model"]["drafted"] > 0
+
+
+@pytest.mark.parametrize("name", DRAFT_TARGETS)
+def test_a_conversation_says_what_it_says_cold_whatever_a_draft_model_of_any_kind_drafts(
+    name: str,
+) -> None:
+    target = draft_target(name)
+
+    def of(**how: Any) -> Machine:
+        return Machine(target.loaded, marks(NAME), vocabulary(NAME), **how)
+
+    policy = DraftPolicy("lookup", "all", "all", curve=FLAT)
+    warm = of(drafts=AnswerDrafts(policy, target.draft_model(target.random_head(1))))
+    ids = list[int]()
+    for turn in range(3):
+        ids = [*ids, *text(turn, 70)]
+        answer = warm.ask(ids, TOKENS)
+        assert answer.tokens == of(keeps=False).ask(ids, TOKENS).tokens
+        assert (answer.cached > 0) == (turn > 0)
+        ids += answer.tokens
+    assert warm.drafts.report()["by_source"]["model"]["drafted"] > 0
+    warm.check()
 
 
 def test_where_nothing_is_drafted_from_text_a_draft_model_is_not_asked_either() -> None:

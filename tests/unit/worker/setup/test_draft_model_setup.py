@@ -1,25 +1,30 @@
 """DRAFT_MODEL names a head that fits the model, or the start ends with what was found instead."""
 
 import json
+import pkgutil
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from mlx_vlm.speculative import drafters
 
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.engine import draft_model_loader
+from hearth.worker.engine.decode import draft_model_loader
+from hearth.worker.engine.decode.draft_model_loader import KINDS, REFUSED
 from hearth.worker.engine.mlx_memory import weight_bytes
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.setup.draft_model_setup import DraftModelSetup
 from scripts.fixtures.fixture_cache import fixture_dir
+from scripts.fixtures.vision_families import make_family
 from scripts.harness.socketless_worker import loaded
-from tests.helpers.models.draft_heads import random_head, save_head
+from tests.helpers.models.draft_heads import random_head, save_draft_model, save_head
+from tests.helpers.models.draft_targets import DRAFT_TARGETS, draft_target
 
 NAME = "qwen3_5_vl"
 
@@ -102,20 +107,85 @@ def test_a_head_of_another_size_is_refused_with_both_sizes(tmp_path: Path) -> No
     assert "leave DRAFT_MODEL empty" in text
 
 
-def test_a_model_that_mlx_vlm_did_not_load_is_refused_by_name(head: Path) -> None:
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_vl"])
+def test_a_head_is_loaded_beside_a_qwen_of_text_alone_too(tmp_path: Path, name: str) -> None:
+    model = setup_of(save_head(tmp_path / "head", loaded(name).config)).load(loaded(name))
+    assert model.draft_model is not None and 0 < model.draft_model.token_cost < 10
+
+
+def test_a_head_of_another_size_is_refused_beside_a_model_of_text_alone_too(head: Path) -> None:
+    other = replace(loaded("qwen3_5"))
+    other.model.language_model.args.hidden_size, size = 320, 128
+    try:
+        text = refusal(lambda: setup_of(head).load(other))
+    finally:
+        other.model.language_model.args.hidden_size = size
+    assert "hidden_size=128" in text and "hidden_size=320" in text
+
+
+def test_a_model_of_text_alone_that_no_head_is_driven_for_is_refused_by_name(head: Path) -> None:
     text = refusal(lambda: setup_of(head).load(loaded("qwen3")))
+    assert "qwen3_5 and qwen3_5_moe with a vision tower, and of text alone qwen3_5" in text
     assert f"{loaded('qwen3').facts.path!r} (qwen3), a model of text alone" in text
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "qwen3_dflash", "gemma4_assistant", "deepseek_v4_mtp"])
-def test_other_kinds_of_drafters_are_refused_by_name(head: Path, kind: str) -> None:
+def test_a_head_is_refused_beside_a_vision_model_that_it_is_not_for(head: Path) -> None:
+    text = refusal(lambda: setup_of(head).load(loaded("qwen3_vl")))
+    assert "its kind 'qwen3_5_mtp' drafts for qwen3_5 and qwen3_5_moe, and MODEL_PATH is" in text
+    assert "(qwen3_vl)" in text
+
+
+@pytest.mark.filterwarnings("ignore:At least one mel filter has all zero values")
+def test_an_assistant_is_loaded_beside_a_gemma_from_their_files(tmp_path: Path) -> None:
+    make_family("gemma4", tmp_path / "gemma", fixture_dir("qwen3_vl") / "tokenizer.json")
+    model = load_model(load_settings({"MODEL_PATH": str(tmp_path / "gemma")}, None))
+    text = model.config["text_config"] | dict(
+        hidden_size=32, num_kv_shared_layers=2, hidden_size_per_layer_input=0
+    )
+    config = dict(model_type="gemma4_assistant", backbone_hidden_size=64, text_config=text)
+    directory = save_draft_model(tmp_path / "assistant", config)
+    setup = setup_of(directory)
+    assert setup.admits(5) == 5 + weight_bytes(directory)
+    drafting = setup.load(model)
+    assert drafting.draft_model is not None and 0 < drafting.draft_model.token_cost < 10
+    wide = save_draft_model(tmp_path / "wide", config | dict(backbone_hidden_size=128))
+    assert "hidden_size=64" in refusal(lambda: setup_of(wide).load(model))
+    assert "drafts for gemma4 and gemma4_unified" in refusal(lambda: setup.load(loaded(NAME)))
+
+
+@pytest.mark.parametrize("name", DRAFT_TARGETS)
+def test_each_kind_of_draft_model_is_loaded_from_its_files(tmp_path: Path, name: str) -> None:
+    target = draft_target(name)
+    model = setup_of(save_draft_model(tmp_path / "it", target.config)).load(target.loaded)
+    assert model.draft_model is not None and 0 < model.draft_model.token_cost < 10
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_other_kinds_of_drafters_are_refused_by_name_with_the_reason(head: Path, kind: str) -> None:
     text = refusal(lambda: setup_of(with_config(head, model_type=kind)))
-    assert f"its kind is {kind!r}, and heads of kind qwen3_5_mtp alone draft here" in text
+    assert f"its kind is {kind!r}, and {REFUSED[kind]}; qwen3_5_mtp, " in text
+    assert "leave DRAFT_MODEL empty" in text
+
+
+def test_a_drafter_that_says_otherwise_what_it_is_and_a_second_model_are_refused(
+    head: Path,
+) -> None:
+    flash = with_config(head, model_type="qwen3", dflash_config={"mask_token_id": 1})
+    assert "its kind is 'qwen3_dflash', and it reads hidden states" in refusal(
+        lambda: setup_of(flash)
+    )
+    text = refusal(lambda: setup_of(fixture_dir("qwen3")))
+    assert "its kind is 'qwen3', and it is no draft model that mlx-vlm knows" in text
+
+
+def test_every_drafter_of_mlx_vlm_is_either_driven_or_refused_with_a_reason() -> None:
+    found = {module.name for module in pkgutil.iter_modules(drafters.__path__) if module.ispkg}
+    assert found == KINDS.keys() | REFUSED.keys()
 
 
 def test_a_checkpoint_whose_conversion_has_dropped_its_head_is_refused() -> None:
     text = refusal(lambda: setup_of(fixture_dir(NAME)))
-    assert "this 'qwen3_5' checkpoint has no weights named mtp.*" in text
+    assert "this 'qwen3_5' checkpoint has no weights of a head" in text
 
 
 def test_a_head_that_brings_code_is_refused_before_it_runs(head: Path) -> None:
