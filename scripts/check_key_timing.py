@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from scripts.chaos.draft_tally import DraftTally, drafts_line
 from scripts.chaos.own_server import OwnServer
 from scripts.fixtures.fixture_cache import fixture_dir
 
@@ -28,6 +29,7 @@ KEYS: Final = ("sk-of-a", "sk-of-b")
 ANSWER_S_MAX: Final = 60.0
 COUNTED_WORDS: Final = 2_000  # each new, of a text that is counted
 CHAT_WORDS: Final = 150  # and of one that the model reads
+ANSWER_TOKENS: Final = 32  # of one that drafts may shorten
 WARM_UP: Final = 5  # texts of each route before it is measured
 NEARBY: Final = 8  # rounds before and after, by whose median a time is judged
 SHARING_WORKER: Final = "scripts.harness.faulty_workers.sharing_worker"
@@ -130,11 +132,17 @@ def _with_format(chance: random.Random) -> Body:
     }
 
 
+def _answered(chance: random.Random) -> Body:
+    """Ask for an answer that would be drafted from another's: the prompt is hardly read."""
+    return _chat(chance, words=5) | {"max_tokens": ANSWER_TOKENS, "temperature": 0}
+
+
 def routes() -> list[Route]:
     chat = "/v1/chat/completions"
     return [
         Route("count_tokens", "/v1/messages/count_tokens", _counted),
         Route("chat prompt", chat, _chat),
+        Route("answer", chat, _answered),
         Route("tools", chat, _with_tools),
         Route("response_format", chat, _with_format),
     ]
@@ -204,18 +212,22 @@ async def _run(options: argparse.Namespace) -> list[dict[str, Any]]:
     settings = {
         "MODEL_PATH": str(fixture_dir(options.fixture, tiny=True)),
         "PROXY_MODEL_ID": "local",
-        "PROXY_API_KEYS": ",".join(KEYS),
+        "PROXY_API_KEY": KEYS[0],
+        "PROXY_API_KEYS": ",".join(KEYS[1:]),
     }
     server = OwnServer(settings, worker=SHARING_WORKER if options.shared else "")
+    drafts = DraftTally()
     measured = [each for each in routes() if options.only in ("", each.name)]
     try:
         await server.started()
         for route in measured:
             chance = random.Random(f"{options.seed} {route.name}")
             measure(route, server.port, options.probes // 2, chance)
+        drafts.take((await server.cache()).get("workers", []))
         server.stop()
     finally:
         server.close()
+    print(drafts_line(drafts.total))
     return [route.row() for route in measured]
 
 

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hearth.commands.server_client import table
+from scripts.chaos.draft_tally import DraftTally, drafts_line
 from scripts.chaos.own_server import MB, OwnServer, ServerError, rss_bytes
 from scripts.harness.changes.body_mutations import shortened
 from scripts.replay.__main__ import Row, Target, replay
@@ -73,6 +74,7 @@ class Soak:
     samples: list[Sample] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
+    drafts: DraftTally = field(default_factory=DraftTally)
 
     async def run(self, whole_s: float, clients: int) -> None:
         end = time.monotonic() + whole_s
@@ -105,6 +107,7 @@ class Soak:
         began = time.monotonic()
         while (now := time.monotonic()) < end:
             rows = (await self.server.cache()).get("workers", [])
+            self.drafts.take(rows)
             if rows and not any("error" in row for row in rows):
                 arrays = sum(row["memory_bytes"] - row["beside_arrays_bytes"] for row in rows)
                 self.samples.append(self._sample(now - began, rows, arrays))
@@ -246,11 +249,13 @@ async def soak(options: argparse.Namespace) -> int:
         return 2
     finally:
         server.close(keeps=bool(found))
-    print(*lines(run.samples, run.counts), *run.errors, sep="\n")
+    told = [*lines(run.samples, run.counts), drafts_line(run.drafts.total), *run.errors]
+    print(*told, sep="\n")
     print("verdict: " + ("MISSED: " + "; ".join(found[:ERRORS_TOLD_MAX]) if found else "it held"))
     if options.json:
         report = {
             "counts": dict(run.counts),
+            "drafts": dict(run.drafts.total),
             "misses": found,
             "growth": {growth.process: growth.share for growth in growths(run.samples)},
             "samples": [asdict(sample) for sample in run.samples],

@@ -22,6 +22,7 @@ import psutil
 
 from hearth.commands.server_client import table
 from scripts.chaos.clients import CALM, Client, Ledger, Manner
+from scripts.chaos.draft_tally import DraftTally, drafts_line
 from scripts.chaos.judge_replies import Kind
 from scripts.chaos.own_server import MB, OwnServer, ServerError
 from scripts.chaos.request_bodies import LENGTHS, PATHS, TALKING, Body, fresh, malformed, pages
@@ -143,7 +144,7 @@ class Traffic:
 
 async def play(server: OwnServer, requests: int, clients: int, seed: int) -> list[str]:
     """Send `requests`; print what is held after each round, and return what does not hold."""
-    traffic, ledger = Traffic(server.port, seed), Ledger()
+    traffic, ledger, drafts = Traffic(server.port, seed), Ledger(), DraftTally()
     client = Client(server.port, ledger)
     held: dict[str, list[Held]] = {}
     began = time.monotonic()
@@ -161,7 +162,9 @@ async def play(server: OwnServer, requests: int, clients: int, seed: int) -> lis
             for _ in range(clients):
                 group.create_task(one_after_another(aim))
         await sleep(REST_S)
-        told, arrays = await _stored(server)
+        rows = (await server.cache()).get("workers", [])
+        drafts.take(rows)
+        told, arrays = _stored(rows)
         print(f"{aim:>7,} requests: {told}")
         for name, row in _held(server, arrays, ledger.ended, time.monotonic() - began):
             held.setdefault(name, []).append(row)
@@ -169,12 +172,12 @@ async def play(server: OwnServer, requests: int, clients: int, seed: int) -> lis
             print(f"{row.requests:>7,} requests {row.at_s:5.0f} s  {name}: {told}", flush=True)
     print(table(_COLUMNS, [_growth_row(name, rows) for name, rows in held.items()]))
     print(", ".join(f"{count:,} {kind}" for kind, count in ledger.tally(CALM).ends.items()))
+    print(drafts_line(drafts.total))
     return list(misses(held, ledger.misses))
 
 
-async def _stored(server: OwnServer) -> tuple[str, int]:
+def _stored(rows: Sequence[dict[str, Any]]) -> tuple[str, int]:
     """Return what the worker's stores say that they hold, and the bytes of its arrays."""
-    rows = (await server.cache()).get("workers", [])
     if not rows or "error" in rows[0]:
         return "the worker does not tell", 0
     (row,) = rows
@@ -183,6 +186,7 @@ async def _stored(server: OwnServer) -> tuple[str, int]:
     kept, budget = row["bytes"] / MB, row["budget_bytes"] / MB
     told = f"{turns['turns']:,} turns of {turns['turn_bytes'] / MB:.1f} MB"
     told += f", KV {kept:.1f} of {budget:.1f} MB, {files:,} files on disk"
+    told += f", {row['speculation']['bytes'] / MB:.1f} MB to draft from"
     return f"{told}, arrays {arrays / MB:.1f} MB", arrays
 
 

@@ -67,6 +67,7 @@ _OF_CACHE: Final[tuple[tuple[str, FigurePath, str], ...]] = (
     ("hearth_live_slots_max", ("slots_max",), "Live caches that there may be."),
     ("hearth_requests_running_max", ("running_max",), "Requests that may compute at once."),
     ("hearth_live_slots_bytes", ("slots_bytes",), "What live caches take, batches included."),
+    ("hearth_trunks", ("trunks", "count"), "Beginnings of prompts whose KV answers share."),
     ("hearth_trunk_rows", ("trunks", "rows"), "Answers that share the KV they begin with."),
     ("hearth_trunk_spared_bytes", ("trunks", "spared_bytes"), "What they would take more alone."),
     ("hearth_answers_running", ("answers_running",), "Answers that are written now."),
@@ -334,7 +335,11 @@ def _drafts(cache: Mapping[str, WorkerRow]) -> Iterator[Metric]:
     labels = ("worker", "source")
     for name, told, text in (
         ("hearth_drafted_tokens_total", "drafted", "Tokens drafted and verified."),
-        ("hearth_drafted_tokens_accepted_total", "accepted", "Of them, those that were right."),
+        (
+            "hearth_drafted_tokens_accepted_total",
+            "accepted",
+            "Of them, those in an answer.",
+        ),
     ):
         family = CounterMetricFamily(name, text, labels=labels)
         for worker, row in cache.items():

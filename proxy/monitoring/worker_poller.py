@@ -26,7 +26,7 @@ ENTRIES_MAX: Final = 40  # of the cache, the most recently used
 _CACHE_FIELDS: Final = (
     *("budget_bytes", "bytes", "slots_bytes", "slots_max", "extents", "snapshots", "evictions"),
     *("memory_limit_bytes", "running_max", "vision", "evicted", "quantisation", "exact"),
-    *("pressure", "idle", "speculation"),
+    *("pressure", "idle", "speculation", "trunks"),
 )
 _DISK_FIELDS: Final = ("bytes_written_today", "write_bytes_per_day", "write_bytes_left")
 _TURN_FIELDS: Final = (

@@ -21,7 +21,6 @@ from mlx_lm.models.qwen3 import Model, ModelArgs
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice, greedy
 from hearth.worker.engine.decode.trunk_attention import reach_trunks
-from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN
 
 ABOUT = "K branches on one trunk beside K copies: bytes, logits, CPU of a step"
 
@@ -82,8 +81,10 @@ def _compare(model: Any, trunk: int, branches: int, steps: int) -> dict[str, Any
     common = [mx.random.normal((1, kv_heads, trunk, HEAD_DIM)) for _ in "kv"]
     sides = {}
     for side, lineage in (("copies", None), ("trunk", "a")):
-        decoder = sides[side] = Decoder(model, generation_stream, is_mergeable=True)
-        decoder.trunk_tokens_min = TRUNK_TOKENS_MIN
+        # `run` has reached the model's trunks: there is nothing to try.
+        decoder = sides[side] = Decoder(
+            model, generation_stream, is_mergeable=True, try_trunks=lambda: True
+        )
         mx.random.seed(2)
         for number in range(branches):
             own = [mx.random.normal((1, kv_heads, TAIL, HEAD_DIM)) for _ in "kv"]

@@ -42,6 +42,7 @@ from hearth.commands.server_client import table
 from scripts.chaos.attacks import huge
 from scripts.chaos.clients import GOOD, KEY, Client, Known, Ledger, known, steady
 from scripts.chaos.delays import Delay, delay_lines, delay_rows, delays
+from scripts.chaos.draft_tally import DraftTally, drafts_line
 from scripts.chaos.faults import (
     BY_CLIENTS,
     ENDS_PROCESSES,
@@ -111,6 +112,7 @@ class Run:
     book: list[Known] = field(default_factory=list)
     before: list[Level] = field(default_factory=list)
     after: list[Level] = field(default_factory=list)
+    drafts: DraftTally = field(default_factory=DraftTally)
     stop_s: float = 0.0
 
     @property
@@ -132,7 +134,9 @@ class Run:
         self.before = await self._level()
         async with self._traffic():
             await self._faults(time.monotonic(), minutes * 60)
+        await self._count_drafts()
         self.after = await self._level()
+        await self._count_drafts()
         self._compare()
         self._end()
 
@@ -173,6 +177,7 @@ class Run:
 
     async def _one(self, name: str) -> None:
         print(f"{name} ...", flush=True)
+        await self._count_drafts()  # before a worker ends with its counts
         with self.ledger.playing(name):
             await self.faults[name](self.scene)
             lifted = time.monotonic()
@@ -219,6 +224,9 @@ class Run:
             Level(role, process.pid, rss_bytes(process), process.num_fds())
             for role, process in zip(roles, family, strict=True)
         ]
+
+    async def _count_drafts(self) -> None:
+        self.drafts.take((await self.scene.server.cache()).get("workers", []))
 
     async def _idle(self) -> None:
         deadline = time.monotonic() + IDLE_S_MAX
@@ -285,6 +293,7 @@ class Run:
                 for early, late in zip(self.before, self.after, strict=False)
             ],
             "stop_s": round(self.stop_s, 2),
+            "drafts": dict(self.drafts.total),
             "not_played": sorted(PLAYS.keys() - playable().keys()),
             "misses": dict(self.ledger.misses),
         }
@@ -321,6 +330,7 @@ def lines(report: dict[str, Any]) -> list[str]:
     ]
     told += [table(["process", "MB", "MB after", "growth", "files", "after", "is"], memory), ""]
     told.append(f"{report['requests']:,} requests, ended by SIGTERM in {report['stop_s']} s")
+    told.append(drafts_line(report["drafts"]))
     if report["not_played"]:
         told.append(f"not played, this system does not let us: {', '.join(report['not_played'])}")
     told += [f"MISSED {count}x: {text}" for text, count in report["misses"].items()]

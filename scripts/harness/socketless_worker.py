@@ -197,7 +197,7 @@ class Machine:
                 system_end=self.rule.system_end(keys),
                 kv_bits=kv_bits,
             ),
-            sampling=Sampling(),
+            sampling=how.pop("sampling", Sampling()),
             tokens_max=tokens_max,
             output=OutputProcessor(self._words.detokeniser(), []),
             **how,

@@ -100,6 +100,7 @@ class AnswerDrafter:
         self._waiting = 0  # rows beside a proposed draft of which nothing was told yet
         self._proposed: list[_Node] = []
         self._proposed_kind: TextKind = "text"
+        self._accepted: list[DraftSource] = []  # of the last draft that was verified
 
     # ------------------------------------------------------------ what the engine asks
 
@@ -163,7 +164,8 @@ class AnswerDrafter:
         """Learn which of the draft's nodes were right, and the rows of the forward that told so."""
         right, self._waiting = set(accepted), 0
         self.counts.drafted.update(draft.sources)
-        self.counts.accepted.update(draft.sources[node] for node in right)
+        self._accepted = [draft.sources[node] for node in accepted]
+        self.counts.accepted.update(self._accepted)
         self.counts.rows += rows - 1 - len(right)
         self.counts.saved += len(right) + 1 - self._length.cost(rows)
         self._length.note(len(right), rows)
@@ -176,6 +178,15 @@ class AnswerDrafter:
                 kind = self._proposed_kind
                 self._length.rates.note(node.source, kind, node.length, at in right)
                 path = at if at in right else path
+
+    def end_at(self, said: int) -> None:
+        """The answer has ended behind `said` tokens: those accepted beyond count as rejected."""
+        unsaid = self.counts.tokens - said
+        assert 0 <= unsaid <= len(self._accepted), (unsaid, len(self._accepted))
+        if unsaid:
+            self.counts.accepted.subtract(self._accepted[-unsaid:])
+            self.counts.tokens -= unsaid
+            self.counts.saved -= unsaid
 
     def rate(self, source: DraftSource, kind: TextKind, length: int) -> float:
         """Return how likely a token is held to be right that follows a match of `length`."""

@@ -3,6 +3,7 @@
 Owner: the inference thread, which also loaded the model.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
@@ -15,15 +16,12 @@ from mlx_lm.models.cache import make_prompt_cache
 from hearth.shared.errors import RequestError
 from hearth.worker.cache.image_keys import ImageName, ImageRun, PromptImage
 from hearth.worker.engine.decode.batch_caches import (
-    batch_kind,
     batches_like_alone,
     is_mergeable,
-    keeps_plain_rows,
 )
 from hearth.worker.engine.decode.decoder import Decoder
 from hearth.worker.engine.decode.tree_forward import TreeForward, make_tree_forward
 from hearth.worker.engine.decode.trunk_attention import reach_trunks
-from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN
 from hearth.worker.engine.decode.trunk_trial import trunks_like_alone
 from hearth.worker.engine.decode.verify_trial import verifies_like_alone
 from hearth.worker.engine.hidden_states import with_hidden
@@ -43,8 +41,8 @@ class Engine:
     be dropped or continued at any chunk's end. `batches` allows sequences to share a forward,
     `trees` allows drafts with branches, where the model can compute them: it is tried.
     `vision` encodes images, if this model is given any. `packed` has the bits and the group size
-    of rows that are quantised while it runs. `verifies_drafts` says whether the model computes in
-    one forward what it computes token by token.
+    of rows that are quantised while it runs. What few need is tried when it is first needed, once:
+    whether the model verifies drafts, and whether rows of a batch can share a trunk.
     Owner: the inference thread.
     """
 
@@ -65,10 +63,8 @@ class Engine:
         if batches and packed is not None:
             batches = self.batches_packed(*packed)
         tree_forward = self._make_tree_forward() if trees and packed is None else None
-        self.decoder = Decoder(loaded.model, generation_stream, batches, tree_forward)
-        self.verifies_drafts = self._verifies_like_alone()
-        if batches and keeps_plain_rows(batch_kind(self.new_cache())):
-            self._share_trunks(loaded)
+        try_trunks = functools.partial(self._share_trunks, loaded)
+        self.decoder = Decoder(loaded.model, generation_stream, batches, tree_forward, try_trunks)
 
     def stream(self) -> AbstractContextManager[Any]:
         """The stream that everything runs on: copies between streams wait for each other."""
@@ -86,13 +82,15 @@ class Engine:
         mx.clear_cache()
         return is_alike
 
-    def _verifies_like_alone(self) -> bool:
+    @functools.cached_property
+    def verifies_drafts(self) -> bool:
+        """Whether the model computes in one forward what it computes token by token. Tries it."""
         with self.stream():
             is_alike = verifies_like_alone(self._model, self.new_cache)
         mx.clear_cache()
         return is_alike
 
-    def _share_trunks(self, loaded: LoadedModel) -> None:
+    def _share_trunks(self, loaded: LoadedModel) -> bool:
         """Let rows of a batch share a trunk, if this model computes the same with one. Tries it."""
         network = network_of(loaded)
         with self.stream():
@@ -100,7 +98,7 @@ class Engine:
         mx.clear_cache()
         if is_alike:
             reach_trunks(network)
-            self.decoder.trunk_tokens_min = TRUNK_TOKENS_MIN
+        return is_alike
 
     def _make_tree_forward(self) -> TreeForward | None:
         with self.stream():

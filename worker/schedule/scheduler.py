@@ -98,9 +98,14 @@ class Scheduler:
         return self._engine.decoder.batch_bytes
 
     def trunks_report(self) -> dict[str, int]:
-        """Return for `/v1/cache` how many answers share a trunk, and the bytes that this spares."""
+        """Return for `/v1/cache` how many trunks answers share, and the bytes that this spares."""
         decoder = self._engine.decoder
-        return {"rows": len(decoder.trunks), "spared_bytes": decoder.spared_bytes}
+        trunks = decoder.trunks
+        return {
+            "count": len(set(trunks.values())),
+            "rows": len(trunks),
+            "spared_bytes": decoder.spared_bytes,
+        }
 
     def report(self, key: str = "") -> dict[str, Any]:
         """Return for `/v1/cache` the answers that are written now, and what ended others early.
@@ -475,6 +480,10 @@ class Scheduler:
         slot, request.slot = request.slot, None
         kv_manager = self._admission.kv_manager_of(request)
         if self._decoding.pop(request.request_id, None) is not None:
+            trunk = self._engine.decoder.trunks.get(request.request_id)
+            if trunk is not None:  # the slot gets a copy of it
+                memory, depth = self._config.memory, self._prompt_depth
+                memory.makes_room(self._kv_manager, trunk.nbytes, depth)
             rest = self._engine.decoder.remove(request.request_id, request.completion_tokens)
             assert slot is not None and rest is not None, request.request_id
             self._drafts.end(request)

@@ -9,7 +9,7 @@ from hearth.worker.draft.draft_length import CPU_CURVE, ROWS_MAX
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.rewind import can_rewind
-from hearth.worker.schedule.answers.answer_drafts import DraftPolicy, Reach
+from hearth.worker.schedule.answers.answer_drafts import CANNOT_VERIFY, DraftPolicy, Reach
 from hearth.worker.setup.kv_setup import is_exact as is_exact_mode
 
 # Where a forward of ROWS_MAX rows costs more than that, in forwards of one, a second branch is not
@@ -35,14 +35,16 @@ def draft_policy(
 ) -> DraftPolicy:
     """Return what is drafted; `found` are the doctor's findings about this model and machine.
 
+    Whether the model can verify is tried when something first is: here its caches are asked.
+
     On a CPU, which is there to try Hearth out and to test it, nothing needs to be found, and no
     measured time decides anything.
     """
     mode = settings.speculate
     if is_exact:
         return DraftPolicy(mode, reason="exact mode: a draft may change an answer's last bits")
-    if not (engine.verifies_drafts and can_rewind(engine.new_cache())):
-        return DraftPolicy(mode, reason="this model cannot verify several tokens in one forward")
+    if not can_rewind(engine.new_cache()):
+        return DraftPolicy(mode, reason=CANNOT_VERIFY)
     reach: Reach = "all"
     reason = ""
     if mode == "off":

@@ -23,7 +23,7 @@ def make_requested_bits(engine: Engine, kv_manager: KVManager | NullKVManager) -
 def _why_not_held(engine: Engine, kv_manager: KVManager, form: QuantFormat | None) -> str | None:
     """Return why the model does not run on rows in `form`, None = raw; None where it does.
 
-    Tries it, in 12 forwards of at most 66 tokens where answers are batched; raw rows it always
+    Tries it, in 11 forwards of at most 64 tokens where answers are batched; raw rows it always
     takes. Padding counts from then on as of the widest rows that there are.
     """
     if kv_manager.rules.running_format is not None:  # else none are wider than the server's

@@ -171,6 +171,7 @@ function workerCard(worker) {
     );
   }
   if (cache?.speculation) rows.push(["Drafts", draftsText(cache.speculation)], ["Accepted", sourcesText(cache.speculation)]);
+  if (cache?.trunks?.rows) rows.push(["Shared beginnings", trunksText(cache.trunks)]);
   if (cache?.disk) rows.push(["Written to disk today", writtenText(cache.disk)]);
   if (cache?.vision) rows.push(["Images encoded", `${count(cache.vision.encoder_calls)} in ${seconds(cache.vision.encoder_s)}`]);
   const terms = rows.flatMap(([term, text]) => [element("dt", {}, term), element("dd", {}, text)]);
@@ -224,6 +225,10 @@ function draftsText({ mode, state, reason, forwards, tokens, speedup_estimate: s
 function sourcesText({ by_source: sources }) {
   const told = Object.entries(sources ?? {}).filter(([, { drafted }]) => drafted);
   return told.map(([source, { drafted, accepted }]) => `${source} ${count(accepted)} of ${count(drafted)}`).join(", ") || NONE;
+}
+
+function trunksText({ count: trunks, rows, spared_bytes: spared }) {
+  return `${count(rows)} answers on ${count(trunks)}, ${bytes(spared)} spared`;
 }
 
 function formatText(form) {

@@ -14,6 +14,7 @@ from hearth.worker.engine.decode.decoder import (
     UnfinishedBatch,
 )
 from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.decode.shared_trunk import Trunk
 from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.layouts.counted_layers import CountedLayerMap
 from scripts.harness.layouts.model_layouts import ModelLayout
@@ -59,6 +60,7 @@ class CountedDecoder:
         """`scripts` has, by request, what is still to be said."""
         self.scripts = scripts
         self.is_mergeable = False
+        self.trunks: dict[str, Trunk] = {}  # it counts none
         self.cost = ReadCost()
         self.has_room: Callable[[int], bool] = lambda _nbytes: True
         self._layout = layout

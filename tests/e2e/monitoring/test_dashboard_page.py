@@ -59,6 +59,7 @@ WORKER: Row = {
                 "model": {"drafted": 0, "accepted": 0},
             },
         },
+        "trunks": {"count": 1, "rows": 4, "spared_bytes": 3 * 2**20},
         "disk": {"bytes_written_today": 6 * 2**30, "write_bytes_per_day": 10 * 2**30}
         | {"write_bytes_left": 4 * 2**30},
     },
@@ -329,6 +330,10 @@ def test_a_worker_tells_what_it_drafts_from_which_source_and_what_that_gains(see
     assert seen.forwards == ["0.62", "119 of 1,240 drafted tokens accepted"]
     assert seen.terms["Drafts"] == "on (auto), 0.62 forwards a token, about 1.40 times as fast"
     assert seen.terms["Accepted"] == "forced 39 of 40, history 80 of 1,200"
+
+
+def test_a_worker_tells_what_answers_that_begin_alike_spare(seen: Seen) -> None:
+    assert seen.terms["Shared beginnings"] == "4 answers on 1, 3.0 MB spared"
 
 
 def test_nothing_of_images_is_shown_where_there_were_none(seen: Seen) -> None:

@@ -39,6 +39,7 @@ COUNTED = (
         "slots",
         "slots_max",
         "trunk_rows",
+        "trunks",
     ),
     "running_max",
     *("files", "frames", "up", "state", "tight", "bits", "awake", "pressure"),

@@ -24,6 +24,9 @@ class OracleDrafts(AnswerDrafts):
         drafter.counts = DraftCounts()  # type: ignore[attr-defined]
         return drafter
 
+    def stop(self, drafter: Any) -> None:
+        """Nothing is held, and the next answer is drafted for all the same."""
+
     def end(self, request: Request) -> None:
         if isinstance(request.drafter, OracleDrafter):
             self.accepted += request.drafter.accepted

@@ -10,6 +10,7 @@ from hearth.worker.cache.block_hash import PrefixHash, pack, prefix_hashes
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.decode.decoder import SampledToken, Sequence, UnfinishedBatch
 from hearth.worker.engine.decode.sampler import TokenChoice
+from hearth.worker.engine.decode.shared_trunk import Trunk
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.request_state import ClientLease, Request
@@ -43,6 +44,7 @@ class ScriptedDecoder:
         self.sequences: dict[str, Sequence] = {}
         self.log: list[str] = []
         self.is_mergeable = True
+        self.trunks: dict[str, Trunk] = {}
 
     def add(self, sequence: Sequence) -> None:
         assert sequence.key not in self.sequences

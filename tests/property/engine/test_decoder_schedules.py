@@ -86,13 +86,15 @@ def is_same(name: str, number: int, said: list[int]) -> bool:
         max_size=30,
     ),
     cost=st.sampled_from(COSTS),
-    trunk_min=st.sampled_from([TRUNK_MIN, TRUNK_MIN, None]),
+    shares_trunks=st.sampled_from([True, True, False]),
 )
 def test_whoever_comes_and_goes_nobody_else_says_anything_else(
-    name: str, moves: list[int | str], cost: ReadCost, trunk_min: int | None
+    name: str, moves: list[int | str], cost: ReadCost, shares_trunks: bool
 ) -> None:
-    decoder = Decoder(model(name), generation_stream, is_mergeable=True)
-    decoder.cost, decoder.trunk_tokens_min = cost, trunk_min
+    decoder = Decoder(
+        model(name), generation_stream, is_mergeable=True, try_trunks=lambda: shares_trunks
+    )
+    decoder.cost, decoder.trunk_tokens_min = cost, TRUNK_MIN
     said: dict[str, list[int]] = {}
     for turn, move in enumerate(moves):
         if isinstance(move, int):

@@ -13,32 +13,28 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_vlm.speculative.ddtree import build_ddtree
 
-from hearth.shared.settings_from_env import load_settings
-from hearth.shared.wire_messages import Sampling
 from hearth.worker.draft.draft import Draft, Drafter, chain
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
-from hearth.worker.engine.decode.sampler import make_token_choice
 from hearth.worker.engine.decode.tree_forward import TreeForward, make_tree_forward
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.rewind import RewindPoint
 from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.drafted_decoding import (
+    SAMPLINGS,
+    any_prompt,
+    drafted_sequence,
+    ended_amid_a_draft,
+    said_beside_guests,
+    said_by,
+)
 from tests.helpers.models.oracle_drafter import OracleDrafter, TreeOracle
 
 # Whose layers keep rows only; the last one is given positions, as if behind an image.
 NAMES = ("qwen3", "llama", "qwen3_moe", "glm4_moe_lite", "qwen3_vl")
 SHIFTS = {"qwen3_vl": -9}
-SETTINGS = load_settings({}, None)
 TOKENS = 40
 LENGTH = 70  # of the prompt
 VOCABULARY = 3072  # of the fixtures
-SAMPLINGS = {
-    "greedy": Sampling(temperature=0.0, repetition_penalty=1.0),
-    "the server's default": Sampling(seed=11),
-    "hot, with penalties": Sampling(
-        temperature=0.9, seed=5, presence_penalty=0.4, frequency_penalty=0.2, top_k=40, top_p=0.9
-    ),
-}
-PROMPT = [(i * 7919 + 13) % 2900 + 50 for i in range(LENGTH)]
+PROMPT = any_prompt(LENGTH)
 LENGTHS = st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any)
 
 
@@ -70,23 +66,13 @@ def decoder_of(name: str, sampling: str, drafter: Drafter | None, merges: bool =
     return decoder
 
 
-def sequence(name: str, sampling: str, drafter: Drafter | None) -> Sequence:
+def sequence(name: str, sampling: str, drafter: Drafter | None, key: str = "x") -> Sequence:
     cache = make_prompt_cache(model(name))
     with mx.stream(generation_stream):
         forward(name, PROMPT[:-1], cache)
         mx.eval([layer.state for layer in cache])
-    return Sequence(
-        key="x",
-        cache=cache,
-        tokens=PROMPT[:-1],
-        tail=PROMPT[-1:],
-        choice=make_token_choice(SAMPLINGS[sampling], SETTINGS, 4000, LENGTH),
-        tokens_max=TOKENS,
-        drafter=drafter,
-        before_draft=lambda _rows, draft_rows: draft_rows,
-        rewind_point=RewindPoint,
-        shift=SHIFTS.get(name, 0),
-    )
+    shift = SHIFTS.get(name, 0)
+    return drafted_sequence(cache, PROMPT, sampling, drafter, TOKENS, key=key, shift=shift)
 
 
 @functools.cache
@@ -94,13 +80,6 @@ def plain(name: str, sampling: str) -> list[int]:
     """Return what is said without drafts."""
     decoder = decoder_of(name, sampling, None)
     return [decoder.step()[0].token_id for _ in range(TOKENS)]
-
-
-def said_by(decoder: Decoder) -> list[int]:
-    said: list[int] = []
-    while len(said) < TOKENS:
-        said += [sampled.token_id for sampled in decoder.step()]
-    return said
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -114,12 +93,12 @@ def test_trees_that_hold_the_answer_anywhere_give_the_tokens_of_plain_decoding(
     @given(lies=st.sampled_from([0.0, 0.3, 1.0]), lengths=LENGTHS, seed=st.integers(0, 999))
     def holds(lies: float, lengths: list[int], seed: int) -> None:
         drafter = TreeOracle(truth, lies, lengths, seed)
-        assert said_by(decoder_of(name, sampling, drafter)) == truth
+        assert said_by(decoder_of(name, sampling, drafter), TOKENS) == truth
         assert drafter.taken == truth
 
     holds()
     drafter = TreeOracle(truth)
-    assert said_by(decoder_of(name, sampling, drafter)) == truth
+    assert said_by(decoder_of(name, sampling, drafter), TOKENS) == truth
     assert drafter.branched > 3 and drafter.off_the_front > 3  # or nothing was shown
     assert drafter.forwards < 0.7 * TOKENS
 
@@ -137,11 +116,7 @@ def test_an_answer_that_ends_anywhere_in_a_tree_leaves_what_was_said_and_no_more
 ) -> None:
     truth = plain(name, "greedy")
     decoder = decoder_of(name, "greedy", TreeOracle(truth, lies, lengths, seed))
-    returned = 0
-    while returned < said:
-        returned += len(decoder.step())
-    left = decoder.remove("x", said)
-    assert left is not None
+    left = ended_amid_a_draft(decoder, said)
     assert left.tokens == [*PROMPT, *truth[:said]]
     assert LayerMap(left.cache).depth(left.cache) == len(left.tokens)
     with mx.stream(generation_stream):
@@ -166,25 +141,13 @@ def logits_behind(name: str, said: int) -> mx.array:
 def test_a_sequence_that_drafts_trees_may_join_a_batch_and_leave_it_between_any_two_steps(
     moves: list[int], seed: int
 ) -> None:
-    """Another one comes after so many steps, stays for as many, and goes."""
     truth = plain("qwen3", "greedy")
     decoder = decoder_of("qwen3", "greedy", TreeOracle(truth, 0.2, (3, 7), seed), merges=True)
-    said: list[int] = []
 
-    def steps(count: int) -> None:
-        for _ in range(count):
-            if len(said) < TOKENS:
-                said.extend(s.token_id for s in decoder.step() if s.key == "x")
+    def guest(key: str) -> Sequence:
+        return sequence("qwen3", "greedy", None, key)
 
-    for number, count in enumerate(moves):
-        steps(count)
-        guest = sequence("qwen3", "greedy", None)
-        guest.key = f"guest {number}"
-        decoder.add(guest)
-        steps(count + 1)
-        decoder.remove(guest.key)
-    steps(TOKENS)
-    assert said == truth
+    assert said_beside_guests(decoder, moves, guest, TOKENS) == truth
 
 
 class LogitsDrafter(OracleDrafter):
@@ -234,7 +197,7 @@ def test_a_tree_of_a_drafters_logits_takes_fewer_forwards_than_its_best_chain(
     forwards = {}
     for draws_trees in (False, True):
         drafter = LogitsDrafter(truth, draws_trees)
-        assert said_by(decoder_of(name, sampling, drafter)) == truth
+        assert said_by(decoder_of(name, sampling, drafter), TOKENS) == truth
         forwards[draws_trees] = drafter.forwards
     assert forwards[True] < forwards[False]
 

@@ -10,25 +10,22 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load
 
-from hearth.shared.settings_from_env import load_settings
-from hearth.shared.wire_messages import Sampling
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
-from hearth.worker.engine.decode.sampler import TokenChoice, make_token_choice
 from hearth.worker.kv.layer_adapters import LayerMap
-from hearth.worker.kv.rewind import RewindPoint, can_rewind
+from hearth.worker.kv.rewind import can_rewind
 from scripts.fixtures.fixture_cache import TEXT_NAMES, fixture_dir
+from tests.helpers.models.drafted_decoding import (
+    SAMPLINGS,
+    any_prompt,
+    drafted_sequence,
+    ended_amid_a_draft,
+    said_beside_guests,
+    said_by,
+)
 from tests.helpers.models.oracle_drafter import OracleDrafter
 
-SETTINGS = load_settings({}, None)  # their sampling is the servers' default
 TOKENS = 30
 PROMPTS = {"short": 9, "past a window": 150}  # the fixtures' windows are of 128 tokens
-SAMPLINGS = {
-    "greedy": Sampling(temperature=0.0, repetition_penalty=1.0),
-    "the server's default": Sampling(seed=11),
-    "hot, with penalties": Sampling(
-        temperature=0.9, seed=5, presence_penalty=0.4, frequency_penalty=0.2, top_k=40, top_p=0.9
-    ),
-}
 # How often an oracle lies: each sampling takes as long again.
 LIES = {
     "greedy": (0.0, 0.25, 1.0),
@@ -42,48 +39,29 @@ def model(name: str) -> Any:
     return load(str(fixture_dir(name)))[0]
 
 
-def prompt(length: int) -> list[int]:
-    return [(i * 7919 + 13) % 2900 + 50 for i in range(length)]
-
-
-def choice_of(sampling: str, prompt_length: int) -> TokenChoice:
-    return make_token_choice(SAMPLINGS[sampling], SETTINGS, 4000, prompt_length)
-
-
-def sequence(name: str, ids: list[int], sampling: str, drafter: OracleDrafter | None) -> Sequence:
+def sequence(
+    name: str, ids: list[int], sampling: str, drafter: OracleDrafter | None, key: str = "x"
+) -> Sequence:
     cache = make_prompt_cache(model(name))
     with mx.stream(generation_stream):
         model(name)(mx.array(ids[:-1])[None], cache=cache)
         mx.eval([layer.state for layer in cache])
     assert can_rewind(cache)
-    return Sequence(
-        key="x",
-        cache=cache,
-        tokens=ids[:-1],
-        tail=ids[-1:],
-        choice=choice_of(sampling, len(ids)),
-        tokens_max=TOKENS,
-        drafter=drafter,
-        before_draft=lambda _rows, draft_rows: draft_rows,
-        rewind_point=RewindPoint,
-    )
+    return drafted_sequence(cache, ids, sampling, drafter, TOKENS, key=key)
 
 
 @functools.cache
 def plain(name: str, length: int, sampling: str) -> list[int]:
     """Return what is said without drafts."""
     decoder = Decoder(model(name), generation_stream, is_mergeable=False)
-    decoder.add(sequence(name, prompt(length), sampling, None))
+    decoder.add(sequence(name, any_prompt(length), sampling, None))
     return [decoder.step()[0].token_id for _ in range(TOKENS)]
 
 
 def drafted(name: str, length: int, sampling: str, drafter: OracleDrafter) -> list[int]:
     decoder = Decoder(model(name), generation_stream, is_mergeable=False)
-    decoder.add(sequence(name, prompt(length), sampling, drafter))
-    said: list[int] = []
-    while len(said) < TOKENS:
-        said += [sampled.token_id for sampled in decoder.step()]
-    return said
+    decoder.add(sequence(name, any_prompt(length), sampling, drafter))
+    return said_by(decoder, TOKENS)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -122,14 +100,10 @@ def test_right_drafts_save_forwards_and_wrong_ones_cost_rows_but_no_forwards() -
 def test_an_answer_that_ends_anywhere_in_a_draft_leaves_what_was_said_and_no_more(
     name: str, said: int, lies: float, lengths: list[int], length: int, seed: int
 ) -> None:
-    truth, ids = plain(name, length, "greedy"), prompt(length)
+    truth, ids = plain(name, length, "greedy"), any_prompt(length)
     decoder = Decoder(model(name), generation_stream, is_mergeable=False)
     decoder.add(sequence(name, ids, "greedy", OracleDrafter(truth, lies, lengths, seed)))
-    returned = 0
-    while returned < said:
-        returned += len(decoder.step())
-    left = decoder.remove("x", said)
-    assert left is not None
+    left = ended_amid_a_draft(decoder, said)
     assert left.tokens == [*ids, *truth[:said]]
     assert depth_of(left.cache) in (None, len(left.tokens))
     with mx.stream(generation_stream):
@@ -146,7 +120,7 @@ def depth_of(cache: list[Any]) -> int | None:
 def logits_behind(name: str, length: int, said: int) -> mx.array:
     """Return the logits behind so many tokens of the plain answer, each fed by itself."""
     cache = make_prompt_cache(model(name))
-    model(name)(mx.array(prompt(length))[None], cache=cache)
+    model(name)(mx.array(any_prompt(length))[None], cache=cache)
     for token in plain(name, length, "greedy")[:said]:
         logits = model(name)(mx.array([[token]]), cache=cache)[0, -1]
     mx.eval(logits)
@@ -159,23 +133,11 @@ def logits_behind(name: str, length: int, said: int) -> mx.array:
 def test_a_sequence_that_drafts_may_join_a_batch_and_leave_it_between_any_two_steps(
     name: str, moves: list[int], lies: float
 ) -> None:
-    """Another one comes after so many steps, stays for as many, and goes."""
     truth = plain(name, 9, "greedy")
     decoder = Decoder(model(name), generation_stream, is_mergeable=True)
-    decoder.add(sequence(name, prompt(9), "greedy", OracleDrafter(truth, lies, (3, 7))))
-    said: list[int] = []
+    decoder.add(sequence(name, any_prompt(9), "greedy", OracleDrafter(truth, lies, (3, 7))))
 
-    def steps(count: int) -> None:
-        for _ in range(count):
-            if len(said) < TOKENS:
-                said.extend(s.token_id for s in decoder.step() if s.key == "x")
+    def guest(key: str) -> Sequence:
+        return sequence(name, any_prompt(9), "greedy", None, key)
 
-    for number, count in enumerate(moves):
-        steps(count)
-        guest = sequence(name, prompt(9), "greedy", None)
-        guest.key = f"guest {number}"
-        decoder.add(guest)
-        steps(count + 1)
-        decoder.remove(guest.key)
-    steps(TOKENS)
-    assert said == truth
+    assert said_beside_guests(decoder, moves, guest, TOKENS) == truth

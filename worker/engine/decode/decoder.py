@@ -26,7 +26,7 @@ from hearth.worker.engine.decode.decoding_sequence import (
 from hearth.worker.engine.decode.lone_sequence import LoneSequence
 from hearth.worker.engine.decode.shared_trunk import Trunk, whole_rows
 from hearth.worker.engine.decode.tree_forward import TreeForward
-from hearth.worker.engine.decode.trunk_plan import TrunkRow, plan_trunks
+from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN, TrunkRow, plan_trunks
 from hearth.worker.engine.mlx_memory import return_freed
 
 ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
@@ -41,8 +41,8 @@ class Decoder:
     Invariant: `step` returns one token for each, and more for one whose draft it verifies: one
     that would share a forward with nobody. `cost` tells what a step reads, `has_room` whether so
     many bytes more may be held: who finds none stays alone. Rows share a trunk of at least
-    `trunk_tokens_min`; None: they never do. Between two calls a sequence that is alone has all of
-    its KV in its own cache.
+    `trunk_tokens_min` where the model can: `try_trunks` says so, once some would. Between two calls
+    a sequence that is alone has all of its KV in its own cache.
     Owner: the inference thread.
     """
 
@@ -52,13 +52,16 @@ class Decoder:
         stream: Any,
         is_mergeable: bool,
         tree_forward: TreeForward | None = None,
+        try_trunks: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Without a `tree_forward` drafts have no branches."""
+        """Without a `tree_forward` drafts have no branches. `try_trunks` is called once at most."""
         self.is_mergeable = is_mergeable
         self._tree_forward = tree_forward
         self.cost = ReadCost()
         self.has_room: Callable[[int], bool] = lambda _nbytes: True
-        self.trunk_tokens_min: int | None = None
+        self.trunk_tokens_min = TRUNK_TOKENS_MIN
+        self._try_trunks = try_trunks
+        self._shares_trunks: bool | None = None  # None: nobody could so far
         self._model = model
         self._stream = stream
         self._lone: dict[str, LoneSequence] = {}
@@ -176,10 +179,13 @@ class Decoder:
         self._give_back()
 
     def _planned_trunks(self, rows: list[DecodingRow]) -> dict[str, Trunk]:
-        if self.trunk_tokens_min is None:
+        if self._shares_trunks is False:
             return {}
         seen = [TrunkRow(row.key, row.lineage, row.prompt, len(row.fed), row.trunk) for row in rows]
-        return plan_trunks(seen, self.trunk_tokens_min)
+        planned = plan_trunks(seen, self.trunk_tokens_min)
+        if planned and self._shares_trunks is None:
+            self._shares_trunks = self._try_trunks()
+        return planned if self._shares_trunks else {}
 
     def _gather(self, keys: set[str], trunks: Mapping[str, Trunk]) -> None:
         """Bring these sequences together, and nobody else: in the batch that has most of them.

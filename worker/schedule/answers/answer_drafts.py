@@ -4,7 +4,7 @@ Owner: the inference thread.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
 from hearth.worker.constraint.token_mask import TokenMask
@@ -19,6 +19,7 @@ from hearth.worker.schedule.request_state import Request
 from hearth.worker.stream.answer_parts import Channel
 
 Reach = Literal["none", "forced", "all"]
+CANNOT_VERIFY: Final = "this model cannot verify several tokens in one forward"
 
 TEXT_KINDS: Final[Mapping[Channel, TextKind]] = {
     "reasoning": "thinking",
@@ -81,6 +82,11 @@ class AnswerDrafts:
             ),
         )
 
+    def stop(self, drafter: AnswerDrafter) -> None:
+        """Draft for nobody any more: the model was tried, and cannot verify this one's drafts."""
+        self._memory.release(drafter)
+        self.policy = replace(self.policy, reach="none", reach_max="none", reason=CANNOT_VERIFY)
+
     def _follow(self) -> ModelDrafts | None:
         return self._draft_model.follow() if self._draft_model is not None else None
 
@@ -101,6 +107,7 @@ class AnswerDrafts:
         if self.policy.reach == "all":
             self._memory.keep(request.owner, request.sampled)
         if drafter is not None:
+            drafter.end_at(request.completion_tokens)
             self._memory.end(drafter)
 
     def clear(self) -> None:

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 
+from hearth.worker.draft.answer_drafter import AnswerDrafter
 from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.engine import Engine
@@ -25,8 +26,7 @@ def begin_answer(
     """
     slot = request.slot
     assert slot is not None and request.is_prefilled, request.request_id
-    can_draft = engine.verifies_drafts and can_rewind(slot.cache)
-    request.drafter = drafts.begin(request) if can_draft else None
+    request.drafter = _drafter(request, engine, drafts) if can_rewind(slot.cache) else None
     hidden, request.hidden = request.hidden, None
     return Sequence(
         key=request.request_id,
@@ -43,7 +43,16 @@ def begin_answer(
         lineage=request.lineage,
         drafter=request.drafter,
         before_draft=functools.partial(kv_manager.grow_for_draft, slot),
-        rewind_point=RewindPoint if can_draft else None,
+        rewind_point=RewindPoint if request.drafter is not None else None,
         draft_model=request.drafter.model if request.drafter is not None else None,
         hidden=hidden,
     )
+
+
+def _drafter(request: Request, engine: Engine, drafts: AnswerDrafts) -> AnswerDrafter | None:
+    """Return what drafts for a request. The model is tried once there is something to verify."""
+    drafter = drafts.begin(request)
+    if drafter is None or engine.verifies_drafts:
+        return drafter
+    drafts.stop(drafter)
+    return None

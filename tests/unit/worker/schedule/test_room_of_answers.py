@@ -90,6 +90,25 @@ def test_padding_leaves_room_for_the_forward_of_a_prompt(spare: int) -> None:
     assert worker.written([first, read, *short]) == [400, 10] + [60] * 7
 
 
+def test_answers_on_a_trunk_that_end_in_one_step_stay_within_the_limit() -> None:
+    """Each takes the trunk along into its slot, where it stood on one that was held once."""
+    worker = Roomy(limit=14_000 * ROW, chunk=512)
+    keeper = worker.machine.keeper
+    keeper.idle_bytes_max = 7_000 * ROW
+    close = keeper.close
+
+    def watched(*given: Any, **more: Any) -> None:
+        close(*given, **more)
+        worker.peak = max(worker.peak, worker.held())
+
+    keeper.close = watched
+    common = ids(2_000, 1)
+    answers = [worker.machine.submit([*common, *ids(20, 5 + n)], tokens_max=100) for n in range(8)]
+    worker.machine.run(until=lambda: len(worker.machine.engine.decoder.trunks) > 4)
+    assert worker.written(answers) == [100] * 8
+    assert worker.peak <= worker.limit, f"{(worker.peak - worker.limit) // ROW} tokens over it"
+
+
 def test_kept_kv_stays_where_it_would_let_nobody_begin() -> None:
     """What running answers stand on was counted as if it could go, and another's went for it."""
     worker = Roomy()

@@ -47,7 +47,8 @@ def test_those_who_begin_alike_share_one_trunk_and_say_what_each_says_alone(
     assert trunk.length >= TRUNK
     report: dict[str, Any] = cache_report(worker.keeper, 0, "", None, decoder.batch_bytes)
     told = worker.scheduler.trunks_report()
-    assert told == {"rows": len(prompts), "spared_bytes": (len(prompts) - 1) * trunk.nbytes}
+    spared = (len(prompts) - 1) * trunk.nbytes
+    assert told == {"count": 1, "rows": len(prompts), "spared_bytes": spared}
     others = sum(
         layer.nbytes
         for batch in decoder._batches
@@ -65,7 +66,7 @@ def test_those_who_begin_alike_share_one_trunk_and_say_what_each_says_alone(
         assert_said(name, worker.settled(answer))
         assert answer.reason == "length"
     assert decoder.batch_bytes == 0
-    assert worker.scheduler.trunks_report() == {"rows": 0, "spared_bytes": 0}
+    assert worker.scheduler.trunks_report() == {"count": 0, "rows": 0, "spared_bytes": 0}
     worker.check()
 
 

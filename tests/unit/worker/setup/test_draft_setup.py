@@ -15,9 +15,8 @@ SUBJECT = Subject("Apple M2 Max", "metal", "abc", "0.32.4", "0.32.2")
 GOOD = Findings(SUBJECT, "bfloat16", row_costs={1: 1.0, 2: 1.1, 4: 1.05, 8: 1.4}, drafts_alike=True)
 
 
-ENGINE = SimpleNamespace(
-    verifies_drafts=True, new_cache=list, decoder=SimpleNamespace(takes_trees=False)
-)
+# It has no `verifies_drafts`: a policy that asked for that would try the model at the start.
+ENGINE = SimpleNamespace(new_cache=list, decoder=SimpleNamespace(takes_trees=False))
 
 
 def settings(mode: str) -> Settings:
@@ -63,8 +62,10 @@ def test_exact_mode_drafts_nothing_whatever_is_set_or_asked(mode: str) -> None:
     assert "exact" in found.reason
 
 
-def test_a_model_that_cannot_verify_is_not_drafted_for_whatever_is_asked() -> None:
-    engine = SimpleNamespace(**(vars(ENGINE) | {"verifies_drafts": False}))
+def test_a_model_that_keeps_what_cannot_be_taken_back_is_not_drafted_for_whatever_is_asked() -> (
+    None
+):
+    engine = SimpleNamespace(**(vars(ENGINE) | {"new_cache": lambda: [object()]}))
     found = draft_policy(settings("lookup"), GOOD, engine, is_exact=False, is_cpu=True)  # type: ignore[arg-type]
     assert [found.of(asked) for asked in (None, True)] == ["none"] * 2
     assert "cannot verify" in found.reason

@@ -1,6 +1,7 @@
 """Eight branches on one trunk: bytes, logits, and who is left when one goes."""
 
 import functools
+import logging
 from typing import Any
 
 import mlx.core as mx
@@ -12,9 +13,11 @@ from mlx_lm.models.cache import make_prompt_cache
 from hearth.worker.engine.decode.batch_split import ReadCost
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
 from hearth.worker.engine.decode.sampler import TokenChoice, greedy
+from hearth.worker.engine.decode.trunk_attention import reach_trunks
 from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN
 from hearth.worker.engine.engine import Engine
 from scripts.harness.socketless_worker import loaded
+from tests.helpers.models.counted_model import CountedModel, counted, is_on_trunk
 
 BRANCHES, STEPS, CHUNK = 8, 7, 512
 READ_MAX = 5_000  # tokens; KV of more is made up, as reading them takes minutes
@@ -63,8 +66,7 @@ def branch(name: str, trunk: int, number: int, lineage: str | None = "a") -> Seq
 
 
 def decoder_of(name: str, trunk: int, lineage: str | None = "a") -> Decoder:
-    made = Decoder(loaded(name).model, generation_stream, is_mergeable=True)
-    made.trunk_tokens_min = engine(name).decoder.trunk_tokens_min
+    made = Engine(loaded(name)).decoder
     assert made.trunk_tokens_min == TRUNK_TOKENS_MIN
     for number in range(BRANCHES):
         made.add(branch(name, trunk, number, lineage))
@@ -167,8 +169,7 @@ def test_what_leaves_a_trunk_goes_on_as_it_would_have_alone() -> None:
 
 
 def test_another_lineage_and_a_shorter_prefix_share_no_trunk() -> None:
-    decoder = Decoder(loaded("qwen3").model, generation_stream, is_mergeable=True)
-    decoder.trunk_tokens_min = TRUNK_TOKENS_MIN
+    decoder = Engine(loaded("qwen3")).decoder
     decoder.add(branch("qwen3", 2_048, 0, "a"))
     decoder.add(branch("qwen3", 2_048, 1, "b"))
     decoder.add(branch("qwen3", 2_048, 2, None))
@@ -191,3 +192,82 @@ def test_room_is_asked_for_what_is_held_with_the_trunk_once() -> None:
         decoder.cost, decoder.has_room = ReadCost(1e9, row_bytes=1), has_room
         said(decoder, 1)
         assert asked == [room], "copies are padded; a trunk frees more than padding takes"
+
+
+# ---------------------------------------------------------------- when the model is tried
+
+TRIED_AT = 3  # steps that the first branch is alone
+TRIAL_FORWARDS = 11
+
+
+def deciding(name: str, says: bool, asked: list[int]) -> tuple[Decoder, CountedModel]:
+    """Return a decoder that notes how many sequences it had when it asked for trunks; its model."""
+
+    def try_trunks() -> bool:
+        asked.append(len(made))
+        if says:
+            reach_trunks(loaded(name).model)
+        return says
+
+    stream, model = generation_stream, counted(name).model
+    made = Decoder(model, stream, is_mergeable=True, try_trunks=try_trunks)
+    return made, model
+
+
+def said_as_a_fork_comes(decoder: Decoder) -> list[dict[str, tuple[int, mx.array]]]:
+    decoder.add(branch("qwen3", 2_048, 0))
+    steps = said(decoder, TRIED_AT)
+    for number in (1, 2):
+        decoder.add(branch("qwen3", 2_048, number))
+        steps += said(decoder, 2)
+    return steps
+
+
+def test_trunks_are_tried_once_and_as_the_first_rows_would_share_one() -> None:
+    asked: list[int] = []
+    decoder, _ = deciding("qwen3", says=False, asked=asked)
+    decoder.add(branch("qwen3", 2_048, 0, "a"))
+    said(decoder, 2)
+    decoder.add(branch("qwen3", 2_048, 1, "b"))
+    said(decoder, 2)
+    assert len(decoder.batch_keys[0]) == 2 and asked == []
+    for number in (2, 3):
+        decoder.add(branch("qwen3", 2_048, number, "a"))
+        said(decoder, 2)
+    assert asked == [3] and not decoder.trunks
+
+
+def test_what_is_said_before_and_behind_the_trial_is_what_is_said_without_one() -> None:
+    model = counted("qwen3")
+    tried = Engine(model).decoder
+    got = said_as_a_fork_comes(tried)
+    told, beside_it = deciding("qwen3", says=True, asked=[])
+    expected = said_as_a_fork_comes(told)
+    assert len(tried.trunks) == len(told.trunks) == 3
+    assert len(model.model.forwards) == len(beside_it.forwards) + TRIAL_FORWARDS
+    assert len(got) == len(expected)
+    for step, beside in zip(got, expected, strict=True):
+        assert step.keys() == beside.keys()
+        for key, (token_id, logprobs) in step.items():
+            assert token_id == beside[key][0] and mx.array_equal(logprobs, beside[key][1])
+
+
+def test_a_trial_that_fails_is_told_once_and_rows_keep_copies_from_then_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = counted("qwen3", raises_on=is_on_trunk)
+    decoder = Engine(model).decoder
+    with caplog.at_level(logging.INFO, "hearth.worker"):
+        got = said_as_a_fork_comes(decoder)
+        trial = [shape for shape in model.model.forwards if shape[1] > 1]
+        decoder.add(branch("qwen3", 2_048, 3))
+        said(decoder, 2)
+    (record,) = caplog.records
+    assert "none share a trunk: it cannot" in record.message
+    assert [shape for shape in model.model.forwards if shape[1] > 1] == trial
+    assert not decoder.trunks and len(decoder.batch_keys[0]) == 4
+    expected = said_as_a_fork_comes(deciding("qwen3", says=False, asked=[])[0])
+    assert [{key: one[key][0] for key in one} for one in got] == [
+        {key: one[key][0] for key in one} for one in expected
+    ]
+    assert difference(got, expected) == 0

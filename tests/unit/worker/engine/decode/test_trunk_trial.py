@@ -1,4 +1,4 @@
-"""The trial at load lets models share trunks in any numbers, and finds faults in all of them."""
+"""The trial lets models share trunks in any numbers, and finds faults in all of them."""
 
 import importlib
 import logging
@@ -10,11 +10,16 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import KVCache
 
-from hearth.worker.engine.decode.batch_caches import merge_caches
+from hearth.worker.engine.decode.batch_caches import (
+    batch_kind,
+    keeps_plain_rows,
+    merge_caches,
+)
 from hearth.worker.engine.decode.shared_trunk import LayerTrunk, TrunkedKVCache
 from hearth.worker.engine.decode.trunk_attention import attend_with_trunks
 from hearth.worker.engine.decode.trunk_trial import Attend, join_trunks, trunks_like_alone
 from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
 from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES
 from scripts.harness.socketless_worker import loaded
@@ -27,6 +32,7 @@ SHARES_NONE = {
     "deepseek_v32": "",  # keeps its rows beside an indexer's, in a list
     "falcon_h1": "",  # keeps its rows beside states, in a list
 }
+SHARING = [name for name in TEXT_NAMES + VISION_NAMES if name not in SHARES_NONE]
 NUMBERS = {
     "float32": ("float32", None),
     "float16": ("float16", None),
@@ -47,7 +53,7 @@ COARSE = [
 @pytest.mark.parametrize("name", TEXT_NAMES + VISION_NAMES)
 def test_a_model_shares_trunks_or_is_found_out(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "hearth.worker"):
-        shares = Engine(loaded(name)).decoder.trunk_tokens_min is not None
+        shares = shares_trunks(loaded(name))
     assert shares == (name not in SHARES_NONE), caplog.text
     reason = SHARES_NONE.get(name, "")
     assert reason in caplog.text and ("none share a trunk" in caplog.text) == bool(reason)
@@ -55,7 +61,14 @@ def test_a_model_shares_trunks_or_is_found_out(name: str, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize(("numbers", "name"), COARSE)
 def test_coarse_numbers_are_not_taken_for_a_fault(numbers: str, name: str) -> None:
-    assert Engine(loaded(name, *NUMBERS[numbers])).decoder.trunk_tokens_min is not None
+    assert shares_trunks(loaded(name, *NUMBERS[numbers]))
+
+
+def shares_trunks(model: LoadedModel) -> bool:
+    """Whether some model shares trunks; where none of its layers can stand on one it does not."""
+    new_cache = Engine(model).new_cache
+    is_plain = keeps_plain_rows(batch_kind(new_cache()))
+    return is_plain and trunks_like_alone(model.model, network_of(model), new_cache)
 
 
 def tried(
@@ -63,7 +76,10 @@ def tried(
 ) -> bool:
     model = loaded(name, *NUMBERS[numbers])
     new_cache = Engine(model, batches=False).new_cache
-    return trunks_like_alone(Broken(model.model, how), network_of(model), new_cache, attend)
+    broken = Broken(model.model, how)
+    is_alike = trunks_like_alone(broken, network_of(model), new_cache, attend)
+    assert (broken.layers_told > 0) == (how not in ("", "raises"))
+    return is_alike
 
 
 # ---------------------------------------------------------------- faults of what a layer is told
@@ -97,15 +113,24 @@ class Broken:
     def __init__(self, model: Any, how: str) -> None:
         self.model = model
         self.kind = type(how, (Spied,), {"how": how})
-        self.forwards = 0
+        self.forwards = self.tokens = self.layers_told = 0
 
-    def __call__(self, ids: mx.array, cache: list[Any]) -> mx.array:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, ids: mx.array, cache: list[Any], **shifts: Any) -> mx.array:
         self.forwards += 1
+        self.tokens += ids.size
         if ids.shape[0] > 1 and self.kind.how:
             if self.kind.how == "raises":
                 raise ValueError("no trunks here")
-            cache = [self.kind(layer) for layer in cache]
-        logits: mx.array = self.model(ids, cache=cache)
+            on_trunk = [isinstance(layer, TrunkedKVCache) for layer in cache]
+            self.layers_told += sum(on_trunk)
+            cache = [
+                self.kind(layer) if is_told else layer
+                for layer, is_told in zip(cache, on_trunk, strict=True)
+            ]
+        logits: mx.array = self.model(ids, cache=cache, **shifts)
         return logits
 
 
@@ -119,18 +144,24 @@ TOLD_OTHERWISE = (
 )
 
 
-@pytest.mark.parametrize("numbers", FAULTS_IN)
+@pytest.mark.parametrize("name", SHARING)
 @pytest.mark.parametrize("how", TOLD_OTHERWISE)
-def test_a_model_that_is_told_otherwise_on_a_trunk_is_found_out(how: str, numbers: str) -> None:
-    assert not tried(numbers, how)
+def test_a_model_that_is_told_otherwise_on_a_trunk_is_found_out(how: str, name: str) -> None:
+    assert not tried("float32", how, name=name)
+
+
+@pytest.mark.parametrize("how", TOLD_OTHERWISE)
+def test_packed_weights_hide_nothing_of_that(how: str) -> None:
+    assert not tried("4 bits", how)
 
 
 @pytest.mark.parametrize("numbers", NUMBERS)
-def test_a_trial_that_nothing_fails_takes_twelve_forwards(numbers: str) -> None:
+def test_a_trial_that_nothing_fails_takes_eleven_forwards_of_61_tokens(numbers: str) -> None:
     model = loaded("qwen3", *NUMBERS[numbers])
     whole = Broken(model.model, "")
     new_cache = Engine(model, batches=False).new_cache
-    assert trunks_like_alone(whole, network_of(model), new_cache) and whole.forwards == 12
+    assert trunks_like_alone(whole, network_of(model), new_cache) and whole.forwards == 11
+    assert whole.tokens == 61
 
 
 # ---------------------------------------------------------------- faults of the attention

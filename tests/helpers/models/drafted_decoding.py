@@ -1,0 +1,89 @@
+"""Decodes one answer as "x", with drafts or without: what tests of drafts compare."""
+
+from collections.abc import Callable, Sequence as TypedSequence
+from typing import Any, Final
+
+from hearth.shared.settings_from_env import load_settings
+from hearth.shared.wire_messages import Sampling
+from hearth.worker.engine.decode.decoder import Decoder, Sequence
+from hearth.worker.engine.decode.decoding_sequence import UnfinishedBatch
+from hearth.worker.engine.decode.sampler import make_token_choice
+from hearth.worker.kv.rewind import RewindPoint
+
+SETTINGS: Final = load_settings({}, None)  # their sampling is the servers' default
+SAMPLINGS: Final = {
+    "greedy": Sampling(temperature=0.0, repetition_penalty=1.0),
+    "the server's default": Sampling(seed=11),
+    "hot, with penalties": Sampling(
+        temperature=0.9, seed=5, presence_penalty=0.4, frequency_penalty=0.2, top_k=40, top_p=0.9
+    ),
+}
+
+
+def any_prompt(length: int) -> list[int]:
+    return [(i * 7919 + 13) % 2900 + 50 for i in range(length)]
+
+
+def drafted_sequence(
+    cache: list[Any],
+    prompt: TypedSequence[int],
+    sampling: str,
+    drafter: Any,
+    tokens_max: int,
+    **more: Any,
+) -> Sequence:
+    """Return a sequence whose `cache` has read `prompt` but for its tail, of one token at least."""
+    tail: int = more.pop("tail", 1)
+    return Sequence(
+        key=more.pop("key", "x"),
+        cache=cache,
+        tokens=list(prompt[:-tail]),
+        tail=list(prompt[-tail:]),
+        choice=make_token_choice(SAMPLINGS[sampling], SETTINGS, 4000, len(prompt)),
+        tokens_max=tokens_max,
+        drafter=drafter,
+        before_draft=lambda _rows, draft_rows: draft_rows,
+        rewind_point=RewindPoint,
+        **more,
+    )
+
+
+def said_by(decoder: Decoder, count: int) -> list[int]:
+    """Step until "x" has said so many tokens; return them."""
+    said: list[int] = []
+    while len(said) < count:
+        said += [sampled.token_id for sampled in decoder.step() if sampled.key == "x"]
+    return said
+
+
+def ended_amid_a_draft(decoder: Decoder, said: int) -> UnfinishedBatch:
+    """Step until "x", alone, has said so many tokens or more; end it behind those."""
+    returned = 0
+    while returned < said:
+        returned += len(decoder.step())
+    left = decoder.remove("x", said)
+    assert left is not None
+    return left
+
+
+def said_beside_guests(
+    decoder: Decoder, moves: TypedSequence[int], guest: Callable[[str], Sequence], count: int
+) -> list[int]:
+    """Return the first tokens of "x", while others come after so many steps, stay, and go.
+
+    `guest` returns the sequence of a key.
+    """
+    said: list[int] = []
+
+    def steps(number: int) -> None:
+        for _ in range(number):
+            if len(said) < count:
+                said.extend(s.token_id for s in decoder.step() if s.key == "x")
+
+    for number, move in enumerate(moves):
+        steps(move)
+        decoder.add(guest(f"guest {number}"))
+        steps(move + 1)
+        decoder.remove(f"guest {number}")
+    steps(count)
+    return said
