@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Constraints
+from hearth.worker.constraint.any_order_lark import AnyOrderLark
 from hearth.worker.constraint.call_drafts import ENDS, CallDrafts
 from hearth.worker.constraint.call_grammars import call_grammar
 from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, check_size, refused
@@ -26,6 +27,7 @@ from hearth.worker.constraint.grammar_client import (
     Patience,
     fork_base,
 )
+from hearth.worker.constraint.grammar_protocol import OR
 from hearth.worker.constraint.harmony_grammar import (
     RECIPIENT,
     addressed_call,
@@ -213,13 +215,19 @@ class GrammarCompiler:
         return process
 
     def _draft_source(self, tools: list[ToolSchema], is_parallel: bool) -> str:
-        """Return the grammar of calls as the model's template writes them, from their mark on."""
+        """Return the grammars of calls as the model's template writes them, from their mark on.
+
+        The first one has the schemas' order, which most models keep to and which forces most.
+        """
+        orders = Lark, AnyOrderLark
         if self._has_channels:
-            lark = Lark(self._marks)
-            return lark.source(addressed_call(lark, tools))
-        assert self._call_grammar is not None
-        lark = Lark(self._marks, is_as_templates=True)
-        return lark.source(self._call_grammar.expression(lark, tools, is_parallel))
+            larks = [order(self._marks) for order in orders]
+            return OR.join(lark.source(addressed_call(lark, tools)) for lark in larks)
+        grammar = self._call_grammar
+        assert grammar is not None
+        larks = [order(self._marks, is_as_templates=True) for order in orders]
+        sources = (lark.source(grammar.expression(lark, tools, is_parallel)) for lark in larks)
+        return OR.join(sources)
 
     # ------------------------------------------------------------ grammars
 
