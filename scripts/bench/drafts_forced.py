@@ -1,7 +1,6 @@
 """Tells which tokens of a call its tool's schema forces, as the worker's grammars do."""
 
 import functools
-import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -33,11 +32,14 @@ class SchemaForced:
     def take(self, tokens: Sequence[int]) -> None:
         if self._drafts is not None:
             self._drafts.take(tokens)
-            while self._drafts.is_starting:
-                time.sleep(LOOK_S)
 
     def forced(self, tokens_max: int) -> list[int]:
         return self._drafts.forced(tokens_max) if self._drafts is not None else []
+
+    def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
+        return (
+            self._drafts.fitting(ahead, tokens) if self._drafts is not None else (len(tokens), [])
+        )
 
 
 @functools.cache

@@ -1,24 +1,22 @@
 """Compiles what an answer has to be into a mask of the tokens that may come next."""
 
 import contextlib
-import hashlib
 import json
 import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.any_order_lark import AnyOrderLark
-from hearth.worker.constraint.call_drafts import ENDS, CallDrafts
+from hearth.worker.constraint.call_drafts import ENDS, CallDrafts, CallText
 from hearth.worker.constraint.call_grammars import call_grammar
+from hearth.worker.constraint.call_text.call_shape import CallShape
+from hearth.worker.constraint.call_text.text_shape import Shape
 from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, check_size, refused
 from hearth.worker.constraint.grammar_client import (
-    ANSWER_S_MAX,
     GrammarAnswer,
     GrammarEnded,
     GrammarError,
@@ -27,7 +25,6 @@ from hearth.worker.constraint.grammar_client import (
     Patience,
     fork_base,
 )
-from hearth.worker.constraint.grammar_protocol import OR
 from hearth.worker.constraint.harmony_grammar import (
     RECIPIENT,
     addressed_call,
@@ -96,8 +93,6 @@ class GrammarCompiler:
         self.hits: Counter[str] = Counter()  # by owner
         self.counts: Counter[str] = Counter()
         self.draft_counts: Counter[str] = Counter()  # of calls that are drafted
-        self._undraftable: set[tuple[str, str]] = set()  # owners, and digests of what failed
-        self._draft_thread = ThreadPoolExecutor(1, "call-drafts")
 
     @property
     def compiled_count(self) -> int:
@@ -160,74 +155,39 @@ class GrammarCompiler:
 
     # ------------------------------------------------------------ drafts
 
-    def call_drafts(
-        self, constraints: Constraints, tools: list[Any], owner: str = ""
-    ) -> CallDrafts | None:
+    def call_drafts(self, constraints: Constraints, tools: list[Any]) -> CallDrafts | None:
         """Return what knows how the answer's calls go on; None where it has nothing to tell.
 
         That is so where no tool may be called, the model's format has no grammar, or the token
-        mask holds the whole answer to one. `tools` are those that may be called. Nothing is
-        compiled before a call opens.
+        mask holds the whole answer to one. `tools` are those that may be called.
         """
         mark = RECIPIENT if self._has_channels else self._call_grammar and self._call_grammar.mark
         is_free = constraints.tool_choice == "auto" and not constraints.is_json
         if not mark or not tools or not is_free:
             return None
-        return CallDrafts(
-            mark,
-            lambda: self._draft_thread.submit(self._draft_process, constraints, tools, owner),
-            self._token_bytes,
-            self._tokens_of,
-            self.draft_counts,
-        )
-
-    def _tokens_of(self, text: str) -> Sequence[int]:
-        if text in self._marks:
-            return [self._marks[text]]
-        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return tokens
-
-    def _draft_process(
-        self, constraints: Constraints, tools: list[Any], owner: str
-    ) -> GrammarProcess | None:
-        """Return a process in front of a call; None where there can be none. Never raises."""
+        made = CallShape(is_as_templates=not self._has_channels)
         try:
-            callable_tools = _callable(constraints, tools)
-            source = self._draft_source(callable_tools, constraints.parallel_calls)
-            if (owner, _digest(source)) in self._undraftable:
-                return None
-            return self._started(owner, source, constraints, callable_tools)
+            shape = self._call_shape(made, _callable(constraints, tools), constraints)
         except Exception as error:  # a client's schema may be of any shape; the answer needs none
             log.info("calls of an answer are not drafted: %s", type(error).__name__)
+            self.draft_counts["unavailable"] += 1
             return None
+        marks = frozenset(self._marks.values())
+        call = CallText(mark, shape, made.order)
+        return CallDrafts(call, self._token_bytes, self._tokens_of, marks, self.draft_counts)
 
-    def _started(
-        self, owner: str, source: str, constraints: Constraints, tools: list[ToolSchema]
-    ) -> GrammarProcess:
-        try:
-            process = self._recalled(owner, source, constraints, tools).process.fork()
-        except RequestError:
-            if len(self._undraftable) >= COMPILED_MAX:
-                self._undraftable.clear()
-            self._undraftable.add((owner, _digest(source)))
-            raise
-        process.forced((), ANSWER_S_MAX)  # what it touches first takes longest
-        return process
-
-    def _draft_source(self, tools: list[ToolSchema], is_parallel: bool) -> str:
-        """Return the grammars of calls as the model's template writes them, from their mark on.
-
-        The first one has the schemas' order, which most models keep to and which forces most.
-        """
-        orders = Lark, AnyOrderLark
+    def _call_shape(
+        self, made: CallShape, tools: list[ToolSchema], constraints: Constraints
+    ) -> Shape:
+        """Return the shape of calls as the model's template writes them, from their mark on."""
         if self._has_channels:
-            larks = [order(self._marks) for order in orders]
-            return OR.join(lark.source(addressed_call(lark, tools)) for lark in larks)
-        grammar = self._call_grammar
-        assert grammar is not None
-        larks = [order(self._marks, is_as_templates=True) for order in orders]
-        sources = (lark.source(grammar.expression(lark, tools, is_parallel)) for lark in larks)
-        return OR.join(sources)
+            return made.shape(addressed_call(made, tools))
+        assert self._call_grammar is not None
+        return made.shape(self._call_grammar.expression(made, tools, constraints.parallel_calls))
+
+    def _tokens_of(self, text: str) -> Sequence[int]:
+        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return tokens
 
     # ------------------------------------------------------------ grammars
 
@@ -439,10 +399,6 @@ def _marks(tokenizer: Any, think_marks: tuple[str, str]) -> dict[str, int]:
         for number, token in tokenizer.added_tokens_decoder.items()
         if token.content.strip() and (token.special or token.content in written)
     }
-
-
-def _digest(source: str) -> str:
-    return hashlib.blake2b(source.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def _unreadable(why: str) -> RequestError:

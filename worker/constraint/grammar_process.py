@@ -42,7 +42,6 @@ from hearth.worker.constraint.grammar_protocol import (
     LOAD,
     MEMORY_BYTES_MAX,
     OK,
-    OR,
     SOUND,
     STEP,
     STEP_CPU_S,
@@ -93,7 +92,6 @@ class _Process:
         self._connect(connection)
         self._tokenizer: LLTokenizer | None = None
         self._matcher: LLMatcher | None = None
-        self._others: list[LLMatcher] = []  # that go on where the first one cannot
         self._clock = _Clock(COMPILE_CPU_S)  # of what is asked
         self._ahead_clock = _Clock(STEP_CPU_S)  # of looks ahead: they shorten no step's time
         self._memory_max = 0  # 0 = no limit
@@ -186,21 +184,12 @@ class _Process:
         return OK
 
     def _compile(self, about: bytes) -> bytes:
-        """Compile grammars, which replace those before, and return the first one's first mask.
-
-        What is told is what the first one says that all tokens so far fit.
-        """
-        first, *others = about.decode().split(OR)
-        self._matcher, self._others = self._compiled(first), []
-        answer = self._masked(self._matcher)
-        if answer[:1] == OK:
-            made = map(self._compiled, others)
-            self._others = [each for each in made if not each.is_error()]
-        return answer
-
-    def _compiled(self, source: str) -> LLMatcher:
+        """Compile a grammar, which replaces the one before, and return its first mask."""
         assert self._tokenizer is not None
-        return LLMatcher(self._tokenizer, source, log_level=_SILENT, limits=self._limits)
+        self._matcher = LLMatcher(
+            self._tokenizer, about.decode(), log_level=_SILENT, limits=self._limits
+        )
+        return self._masked(self._matcher)
 
     def _try(self, about: bytes) -> bytes:
         """Compile a grammar, and write random answers with it, as some fail at a later token."""
@@ -231,11 +220,7 @@ class _Process:
         self._ahead_clock.refill(len(tokens))
         assert self._matcher is not None
         for token in tokens:
-            for each in (self._matcher, *self._others):
-                _consume(each, token)
-            self._others = [each for each in self._others if not each.is_error()]
-            if self._matcher.is_error() and self._others:
-                self._matcher = self._others.pop(0)
+            _consume(self._matcher, token)
 
     def _draft(self, about: bytes) -> bytes:
         """Go on by tokens; return the masks behind each part of a draft, and forget the draft.

@@ -8,12 +8,11 @@ from typing import Final
 # What is asked, in front of what it is about.
 FORK: Final = b"F"  # make a process that goes on from here
 LOAD: Final = b"L"  # read a tokenizer
-COMPILE: Final = b"C"  # compile a grammar, or several with OR between, tell the first one's mask
+COMPILE: Final = b"C"  # compile a grammar, tell its first mask
 TRY: Final = b"T"  # compile a grammar and write random answers with it
 STEP: Final = b"S"  # go on by tokens, tell the mask of the next one
 DRAFT: Final = b"D"  # go on by tokens, tell the masks behind each part of a draft that fits
 FORCED: Final = b"N"  # go on by tokens, tell those that have to come next
-OR: Final = "\0"  # no grammar's source has it, as JSON escapes it
 
 # What is answered, in front of a mask or a text.
 OK: Final = b"+"

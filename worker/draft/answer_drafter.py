@@ -247,15 +247,42 @@ class AnswerDrafter:
 
     def _nodes(self, most: int) -> list[_Node]:
         """Return what may come, the likeliest first, at most `most` nodes."""
-        forced = self._sources.forced.forced(most) if self._sources.forced is not None else []
-        nodes = self._chain([], forced, "forced", 0)
-        if len(nodes) < most:
-            tail = self._tail()
-            tokens, source, length = self._behind(forced, tail, most - len(nodes))
-            nodes = self._chain(nodes, tokens, source, length)
-            if self._allows_trees and tokens and not forced and self._proposed_kind != "call":
-                nodes = self._with_branch(nodes, tail)[:most]
+        forced = self._sources.forced
+        nodes = self._chain([], forced.forced(most), "forced", 0) if forced is not None else []
+        if forced is None or (not nodes and self._proposed_kind != "call"):
+            return self._looked_up(most)
+        is_going_on = True
+        while is_going_on and len(nodes) < most:
+            nodes, is_going_on = self._with_fitting(nodes, forced, most)
         return nodes
+
+    def _looked_up(self, most: int) -> list[_Node]:
+        """Return what followed the longest match, and maybe a branch."""
+        tail = self._tail()
+        longest = self._longest(tail)
+        nodes = self._chain([], longest.next_tokens(most), longest.source, longest.length)
+        if self._allows_trees and nodes and self._proposed_kind != "call":
+            nodes = self._with_branch(nodes, tail)[:most]
+        return nodes
+
+    def _with_fitting(
+        self, nodes: list[_Node], forced: ForcedTokens, most: int
+    ) -> tuple[list[_Node], bool]:
+        """Return nodes, a chain, with those behind that followed a match and may come here.
+
+        Where others must come behind these they are added, and it is said that more may follow.
+        """
+        ahead = [node.token for node in nodes]
+        tokens, source, length = self._behind(ahead, self._tail(), most - len(nodes))
+        count, then = forced.fitting(ahead, tokens)
+        nodes = self._chain(nodes, tokens[:count], source, length)
+        is_likely = len(nodes) == len(ahead) + count and (
+            not nodes or nodes[-1].chance > _CHANCE_MIN
+        )
+        if not then or not is_likely:
+            return nodes, False
+        longer = self._chain(nodes, then[: most - len(nodes)], "forced", 0)
+        return longer, longer[-1].chance > _CHANCE_MIN
 
     @property
     def _model_cost(self) -> float:

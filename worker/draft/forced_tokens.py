@@ -17,3 +17,11 @@ class ForcedTokens(Protocol):
     def forced(self, tokens_max: int) -> list[int]:
         """Return the tokens that must come next, at most so many; most often there is none."""
         ...
+
+    def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """Return how many of `tokens` may come behind `ahead`, and what must come behind them.
+
+        Those are counted up to the first one behind which something must come. Where nothing is
+        known all may come.
+        """
+        ...

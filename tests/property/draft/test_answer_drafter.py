@@ -31,6 +31,10 @@ class Forced:
     def forced(self, tokens_max: int) -> list[int]:
         return self._tokens[: min(self._at % 4, tokens_max)]
 
+    def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
+        count = min((self._at + len(ahead)) % 5, len(tokens))
+        return count, self._tokens[: self._at % 3] if count else []
+
 
 class Model:
     """Says some tokens again and again, or nothing now and then."""

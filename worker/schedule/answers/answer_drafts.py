@@ -134,6 +134,10 @@ class _ForcedByBoth:
         forced = self._guide.forced(tokens_max)
         return forced or (self._calls.forced(tokens_max) if self._calls is not None else [])
 
+    def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """The engine cuts a draft where the guide does not let it come."""
+        return (len(tokens), []) if self._calls is None else self._calls.fitting(ahead, tokens)
+
 
 def forced_tokens(guide: TokenMask | None, calls: ForcedTokens | None) -> ForcedTokens | None:
     """Return what forces tokens of an answer: what it is held to, and its calls' own grammar."""

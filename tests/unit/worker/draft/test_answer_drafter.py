@@ -18,10 +18,12 @@ FLAT = {1: 1.0, 8: 1.01}
 
 
 class Forced:
-    """Says which tokens must come, as a test sets it."""
+    """Says which tokens must come, as a test sets it, and that some never do."""
 
-    def __init__(self, *tokens: int) -> None:
+    def __init__(self, *tokens: int, never: int = -1, behind: dict[int, int] | None = None) -> None:
         self.tokens = list(tokens)
+        self.never = never
+        self.behind = behind or {}  # what must come behind a token
         self.taken: list[int] = []
 
     def take(self, tokens: Sequence[int]) -> None:
@@ -30,6 +32,14 @@ class Forced:
 
     def forced(self, tokens_max: int) -> list[int]:
         return self.tokens[:tokens_max]
+
+    def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
+        for count, token in enumerate(tokens):
+            if token == self.never:
+                return count, []
+            if token in self.behind:
+                return count + 1, [self.behind[token]]
+        return len(tokens), []
 
 
 def drafting(
@@ -148,6 +158,21 @@ def test_a_place_that_is_followed_already_is_followed_behind_forced_tokens() -> 
     drafter.take([21, 22, 23, 24])
     assert forced.taken == [21, 22, 23, 24]
     assert drafter.propose(4, 1).tokens == (25, 26, 27, 28)
+
+
+def test_what_cannot_come_in_a_call_is_not_drafted() -> None:
+    known = [30, 31, 32, 33, 34, 35, 30, 31]
+    assert drafting(known, kind="call").propose(4, 1).tokens == (32, 33, 34, 35)
+    drafter = drafting(known, forced=Forced(never=34), kind="call")
+    assert drafter.propose(4, 1).tokens == (32, 33)
+
+
+def test_what_must_come_behind_a_likely_token_is_drafted_behind_it_and_what_followed_that() -> None:
+    known = [32, 70, 72, 30, 31, 32, 33, 34, 35, 30, 31]
+    drafter = drafting(known, forced=Forced(behind={32: 70}), kind="call")
+    draft = drafter.propose(3, 1)
+    assert draft.tokens == (32, 70, 72)
+    assert draft.sources == ("history", "forced", "history")
 
 
 def test_what_forced_tokens_repeat_is_thought_to_go_on() -> None:
