@@ -144,6 +144,9 @@ class Lies:
     def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
         return len(tokens), []
 
+    def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
+        return None
+
 
 class AllWrong:
     """Drafts as another drafter does, but for the tokens: no one of them ever comes (`Drafter`)."""

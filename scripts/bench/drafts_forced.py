@@ -1,7 +1,7 @@
 """Tells which tokens of a call its tool's schema forces, as the worker's grammars do."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -40,6 +40,9 @@ class SchemaForced:
         return (
             self._drafts.fitting(ahead, tokens) if self._drafts is not None else (len(tokens), [])
         )
+
+    def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
+        return self._drafts.choice(ahead) if self._drafts is not None else None
 
 
 @functools.cache

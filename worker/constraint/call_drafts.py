@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Final, NamedTuple
 
 from hearth.worker.constraint.call_text.text_shape import (
+    Literal,
     Order,
     Places,
     Shape,
@@ -107,6 +108,26 @@ class CallDrafts:
         except TooWide:
             pass
         return len(tokens), []
+
+    def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
+        """Return what says whether a token may come behind `ahead`, where one of few texts must.
+
+        It is None elsewhere.
+        """
+        known: dict[int, bool] = {}
+        try:
+            places, _ = behind(self._places, b"".join(map(self._token_bytes, ahead)))
+        except TooWide:
+            return None
+        if not places or not all(place and isinstance(place.shape, Literal) for place in places):
+            return None
+
+        def may_come(token: int) -> bool:
+            if token not in known:
+                known[token] = self.fitting(ahead, [token])[0] > 0
+            return known[token]
+
+        return may_come
 
     def _take(self, text: bytes) -> None:
         """Read what came; what stands behind a call may open the next one."""

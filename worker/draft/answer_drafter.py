@@ -15,7 +15,7 @@ from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
 from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.draft.history_room import HistoryRoom
 from hearth.worker.draft.model_drafts import ModelDrafts
-from hearth.worker.draft.token_history import TokenHistory
+from hearth.worker.draft.token_history import Fits, TokenHistory
 from hearth.worker.draft.token_lookup import TokenLookup
 
 # The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
@@ -275,6 +275,9 @@ class AnswerDrafter:
         ahead = [node.token for node in nodes]
         tokens, source, length = self._behind(ahead, self._tail(), most - len(nodes))
         count, then = forced.fitting(ahead, tokens)
+        if not count and (fits := forced.choice(ahead)) is not None:
+            tokens, source, length = self._one_of_few(ahead, fits)
+            count, then = forced.fitting(ahead, tokens)
         nodes = self._chain(nodes, tokens[:count], source, length)
         is_likely = len(nodes) == len(ahead) + count and (
             not nodes or nodes[-1].chance > _CHANCE_MIN
@@ -283,6 +286,13 @@ class AnswerDrafter:
             return nodes, False
         longer = self._chain(nodes, then[: most - len(nodes)], "forced", 0)
         return longer, longer[-1].chance > _CHANCE_MIN
+
+    def _one_of_few(self, ahead: list[int], fits: Fits) -> tuple[list[int], DraftSource, int]:
+        """Return the token that came last, in the same place, of the few that may come now."""
+        tail = [*self._tail()[-2:], *ahead][-2:]
+        found = [(*lookup.fitting_token(tail, fits), lookup.source) for lookup in self._lookups]
+        tokens, length, source = max(found, key=lambda row: row[1])
+        return tokens, source, length
 
     @property
     def _model_cost(self) -> float:

@@ -1,6 +1,6 @@
 """Says what the grammar of an answer is asked for: the tokens that it lets come alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -23,5 +23,12 @@ class ForcedTokens(Protocol):
 
         Those are counted up to the first one behind which something must come. Where nothing is
         known all may come.
+        """
+        ...
+
+    def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
+        """Return what says whether a token may come behind `ahead`, where one of few texts must.
+
+        It is None elsewhere.
         """
         ...

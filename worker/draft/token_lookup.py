@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from hearth.worker.draft.draft import DraftSource
-from hearth.worker.draft.token_history import TokenHistory
+from hearth.worker.draft.token_history import Fits, TokenHistory
 
+FEW_LENGTH: Final = 2  # that a match counts more where few tokens may come
 START_LENGTH: Final = 16  # what the begin of a prediction counts as: nothing was compared yet
 
 
@@ -66,6 +67,14 @@ class TokenLookup:
         if text is None or match is None:
             return [], 0
         return text.followed(match.end, count), match.length
+
+    def fitting_token(self, tail: list[int], fits: Fits) -> tuple[list[int], int]:
+        """Return the token that came last of the few that may come, and the match's length."""
+        text = self._text()
+        match = text.find_fitting(tail, fits) if text is not None and tail else None
+        if text is None or match is None:
+            return [], 0
+        return text.followed(match.end, 1), match.length + FEW_LENGTH
 
     def _found(self, tail: list[int]) -> tuple[TokenHistory | None, int, int]:
         text = self._text()

@@ -1,6 +1,6 @@
 """An answer's drafter proposes what must come, then what followed before, and learns from both."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -20,9 +20,16 @@ FLAT = {1: 1.0, 8: 1.01}
 class Forced:
     """Says which tokens must come, as a test sets it, and that some never do."""
 
-    def __init__(self, *tokens: int, never: int = -1, behind: dict[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        *tokens: int,
+        never: int = -1,
+        behind: dict[int, int] | None = None,
+        few: Sequence[int] = (),
+    ) -> None:
         self.tokens = list(tokens)
         self.never = never
+        self.few = few  # one of them must come
         self.behind = behind or {}  # what must come behind a token
         self.taken: list[int] = []
 
@@ -35,11 +42,16 @@ class Forced:
 
     def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
         for count, token in enumerate(tokens):
-            if token == self.never:
+            if token == self.never or (self.few and token not in self.few):
                 return count, []
             if token in self.behind:
                 return count + 1, [self.behind[token]]
         return len(tokens), []
+
+    def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
+        if not self.few:
+            return None
+        return lambda token: token in self.few
 
 
 def drafting(
@@ -165,6 +177,13 @@ def test_what_cannot_come_in_a_call_is_not_drafted() -> None:
     assert drafting(known, kind="call").propose(4, 1).tokens == (32, 33, 34, 35)
     drafter = drafting(known, forced=Forced(never=34), kind="call")
     assert drafter.propose(4, 1).tokens == (32, 33)
+
+
+def test_where_one_of_few_must_come_the_one_that_came_last_is_drafted() -> None:
+    known = [31, 51, 31, 50, 52, 8, 31, 60, 9, 30, 31, 61, 62, 30, 31]
+    assert drafting(known, kind="call").propose(4, 1).tokens[:1] == (61,)
+    drafter = drafting(known, forced=Forced(few=(50, 51)), kind="call")
+    assert drafter.propose(4, 1).tokens == (50,)
 
 
 def test_what_must_come_behind_a_likely_token_is_drafted_behind_it_and_what_followed_that() -> None:
