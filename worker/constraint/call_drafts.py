@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 TAIL_BYTES: Final = 64  # of the answer that are looked at for a mark; all are shorter
 CALL_BYTES_MAX: Final = 1 << 20  # that may be read again in another order
 FORCED_BYTES_MAX: Final = 128  # that are told at once
-TEXTS_MAX: Final = 256  # whose tokens are remembered
+TEXTS_MAX: Final = 512  # whose tokens are remembered
 VAIN_MAX: Final = 4  # calls that leave their shape, behind which none is followed
 # Why an answer has no more forced tokens, as counted.
 ENDS: Final = ("unavailable", "broken")
@@ -38,6 +38,54 @@ class CallText(NamedTuple):
     order: Order
 
 
+class ForcedTexts:
+    """Puts text that must come into tokens, and remembers them for one owner.
+
+    Owner: the inference thread.
+    """
+
+    def __init__(
+        self,
+        tokens_of: Callable[[str], Sequence[int]],
+        token_bytes: Callable[[int], bytes],
+        marks: Container[int],
+    ) -> None:
+        """`marks` are tokens that no other text is made of."""
+        self._tokens_of = tokens_of
+        self._token_bytes = token_bytes
+        self._marks = marks
+        self._tokens: dict[bytes, list[int]] = {}  # by text
+
+    def tokens_behind(self, places: Places) -> list[int]:
+        """Return the tokens that must come: but for the last one where a longer one may.
+
+        Raises TooWide.
+        """
+        text, places = forced(places, FORCED_BYTES_MAX)
+        if not text:
+            return []
+        tokens = self._tokens.get(text)
+        if tokens is None:
+            tokens = self._spelt(text)
+        is_sure = None in places or (tokens and tokens[-1] in self._marks)
+        return tokens if is_sure else tokens[:-1]
+
+    def _spelt(self, text: bytes) -> list[int]:
+        """Return a text's tokens, and remember those of each part of it that is asked for next."""
+        if len(self._tokens) >= TEXTS_MAX:
+            self._tokens.clear()
+        tokens = list(self._tokens_of(text.decode(errors="replace")))
+        pieces = [self._token_bytes(token) for token in tokens]
+        if b"".join(pieces) != text:
+            tokens = []
+        self._tokens[text] = tokens
+        rest = text
+        for count, piece in enumerate(pieces if tokens else (), 1):
+            rest = rest[len(piece) :]
+            self._tokens[rest] = tokens[count:]
+        return tokens
+
+
 class CallDrafts:
     """Follows the calls of one answer in their shape, from the mark that opens each.
 
@@ -49,24 +97,21 @@ class CallDrafts:
     def __init__(
         self,
         call: CallText,
+        texts: ForcedTexts,
         token_bytes: Callable[[int], bytes],
-        tokens_of: Callable[[str], Sequence[int]],
-        marks: Container[int],
         counts: Counter[str],
     ) -> None:
-        """`marks` are tokens that no other text is made of; `counts` is added to."""
+        """`texts` are of the answer's owner; `counts` is added to."""
         assert 0 < len(call.mark.encode()) < TAIL_BYTES, call.mark
         self._mark = call.mark.encode()
         self._call = call  # whose order is this answer's own
         self._token_bytes = token_bytes
-        self._tokens_of = tokens_of
-        self._marks = marks
+        self._texts = texts
         self._counts = counts
         self._tail = b""  # the bytes that were written last, outside a call that is followed
         self._written = bytearray()  # of the call
         self._places: Places = ()  # of the call that is followed, if any
         self._behind_end: bytes | None = None  # where the call may have ended: what came since
-        self._tokens: dict[bytes, list[int]] = {}  # of texts that were forced
         self._vain_count = 0
         self._is_over = False
 
@@ -85,7 +130,7 @@ class CallDrafts:
         """Return tokens that very likely come next; none where that is not known."""
         assert tokens_max >= 0, tokens_max
         try:
-            return self._tokens_behind(self._places)[:tokens_max]
+            return self._texts.tokens_behind(self._places)[:tokens_max]
         except TooWide:
             return []
 
@@ -103,7 +148,7 @@ class CallDrafts:
                 places, _ = behind(places, self._token_bytes(token))
                 if not places:
                     return count, []
-                if found := self._tokens_behind(places):
+                if found := self._texts.tokens_behind(places):
                     return count + 1, found
         except TooWide:
             pass
@@ -214,20 +259,3 @@ class CallDrafts:
         log.info("calls of an answer are drafted no more: %s", why)
         self._is_over = True
         self._clear()
-
-    # ------------------------------------------------------------ tokens
-
-    def _tokens_behind(self, places: Places) -> list[int]:
-        """Return the tokens that must come: but for the last one where a longer one may."""
-        text, places = forced(places, FORCED_BYTES_MAX)
-        if not text:
-            return []
-        if text not in self._tokens:
-            if len(self._tokens) >= TEXTS_MAX:
-                self._tokens.clear()
-            tokens = list(self._tokens_of(text.decode(errors="replace")))
-            is_spelt = b"".join(map(self._token_bytes, tokens)) == text
-            self._tokens[text] = tokens if is_spelt else []
-        tokens = self._tokens[text]
-        is_sure = None in places or (tokens and tokens[-1] in self._marks)
-        return tokens if is_sure else tokens[:-1]

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared.errors import Overloaded, RequestError
+from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.call_drafts import ENDS, CallDrafts, CallText
+from hearth.worker.constraint.call_drafts import ENDS, CallDrafts, CallText, ForcedTexts
 from hearth.worker.constraint.call_grammars import call_grammar
 from hearth.worker.constraint.call_text.call_shape import CallShape
 from hearth.worker.constraint.call_text.text_shape import Shape
@@ -41,6 +42,7 @@ from hearth.worker.stream.model_output_format import OutputFormat
 
 log = logging.getLogger(__name__)
 
+OWNERS_MAX: Final = 64  # whose calls' forced texts are remembered: some 100 KB each
 COMPILED_MAX: Final = 32  # grammars that are remembered
 GRAMMAR_CHARS_MAX: Final = 2_000_000  # of all schemas in it together
 ANY_OBJECT: Final = {"type": "object"}
@@ -93,6 +95,7 @@ class GrammarCompiler:
         self.hits: Counter[str] = Counter()  # by owner
         self.counts: Counter[str] = Counter()
         self.draft_counts: Counter[str] = Counter()  # of calls that are drafted
+        self._draft_texts: MemoryByOwner[str, ForcedTexts] = MemoryByOwner(OWNERS_MAX)
 
     @property
     def compiled_count(self) -> int:
@@ -155,11 +158,14 @@ class GrammarCompiler:
 
     # ------------------------------------------------------------ drafts
 
-    def call_drafts(self, constraints: Constraints, tools: list[Any]) -> CallDrafts | None:
+    def call_drafts(
+        self, constraints: Constraints, tools: list[Any], owner: str = ""
+    ) -> CallDrafts | None:
         """Return what knows how the answer's calls go on; None where it has nothing to tell.
 
         That is so where no tool may be called, the model's format has no grammar, or the token
-        mask holds the whole answer to one. `tools` are those that may be called.
+        mask holds the whole answer to one. `tools` are those that may be called. What is forced is
+        put into tokens once for each owner.
         """
         mark = RECIPIENT if self._has_channels else self._call_grammar and self._call_grammar.mark
         is_free = constraints.tool_choice == "auto" and not constraints.is_json
@@ -172,9 +178,12 @@ class GrammarCompiler:
             log.info("calls of an answer are not drafted: %s", type(error).__name__)
             self.draft_counts["unavailable"] += 1
             return None
-        marks = frozenset(self._marks.values())
         call = CallText(mark, shape, made.order)
-        return CallDrafts(call, self._token_bytes, self._tokens_of, marks, self.draft_counts)
+        texts = self._draft_texts.get(owner, "")
+        if texts is None:
+            texts = ForcedTexts(self._tokens_of, self._token_bytes, frozenset(self._marks.values()))
+            self._draft_texts.put(owner, "", texts)
+        return CallDrafts(call, texts, self._token_bytes, self.draft_counts)
 
     def _call_shape(
         self, made: CallShape, tools: list[ToolSchema], constraints: Constraints

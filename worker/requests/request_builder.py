@@ -148,7 +148,7 @@ class RequestBuilder:
         guide = self._facts.grammar_compiler.token_mask(
             constraints, shown, opening, len(built.ids), owner
         )
-        calls = self._facts.grammar_compiler.call_drafts(constraints, shown)
+        calls = self._facts.grammar_compiler.call_drafts(constraints, shown, owner)
         return splitter, guide, calls
 
 

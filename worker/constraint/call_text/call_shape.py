@@ -18,6 +18,7 @@ from hearth.worker.constraint.call_text.text_shape import (
     Row,
     Shape,
     TextUntil,
+    common,
 )
 from hearth.worker.constraint.json_schemas import ToolSchema, resolved, whole
 from hearth.worker.constraint.lark_builder import NEWLINE, NOTHING, RULES_MAX, Expression, Lark
@@ -74,7 +75,7 @@ class CallShape(Lark):
         return self._named(_row([self.shape(part) for part in parts]))
 
     def any_of(self, choices: Iterable[str]) -> Expression:
-        return self._named(Choice([self.shape(choice) for choice in choices]))
+        return self._named(_choice([self.shape(choice) for choice in choices]))
 
     def optional(self, *parts: str) -> Expression:
         return self._named(Choice((self.shape(self.row(*parts)), _EMPTY)))
@@ -158,12 +159,32 @@ def _row(parts: Iterable[Shape]) -> Shape:
     """Return parts one behind the other; literal ones that stand side by side are one."""
     made: list[Shape] = []
     for part in parts:
-        for each in part.parts if isinstance(part, Row) else (part,):
+        for each in _parts(part):
+            if isinstance(each, Literal) and not each.text:
+                continue
             if made and isinstance(each, Literal) and isinstance(made[-1], Literal):
                 made[-1] = Literal(made[-1].text + each.text)
             else:
                 made.append(each)
     return made[0] if len(made) == 1 else Row(made)
+
+
+def _choice(parts: Sequence[Shape]) -> Shape:
+    """Return one of some parts; the literal text that all of them begin with is read once."""
+    heads = [_parts(part)[:1] for part in parts]
+    literals = [head[0].text for head in heads if head and isinstance(head[0], Literal)]
+    begin = common(literals) if len(literals) == len(parts) else b""
+    if not begin or len(parts) == 1:
+        return Choice(parts)
+    rests = [
+        _row([Literal(literal[len(begin) :]), *_parts(part)[1:]])
+        for literal, part in zip(literals, parts, strict=True)
+    ]
+    return Row((Literal(begin), Choice(rests)))
+
+
+def _parts(shape: Shape) -> Sequence[Shape]:
+    return shape.parts if isinstance(shape, Row) else (shape,)
 
 
 def _choice_of(values: list[Any]) -> Shape:

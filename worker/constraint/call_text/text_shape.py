@@ -291,15 +291,15 @@ def forced(places: Places, bytes_max: int) -> tuple[bytes, Places]:
     text = b""
     while places and len(text) < bytes_max:
         rests = [_rest(place) for place in places]
-        common = rests[0] if len(rests) == 1 else _common(rests)
-        if not common:
+        must = rests[0] if len(rests) == 1 else common(rests)
+        if not must:
             break
-        text += common
-        places, _ = behind(places, common)
+        text += must
+        places, _ = behind(places, must)
     return text, places
 
 
-def _common(texts: Sequence[bytes]) -> bytes:
+def common(texts: Sequence[bytes]) -> bytes:
     """Return what all texts begin with: all of them do if the least and the greatest one do."""
     least, greatest = min(texts), max(texts)
     pairs = enumerate(zip(least, greatest, strict=False))

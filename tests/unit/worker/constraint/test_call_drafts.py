@@ -8,7 +8,13 @@ import pytest
 
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint import call_drafts
-from hearth.worker.constraint.call_drafts import TAIL_BYTES, VAIN_MAX, CallDrafts, CallText
+from hearth.worker.constraint.call_drafts import (
+    TAIL_BYTES,
+    VAIN_MAX,
+    CallDrafts,
+    CallText,
+    ForcedTexts,
+)
 from hearth.worker.constraint.call_text.call_shape import MEMBERS_MAX, VALUES_MAX
 from hearth.worker.constraint.call_text.text_shape import (
     PLACES_MAX,
@@ -209,13 +215,13 @@ class Followed:
 
     def __init__(self, shape: Any = SHAPE, marks: tuple[int, ...] = ()) -> None:
         self.counts: Counter[str] = Counter()
-        self.drafts = CallDrafts(
-            CallText(MARK.decode(), shape, Order()),
-            lambda token: bytes([token]),
-            lambda text: list(text.encode()),
-            marks,
-            self.counts,
-        )
+        texts = ForcedTexts(lambda text: list(text.encode()), spelt, marks)
+        call = CallText(MARK.decode(), shape, Order())
+        self.drafts = CallDrafts(call, texts, spelt, self.counts)
+
+
+def spelt(token: int) -> bytes:
+    return bytes([token])
 
 
 def test_the_last_token_that_is_forced_is_told_where_none_is_longer() -> None:
@@ -277,7 +283,8 @@ def test_a_mark_that_ends_amid_a_token_opens_a_call() -> None:
     pieces = {100: b"..<ca", 101: b'll>{"', 102: b'<call>{"'}
     for tokens in ([100, 101], [102]):
         call = CallText("<call>", SHAPE, Order())
-        drafts = CallDrafts(call, pieces.__getitem__, lambda _: [], (), Counter())
+        texts = ForcedTexts(lambda _: [], pieces.__getitem__, ())
+        drafts = CallDrafts(call, texts, pieces.__getitem__, Counter())
         drafts.take(tokens)
         assert drafts.is_following
 
@@ -285,4 +292,18 @@ def test_a_mark_that_ends_amid_a_token_opens_a_call() -> None:
 def test_a_mark_is_shorter_than_what_is_kept_of_the_answer() -> None:
     call = CallText("x" * TAIL_BYTES, SHAPE, Order())
     with pytest.raises(AssertionError):
-        CallDrafts(call, bytes, list, (), Counter())
+        CallDrafts(call, ForcedTexts(list, bytes, ()), bytes, Counter())
+
+
+def test_what_is_forced_is_put_into_tokens_once_for_each_owner() -> None:
+    compiler = compiler_for()
+    asked: list[str] = []
+    compiler._tokens_of = lambda text: asked.append(text) or tokens_of(text)  # type: ignore
+    counts = []
+    for owner in ("a", "a", "b"):
+        drafts = compiler.call_drafts(Constraints(), TOOLS, owner)
+        assert drafts is not None
+        forced_count(drafts, tokens_of(QWEN))
+        counts.append(len(asked))
+    assert counts[0] == counts[1] > 0
+    assert counts[2] == 2 * counts[0], "how fast it is tells nobody what another's tools are"
