@@ -21,6 +21,9 @@ PLACES_MAX: Final = 8  # that are looked at for each order, the newest first
 MATCH_MAX: Final = 64  # tokens of a match that are counted
 NEWEST: Final = 1 << 15  # tokens that are looked through for one of few that may come
 FITTING_MAX: Final = 64  # places that are asked for one
+# Where text that left a place is looked for again: what it changed is seldom longer.
+NEAR_BEFORE: Final = 4
+NEAR_BEHIND: Final = 24
 SEPARATOR: Final = -1  # stands between texts; no token is alike, and nothing follows one
 _ROOM_MIN: Final = 512  # tokens
 _RUN: Final = 8  # tokens that are compared at once
@@ -99,6 +102,16 @@ class TokenHistory:
                 if token is not None and fits(token):
                     return Match(length, end)
         return None
+
+    def find_near(self, end: int, token: int) -> int:
+        """Return the place behind the `token` that stands nearest to a place; 0 where none does."""
+        start = max(0, end - NEAR_BEFORE)
+        around = self._read[start : min(end + NEAR_BEHIND, self._count)].tolist()
+        if token not in around:
+            return 0
+        places = [start + at + 1 for at, each in enumerate(around) if each == token]
+        places = [place for place in places if self.token_at(place) is not None]
+        return min(places, key=lambda place: abs(place - end), default=0)
 
     def followed(self, end: int, count: int) -> list[int]:
         """Return the tokens that followed the place `end`, at most `count`."""

@@ -32,6 +32,7 @@ class TokenLookup:
         self._followed = text() if from_start else None
         self._end = 0  # of the match in `_followed`
         self._is_current = from_start
+        self._left = 0  # where a match ended last; 0: none did
 
     def take(self, token: int) -> None:
         """Take the answer's next token, before the own conversation has it."""
@@ -40,6 +41,8 @@ class TokenLookup:
         if text is not None and goes_on and (self._is_own or text.token_at(end + 1) is not None):
             self._end, self.length = end + 1, self.length + 1
         else:
+            if text is not None:
+                self._left = end
             self._followed, self.length, self._is_current = None, 0, False
 
     def look_up(self, tail: list[int]) -> None:
@@ -47,6 +50,18 @@ class TokenLookup:
         if not self._is_current:
             self._is_current = True
             self._followed, self._end, self.length = self._found(tail)
+            if not self.length and tail:
+                self._look_near(tail[-1])
+
+    def _look_near(self, token: int) -> None:
+        """Go on near the place that was followed last, where the last token stands there too.
+
+        Text that was copied with a change goes on like that behind it.
+        """
+        text = self._text()
+        near = text.find_near(self._left, token) if text is not None and self._left else 0
+        if near:
+            self._followed, self._end, self.length = text, near, 1
 
     def next_tokens(self, count: int) -> list[int]:
         """Return what followed at the place."""

@@ -172,6 +172,20 @@ def test_a_place_that_is_followed_already_is_followed_behind_forced_tokens() -> 
     assert drafter.propose(4, 1).tokens == (25, 26, 27, 28)
 
 
+def test_text_that_is_copied_with_a_change_is_gone_on_with_behind_it() -> None:
+    drafter = drafting([*range(20, 120)])
+    drafter.take([20, 21, 22])
+    assert drafter.propose(2, 1).tokens == (23, 24)
+    drafter.take([200, 201])
+    assert not drafter.propose(2, 1).tokens
+    drafter.take([25])
+    assert drafter.propose(1, 1).tokens == (26,), "one token tells where it goes on"
+    drafter.take([202, 39])
+    assert drafter.propose(1, 1).tokens == (40,)
+    drafter.take([203, 204, 20])
+    assert not drafter.propose(1, 1).tokens, "it is far from where it was left"
+
+
 def test_what_cannot_come_in_a_call_is_not_drafted() -> None:
     known = [30, 31, 32, 33, 34, 35, 30, 31]
     assert drafting(known, kind="call").propose(4, 1).tokens == (32, 33, 34, 35)
