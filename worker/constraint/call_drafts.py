@@ -143,7 +143,7 @@ class CallDrafts:
         if not self._places:
             return len(tokens), []
         try:
-            places, _ = behind(self._places, b"".join(map(self._token_bytes, ahead)))
+            places = self._places_behind(ahead)
             for count, token in enumerate(tokens):
                 places, _ = behind(places, self._token_bytes(token))
                 if not places:
@@ -161,7 +161,7 @@ class CallDrafts:
         """
         known: dict[int, bool] = {}
         try:
-            places, _ = behind(self._places, b"".join(map(self._token_bytes, ahead)))
+            places = self._places_behind(ahead)
         except TooWide:
             return None
         if not places or not all(place and isinstance(place.shape, Literal) for place in places):
@@ -173,6 +173,10 @@ class CallDrafts:
             return known[token]
 
         return may_come
+
+    def _places_behind(self, ahead: Sequence[int]) -> Places:
+        text = b"".join(map(self._token_bytes, ahead))
+        return behind(self._places, text)[0] if text else self._places
 
     def _take(self, text: bytes) -> None:
         """Read what came; what stands behind a call may open the next one."""

@@ -262,6 +262,11 @@ def behind(places: Places, text: bytes) -> tuple[Places, int]:
     There are no places where the text ended before, or does not fit: then nothing came behind it.
     Raises TooWide.
     """
+    if len(places) == 1 and text and (place := places[0]) is not None:
+        assert isinstance(place.shape, Reader), place.shape
+        _, state = place.shape.read(place.state, text, 0)
+        if state != WHOLE:  # as nearly always
+            return ((Place(place.shape, state, place.behind),), 0) if state != WRONG else ((), 0)
     found: list[Place | None] = []
     left = 0
     stack = [(place, 0) for place in places]
