@@ -103,14 +103,18 @@ def _token_answer(prompt: Sequence[int], answer: RecordedAnswer) -> TokenAnswer:
 # ---------------------------------------------------------------- calls of captured agents
 
 
-def captured_calls(path: Path, is_each_once: bool) -> Iterator[TokenAnswer]:
+def captured_calls(
+    path: Path, is_each_once: bool, is_shuffled: bool = False
+) -> Iterator[TokenAnswer]:
     """Yield the calls of a captured session: what else was said there is a script's.
 
-    With `is_each_once` calls that the session made before, to the letter, are only in the prompts.
+    With `is_each_once` calls that the session made before, to the letter, are only in the prompts;
+    with `is_shuffled` each has its arguments in an order of its own.
     """
     seen: set[str] = set()
+    draws = random.Random(path.name) if is_shuffled else None
     for exchange in load(path):
-        calls = [_written(call, exchange.prompt.tools) for call in exchange.parts.calls]
+        calls = [_written(call, exchange.prompt.tools, draws) for call in exchange.parts.calls]
         fresh = [call for call in calls if not is_each_once or call not in seen]
         seen.update(calls)
         if fresh:
@@ -134,12 +138,17 @@ def _rendered(messages: list[Any], tools: list[Any]) -> str:
     return text
 
 
-def _written(call: ToolCall, tools: Sequence[Any]) -> str:
-    """Return a call with its arguments in the schema's order, as models mostly write them."""
+def _written(call: ToolCall, tools: Sequence[Any], draws: random.Random | None) -> str:
+    """Return a call with its arguments in the schema's order, as models mostly write them.
+
+    With `draws` they are in any order.
+    """
     schemas = (tool["function"].get("parameters") for tool in tools if _name(tool) == call.name)
     order = list((next(schemas, None) or {}).get("properties") or {})
     arguments = json.loads(call.arguments) if isinstance(call.arguments, str) else call.arguments
     names = sorted(arguments, key=lambda name: order.index(name) if name in order else len(order))
+    if draws is not None:
+        draws.shuffle(names)
     return call_text(call.name, {name: arguments[name] for name in names})
 
 

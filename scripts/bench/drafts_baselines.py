@@ -141,6 +141,12 @@ class Lies:
         coming = self._answer.tokens[self._count : self._count + min(tokens_max, LOOKUP_TOKENS)]
         return [token + 1 for token in coming]
 
+    def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
+        return len(tokens), []
+
+    def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
+        return None
+
 
 class AllWrong:
     """Drafts as another drafter does, but for the tokens: no one of them ever comes (`Drafter`)."""

@@ -1,31 +1,22 @@
-"""Tells which tokens of a call its tool's schema forces, as the worker's grammars do."""
+"""Tells which tokens of a call its tool's schema forces, as the worker does."""
 
 import functools
-import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools
 
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.grammar_client import Patience
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from hearth.worker.stream.detokenise import Vocabulary
 from scripts.bench.drafts_answers import chat_tokenizer, encode
 from scripts.bench.drafts_replay import TokenAnswer
 from scripts.harness.model_families import family
 
-LOOK_S: Final = 0.001  # between two looks whether a process has started
-STILL_S: Final = 60.0  # that a grammar's process may be silent
-
 
 class SchemaForced:
-    """Follows the calls of one answer, from the mark that opens each (`ForcedTokens`).
-
-    The worker looks for a grammar's process while the model computes. Here nothing is computed:
-    it is waited for, so that figures are those of a grammar that is there.
-    """
+    """Follows the calls of one answer, from the mark that opens each (`ForcedTokens`)."""
 
     def __init__(self, answer: TokenAnswer) -> None:
         self._drafts = compiler().call_drafts(Constraints(), list(answer.tools))
@@ -33,11 +24,17 @@ class SchemaForced:
     def take(self, tokens: Sequence[int]) -> None:
         if self._drafts is not None:
             self._drafts.take(tokens)
-            while self._drafts.is_starting:
-                time.sleep(LOOK_S)
 
     def forced(self, tokens_max: int) -> list[int]:
         return self._drafts.forced(tokens_max) if self._drafts is not None else []
+
+    def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
+        return (
+            self._drafts.fitting(ahead, tokens) if self._drafts is not None else (len(tokens), [])
+        )
+
+    def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
+        return self._drafts.choice(ahead) if self._drafts is not None else None
 
 
 @functools.cache
@@ -50,12 +47,10 @@ def compiler() -> GrammarCompiler:
         tool_call_start="<tool_call>",
         tool_call_end="</tool_call>",
     )
-    made = GrammarCompiler(
+    return GrammarCompiler(
         wrapped,
         len(chat_tokenizer()),
         frozenset(encode("<|im_end|>")),
         family("qwen3").reader,
         Vocabulary(wrapped).token_bytes,
     )
-    made.patience = Patience(STILL_S)
-    return made

@@ -5,165 +5,261 @@ Touches no MLX.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Final
+from collections.abc import Callable, Container, Sequence
+from typing import Final, NamedTuple
 
-from hearth.worker.constraint.grammar_client import (
-    TOLD_TOKENS_MAX,
-    GrammarEnded,
-    GrammarError,
-    GrammarLost,
-    GrammarProcess,
-    GrammarStill,
+from hearth.worker.constraint.call_text.text_shape import (
+    Literal,
+    Order,
+    Places,
+    Shape,
+    TooWide,
+    begin,
+    behind,
+    forced,
 )
-from hearth.worker.constraint.grammar_protocol import ENDED, SOUND
 
 log = logging.getLogger(__name__)
 
-WAIT_S_MAX: Final = 0.02  # the inference thread waits, for nothing but a draft
 TAIL_BYTES: Final = 64  # of the answer that are looked at for a mark; all are shorter
-UNTOLD_TOKENS_MAX: Final = 1024  # of a call that its grammar has not come to yet
-VAIN_MAX: Final = 4  # calls that leave their grammar before any token of it was forced
+CALL_BYTES_MAX: Final = 1 << 20  # that may be read again in another order
+FORCED_BYTES_MAX: Final = 128  # that are told at once
+TEXTS_MAX: Final = 512  # whose tokens are remembered
+VAIN_MAX: Final = 4  # calls that leave their shape, behind which none is followed
 # Why an answer has no more forced tokens, as counted.
-ENDS: Final = ("slow", "unavailable", "ended", "lost", "broken")
-
-# Begins to start a process that stands in front of a call; it gives None where none can be had.
-Start = Callable[[], Future[GrammarProcess | None]]
+ENDS: Final = ("unavailable", "broken")
 
 
-class CallDrafts:
-    """Follows the calls of one answer in their grammar, from the mark that opens each.
+class CallText(NamedTuple):
+    """What calls look like: their mark, and their shape from it on with its members' order."""
 
-    Invariant: it never raises, and waits WAIT_S_MAX at most in each method. A call that leaves the
-    grammar has no more forced tokens; a process that is lost or slow leaves the rest of the answer
-    without any.
+    mark: str
+    shape: Shape
+    order: Order
+
+
+class ForcedTexts:
+    """Puts text that must come into tokens, and remembers them for one owner.
+
     Owner: the inference thread.
     """
 
     def __init__(
         self,
-        mark: str,
-        start: Start,
-        token_bytes: Callable[[int], bytes],
         tokens_of: Callable[[str], Sequence[int]],
+        token_bytes: Callable[[int], bytes],
+        marks: Container[int],
+    ) -> None:
+        """`marks` are tokens that no other text is made of."""
+        self._tokens_of = tokens_of
+        self._token_bytes = token_bytes
+        self._marks = marks
+        self._tokens: dict[bytes, list[int]] = {}  # by text
+
+    def tokens_behind(self, places: Places) -> list[int]:
+        """Return the tokens that must come: but for the last one where a longer one may.
+
+        Raises TooWide.
+        """
+        text, places = forced(places, FORCED_BYTES_MAX)
+        if not text:
+            return []
+        tokens = self._tokens.get(text)
+        if tokens is None:
+            tokens = self._spelt(text)
+        is_sure = None in places or (tokens and tokens[-1] in self._marks)
+        return tokens if is_sure else tokens[:-1]
+
+    def _spelt(self, text: bytes) -> list[int]:
+        """Return a text's tokens, and remember those of each part of it that is asked for next."""
+        if len(self._tokens) >= TEXTS_MAX:
+            self._tokens.clear()
+        tokens = list(self._tokens_of(text.decode(errors="replace")))
+        pieces = [self._token_bytes(token) for token in tokens]
+        if b"".join(pieces) != text:
+            tokens = []
+        self._tokens[text] = tokens
+        rest = text
+        for count, piece in enumerate(pieces if tokens else (), 1):
+            rest = rest[len(piece) :]
+            self._tokens[rest] = tokens[count:]
+        return tokens
+
+
+class CallDrafts:
+    """Follows the calls of one answer in their shape, from the mark that opens each.
+
+    Invariant: it never raises, and never waits. A call that leaves its shape has no more forced
+    tokens; one whose members come in another order than the schema's is followed in any order.
+    Owner: the inference thread.
+    """
+
+    def __init__(
+        self,
+        call: CallText,
+        texts: ForcedTexts,
+        token_bytes: Callable[[int], bytes],
         counts: Counter[str],
     ) -> None:
-        """`start` is called on the inference thread and must not block; `counts` is added to."""
-        assert 0 < len(mark.encode()) < TAIL_BYTES, mark
-        self._mark = mark.encode()
-        self._start = start
+        """`texts` are of the answer's owner; `counts` is added to."""
+        assert 0 < len(call.mark.encode()) < TAIL_BYTES, call.mark
+        self._mark = call.mark.encode()
+        self._call = call  # whose order is this answer's own
         self._token_bytes = token_bytes
-        self._tokens_of = tokens_of
+        self._texts = texts
         self._counts = counts
         self._tail = b""  # the bytes that were written last, outside a call that is followed
-        self._starting: Future[GrammarProcess | None] | None = None  # None = no call is followed
-        self._opening: list[int] = []  # the call's mark, until the process is told
-        self._untold: list[int] = []  # what came behind it
-        self._forced: list[int] = []  # behind all tokens, or behind those that are told
+        self._written = bytearray()  # of the call
+        self._places: Places = ()  # of the call that is followed, if any
+        self._behind_end: bytes | None = None  # where the call may have ended: what came since
         self._vain_count = 0
         self._is_over = False
 
     @property
     def is_following(self) -> bool:
         """Whether a call is open, as far as is known."""
-        return self._starting is not None
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether a call is open whose process cannot be asked yet."""
-        return self._starting is not None and not self._starting.done()
+        return bool(self._places)
 
     def take(self, tokens: Sequence[int]) -> None:
         """Take the answer's next tokens."""
         for token in tokens:
-            self._take(token)
-        if len(self._untold) >= TOLD_TOKENS_MAX:
-            self._ask()
+            if not self._is_over:
+                self._take(self._token_bytes(token))
 
     def forced(self, tokens_max: int) -> list[int]:
-        """Return tokens that very likely come next; none where that is not known in time."""
+        """Return tokens that very likely come next; none where that is not known."""
         assert tokens_max >= 0, tokens_max
-        if self._starting is None:
-            return []
-        if not self._forced and (self._opening or self._untold):
-            self._ask()
-        return self._forced[:tokens_max]
-
-    def _take(self, token: int) -> None:
-        if self._is_over:
-            return
-        if self._starting is None:
-            self._look_for_a_mark(token)
-            return
-        self._untold.append(token)
-        is_as_forced = self._forced[:1] == [token]
-        self._forced = self._forced[1:] if is_as_forced else []
-
-    def _look_for_a_mark(self, token: int) -> None:
-        self._tail = (self._tail + self._token_bytes(token))[-TAIL_BYTES:]
-        _, mark, behind = self._tail.rpartition(self._mark)
-        if not mark:
-            return
-        self._tail = b""
-        written = mark + behind
-        opening = list(self._tokens_of(written.decode(errors="replace")))
-        if b"".join(map(self._token_bytes, opening)) == written:
-            self._opening, self._starting = opening, self._start()
-
-    # ------------------------------------------------------------ asking
-
-    def _ask(self) -> None:
-        """Tell the process what came, and learn what is forced behind that."""
-        if self._starting is None or not self._starting.done():
-            if len(self._untold) > UNTOLD_TOKENS_MAX:
-                self._end("slow")
-            return
-        process = self._starting.result()
-        if process is None:
-            self._end("unavailable")
-            return
-        told = [*self._opening, *self._untold[:TOLD_TOKENS_MAX]]
         try:
-            forced, state = process.forced(told, WAIT_S_MAX)
-        except GrammarError:
+            return self._texts.tokens_behind(self._places)[:tokens_max]
+        except TooWide:
+            return []
+
+    def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """Return how many of `tokens` may come behind `ahead`, and what must come behind them.
+
+        Those are counted up to the first one behind which something must come, and within calls:
+        an answer mostly ends behind one, and its end is never worth a draft.
+        """
+        if not self._places:
+            return len(tokens), []
+        try:
+            places = self._places_behind(ahead)
+            for count, token in enumerate(tokens):
+                places, _ = behind(places, self._token_bytes(token))
+                if not places:
+                    return count, []
+                if found := self._texts.tokens_behind(places):
+                    return count + 1, found
+        except TooWide:
+            pass
+        return len(tokens), []
+
+    def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
+        """Return what says whether a token may come behind `ahead`, where one of few texts must.
+
+        It is None elsewhere.
+        """
+        known: dict[int, bool] = {}
+        try:
+            places = self._places_behind(ahead)
+        except TooWide:
+            return None
+        if not places or not all(place and isinstance(place.shape, Literal) for place in places):
+            return None
+
+        def may_come(token: int) -> bool:
+            if token not in known:
+                known[token] = self.fitting(ahead, [token])[0] > 0
+            return known[token]
+
+        return may_come
+
+    def _places_behind(self, ahead: Sequence[int]) -> Places:
+        text = b"".join(map(self._token_bytes, ahead))
+        return behind(self._places, text)[0] if text else self._places
+
+    def _take(self, text: bytes) -> None:
+        """Read what came; what stands behind a call may open the next one."""
+        try:
+            rest: bytes | None = text
+            while rest and not self._is_over:
+                rest = self._read(rest) if self._places else self._look_for_a_mark(rest)
+        except TooWide:
             self._leave()
-        except GrammarEnded:
-            self._end("ended")
-        except GrammarStill:
-            self._end("slow")
-        except GrammarLost:
-            self._end("lost")
         except Exception:
             log.exception("drafting a call broke")
             self._end("broken")
-        else:
-            self._opening, self._untold = [], self._untold[TOLD_TOKENS_MAX:]
-            self._forced = [] if self._untold else forced
-            self._vain_count = 0 if forced else self._vain_count
-            if state == ENDED:
-                self._counts["followed"] += 1
-                self._forget()
-            elif state != SOUND:
-                self._leave()
+
+    def _look_for_a_mark(self, text: bytes) -> bytes | None:
+        """Return the text from a mark on, which opens a call; None where there is none."""
+        before, mark, since = (self._tail + text).partition(self._mark)
+        if not mark:
+            self._tail = before[-TAIL_BYTES:]
+            return None
+        self._tail = b""
+        self._places = begin(self._call.shape)
+        return mark + since
+
+    # ------------------------------------------------------------ a call
+
+    def _read(self, text: bytes) -> bytes | None:
+        """Read on in a call; return what may open another one, None where this one goes on."""
+        places, left = behind(self._places, text)
+        if not places and not left and self._behind_end is None and self._call.order.is_kept:
+            places, left = self._in_any_order(text)
+        if places:
+            self._places = places
+            self._written += text
+            self._note_end(text)
+            return None
+        if left or self._behind_end is not None:
+            since = text[len(text) - left :] if left else (self._behind_end or b"") + text
+            self._forget()
+            return since
+        has_begun = bool(self._written)
+        self._leave()
+        return text if has_begun else None
+
+    def _in_any_order(self, text: bytes) -> tuple[Places, int]:
+        """Read the call again, which is in no order: the answer's next ones are read so at once."""
+        self._call.order.is_kept = False
+        found = behind(begin(self._call.shape), bytes(self._written) + text)
+        self._call.order.is_kept = not found[0]
+        return found
+
+    def _note_end(self, text: bytes) -> None:
+        """Take notice of where the call may have ended."""
+        if self._places == (None,):
+            self._forget()
+        elif None in self._places:
+            self._behind_end = b""
+        elif self._behind_end is not None:
+            is_near = len(self._behind_end) + len(text) < TAIL_BYTES
+            self._behind_end = self._behind_end + text if is_near else None
+        if len(self._written) > CALL_BYTES_MAX:
+            self._leave()
 
     def _leave(self) -> None:
-        """Follow this call no more; another may have begun since."""
+        """Follow this call no more; another may begin."""
         self._counts["left"] += 1
         self._vain_count += 1
-        if self._vain_count >= VAIN_MAX:
-            self._is_over = True
-        self._forget()
+        self._is_over = self._vain_count >= VAIN_MAX
+        self._clear()
 
     def _forget(self) -> None:
-        since = self._untold
-        self._starting, self._opening, self._untold, self._forced = None, [], [], []
-        self.take(since)
+        """Go on outside a call that has ended."""
+        self._counts["followed"] += 1
+        self._vain_count = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._places, self._behind_end = (), None
+        self._written.clear()
 
     def _end(self, why: str) -> None:
         """Have no more forced tokens in this answer."""
         assert why in ENDS, why
         self._counts[why] += 1
-        log.info("calls of an answer are drafted no more: their grammar's process is %s", why)
+        log.info("calls of an answer are drafted no more: %s", why)
         self._is_over = True
-        self._forget()
+        self._clear()

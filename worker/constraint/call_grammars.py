@@ -83,13 +83,14 @@ def _tagged(tags: Tags) -> GrammarWriter:
     """Return calls with an element for each parameter, in the schema's order."""
 
     def write(lark: Lark, tool: ToolSchema) -> Expression:
-        row = [tags.name[0], lark.quoted(tool.name), tags.name[1]]
+        elements = []
         for parameter in tool.parameters():
             head = lark.row(tags.key[0], lark.quoted(parameter.name), *tags.key[1:])
             value = _tagged_value(lark, parameter.schema, tags)
             element = lark.rule(lark.row(head, value, lark.line_end if tags.has_lines else NEWLINE))
-            row.append(element if parameter.is_required else lark.optional(element))
-        return lark.row(*row, tags.end)
+            elements.append((element, parameter.is_required))
+        head = lark.row(tags.name[0], lark.quoted(tool.name), tags.name[1])
+        return lark.row(head, lark.elements(elements), tags.end)
 
     return write
 

@@ -1,23 +1,23 @@
 """Compiles what an answer has to be into a mask of the tokens that may come next."""
 
 import contextlib
-import hashlib
 import json
 import logging
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
 from hearth.shared.errors import Overloaded, RequestError
+from hearth.shared.memory_by_owner import MemoryByOwner
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint.call_drafts import ENDS, CallDrafts
+from hearth.worker.constraint.call_drafts import ENDS, CallDrafts, CallText, ForcedTexts
 from hearth.worker.constraint.call_grammars import call_grammar
+from hearth.worker.constraint.call_text.call_shape import CallShape
+from hearth.worker.constraint.call_text.text_shape import Shape
 from hearth.worker.constraint.grammar_build import GrammarBuild, NamedSchema, check_size, refused
 from hearth.worker.constraint.grammar_client import (
-    ANSWER_S_MAX,
     GrammarAnswer,
     GrammarEnded,
     GrammarError,
@@ -42,6 +42,7 @@ from hearth.worker.stream.model_output_format import OutputFormat
 
 log = logging.getLogger(__name__)
 
+OWNERS_MAX: Final = 64  # whose calls' forced texts are remembered: some 100 KB each
 COMPILED_MAX: Final = 32  # grammars that are remembered
 GRAMMAR_CHARS_MAX: Final = 2_000_000  # of all schemas in it together
 ANY_OBJECT: Final = {"type": "object"}
@@ -94,8 +95,7 @@ class GrammarCompiler:
         self.hits: Counter[str] = Counter()  # by owner
         self.counts: Counter[str] = Counter()
         self.draft_counts: Counter[str] = Counter()  # of calls that are drafted
-        self._undraftable: set[tuple[str, str]] = set()  # owners, and digests of what failed
-        self._draft_thread = ThreadPoolExecutor(1, "call-drafts")
+        self._draft_texts: MemoryByOwner[str, ForcedTexts] = MemoryByOwner(OWNERS_MAX)
 
     @property
     def compiled_count(self) -> int:
@@ -164,62 +164,39 @@ class GrammarCompiler:
         """Return what knows how the answer's calls go on; None where it has nothing to tell.
 
         That is so where no tool may be called, the model's format has no grammar, or the token
-        mask holds the whole answer to one. `tools` are those that may be called. Nothing is
-        compiled before a call opens.
+        mask holds the whole answer to one. `tools` are those that may be called. What is forced is
+        put into tokens once for each owner.
         """
         mark = RECIPIENT if self._has_channels else self._call_grammar and self._call_grammar.mark
         is_free = constraints.tool_choice == "auto" and not constraints.is_json
         if not mark or not tools or not is_free:
             return None
-        return CallDrafts(
-            mark,
-            lambda: self._draft_thread.submit(self._draft_process, constraints, tools, owner),
-            self._token_bytes,
-            self._tokens_of,
-            self.draft_counts,
-        )
-
-    def _tokens_of(self, text: str) -> Sequence[int]:
-        if text in self._marks:
-            return [self._marks[text]]
-        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return tokens
-
-    def _draft_process(
-        self, constraints: Constraints, tools: list[Any], owner: str
-    ) -> GrammarProcess | None:
-        """Return a process in front of a call; None where there can be none. Never raises."""
+        made = CallShape(is_as_templates=not self._has_channels)
         try:
-            callable_tools = _callable(constraints, tools)
-            source = self._draft_source(callable_tools, constraints.parallel_calls)
-            if (owner, _digest(source)) in self._undraftable:
-                return None
-            return self._started(owner, source, constraints, callable_tools)
+            shape = self._call_shape(made, _callable(constraints, tools), constraints)
         except Exception as error:  # a client's schema may be of any shape; the answer needs none
             log.info("calls of an answer are not drafted: %s", type(error).__name__)
+            self.draft_counts["unavailable"] += 1
             return None
+        call = CallText(mark, shape, made.order)
+        texts = self._draft_texts.get(owner, "")
+        if texts is None:
+            texts = ForcedTexts(self._tokens_of, self._token_bytes, frozenset(self._marks.values()))
+            self._draft_texts.put(owner, "", texts)
+        return CallDrafts(call, texts, self._token_bytes, self.draft_counts)
 
-    def _started(
-        self, owner: str, source: str, constraints: Constraints, tools: list[ToolSchema]
-    ) -> GrammarProcess:
-        try:
-            process = self._recalled(owner, source, constraints, tools).process.fork()
-        except RequestError:
-            if len(self._undraftable) >= COMPILED_MAX:
-                self._undraftable.clear()
-            self._undraftable.add((owner, _digest(source)))
-            raise
-        process.forced((), ANSWER_S_MAX)  # what it touches first takes longest
-        return process
-
-    def _draft_source(self, tools: list[ToolSchema], is_parallel: bool) -> str:
-        """Return the grammar of calls as the model's template writes them, from their mark on."""
+    def _call_shape(
+        self, made: CallShape, tools: list[ToolSchema], constraints: Constraints
+    ) -> Shape:
+        """Return the shape of calls as the model's template writes them, from their mark on."""
         if self._has_channels:
-            lark = Lark(self._marks)
-            return lark.source(addressed_call(lark, tools))
+            return made.shape(addressed_call(made, tools))
         assert self._call_grammar is not None
-        lark = Lark(self._marks, is_as_templates=True)
-        return lark.source(self._call_grammar.expression(lark, tools, is_parallel))
+        return made.shape(self._call_grammar.expression(made, tools, constraints.parallel_calls))
+
+    def _tokens_of(self, text: str) -> Sequence[int]:
+        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return tokens
 
     # ------------------------------------------------------------ grammars
 
@@ -431,10 +408,6 @@ def _marks(tokenizer: Any, think_marks: tuple[str, str]) -> dict[str, int]:
         for number, token in tokenizer.added_tokens_decoder.items()
         if token.content.strip() and (token.special or token.content in written)
     }
-
-
-def _digest(source: str) -> str:
-    return hashlib.blake2b(source.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def _unreadable(why: str) -> RequestError:

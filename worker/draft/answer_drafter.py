@@ -15,7 +15,7 @@ from hearth.worker.draft.draft_length import ROWS_MAX, DraftLength, TextKind
 from hearth.worker.draft.forced_tokens import ForcedTokens
 from hearth.worker.draft.history_room import HistoryRoom
 from hearth.worker.draft.model_drafts import ModelDrafts
-from hearth.worker.draft.token_history import TokenHistory
+from hearth.worker.draft.token_history import Fits, TokenHistory
 from hearth.worker.draft.token_lookup import TokenLookup
 
 # The newest tokens of a conversation that are looked up, and what an answer adds to them at first.
@@ -258,15 +258,52 @@ class AnswerDrafter:
 
     def _nodes(self, most: int) -> list[_Node]:
         """Return what may come, the likeliest first, at most `most` nodes."""
-        forced = self._sources.forced.forced(most) if self._sources.forced is not None else []
-        nodes = self._chain([], forced, "forced", 0)
-        if len(nodes) < most:
-            tail = self._tail()
-            tokens, source, length = self._behind(forced, tail, most - len(nodes))
-            nodes = self._chain(nodes, tokens, source, length)
-            if self._allows_trees and tokens and not forced and self._proposed_kind != "call":
-                nodes = self._with_branch(nodes, tail)[:most]
+        forced = self._sources.forced
+        nodes = self._chain([], forced.forced(most), "forced", 0) if forced is not None else []
+        if forced is None or (not nodes and self._proposed_kind != "call"):
+            return self._looked_up(most)
+        is_going_on = True
+        while is_going_on and len(nodes) < most:
+            nodes, is_going_on = self._with_fitting(nodes, forced, most)
         return nodes
+
+    def _looked_up(self, most: int) -> list[_Node]:
+        """Return what followed the longest match, and maybe a branch."""
+        tail = self._tail()
+        longest = self._longest(tail)
+        nodes = self._chain([], longest.next_tokens(most), longest.source, longest.length)
+        if self._allows_trees and nodes and self._proposed_kind != "call":
+            nodes = self._with_branch(nodes, tail)[:most]
+        return nodes
+
+    def _with_fitting(
+        self, nodes: list[_Node], forced: ForcedTokens, most: int
+    ) -> tuple[list[_Node], bool]:
+        """Return nodes, a chain, with those behind that followed a match and may come here.
+
+        Where others must come behind these they are added, and it is said that more may follow.
+        """
+        ahead = [node.token for node in nodes]
+        tokens, source, length = self._behind(ahead, self._tail(), most - len(nodes))
+        count, then = forced.fitting(ahead, tokens)
+        if not count and (fits := forced.choice(ahead)) is not None:
+            tokens, source, length = self._one_of_few(ahead, fits)
+            count, then = forced.fitting(ahead, tokens)
+        nodes = self._chain(nodes, tokens[:count], source, length)
+        is_likely = len(nodes) == len(ahead) + count and (
+            not nodes or nodes[-1].chance > _CHANCE_MIN
+        )
+        if not then or not is_likely:
+            return nodes, False
+        longer = self._chain(nodes, then[: most - len(nodes)], "forced", 0)
+        return longer, longer[-1].chance > _CHANCE_MIN
+
+    def _one_of_few(self, ahead: list[int], fits: Fits) -> tuple[list[int], DraftSource, int]:
+        """Return the token that came last, in the same place, of the few that may come now."""
+        tail = [*self._tail()[-2:], *ahead][-2:]
+        found = [(*lookup.fitting_token(tail, fits), lookup.source) for lookup in self._lookups]
+        tokens, length, source = max(found, key=lambda row: row[1])
+        return tokens, source, length
 
     @property
     def _model_cost(self) -> float:

@@ -21,8 +21,8 @@ _GAIN_MIN: Final = 0.03  # tokens that a draft must promise beyond what its rows
 
 # Lengths of matches that are counted together, by the shortest, and how many of their tokens are
 # right before anything was learned.
-_LENGTHS: Final = (0, 3, 4, 6, 9, 17, 33)
-_PRIORS: Final = (0.3, 0.4, 0.5, 0.6, 0.75, 0.85, 0.93)
+_LENGTHS: Final = (0, 2, 3, 4, 6, 9, 17, 33)
+_PRIORS: Final = (0.1, 0.3, 0.4, 0.5, 0.6, 0.75, 0.85, 0.93)
 _FORCED_PRIOR: Final = 0.99
 _MODEL_PRIOR: Final = 0.6  # a draft model's matches have no length: they are told by their place
 _BUCKETS: Final = tuple(

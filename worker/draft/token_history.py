@@ -4,7 +4,7 @@ N-grams of two lengths are hashed into tables of the places where they ended las
 knows the one before it: 22 bytes a token. Long texts are taken in at once, by numpy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -12,12 +12,18 @@ import numpy.typing as npt
 
 Places = npt.NDArray[np.int32]
 Hashes = npt.NDArray[np.uint64]
+Fits = Callable[[int], bool]  # says of a token whether it may come
 
 # Lengths of the n-grams that are looked up, the longer first: it finds the place of a long match
 # even where the shorter n-gram stood in many places since.
 ORDERS: Final = (6, 2)
 PLACES_MAX: Final = 8  # that are looked at for each order, the newest first
 MATCH_MAX: Final = 64  # tokens of a match that are counted
+NEWEST: Final = 1 << 15  # tokens that are looked through for one of few that may come
+FITTING_MAX: Final = 64  # places that are asked for one
+# Where text that left a place is looked for again: what it changed is seldom longer.
+NEAR_BEFORE: Final = 4
+NEAR_BEHIND: Final = 24
 SEPARATOR: Final = -1  # stands between texts; no token is alike, and nothing follows one
 _ROOM_MIN: Final = 512  # tokens
 _RUN: Final = 8  # tokens that are compared at once
@@ -77,6 +83,35 @@ class TokenHistory:
                 if match is not None:
                     return match
         return None
+
+    def find_fitting(self, tail: list[int], fits: Fits) -> Match | None:
+        """Return the newest place whose next token `fits`, behind the last two tokens or the last.
+
+        It looks at the newest tokens alone, and asks of the newest FITTING_MAX places of each.
+        """
+        tokens = self._tokens[max(0, self._count - NEWEST) : self._count]
+        is_last = tokens[:-1] == tail[-1]
+        for length in range(min(2, len(tail)), 0, -1):
+            if length == 2:
+                places = np.flatnonzero(is_last[1:] & (tokens[:-2] == tail[-2])) + 2
+            else:
+                places = np.flatnonzero(is_last) + 1
+            for place in places[: -FITTING_MAX - 1 : -1].tolist():
+                end = self._count - len(tokens) + place
+                token = self.token_at(end)
+                if token is not None and fits(token):
+                    return Match(length, end)
+        return None
+
+    def find_near(self, end: int, token: int) -> int:
+        """Return the place behind the `token` that stands nearest to a place; 0 where none does."""
+        start = max(0, end - NEAR_BEFORE)
+        around = self._read[start : min(end + NEAR_BEHIND, self._count)].tolist()
+        if token not in around:
+            return 0
+        places = [start + at + 1 for at, each in enumerate(around) if each == token]
+        places = [place for place in places if self.token_at(place) is not None]
+        return min(places, key=lambda place: abs(place - end), default=0)
 
     def followed(self, end: int, count: int) -> list[int]:
         """Return the tokens that followed the place `end`, at most `count`."""

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from hearth.worker.draft.draft import DraftSource
-from hearth.worker.draft.token_history import TokenHistory
+from hearth.worker.draft.token_history import Fits, TokenHistory
 
+FEW_LENGTH: Final = 2  # that a match counts more where few tokens may come
 START_LENGTH: Final = 16  # what the begin of a prediction counts as: nothing was compared yet
 
 
@@ -31,6 +32,7 @@ class TokenLookup:
         self._followed = text() if from_start else None
         self._end = 0  # of the match in `_followed`
         self._is_current = from_start
+        self._left = 0  # where a match ended last; 0: none did
 
     def take(self, token: int) -> None:
         """Take the answer's next token, before the own conversation has it."""
@@ -39,6 +41,8 @@ class TokenLookup:
         if text is not None and goes_on and (self._is_own or text.token_at(end + 1) is not None):
             self._end, self.length = end + 1, self.length + 1
         else:
+            if text is not None:
+                self._left = end
             self._followed, self.length, self._is_current = None, 0, False
 
     def look_up(self, tail: list[int]) -> None:
@@ -46,6 +50,18 @@ class TokenLookup:
         if not self._is_current:
             self._is_current = True
             self._followed, self._end, self.length = self._found(tail)
+            if not self.length and tail:
+                self._look_near(tail[-1])
+
+    def _look_near(self, token: int) -> None:
+        """Go on near the place that was followed last, where the last token stands there too.
+
+        Text that was copied with a change goes on like that behind it.
+        """
+        text = self._text()
+        near = text.find_near(self._left, token) if text is not None and self._left else 0
+        if near:
+            self._followed, self._end, self.length = text, near, 1
 
     def next_tokens(self, count: int) -> list[int]:
         """Return what followed at the place."""
@@ -66,6 +82,14 @@ class TokenLookup:
         if text is None or match is None:
             return [], 0
         return text.followed(match.end, count), match.length
+
+    def fitting_token(self, tail: list[int], fits: Fits) -> tuple[list[int], int]:
+        """Return the token that came last of the few that may come, and the match's length."""
+        text = self._text()
+        match = text.find_fitting(tail, fits) if text is not None and tail else None
+        if text is None or match is None:
+            return [], 0
+        return text.followed(match.end, 1), match.length + FEW_LENGTH
 
     def _found(self, tail: list[int]) -> tuple[TokenHistory | None, int, int]:
         text = self._text()

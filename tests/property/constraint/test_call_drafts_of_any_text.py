@@ -2,22 +2,17 @@
 
 import itertools
 import os
-import time
 from functools import cache
-from typing import Any
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from hearth.shared.wire_messages import Constraints
-from hearth.worker.constraint import call_drafts
 from hearth.worker.constraint.call_drafts import CallDrafts
 from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import family
 
 EXAMPLES = int(os.environ.get("HEARTH_EXAMPLES", "60"))
-WAIT_S_MAX = 60.0
 PROPERTIES = {"city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}}
 TOOLS = [tool("look", {"type": "object", "properties": PROPERTIES, "required": ["city"]})]
 OTHERS = [tool("stop", None), tool("get", {"properties": {"n": {"type": "integer"}}})]
@@ -47,25 +42,6 @@ def drafts() -> CallDrafts:
     return found
 
 
-def forced(of: CallDrafts) -> list[int]:
-    """Return what is forced once nothing is starting, and all is told."""
-    deadline = time.monotonic() + WAIT_S_MAX
-    found: list[int] = []
-    for _ in range(8):  # calls that are left behind each other
-        while of.is_starting:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        found = of.forced(99)
-    return found
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _is_patient() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(call_drafts, "WAIT_S_MAX", WAIT_S_MAX)
-        yield
-
-
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 60), max_size=4))
 @settings(max_examples=EXAMPLES)
 def test_forced_tokens_depend_on_what_was_said_and_not_on_when_they_are_asked_for(
@@ -78,5 +54,5 @@ def test_forced_tokens_depend_on_what_was_said_and_not_on_when_they_are_asked_fo
     for start, end in itertools.pairwise(places):
         bit_by_bit.take(tokens[start:end])
         if end < len(tokens):
-            forced(bit_by_bit)
-    assert forced(at_once) == forced(bit_by_bit)
+            bit_by_bit.forced(99)
+    assert at_once.forced(99) == bit_by_bit.forced(99)

@@ -1,6 +1,6 @@
 """Whatever an answer's sources say and a model makes of it, drafts are bounded and counted."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hypothesis import example, given, settings, strategies as st
 
@@ -30,6 +30,13 @@ class Forced:
 
     def forced(self, tokens_max: int) -> list[int]:
         return self._tokens[: min(self._at % 4, tokens_max)]
+
+    def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
+        count = min((self._at + len(ahead)) % 5, len(tokens))
+        return count, self._tokens[: self._at % 3] if count else []
+
+    def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
+        return (lambda token: token % 2 == 0) if len(ahead) % 2 else None
 
 
 class Model:

@@ -3,7 +3,10 @@
 from hypothesis import given, settings, strategies as st
 
 from hearth.worker.draft.token_history import (
+    FITTING_MAX,
     MATCH_MAX,
+    NEAR_BEFORE,
+    NEAR_BEHIND,
     ORDERS,
     PLACES_MAX,
     SEPARATOR,
@@ -74,3 +77,33 @@ def test_it_grows_and_forgets_nothing(head: list[int], count: int) -> None:
     for at in (100, 100 + count // 2, 100 + count - 3):
         match = history.find([at, at + 1])
         assert match is not None and history.token_at(match.end) == at + 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, st.integers(0, 200), TOKENS)
+def test_the_nearest_place_behind_a_token_is_found_and_none_far_away(
+    text: list[int], end: int, token: int
+) -> None:
+    around = range(max(1, end - NEAR_BEFORE + 1), min(end + NEAR_BEHIND, len(text) - 1) + 1)
+    known = [at for at in around if text[at - 1] == token and text[at] != SEPARATOR]
+    near = TokenHistory(text).find_near(end, token)
+    if known:
+        assert near in known and abs(near - end) == min(abs(at - end) for at in known)
+    else:
+        assert near == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, st.lists(TOKENS, min_size=1, max_size=3), st.sets(TOKENS, max_size=2))
+def test_of_the_few_tokens_that_may_come_the_one_is_found_that_came_last_behind_the_same(
+    text: list[int], tail: list[int], few: set[int]
+) -> None:
+    match = TokenHistory(text).find_fitting(tail, few.__contains__)
+    for length in range(min(2, len(tail)), 0, -1):
+        ends = range(length, len(text))
+        same = [end for end in ends if text[end - length : end] == tail[-length:]]
+        known = [end for end in same[-FITTING_MAX:] if text[end] in few]
+        if known:
+            assert match == Match(length, known[-1])
+            return
+    assert match is None

@@ -98,7 +98,6 @@ class Talk:
         answer = machine.enter(request)
         machine.run()
         self.desk.idle()
-        self.compiler._draft_thread.submit(int).result()  # the grammar of its call is compiled
         return answer
 
     def talk(self, key: str) -> list[int]:
@@ -155,15 +154,16 @@ def test_what_is_drafted_from_outlives_no_answer_but_in_the_memory_of_its_key(
     assert memory._lengths._values.keys() == owners
 
 
-def test_a_grammar_that_calls_are_drafted_by_is_compiled_for_each_key(
+def test_what_calls_are_drafted_by_is_kept_for_each_key(
     talked: tuple[Talk, list[list[int]]],
 ) -> None:
     talk, _ = talked
-    by_source: dict[str, set[str]] = {}
+    owners_of: dict[str, set[str]] = {}
     for owner, source in talk.compiler._compiled:
-        by_source.setdefault(source, set()).add(owner)
-    assert len(by_source) == 2, "that of a call that is asked for, and that of one that is drafted"
-    assert all(len(owners) == 2 for owners in by_source.values())
+        owners_of.setdefault(source, set()).add(owner)
+    texts = talk.compiler._draft_texts._values
+    assert [len(owners) for owners in owners_of.values()] == [2], "that of a call that is asked for"
+    assert all(texts.keys() == owners for owners in owners_of.values())
 
 
 def test_a_prediction_leaves_nothing_in_any_memory(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Owner: the inference thread.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
@@ -147,6 +147,13 @@ class _ForcedByBoth:
     def forced(self, tokens_max: int) -> list[int]:
         forced = self._guide.forced(tokens_max)
         return forced or (self._calls.forced(tokens_max) if self._calls is not None else [])
+
+    def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """The engine cuts a draft where the guide does not let it come."""
+        return (len(tokens), []) if self._calls is None else self._calls.fitting(ahead, tokens)
+
+    def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
+        return self._calls.choice(ahead) if self._calls is not None else None
 
 
 def forced_tokens(guide: TokenMask | None, calls: ForcedTokens | None) -> ForcedTokens | None:

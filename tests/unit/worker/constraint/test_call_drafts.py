@@ -1,26 +1,30 @@
 """Checks which tokens of a call are forced in an answer that no grammar is enforced on."""
 
-import signal
-import time
+import re
 from collections import Counter
-from concurrent.futures import Future
 from typing import Any
 
-import psutil
 import pytest
 
 from hearth.shared.wire_messages import Constraints
 from hearth.worker.constraint import call_drafts
-from hearth.worker.constraint.call_drafts import TAIL_BYTES, VAIN_MAX, CallDrafts
-from hearth.worker.constraint.grammar_client import (
-    GrammarEnded,
-    GrammarError,
-    GrammarLost,
-    GrammarProcess,
-    GrammarStill,
+from hearth.worker.constraint.call_drafts import (
+    TAIL_BYTES,
+    VAIN_MAX,
+    CallDrafts,
+    CallText,
+    ForcedTexts,
 )
-from hearth.worker.constraint.grammar_compiler import GRAMMAR_CHARS_MAX, GrammarCompiler
-from hearth.worker.constraint.grammar_protocol import ENDED, SOUND
+from hearth.worker.constraint.call_text.call_shape import MEMBERS_MAX, VALUES_MAX
+from hearth.worker.constraint.call_text.text_shape import (
+    PLACES_MAX,
+    Choice,
+    JsonString,
+    Literal,
+    Order,
+    Row,
+)
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
 from scripts.harness.constrained_answers import constrainer_for, tool
 from scripts.harness.model_families import family
 
@@ -34,8 +38,6 @@ WEATHER = {
     "required": ["city", "unit"],
 }
 TOOLS = [tool("get_weather", WEATHER), tool("stop", None)]
-MODULE = "hearth.worker.constraint.grammar_process"
-STARTED_S_MAX = 60.0
 
 # Family -> a call as the model writes it, and the share of its tokens that is forced at least.
 WRITTEN = {
@@ -69,7 +71,7 @@ WRITTEN = {
     ),
 }
 QWEN = WRITTEN["qwen3"][0]
-SWAPPED = QWEN.replace('"city": "Ulm", "unit": "celsius"', '"unit": "celsius", "city": "Ulm"')
+UNKNOWN = QWEN.replace("city", "town")
 
 
 def tokens_of(text: str, name: str = "qwen3") -> list[int]:
@@ -86,20 +88,11 @@ def drafts_of(compiler: GrammarCompiler, tools: list[Any] | None = None) -> Call
     return found
 
 
-def forced_in_time(drafts: CallDrafts) -> list[int]:
-    """Return what is forced once the call's process has started."""
-    deadline = time.monotonic() + STARTED_S_MAX
-    while drafts.is_starting:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return drafts.forced(99)
-
-
 def forced_count(drafts: CallDrafts, answer: list[int]) -> int:
     """Return how many of an answer's tokens were forced; fail where one is that does not come."""
     place = count = 0
     while place < len(answer):
-        forced = forced_in_time(drafts)
+        forced = drafts.forced(99)
         assert forced == answer[place : place + len(forced)]
         count += len(forced)
         drafts.take(answer[place : place + len(forced) + 1])
@@ -107,16 +100,6 @@ def forced_count(drafts: CallDrafts, answer: list[int]) -> int:
     return count
 
 
-@pytest.fixture
-def _is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_drafts, "WAIT_S_MAX", STARTED_S_MAX)
-
-
-real = pytest.mark.usefixtures("_is_patient")
-
-
-@real
-@pytest.mark.process
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_call_that_is_written_as_usual_is_forced_in_large_part(name: str) -> None:
     text, share = WRITTEN[name]
@@ -124,8 +107,6 @@ def test_a_call_that_is_written_as_usual_is_forced_in_large_part(name: str) -> N
     assert forced_count(drafts_of(compiler_for(name)), answer) >= share * len(answer)
 
 
-@real
-@pytest.mark.process
 def test_text_around_calls_has_no_forced_tokens_and_each_call_has() -> None:
     compiler = compiler_for()
     drafts, call, text = drafts_of(compiler), tokens_of(QWEN), tokens_of("And so on. ")
@@ -135,80 +116,37 @@ def test_text_around_calls_has_no_forced_tokens_and_each_call_has() -> None:
     assert drafts.forced(9) == []
 
 
-@real
-@pytest.mark.process
-def test_a_call_in_another_order_is_silent_until_the_next_call_opens() -> None:
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_call_whose_arguments_come_in_another_order_is_forced_on(name: str) -> None:
+    order = {"city": "unit", "unit": "city", "Ulm": "celsius", "celsius": "Ulm"}
+    text = re.sub("|".join(order), lambda found: order[found[0]], WRITTEN[name][0])
+    compiler = compiler_for(name)
+    drafts, answer = drafts_of(compiler), tokens_of(text, name)
+    place = text.index("city")
+    count = 0
+    for at, token in enumerate(answer):
+        forced = drafts.forced(99)
+        if len(family(name).tokenizer.decode(answer[:at])) > place:
+            count += forced[:1] == [token]
+        drafts.take([token])
+    assert count >= 1, "in the schema's order alone it is 0"
+    assert compiler.draft_counts["left"] == 0
+
+
+def test_a_call_with_an_unknown_argument_is_silent_until_the_next_call_opens() -> None:
     compiler = compiler_for()
     drafts, call = drafts_of(compiler), tokens_of(QWEN)
-    for token in tokens_of(SWAPPED):
-        forced_in_time(drafts)
+    for token in tokens_of(UNKNOWN):
+        drafts.forced(99)
         drafts.take([token])
     assert compiler.draft_counts["left"] == 1
     assert forced_count(drafts, call) == forced_count(drafts_of(compiler), call)
 
 
-@real
-@pytest.mark.process
 def test_a_call_that_is_never_asked_about_is_followed_all_the_same() -> None:
-    """A drafter may ask late: what was swapped is left, the next call found in what came since."""
     drafts = drafts_of(compiler_for())
-    drafts.take(tokens_of(SWAPPED + QWEN.removesuffix('elsius"}}\n</tool_call>')))
-    assert forced_in_time(drafts) == [], "it has left the first call, and the second one starts"
-    assert family("qwen3").tokenizer.decode(forced_in_time(drafts)).endswith("\n</tool_call>")
-
-
-@real
-@pytest.mark.process
-def test_no_schema_that_cannot_be_compiled_is_compiled_twice() -> None:
-    compiler = compiler_for()
-    broken = [tool("f", {"properties": {"a": {"type": "string", "pattern": "(.{1,500}a){500}"}}})]
-    for _ in range(2):
-        drafts = drafts_of(compiler, broken)
-        drafts.take(tokens_of("<tool_call>"))
-        assert forced_in_time(drafts) == []
-        assert not drafts.is_following
-    assert compiler.draft_counts["unavailable"] == 2
-    assert compiler.report()["ended"] <= 1
-
-
-@pytest.mark.process
-def test_nothing_is_compiled_before_a_call_opens() -> None:
-    compiler = compiler_for()
-    drafts_of(compiler).take(tokens_of("No call at all, only tool_call as a word."))
-    assert compiler.compiled_count == 0
-
-
-@real
-@pytest.mark.process
-def test_the_grammar_of_calls_is_remembered_for_its_owner_alone() -> None:
-    compiler = compiler_for()
-    for owner in ("a", "a", "b"):
-        drafts = compiler.call_drafts(Constraints(), TOOLS, owner)
-        assert drafts is not None
-        drafts.take(tokens_of("<tool_call>"))
-        assert forced_in_time(drafts)
-    assert compiler.hits == {"a": 1}
-    assert compiler.compiled_count == 2
-
-
-@real
-@pytest.mark.process
-def test_an_answer_whose_process_is_killed_goes_on_without_forced_tokens() -> None:
-    compiler = compiler_for()
-    drafts = drafts_of(compiler)
-    drafts.take(tokens_of("<tool_call>"))
-    assert forced_in_time(drafts)
-    everyone = psutil.Process().children(recursive=True)
-    last = max(everyone, key=lambda each: each.create_time())
-    assert MODULE in last.cmdline()
-    last.send_signal(signal.SIGKILL)
-    last.wait(60)
-    drafts.take(tokens_of("x"))
-    assert drafts.forced(9) == []
-    assert compiler.draft_counts["lost"] == 1
-    assert compiler.report()["call_drafts_ended"] == 1
-    drafts.take(tokens_of("<tool_call>"))
-    assert not drafts.is_following, "no other call of this answer is followed"
+    drafts.take(tokens_of(UNKNOWN + QWEN.removesuffix('elsius"}}\n</tool_call>')))
+    assert family("qwen3").tokenizer.decode(drafts.forced(99)).endswith("\n</tool_call>")
 
 
 def test_only_free_answers_with_tools_and_a_known_format_are_drafted() -> None:
@@ -222,168 +160,150 @@ def test_only_free_answers_with_tools_and_a_known_format_are_drafted() -> None:
     assert unknown.call_drafts(Constraints(), TOOLS) is None
 
 
-# ---------------------------------------------------------------- with a process that is played
+def test_what_may_come_is_told_up_to_where_something_must_come() -> None:
+    drafts = drafts_of(compiler_for())
+    drafts.take(tokens_of('<tool_call>\n{"name": "get_weather", "arguments": {"city": "U'))
+    known = tokens_of('lm", "town": "x')
+    count, then = drafts.fitting([], known)
+    assert count == len(tokens_of('lm", "')) and then == []
+    count, then = drafts.fitting(tokens_of('lm", "'), tokens_of("unit"))
+    assert family("qwen3").tokenizer.decode(tokens_of("unit")[:count] + then) == 'unit":'
+    drafts.take(tokens_of('lm", "unit": "celsius"'))
+    count, then = drafts.fitting([], tokens_of("}}\n"))
+    assert family("qwen3").tokenizer.decode(tokens_of("}}\n")[:count] + then) == "}}\n</tool_call>"
 
 
-class Played(GrammarProcess):
-    """A process that answers as it is told here."""
+def test_anything_may_come_outside_calls_and_nothing_but_another_call_behind_them() -> None:
+    drafts = drafts_of(compiler_for())
+    anything = tokens_of("what comes")
+    assert drafts.fitting([], anything) == (len(anything), [])
+    drafts.take(tokens_of('<tool_call>\n{"name": "stop", "arguments": {'))
+    end = tokens_of("}}\n</tool_call>")
+    assert drafts.forced(99) == end
+    assert drafts.fitting(end, anything) == (0, [])
+    assert drafts.fitting(end, tokens_of("\n"))[0] == 1
 
-    def __init__(self, *answers: Any) -> None:
-        self.answers = list(answers)
-        self.told: list[list[int]] = []
-        self.waits: list[float] = []
 
-    def forced(self, tokens: Any, wait_s: float) -> tuple[list[int], bytes]:
-        self.told.append(list(tokens))
-        self.waits.append(wait_s)
-        answer = self.answers.pop(0) if self.answers else ([], SOUND)
-        if isinstance(answer, Exception):
-            raise answer
-        tokens_forced, state = answer
-        return list(tokens_forced), state
+def test_tools_of_no_shape_are_not_drafted_and_counted() -> None:
+    compiler = compiler_for()
+    wrong = tool("f", {"type": "object", "properties": {"a": {"enum": [float]}}})
+    assert compiler.call_drafts(Constraints(), [wrong]) is None
+    assert compiler.report()["call_drafts_ended"] == 1
 
+
+@pytest.mark.parametrize("count", [MEMBERS_MAX, MEMBERS_MAX + 1])
+def test_a_schema_that_refers_to_itself_at_each_place_costs_little(count: int) -> None:
+    """Each level has as many members as the one above: all of them would be 256 ** 6."""
+    node = {"type": "object", "properties": {f"p{n}": {"$ref": "#/$defs/n"} for n in range(count)}}
+    compiler = compiler_for()
+    drafts = drafts_of(compiler, [tool("f", node | {"$defs": {"n": node}})])
+    drafts.take(tokens_of('<tool_call>\n{"name": "f", "arguments": {"p0": {"p'))
+    drafts.take(tokens_of('1": {}}}}\n</tool_call>'))
+    drafts.take(tokens_of("And so on."))
+    assert compiler.draft_counts == {"followed": 1}
+    assert count**2 > VALUES_MAX
+
+
+# ---------------------------------------------------------------- with a shape that is made here
 
 MARK = b"<call>"
+SHAPE = Row((Literal(b'<call>{"'), JsonString(), Literal(b"}")))
 
 
-class Started:
-    """Drafts whose tokens are single bytes, and whose calls open at MARK."""
+class Followed:
+    """Drafts whose tokens are single bytes, and whose calls have `SHAPE`, or another."""
 
-    def __init__(self, *processes: Played | None) -> None:
+    def __init__(self, shape: Any = SHAPE, marks: tuple[int, ...] = ()) -> None:
         self.counts: Counter[str] = Counter()
-        self.futures: list[Future[GrammarProcess | None]] = []
-        self._processes = list(processes)
-        self.drafts = CallDrafts(
-            MARK.decode(),
-            self._start,
-            lambda token: bytes([token]),
-            lambda text: list(text.encode()),
-            self.counts,
-        )
-
-    def _start(self) -> Future[GrammarProcess | None]:
-        future: Future[GrammarProcess | None] = Future()
-        if self._processes:
-            future.set_result(self._processes.pop(0))
-        self.futures.append(future)
-        return future
+        texts = ForcedTexts(lambda text: list(text.encode()), spelt, marks)
+        call = CallText(MARK.decode(), shape, Order())
+        self.drafts = CallDrafts(call, texts, spelt, self.counts)
 
 
-def test_tokens_that_were_forced_and_came_are_not_asked_about_again() -> None:
-    process = Played(([7, 8, 9], SOUND), ([5], SOUND))
-    drafts = Started(process).drafts
-    drafts.take(MARK)
-    assert drafts.forced(2) == [7, 8]
-    drafts.take([7])
-    assert drafts.forced(9) == [8, 9]
-    drafts.take([8, 9])
-    assert drafts.forced(9) == [5]
-    drafts.take([6])
-    assert drafts.forced(9) == []
-    assert drafts.forced(9) == [], "nothing came since"
-    assert process.told == [list(MARK), [7, 8, 9], [6]]
-    assert set(process.waits) == {call_drafts.WAIT_S_MAX}
-    assert call_drafts.WAIT_S_MAX <= 0.02
+def spelt(token: int) -> bytes:
+    return bytes([token])
 
 
-def test_forced_tokens_that_did_not_come_are_forgotten() -> None:
-    process = Played(([7, 8, 9], SOUND), ([5], SOUND))
-    drafts = Started(process).drafts
-    drafts.take(MARK)
-    assert drafts.forced(9) == [7, 8, 9]
-    drafts.take([1])
-    assert drafts.forced(9) == [5]
+def test_the_last_token_that_is_forced_is_told_where_none_is_longer() -> None:
+    assert bytes(_forced(Followed())) == b"{", "the quote may be a longer token's first byte"
+    assert bytes(_forced(Followed(marks=(ord('"'),)))) == b'{"', "a mark is whole"
+    followed = Followed()
+    followed.drafts.take(MARK + b'{"x"')
+    assert bytes(followed.drafts.forced(9)) == b"}", "what is behind the call begins anew"
 
 
-def test_no_draft_waits_for_a_process_that_is_starting() -> None:
-    started = Started()
-    drafts, process = started.drafts, Played(([9], SOUND))
-    drafts.take([*MARK, 1])
-    assert drafts.is_starting
-    assert drafts.forced(9) == []
-    drafts.take([2])
-    started.futures[0].set_result(process)
-    assert drafts.forced(9) == [9]
-    assert process.told == [[*MARK, 1, 2]]
-
-
-def test_a_process_that_never_starts_keeps_no_answer() -> None:
-    drafts = (started := Started()).drafts
-    drafts.take([*MARK, *[1] * (call_drafts.UNTOLD_TOKENS_MAX + 1)])
-    assert started.counts == {"slow": 1}
-    assert not drafts.is_following
-    drafts.take(MARK)
-    assert drafts.forced(9) == []
-
-
-@pytest.mark.parametrize(
-    ("failure", "why"),
-    [
-        (GrammarStill("no answer"), "slow"),
-        (GrammarLost("killed"), "lost"),
-        (GrammarEnded("CPU time"), "ended"),
-        (RuntimeError("a bug of ours"), "broken"),
-    ],
-)
-def test_a_process_that_fails_leaves_the_answer_without_forced_tokens(
-    failure: Exception, why: str
-) -> None:
-    started = Started(Played(failure), Played(([9], SOUND)))
-    started.drafts.take(MARK)
-    assert started.drafts.forced(9) == []
-    started.drafts.take(MARK)
-    assert started.drafts.forced(9) == []
-    assert started.counts == {why: 1}
+def _forced(followed: Followed) -> list[int]:
+    followed.drafts.take(MARK)
+    return followed.drafts.forced(9)
 
 
 def test_a_call_that_ends_lets_the_next_one_begin() -> None:
-    started = Started(Played(([], ENDED)), Played(([9], SOUND)))
-    started.drafts.take(MARK)
-    assert started.drafts.forced(9) == []
-    assert started.counts == {"followed": 1}
-    started.drafts.take([1, *MARK])
-    assert started.drafts.forced(9) == [9]
+    followed = Followed()
+    followed.drafts.take(MARK + b'{"x"} and ' + MARK)
+    assert followed.counts == {"followed": 1}
+    assert bytes(followed.drafts.forced(9)) == b"{"
 
 
-def test_text_that_only_looks_like_calls_starts_few_processes() -> None:
-    wrong = [Played(GrammarError("no such token")) for _ in range(VAIN_MAX + 2)]
-    started = Started(*wrong)
-    for _ in range(VAIN_MAX + 2):
-        started.drafts.take([*MARK, 1])
-        started.drafts.forced(9)
-    assert len(started.futures) == VAIN_MAX
+def test_text_that_only_looks_like_calls_is_soon_followed_no_more() -> None:
+    followed = Followed()
+    followed.drafts.take((MARK + b"!") * VAIN_MAX + MARK)
+    assert followed.counts == {"left": VAIN_MAX}
+    assert not followed.drafts.is_following
 
 
-def test_a_mark_that_ends_amid_a_token_opens_a_call_if_tokens_can_spell_it() -> None:
-    process = Played(([9], SOUND))
-    pieces = {100: b"..<ca", 101: b"ll>{", 102: b"<call>{"}
-    for tokens, spelt in (([100, 101], [102]), ([102], [102])):
-        process.told.clear()
-        process.answers[:] = [([9], SOUND)]
-        future: Future[GrammarProcess | None] = Future()
-        future.set_result(process)
-        drafts = CallDrafts(
-            "<call>", lambda f=future: f, pieces.__getitem__, lambda _: [102], Counter()
-        )
+def test_a_call_within_a_call_is_followed_where_the_outer_one_is_left() -> None:
+    followed = Followed(Row((Literal(b"<call>{-"), Choice((Literal(b"a"), Literal(b"b"))))))
+    followed.drafts.take(MARK + b"{-" + MARK)
+    assert bytes(followed.drafts.forced(9)) == b"{"
+
+
+def test_a_call_that_may_be_in_too_many_places_is_left() -> None:
+    many = [Literal(b"<call>%d." % number) for number in range(PLACES_MAX + 1)]
+    followed = Followed(Choice(many))
+    followed.drafts.take(MARK)
+    assert followed.counts == {"left": 1}
+
+
+def test_a_long_call_is_followed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_drafts, "CALL_BYTES_MAX", 20)
+    followed = Followed()
+    followed.drafts.take(MARK + b'{"' + b"x" * 20)
+    assert followed.counts == {"left": 1}
+
+
+def test_a_bug_of_ours_leaves_the_answer_without_forced_tokens() -> None:
+    followed = Followed(Row((Literal(MARK), "no shape")))
+    followed.drafts.take(MARK + b"x")
+    assert followed.counts == {"broken": 1}
+    followed.drafts.take(MARK)
+    assert followed.drafts.forced(9) == []
+
+
+def test_a_mark_that_ends_amid_a_token_opens_a_call() -> None:
+    pieces = {100: b"..<ca", 101: b'll>{"', 102: b'<call>{"'}
+    for tokens in ([100, 101], [102]):
+        call = CallText("<call>", SHAPE, Order())
+        texts = ForcedTexts(lambda _: [], pieces.__getitem__, ())
+        drafts = CallDrafts(call, texts, pieces.__getitem__, Counter())
         drafts.take(tokens)
-        assert drafts.forced(9) == [9]
-        assert process.told == [spelt]
-    unspelt = CallDrafts("<call>", Future, pieces.__getitem__, lambda _: [101], Counter())
-    unspelt.take([100, 101])
-    assert not unspelt.is_following
+        assert drafts.is_following
 
 
 def test_a_mark_is_shorter_than_what_is_kept_of_the_answer() -> None:
+    call = CallText("x" * TAIL_BYTES, SHAPE, Order())
     with pytest.raises(AssertionError):
-        CallDrafts("x" * TAIL_BYTES, Future, bytes, list, Counter())
+        CallDrafts(call, ForcedTexts(list, bytes, ()), bytes, Counter())
 
 
-def test_tools_that_no_grammar_is_made_of_are_not_kept_as_they_were_sent() -> None:
+def test_what_is_forced_is_put_into_tokens_once_for_each_owner() -> None:
     compiler = compiler_for()
-    for number in range(3):
-        large = tool(f"tool{number}", WEATHER | {"description": " " * GRAMMAR_CHARS_MAX})
-        drafts = drafts_of(compiler, [large])
-        drafts.take(tokens_of("<tool_call>"))
-        assert forced_in_time(drafts) == []
-    kept = [text for name in compiler._undraftable for text in name]
-    assert len(kept) == 6 and sum(map(len, kept)) < 1_000
+    asked: list[str] = []
+    compiler._tokens_of = lambda text: asked.append(text) or tokens_of(text)  # type: ignore
+    counts = []
+    for owner in ("a", "a", "b"):
+        drafts = compiler.call_drafts(Constraints(), TOOLS, owner)
+        assert drafts is not None
+        forced_count(drafts, tokens_of(QWEN))
+        counts.append(len(asked))
+    assert counts[0] == counts[1] > 0
+    assert counts[2] == 2 * counts[0], "how fast it is tells nobody what another's tools are"

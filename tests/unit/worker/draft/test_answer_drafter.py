@@ -1,6 +1,6 @@
 """An answer's drafter proposes what must come, then what followed before, and learns from both."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -18,10 +18,19 @@ FLAT = {1: 1.0, 8: 1.01}
 
 
 class Forced:
-    """Says which tokens must come, as a test sets it."""
+    """Says which tokens must come, as a test sets it, and that some never do."""
 
-    def __init__(self, *tokens: int) -> None:
+    def __init__(
+        self,
+        *tokens: int,
+        never: int = -1,
+        behind: dict[int, int] | None = None,
+        few: Sequence[int] = (),
+    ) -> None:
         self.tokens = list(tokens)
+        self.never = never
+        self.few = few  # one of them must come
+        self.behind = behind or {}  # what must come behind a token
         self.taken: list[int] = []
 
     def take(self, tokens: Sequence[int]) -> None:
@@ -30,6 +39,19 @@ class Forced:
 
     def forced(self, tokens_max: int) -> list[int]:
         return self.tokens[:tokens_max]
+
+    def fitting(self, ahead: Sequence[int], tokens: Sequence[int]) -> tuple[int, list[int]]:
+        for count, token in enumerate(tokens):
+            if token == self.never or (self.few and token not in self.few):
+                return count, []
+            if token in self.behind:
+                return count + 1, [self.behind[token]]
+        return len(tokens), []
+
+    def choice(self, ahead: Sequence[int]) -> Callable[[int], bool] | None:
+        if not self.few:
+            return None
+        return lambda token: token in self.few
 
 
 def drafting(
@@ -148,6 +170,42 @@ def test_a_place_that_is_followed_already_is_followed_behind_forced_tokens() -> 
     drafter.take([21, 22, 23, 24])
     assert forced.taken == [21, 22, 23, 24]
     assert drafter.propose(4, 1).tokens == (25, 26, 27, 28)
+
+
+def test_text_that_is_copied_with_a_change_is_gone_on_with_behind_it() -> None:
+    drafter = drafting([*range(20, 120)])
+    drafter.take([20, 21, 22])
+    assert drafter.propose(2, 1).tokens == (23, 24)
+    drafter.take([200, 201])
+    assert not drafter.propose(2, 1).tokens
+    drafter.take([25])
+    assert drafter.propose(1, 1).tokens == (26,), "one token tells where it goes on"
+    drafter.take([202, 39])
+    assert drafter.propose(1, 1).tokens == (40,)
+    drafter.take([203, 204, 20])
+    assert not drafter.propose(1, 1).tokens, "it is far from where it was left"
+
+
+def test_what_cannot_come_in_a_call_is_not_drafted() -> None:
+    known = [30, 31, 32, 33, 34, 35, 30, 31]
+    assert drafting(known, kind="call").propose(4, 1).tokens == (32, 33, 34, 35)
+    drafter = drafting(known, forced=Forced(never=34), kind="call")
+    assert drafter.propose(4, 1).tokens == (32, 33)
+
+
+def test_where_one_of_few_must_come_the_one_that_came_last_is_drafted() -> None:
+    known = [31, 51, 31, 50, 52, 8, 31, 60, 9, 30, 31, 61, 62, 30, 31]
+    assert drafting(known, kind="call").propose(4, 1).tokens[:1] == (61,)
+    drafter = drafting(known, forced=Forced(few=(50, 51)), kind="call")
+    assert drafter.propose(4, 1).tokens == (50,)
+
+
+def test_what_must_come_behind_a_likely_token_is_drafted_behind_it_and_what_followed_that() -> None:
+    known = [32, 70, 72, 30, 31, 32, 33, 34, 35, 30, 31]
+    drafter = drafting(known, forced=Forced(behind={32: 70}), kind="call")
+    draft = drafter.propose(3, 1)
+    assert draft.tokens == (32, 70, 72)
+    assert draft.sources == ("history", "forced", "history")
 
 
 def test_what_forced_tokens_repeat_is_thought_to_go_on() -> None:
