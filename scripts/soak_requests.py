@@ -3,10 +3,10 @@
 Rounds of requests in every dialect, whole and streamed, with tools, by several keys and sessions,
 stored, refused, of the wrong key, broken off and asked of the reports; at the end of each round,
 when nothing runs, resident memory, open files and threads of each process are taken, and what the
-worker's stores say that they hold. MLX's arrays are taken off the worker's memory: they have their
-budget, and come and go with what is asked. What is asked is drawn from a finite set, and each
-prompt comes often enough that what is remembered of it is at its bound by half of 10,000 requests:
-then a store that fills up is not taken for a leak.
+worker's stores say that they hold. MLX's arrays, and the answers that are drafted from, are taken
+off the worker's memory: they have their budgets, and come and go with what is asked. What is asked
+is drawn from a finite set, and each prompt comes often enough that what is remembered of it is at
+its bound by half of 10,000 requests: then a store that fills up is not taken for a leak.
 """
 
 import json
@@ -77,7 +77,7 @@ class Held:
 
     requests: int  # until then
     at_s: float
-    rss: int  # a worker's: beside arrays
+    rss: int  # a worker's: beside arrays and what it drafts from
     files: int
     threads: int
 
@@ -164,9 +164,9 @@ async def play(server: OwnServer, requests: int, clients: int, seed: int) -> lis
         await sleep(REST_S)
         rows = (await server.cache()).get("workers", [])
         drafts.take(rows)
-        told, arrays = _stored(rows)
+        told, budgeted = _stored(rows)
         print(f"{aim:>7,} requests: {told}")
-        for name, row in _held(server, arrays, ledger.ended, time.monotonic() - began):
+        for name, row in _held(server, budgeted, ledger.ended, time.monotonic() - began):
             held.setdefault(name, []).append(row)
             told = f"{row.rss / MB:.1f} MB, {row.files} files, {row.threads} threads"
             print(f"{row.requests:>7,} requests {row.at_s:5.0f} s  {name}: {told}", flush=True)
@@ -177,7 +177,7 @@ async def play(server: OwnServer, requests: int, clients: int, seed: int) -> lis
 
 
 def _stored(rows: Sequence[dict[str, Any]]) -> tuple[str, int]:
-    """Return what the worker's stores say that they hold, and the bytes of its arrays."""
+    """Return what the worker's stores say that they hold, and what of that has its own budget."""
     if not rows or "error" in rows[0]:
         return "the worker does not tell", 0
     (row,) = rows
@@ -186,14 +186,17 @@ def _stored(rows: Sequence[dict[str, Any]]) -> tuple[str, int]:
     kept, budget = row["bytes"] / MB, row["budget_bytes"] / MB
     told = f"{turns['turns']:,} turns of {turns['turn_bytes'] / MB:.1f} MB"
     told += f", KV {kept:.1f} of {budget:.1f} MB, {files:,} files on disk"
-    told += f", {row['speculation']['bytes'] / MB:.1f} MB to draft from"
-    return f"{told}, arrays {arrays / MB:.1f} MB", arrays
+    drafts = row["speculation"]["bytes"]
+    told += f", {drafts / MB:.1f} MB to draft from"
+    return f"{told}, arrays {arrays / MB:.1f} MB", arrays + drafts
 
 
-def _held(server: OwnServer, arrays: int, requests: int, at_s: float) -> Iterator[tuple[str, Held]]:
+def _held(
+    server: OwnServer, budgeted: int, requests: int, at_s: float
+) -> Iterator[tuple[str, Held]]:
     for number, process in enumerate(server.look()):
         try:
-            rss = process.memory_info().rss - (arrays if number else 0)
+            rss = process.memory_info().rss - (budgeted if number else 0)
             row = rss, process.num_fds(), process.num_threads()
         except psutil.Error:
             continue

@@ -35,6 +35,7 @@ from scripts.harness.constrained_answers import constrainer_for
 from scripts.harness.model_families import Family
 from scripts.harness.socketless_worker import Answer, Machine, loaded
 from scripts.harness.store_builders import ROOT
+from scripts.harness.zero_model import ZeroModel
 
 CONTEXT_TOKENS = 200_000
 LONG = 100_000
@@ -92,6 +93,11 @@ class ScriptedMachine(Machine):
 
     scripts: dict[str, list[int]]
     is_scripted = True  # False: from then on the model says what it would
+
+    def __init__(self, model: LoadedModel, *given: Any, **more: Any) -> None:
+        super().__init__(model, *given, **more)
+        if isinstance(model.model, ZeroModel):
+            self.engine.verifies_drafts = True  # a trial tells nothing of logits that are all 0
 
     def choose(self, request: Request) -> TokenChoice:
         if not self.is_scripted:

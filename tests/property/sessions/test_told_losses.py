@@ -78,9 +78,23 @@ def test_losses_are_told_as_they_are_and_no_others(plan: Plan, logs: Path) -> No
     assert counts["lost_tokens"] - counted == sum(told)
 
 
-# ---------------------------------------------------------------- nothing is lost
-
 APPENDS = (Step("append"),) * 4
+
+
+def test_answers_of_these_conversations_are_drafted_for(variant: Variant, logs: Path) -> None:
+    """Else nothing here would hold that drafts lose nothing."""
+    player = Player(Plan(variant, APPENDS), logs)
+    drafts = player.desk.machine.drafts
+
+    def drafted() -> int:
+        return sum(row["drafted"] for row in drafts.report()["by_source"].values())
+
+    before = drafted()
+    player.play()
+    assert drafted() > before
+
+
+# ---------------------------------------------------------------- nothing is lost
 
 
 def played(plan: Plan, logs: Path) -> list[Asked]:
