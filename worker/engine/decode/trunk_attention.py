@@ -49,8 +49,10 @@ def reach_trunks(network: nn.Module, attend: AttendTrunks = _by_cascade) -> Call
 
 
 def _modules(network: nn.Module) -> Iterator[Any]:
+    """Yield the modules of a network's code, but for what upstream runs of a checkpoint's own."""
     for name in sorted({type(part).__module__ for _, part in network.named_modules()}):
-        yield sys.modules[name]
+        if name in sys.modules:
+            yield sys.modules[name]
 
 
 def _takes_cache(stock: Attention) -> bool:

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,17 @@ def test_in_float32_decoded_kv_is_a_prefills_but_for_rounding(name: str) -> None
 def test_a_recurrence_that_nobody_has_measured_is_exact() -> None:
     model = tiny("qwen3", TEXT["qwen3"])
     assert not differs_when_decoded(model, keeps_states=False)
+    assert differs_when_decoded(model, keeps_states=True)
+
+
+def test_a_recurrence_in_code_that_came_with_a_checkpoint_is_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny("qwen3_5", TEXT["qwen3_5"] | {"vocab_size": 256})
+    assert not differs_when_decoded(model, keeps_states=True)
+    for name in {type(part).__module__ for part in model.modules()}:
+        if name.startswith("mlx_lm."):
+            monkeypatch.delitem(sys.modules, name)  # upstream enters such nowhere
     assert differs_when_decoded(model, keeps_states=True)
 
 

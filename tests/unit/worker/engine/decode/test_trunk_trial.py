@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import sys
 from typing import Any
 
 import mlx.core as mx
@@ -62,6 +63,16 @@ def test_a_model_shares_trunks_or_is_found_out(name: str, caplog: pytest.LogCapt
 @pytest.mark.parametrize(("numbers", "name"), COARSE)
 def test_coarse_numbers_are_not_taken_for_a_fault(numbers: str, name: str) -> None:
     assert shares_trunks(loaded(name, *NUMBERS[numbers]))
+
+
+def test_a_model_whose_code_came_with_its_checkpoint_shares_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = loaded("qwen3")
+    monkeypatch.delitem(sys.modules, type(model.model).__module__)  # upstream enters such nowhere
+    with caplog.at_level(logging.INFO, "hearth.worker"):
+        assert not shares_trunks(model)
+    assert "where that is seen" in caplog.text
 
 
 def shares_trunks(model: LoadedModel) -> bool:
