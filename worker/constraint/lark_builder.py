@@ -48,7 +48,6 @@ class Lark:
     def __init__(self, marks: Mapping[str, int], is_as_templates: bool = False) -> None:
         """Take the marks; `is_as_templates`: blanks may stand only where templates write them."""
         assert "" not in marks, "an empty mark would split every text"
-        self.is_as_templates = is_as_templates
         self._json_options = TEMPLATE_OPTIONS if is_as_templates else JSON_OPTIONS
         self.line_end = Expression('"\\n"') if is_as_templates else NEWLINE
         self._marks = marks
@@ -104,11 +103,6 @@ class Lark:
             later = self.rule(with_later if is_required else f"{with_later} | {later}")
         return first
 
-    @property
-    def next_name(self) -> Expression:
-        """The name of the rule that is made next: one that stands for itself needs it."""
-        return Expression(f"r{len(self._rules)}")
-
     def rule(self, body: str, options: str = "") -> Expression:
         """Give a rule a name, which stands for it."""
         if len(self._rules) >= RULES_MAX:
@@ -117,9 +111,9 @@ class Lark:
                 "or schemas that refer to themselves less.",
                 code="invalid_grammar",
             )
-        name = self.next_name
+        name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}\n")
-        return name
+        return Expression(name)
 
     def source(self, start: Expression) -> str:
         """Return the grammar of what `start` says."""

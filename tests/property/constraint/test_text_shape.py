@@ -14,6 +14,7 @@ from hearth.worker.constraint.call_text.text_shape import (
     JsonValue,
     Literal,
     Places,
+    Repeated,
     Row,
     Shape,
     TextUntil,
@@ -121,7 +122,7 @@ def test_any_value_of_json_ends_where_it_ends(value: Any, is_ascii: bool, cuts: 
     assert [forced((place,), 9)[0] for place in places] == [b"!"]
 
 
-@given(value=st.text(), cuts=CUTS)
+@given(value=st.text() | st.text('a"\\\n'), cuts=CUTS)
 @settings(max_examples=EXAMPLES)
 def test_a_string_of_json_ends_at_the_quote_that_nothing_escapes(
     value: str, cuts: list[int]
@@ -146,3 +147,10 @@ def test_free_text_ends_behind_the_first_of_its_marks(text: str, end: str, cuts:
 def test_objects_that_may_hold_other_members_may_hold_any(more: dict[str, Any]) -> None:
     shape = shape_of(schema_of(["path"]) | more, is_in_order=True)
     assert followed(shape, b'{"other": [{"path": 1}]}', []) == (None,)
+
+
+def test_what_came_behind_the_end_is_told_where_the_text_cannot_go_on() -> None:
+    places = begin(Row((Literal(b"a"), Repeated(Literal(b"b")))))
+    assert behind(places, b"ab") == (behind(places, b"abb")[0], 0), "it may go on"
+    assert behind(places, b"abxy") == ((), 2)
+    assert behind(places, b"x") == ((), 0)

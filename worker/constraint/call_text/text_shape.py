@@ -259,7 +259,7 @@ def begin(shape: Shape) -> Places:
 def behind(places: Places, text: bytes) -> tuple[Places, int]:
     """Return where a text is when `text` has come, and what of it came behind its end, in bytes.
 
-    There are no places where the text ended before, or does not fit: then nothing came behind it.
+    There are no places where the text ended before, or does not fit: then 0 came behind it.
     Raises TooWide.
     """
     if len(places) == 1 and text and (place := places[0]) is not None:
@@ -275,7 +275,7 @@ def behind(places: Places, text: bytes) -> tuple[Places, int]:
         if at == len(text):
             found.append(place)
         elif place is None:
-            left = max(left, len(text) - at)
+            left = min(left or len(text), len(text) - at)  # behind the last end that it had
         else:
             assert isinstance(place.shape, Reader), place.shape
             at, state = place.shape.read(place.state, text, at)
