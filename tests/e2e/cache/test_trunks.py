@@ -21,7 +21,7 @@ COMMON: Final = " ".join(
 )
 COMMON_TOKENS_MIN: Final = 1_500
 SEVERAL: Final = 4
-TOKENS: Final = 200  # of an answer: long enough that all are seen to decode together
+TOKENS: Final = 300  # of an answer: long enough that all are seen to decode together
 POLL_S: Final = 0.02
 READ: Final = re.compile(r" finished request=.* prefilled=(\d+) ")
 OWN_TOKENS_MAX: Final = 64  # of a prompt behind what it has in common with others
