@@ -115,17 +115,32 @@ class Admission:
         length of the longest prompt that is being read, this one included.
         """
         kv_manager, query, rows = self.kv_manager_of(request), request.query, rows_of(request)
-        # A batch copies what joins it.
-        times = 2 if running and self._decoder.is_mergeable else 1
+        own_share = self._own_share(request, running)
         promised = sum(map(self._promised_bytes, running))
         growth = sum(map(self._growth_bytes, [*running, request])) if running else 0
         cost = PromptCost(
-            lambda: times * kv_manager.slot_cost(query, rows) + promised,
-            times * self._uncached.slot_cost(query, rows) + promised,
+            lambda: round((1 + own_share) * kv_manager.slot_cost(query, rows)) + promised,
+            round((1 + own_share) * self._uncached.slot_cost(query, rows)) + promised,
             growth,
             lambda: 0 if running else kv_manager.copied_bytes(query),
         )
         return self._config.memory.admits(self._kv_manager, query, cost, not running, depth)
+
+    def _own_share(self, request: Request, running: Collection[Request]) -> float:
+        """Return which part of its KV a batch copies when it joins: not the trunk that it shares.
+
+        Nothing is copied for one that runs alone.
+        """
+        if not running or not self._decoder.is_mergeable:
+            return 0
+        trunk = max(_shared_tokens(other, request) for other in running)
+        if not self._decoder.shares_trunks or trunk < self._decoder.trunk_tokens_min:
+            return 1
+        rows, kv_bits = rows_of(request), request.query.kv_bits
+        cold_bytes = self._uncached.cold_bytes
+        # Windows and states are each row's own.
+        spared = cold_bytes(trunk, kv_bits) - self._uncached.unwritten_bytes(trunk)
+        return 1 - max(0, spared) / max(1, cold_bytes(rows, kv_bits))
 
     def _promised_bytes(self, request: Request) -> int:
         """Return what its first forward will allocate: states and windows; rows are there."""
@@ -157,10 +172,15 @@ def prefills_for(leader: Request, request: Request) -> bool:
     """Whether `leader` is about to prefill what `request` would have to prefill too."""
     if not (leader.uses_cache and request.uses_cache):
         return False
-    shared = request.shared.get(leader.request_id)
+    return _shared_tokens(leader, request) > max(leader.position, request.kept_tokens)
+
+
+def _shared_tokens(other: Request, request: Request) -> int:
+    """Return up to which of its cuts a prompt begins as another one does."""
+    shared = request.shared.get(other.request_id)
     if shared is None:
-        theirs = set(leader.query.names)
+        theirs = set(other.query.names)
         mine = zip(request.query.cuts, request.query.names, strict=True)
         shared = max((cut for cut, name in mine if name in theirs), default=0)
-        request.shared[leader.request_id] = shared
-    return shared > max(leader.position, request.kept_tokens)
+        request.shared[other.request_id] = shared
+    return shared

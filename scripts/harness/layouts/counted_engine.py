@@ -61,6 +61,7 @@ class CountedDecoder:
         self.scripts = scripts
         self.is_mergeable = False
         self.trunks: dict[str, Trunk] = {}  # it counts none
+        self.shares_trunks = False
         self.cost = ReadCost()
         self.has_room: Callable[[int], bool] = lambda _nbytes: True
         self._layout = layout

@@ -45,6 +45,7 @@ class ScriptedDecoder:
         self.log: list[str] = []
         self.is_mergeable = True
         self.trunks: dict[str, Trunk] = {}
+        self.shares_trunks = False
 
     def add(self, sequence: Sequence) -> None:
         assert sequence.key not in self.sequences

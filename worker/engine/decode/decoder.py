@@ -79,6 +79,11 @@ class Decoder:
         return self._tree_forward is not None
 
     @property
+    def shares_trunks(self) -> bool:
+        """Whether rows are known to share trunks: some would have, and the model can."""
+        return bool(self._shares_trunks)
+
+    @property
     def batch_keys(self) -> list[set[str]]:
         """The keys of the sequences that share each batch."""
         return [{row.key for row in batch.rows} for batch in self._batches]

@@ -109,6 +109,28 @@ def test_answers_on_a_trunk_that_end_in_one_step_stay_within_the_limit() -> None
     assert worker.peak <= worker.limit, f"{(worker.peak - worker.limit) // ROW} tokens over it"
 
 
+def test_who_shares_a_trunk_is_let_in_where_its_own_tokens_fit() -> None:
+    """Each was asked for the trunk twice: of eight agents that fit two ran at a time."""
+    worker = Roomy(limit=24_000 * ROW, chunk=512)
+    common = ids(6_000, 1)
+    answers = [worker.machine.submit([*common, *ids(20, 5 + n)], tokens_max=100) for n in range(8)]
+    worker.machine.run(until=lambda: len(worker.machine.engine.decoder.trunks) == 8)
+    assert not any(answer.usage for answer in answers), "all are written at once"
+    assert worker.written(answers) == [100] * 8
+    assert worker.peak <= worker.limit
+
+
+def test_who_shares_no_trunk_is_asked_for_all_of_its_kv_twice() -> None:
+    worker = Roomy(limit=24_000 * ROW, chunk=512)
+    answers = [worker.machine.submit(ids(6_020, 5 + n), tokens_max=100) for n in range(4)]
+    worker.machine.run(until=lambda: answers[0].request.completion_tokens > 2)
+    for _ in range(40):
+        worker.machine.step()
+    assert sum(answer.request.slot is not None for answer in answers) < 3
+    assert worker.written(answers) == [100] * 4
+    assert worker.peak <= worker.limit
+
+
 def test_kept_kv_stays_where_it_would_let_nobody_begin() -> None:
     """What running answers stand on was counted as if it could go, and another's went for it."""
     worker = Roomy()
