@@ -276,7 +276,10 @@ class Decoder:
 
     def _give_back(self) -> None:
         """Have who is alone now decode in its slot's own cache, its trunk's rows included."""
+        shared = {row.trunk for batch in self._batches for row in batch.rows}
         for lone in self._lone.values():
+            if lone.row.trunk is not None and lone.row.trunk not in shared:
+                lone.row.trunk.layers.clear()  # so that each goes when it was copied
             whole_rows(lone.cache)
             lone.row.trunk = None
             lone.row.give_back(lone.cache)

@@ -168,6 +168,17 @@ def test_what_leaves_a_trunk_goes_on_as_it_would_have_alone() -> None:
     assert decoder.remove("r3") is not None and decoder.batch_bytes == 0
 
 
+def test_what_two_shared_is_let_go_once_they_part() -> None:
+    decoder = Engine(loaded("qwen3")).decoder
+    for number in range(2):
+        decoder.add(branch("qwen3", 2_048, number))
+    said(decoder, 2)
+    (trunk,) = set(decoder.trunks.values())
+    assert trunk.layers
+    assert decoder.remove("r0") is not None and not decoder.trunks
+    assert not trunk.layers, "it would stand beside the copies of both"
+
+
 def test_another_lineage_and_a_shorter_prefix_share_no_trunk() -> None:
     decoder = Engine(loaded("qwen3")).decoder
     decoder.add(branch("qwen3", 2_048, 0, "a"))
