@@ -2,29 +2,15 @@
 
 from collections.abc import Sequence as TypedSequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 
-from hearth.shared.settings_from_env import load_settings
-from hearth.shared.wire_messages import Sampling
 from hearth.worker.engine.decode.decoder import Decoder, Sequence
-from hearth.worker.engine.decode.sampler import make_token_choice
 from hearth.worker.engine.hidden_states import with_hidden
-from hearth.worker.kv.rewind import RewindPoint
-
-SETTINGS: Final = load_settings({}, None)
-SAMPLINGS: Final = {
-    "greedy": Sampling(temperature=0.0, repetition_penalty=1.0),
-    "the server's default": Sampling(seed=11),
-    "hot, with penalties": Sampling(temperature=0.9, seed=5, presence_penalty=0.4, top_k=40),
-}
-
-
-def prompt(length: int) -> list[int]:
-    return [(i * 7919 + 13) % 2900 + 50 for i in range(length)]
+from tests.helpers.models.drafted_decoding import drafted_sequence, said_by
 
 
 @dataclass
@@ -55,16 +41,14 @@ class DraftedAnswers:
             else:
                 self.model(mx.array(ids[:-tail])[None], cache=cache)
             mx.eval(hidden, [layer.state for layer in cache])
-        return Sequence(
+        return drafted_sequence(
+            cache,
+            ids,
+            sampling,
+            drafter,
+            self.tokens,
             key=key,
-            cache=cache,
-            tokens=ids[:-tail],
-            tail=ids[-tail:],
-            choice=make_token_choice(SAMPLINGS[sampling], SETTINGS, 4000, len(ids)),
-            tokens_max=self.tokens,
-            drafter=drafter,
-            before_draft=lambda _rows, draft_rows: draft_rows,
-            rewind_point=RewindPoint,
+            tail=tail,
             draft_model=drafter.model if drafter is not None else None,
             hidden=hidden,
         )
@@ -83,8 +67,5 @@ class DraftedAnswers:
         decoder.add(self.sequence(sampling, drafter, tail=tail))
         return self.said_by(decoder)
 
-    def said_by(self, decoder: Decoder, key: str = "x") -> list[int]:
-        said: list[int] = []
-        while len(said) < self.tokens:
-            said += [sampled.token_id for sampled in decoder.step() if sampled.key == key]
-        return said
+    def said_by(self, decoder: Decoder) -> list[int]:
+        return said_by(decoder, self.tokens)

@@ -13,6 +13,7 @@ from mlx_lm.generate import generation_stream
 from hearth.worker.draft.answer_drafter import AnswerDrafter, AnswerSources
 from hearth.worker.draft.draft_length import DraftLength
 from hearth.worker.engine.decode import draft_model
+from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.decode.draft_model import PENDING_MAX, DraftModel, HeadDrafts
 from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.socketless_worker import loaded
@@ -22,11 +23,17 @@ from tests.helpers.models.draft_heads import (
     LyingDrafts,
     random_head,
 )
-from tests.helpers.models.drafted_answers import SAMPLINGS, DraftedAnswers, prompt
+from tests.helpers.models.drafted_answers import DraftedAnswers
+from tests.helpers.models.drafted_decoding import (
+    SAMPLINGS,
+    any_prompt,
+    ended_amid_a_draft,
+    said_beside_guests,
+)
 
 NAME = "qwen3_5_vl"
 TOKENS = 40
-PROMPT = prompt(12)
+PROMPT = any_prompt(12)
 
 
 def model() -> Any:
@@ -145,11 +152,8 @@ def test_an_answer_that_ends_anywhere_in_a_heads_draft_leaves_what_was_said_and_
     follower = knowing([*PROMPT, *truth])[1] if knows else heads(1).follow()
     decoder = answers().decoder()
     decoder.add(answers().sequence("greedy", AskingDrafter(follower, len(PROMPT), lengths)))
-    returned = 0
-    while returned < said:
-        returned += len(decoder.step())
-    left = decoder.remove("x", said)
-    assert left is not None and left.tokens == [*PROMPT, *truth[:said]]
+    left = ended_amid_a_draft(decoder, said)
+    assert left.tokens == [*PROMPT, *truth[:said]]
     assert LayerMap(left.cache).depth(left.cache) in (None, len(left.tokens))
     with mx.stream(generation_stream):
         _, hidden = model().with_hidden(mx.array([truth[said : said + 1]]), left.cache)
@@ -166,20 +170,11 @@ def test_a_sequence_with_a_head_may_join_a_batch_and_goes_on_drafting_behind_it(
     drafter = AskingDrafter(follower, len(PROMPT), (3, 7))
     decoder = answers().decoder(is_mergeable=True)
     decoder.add(answers().sequence("greedy", drafter))
-    said: list[int] = []
 
-    def steps(count: int) -> None:
-        for _ in range(count):
-            if len(said) < TOKENS:
-                said.extend(s.token_id for s in decoder.step() if s.key == "x")
+    def guest(key: str) -> Sequence:
+        return answers().sequence("greedy", None, key)
 
-    for number, count in enumerate(moves):
-        steps(count)
-        decoder.add(answers().sequence("greedy", None, f"guest {number}"))
-        steps(count + 1)
-        decoder.remove(f"guest {number}")
-    steps(TOKENS)
-    assert said == truth
+    assert said_beside_guests(decoder, moves, guest, TOKENS) == truth
     if head is not None and head.read:  # which has asserted itself that it missed no token
         read = mx.stack([hidden for _, hidden in head.read])
         first = head.read[0][0]

@@ -13,6 +13,7 @@ from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_vlm.models.cache import KVCache
 
+from hearth.worker.engine.decode.decoding_sequence import Sequence
 from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.hidden_states import is_like_alone, with_hidden
 from hearth.worker.kv.layer_adapters import LayerMap
@@ -29,7 +30,13 @@ from tests.helpers.models.draft_targets import (
     DraftTarget,
     draft_target,
 )
-from tests.helpers.models.drafted_answers import SAMPLINGS, DraftedAnswers, prompt
+from tests.helpers.models.drafted_answers import DraftedAnswers
+from tests.helpers.models.drafted_decoding import (
+    SAMPLINGS,
+    any_prompt,
+    ended_amid_a_draft,
+    said_beside_guests,
+)
 
 LENGTHS = {"short": 9, "past a window": 3 * WINDOW}
 ASSISTANTS = [name for name in DRAFT_TARGETS if name.startswith("gemma4")]
@@ -37,7 +44,7 @@ ASSISTANTS = [name for name in DRAFT_TARGETS if name.startswith("gemma4")]
 
 @functools.cache
 def answers(name: str, length: int) -> DraftedAnswers:
-    return DraftedAnswers(draft_target(name).loaded.model, prompt(length))
+    return DraftedAnswers(draft_target(name).loaded.model, any_prompt(length))
 
 
 @functools.cache
@@ -87,7 +94,7 @@ def test_a_prompt_is_read_to_the_same_bits_whether_a_draft_model_is_shown_it_or_
     name: str,
 ) -> None:
     engine = Engine(draft_target(name).loaded)
-    ids, alone, shown = prompt(90), engine.new_cache(), engine.new_cache()
+    ids, alone, shown = any_prompt(90), engine.new_cache(), engine.new_cache()
     for start in range(0, 90, 45):
         chunk = ids[start : start + 45]
         engine.prefill(alone, chunk)
@@ -193,11 +200,8 @@ def test_an_answer_that_ends_anywhere_in_a_draft_leaves_what_was_said_and_no_mor
     of = answers(name, 9)
     truth, decoder = of.plain("greedy"), of.decoder()
     decoder.add(of.sequence("greedy", knowing_or_random(name, lengths)))
-    returned = 0
-    while returned < said:
-        returned += len(decoder.step())
-    left = decoder.remove("x", said)
-    assert left is not None and left.tokens == [*of.prompt, *truth[:said]]
+    left = ended_amid_a_draft(decoder, said)
+    assert left.tokens == [*of.prompt, *truth[:said]]
     assert LayerMap(left.cache).depth(left.cache) in (None, len(left.tokens))
     with mx.stream(generation_stream):
         _, hidden = with_hidden(of.model, mx.array([truth[said : said + 1]]), left.cache)
@@ -233,22 +237,14 @@ def test_a_sequence_may_join_a_batch_and_goes_on_drafting_behind_it(
     drafter = knowing_or_random(name, [3, 7]) if knows else asking(name, 9, (3, 7))
     decoder = of.decoder(is_mergeable=True)
     decoder.add(of.sequence("greedy", drafter))
-    said: list[int] = []
+    drafted: list[int] = []
 
-    def steps(count: int) -> None:
-        for _ in range(count):
-            if len(said) < of.tokens:
-                said.extend(s.token_id for s in decoder.step() if s.key == "x")
+    def guest(key: str) -> Sequence:
+        drafted.append(drafter.drafted)
+        return of.sequence("greedy", None, key)
 
-    for number, count in enumerate(moves):
-        steps(count)
-        decoder.add(of.sequence("greedy", None, f"guest {number}"))
-        steps(count + 1)
-        decoder.remove(f"guest {number}")
-    drafted = drafter.drafted
-    steps(of.tokens)
-    assert said == of.plain("greedy")
-    assert sum(moves) > 6 or drafter.drafted > drafted, "it drafts again once it is alone"
+    assert said_beside_guests(decoder, moves, guest, of.tokens) == of.plain("greedy")
+    assert sum(moves) > 6 or drafter.drafted > drafted[-1], "it drafts again once it is alone"
 
 
 def drafted_by_mlx_vlm(
