@@ -83,8 +83,12 @@ class AnswerDrafts:
         )
 
     def stop(self, drafter: AnswerDrafter) -> None:
-        """Draft for nobody any more: the model was tried, and cannot verify this one's drafts."""
+        """Draft for nobody any more: the model was tried, and cannot verify this one's drafts.
+
+        What answers said that were not drafted for was kept for nothing.
+        """
         self._memory.release(drafter)
+        self._memory.clear()
         self.policy = replace(self.policy, reach="none", reach_max="none", reason=CANNOT_VERIFY)
 
     def _follow(self) -> ModelDrafts | None:

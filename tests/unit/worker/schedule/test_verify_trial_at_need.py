@@ -101,3 +101,13 @@ def test_a_model_that_cannot_verify_is_tried_once_and_says_what_it_says_without_
     asked = worker.ask([60, *PROMPT], TOKENS, sampling=Sampling(speculate=True))
     assert asked.tokens == expected[0] and asked.request.drafter is None
     assert refusals == [False]
+
+
+def test_what_answers_said_before_the_trial_is_forgotten_where_it_fails(
+    refusals: list[bool],
+) -> None:
+    worker = drafting(counted(NAME), "all")
+    worker.ask(PROMPT, 5 * TOKENS, sampling=Sampling(speculate=False))
+    assert worker.drafts.report()["bytes"] > 0 and refusals == []
+    worker.ask(PROMPT, TOKENS)
+    assert refusals == [False] and worker.drafts.report()["bytes"] == 0

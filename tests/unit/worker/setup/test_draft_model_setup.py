@@ -135,6 +135,17 @@ def test_a_head_is_refused_beside_a_vision_model_that_it_is_not_for(head: Path) 
     assert "(qwen3_vl)" in text
 
 
+@pytest.mark.parametrize("name", ["qwen3_5_mtp", "gemma4_assistant", "inkling_mtp"])
+def test_a_draft_model_of_more_tokens_than_the_model_has_is_refused_with_both_numbers(
+    tmp_path: Path, name: str
+) -> None:
+    target = draft_target(name)
+    text = target.config["text_config"] | {"vocab_size": 4_096}
+    head = save_draft_model(tmp_path / "more", target.config | {"text_config": text})
+    told = refusal(lambda: setup_of(head).load(target.loaded))
+    assert "4,096 tokens" in told and "3,072" in told
+
+
 @pytest.mark.filterwarnings("ignore:At least one mel filter has all zero values")
 def test_an_assistant_is_loaded_beside_a_gemma_from_their_files(tmp_path: Path) -> None:
     make_family("gemma4", tmp_path / "gemma", fixture_dir("qwen3_vl") / "tokenizer.json")
