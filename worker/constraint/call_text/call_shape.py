@@ -27,7 +27,8 @@ from hearth.worker.constraint.lark_builder import NEWLINE, NOTHING, RULES_MAX, E
 DEPTH_MAX: Final = 6  # of values in values; what is deeper is any value
 MEMBERS_MAX: Final = 256  # of an object, or choices of a value: more of them are any value
 VALUES_MAX: Final = 4_000  # of all tools: further ones are any value, so that none costs much
-CPU_S_MAX: Final = 0.25  # that a shape may take: one part can take milliseconds to look through
+LITERAL_BYTES_MAX: Final = 2_000_000  # of all names and words, each at each place where it stands
+CPU_S_MAX: Final = 1.0  # that a shape may take: one part can take milliseconds to look through
 _ANY: Final = JsonValue()
 _STRING: Final = Row((Literal(b'"'), JsonString()))
 _OF_TYPE: Final[Mapping[Any, Shape]] = {
@@ -62,6 +63,7 @@ class CallShape(Lark):
             "/[0-9]{1,2}/": JsonNumber(),
         }
         self._values_left = VALUES_MAX
+        self._bytes_left = LITERAL_BYTES_MAX
         self._cpu_s_end = time.thread_time() + CPU_S_MAX
 
     def shape(self, expression: str) -> Shape:
@@ -69,7 +71,7 @@ class CallShape(Lark):
         if not isinstance(expression, Expression):
             return Literal(expression.encode()) if expression else _EMPTY
         if expression.startswith('"') and expression not in self._shapes:
-            return Literal(str(json.loads(expression)).encode(errors="replace"))
+            return self._word(str(json.loads(expression)))
         return self._shapes[expression]
 
     # ------------------------------------------------------------ what grammars are made of
@@ -130,7 +132,7 @@ class CallShape(Lark):
             if isinstance(part.get(key), list) and part[key] and "properties" not in part:
                 return self._any_of_schemas(part, part[key], depth)
         if "const" in part or isinstance(part.get("enum"), list):
-            return _choice_of([part["const"]] if "const" in part else part["enum"])
+            return self._choice_of([part["const"]] if "const" in part else part["enum"])
         kinds = part.get("type", "object" if "properties" in part else None)
         if not isinstance(kinds, list):
             return self._of_type(kinds, part, depth)
@@ -159,12 +161,30 @@ class CallShape(Lark):
         parameters = ToolSchema("", schema).parameters()
         members = [
             Member(
-                Row((_json_literal(each.name), self._colon, self._value(each.schema, depth - 1))),
+                Row((self._json_word(each.name), self._colon, self._value(each.schema, depth - 1))),
                 each.is_required,
             )
             for each in parameters
         ]
         return Row((Literal(b"{"), self._members(members, self._comma), Literal(b"}")))
+
+    def _choice_of(self, values: list[Any]) -> Shape:
+        """Return one of some values. Strings are told apart by what stands in them alone."""
+        is_any = any(isinstance(each, dict | list) for each in values)
+        if is_any or not 0 < len(values) <= MEMBERS_MAX:
+            return _ANY
+        return Choice([self._json_word(each) for each in values])
+
+    def _json_word(self, value: Any) -> Literal:
+        return self._word(json.dumps(value, ensure_ascii=False))
+
+    def _word(self, word: str) -> Literal:
+        """Return a text of the client's."""
+        text = word.encode(errors="replace")
+        self._bytes_left -= len(text)
+        if self._bytes_left < 0:
+            raise RequestError(f"The tools' names and words are over {LITERAL_BYTES_MAX:,} bytes.")
+        return Literal(text)
 
 
 def _row(parts: Iterable[Shape]) -> Shape:
@@ -197,17 +217,6 @@ def _choice(parts: Sequence[Shape]) -> Shape:
 
 def _parts(shape: Shape) -> Sequence[Shape]:
     return shape.parts if isinstance(shape, Row) else (shape,)
-
-
-def _choice_of(values: list[Any]) -> Shape:
-    """Return one of some values. Strings are told apart by what stands in them alone."""
-    if not 0 < len(values) <= MEMBERS_MAX or any(isinstance(each, dict | list) for each in values):
-        return _ANY
-    return Choice([_json_literal(each) for each in values])
-
-
-def _json_literal(value: Any) -> Literal:
-    return Literal(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def _has_named_members(schema: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ _SPECIAL: Final = re.compile(rb'["\\\x00-\x1f]')  # in a string of JSON
 _NUMBER: Final = re.compile(rb"[-+.eE0-9]*")
 _OPENING: Final = b"[{"
 _CLOSING: Final = b"]}"
-_BEHIND_VALUE: Final = b",]} \n\t\r"
+_BEHIND_VALUE: Final = b",]})< \n\t\r"  # in any format: a bare word has none of them
 
 
 class Reader:
