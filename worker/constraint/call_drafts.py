@@ -4,6 +4,7 @@ Touches no MLX.
 """
 
 import logging
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from typing import Final, NamedTuple
@@ -22,8 +23,10 @@ from hearth.worker.constraint.call_text.text_shape import (
 log = logging.getLogger(__name__)
 
 TAIL_BYTES: Final = 64  # of the answer that are looked at for a mark; all are shorter
-CALL_BYTES_MAX: Final = 1 << 20  # that may be read again in another order
+CALL_BYTES_MAX: Final = 1 << 16  # that may be read again in another order, in milliseconds
+CALL_STEPS_MAX: Final = 4_096  # in which it is read again
 FORCED_BYTES_MAX: Final = 128  # that are told at once
+CHARACTER_BYTES_MAX: Final = 4
 TEXTS_MAX: Final = 512  # whose tokens are remembered
 VAIN_MAX: Final = 4  # calls that leave their shape, behind which none is followed
 # Why an answer has no more forced tokens, as counted.
@@ -74,9 +77,10 @@ class ForcedTexts:
         """Return a text's tokens, and remember those of each part of it that is asked for next."""
         if len(self._tokens) >= TEXTS_MAX:
             self._tokens.clear()
-        tokens = list(self._tokens_of(text.decode(errors="replace")))
+        tokens = list(self._tokens_of(text.decode(errors="ignore")))  # it may end amid a character
         pieces = [self._token_bytes(token) for token in tokens]
-        if b"".join(pieces) != text:
+        spelt = b"".join(pieces)
+        if not text.startswith(spelt) or len(text) - len(spelt) >= CHARACTER_BYTES_MAX:
             tokens = []
         self._tokens[text] = tokens
         rest = text
@@ -159,18 +163,25 @@ class CallDrafts:
 
         It is None elsewhere.
         """
-        known: dict[int, bool] = {}
         try:
             places = self._places_behind(ahead)
         except TooWide:
             return None
-        if not places or not all(place and isinstance(place.shape, Literal) for place in places):
+        texts = sorted(
+            place.shape.text[place.state :]
+            for place in places
+            if place and isinstance(place.shape, Literal)
+        )
+        if not texts or len(texts) < len(places):
             return None
+        whole = tuple(texts)
 
         def may_come(token: int) -> bool:
-            if token not in known:
-                known[token] = self.fitting(ahead, [token])[0] > 0
-            return known[token]
+            text = self._token_bytes(token)
+            after = bisect_left(texts, text)  # of all texts, those that begin with it
+            if after < len(texts) and texts[after].startswith(text):
+                return True
+            return text.startswith(whole) and _is_in(places, text)
 
         return may_come
 
@@ -223,9 +234,13 @@ class CallDrafts:
     def _in_any_order(self, text: bytes) -> tuple[Places, int]:
         """Read the call again, which is in no order: the answer's next ones are read so at once."""
         self._call.order.is_kept = False
-        found = behind(begin(self._call.shape), bytes(self._written) + text)
-        self._call.order.is_kept = not found[0]
-        return found
+        places: Places = ()
+        try:
+            written = bytes(self._written) + text
+            places, left = behind(begin(self._call.shape), written, CALL_STEPS_MAX)
+        finally:
+            self._call.order.is_kept = not places
+        return places, left
 
     def _note_end(self, text: bytes) -> None:
         """Take notice of where the call may have ended."""
@@ -263,3 +278,11 @@ class CallDrafts:
         log.info("calls of an answer are drafted no more: %s", why)
         self._is_over = True
         self._clear()
+
+
+def _is_in(places: Places, text: bytes) -> bool:
+    """Return whether a text may come in one of some places."""
+    try:
+        return bool(behind(places, text)[0])
+    except TooWide:
+        return True

@@ -159,13 +159,13 @@ class GrammarCompiler:
     # ------------------------------------------------------------ drafts
 
     def call_drafts(
-        self, constraints: Constraints, tools: list[Any], owner: str = ""
+        self, constraints: Constraints, tools: list[Any], owner: str | None = ""
     ) -> CallDrafts | None:
         """Return what knows how the answer's calls go on; None where it has nothing to tell.
 
         That is so where no tool may be called, the model's format has no grammar, or the token
         mask holds the whole answer to one. `tools` are those that may be called. What is forced is
-        put into tokens once for each owner.
+        put into tokens once for each owner; where that is None, nothing is remembered.
         """
         mark = RECIPIENT if self._has_channels else self._call_grammar and self._call_grammar.mark
         is_free = constraints.tool_choice == "auto" and not constraints.is_json
@@ -179,11 +179,16 @@ class GrammarCompiler:
             self.draft_counts["unavailable"] += 1
             return None
         call = CallText(mark, shape, made.order)
-        texts = self._draft_texts.get(owner, "")
+        return CallDrafts(call, self._texts_of(owner), self._token_bytes, self.draft_counts)
+
+    def _texts_of(self, owner: str | None) -> ForcedTexts:
+        """Return what puts forced texts into tokens, and remembers them for an owner, if any."""
+        texts = self._draft_texts.get(owner, "") if owner is not None else None
         if texts is None:
             texts = ForcedTexts(self._tokens_of, self._token_bytes, frozenset(self._marks.values()))
-            self._draft_texts.put(owner, "", texts)
-        return CallDrafts(call, texts, self._token_bytes, self.draft_counts)
+            if owner is not None:
+                self._draft_texts.put(owner, "", texts)
+        return texts
 
     def _call_shape(
         self, made: CallShape, tools: list[ToolSchema], constraints: Constraints

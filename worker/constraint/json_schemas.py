@@ -8,6 +8,7 @@ from hearth.worker.stream.tool_calls.request_tools import referred
 
 HOPS_MAX: Final = 16  # from one $ref to the next
 CHOICES_DEPTH_MAX: Final = 4  # of choices among choices
+CHOICES_MAX: Final = 256  # all of them together: values with more are JSON
 CHARACTERS_MAX: Final = 10_000  # a longer limit on text is left unenforced
 TRIES_MAX: Final = 200  # parts of a faulty schema that are looked at for the fault
 _SHARED: Final = ("$defs", "definitions")  # where references lead to
@@ -39,10 +40,11 @@ class ToolSchema:
         root = resolved(self.schema, self.schema)
         known = _mapping(root.get("properties"))
         required = root.get("required")
-        required = [n for n in required if isinstance(n, str)] if isinstance(required, list) else []
-        names = dict.fromkeys([*known, *required])
+        required = required if isinstance(required, list) else []
+        needed = dict.fromkeys(name for name in required if isinstance(name, str))
+        names = dict.fromkeys([*known, *needed])
         return [
-            Parameter(name, whole(known.get(name, {}), self.schema), name in required)
+            Parameter(name, whole(known.get(name, {}), self.schema), name in needed)
             for name in names
         ]
 
@@ -73,18 +75,23 @@ def whole(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: root[key] for key in _SHARED if key in root}, **_mapping(schema)}
 
 
-def is_text(schema: Any, root: Mapping[str, Any], depth: int = CHOICES_DEPTH_MAX) -> bool:
+def is_text(schema: Any, root: Mapping[str, Any]) -> bool:
     """Return whether formats without types write such a value as bare text: a string or null."""
-    if not depth:
+    return _is_text(schema, root, CHOICES_DEPTH_MAX, iter(range(CHOICES_MAX)))
+
+
+def _is_text(schema: Any, root: Mapping[str, Any], depth: int, left: Iterator[int]) -> bool:
+    """`left` gives something for each schema that may yet be looked at."""
+    if not depth or next(left, None) is None:
         return False
     schema = resolved(schema, root)
     if not any(key in schema for key in _TYPED):
         return True
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            kinds = [resolved(each, root) for each in schema[key]]
+            kinds = [resolved(each, root) for each in schema[key][:CHOICES_MAX]]
             others = [kind for kind in kinds if kind.get("type") != "null"]
-            return bool(others) and all(is_text(kind, root, depth - 1) for kind in others)
+            return bool(others) and all(_is_text(kind, root, depth - 1, left) for kind in others)
     if "type" not in schema:
         return words(schema, root) is not None
     types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]

@@ -119,9 +119,11 @@ class AnswerDrafter:
             for lookup in self._lookups:
                 lookup.take(token)
         if self._history is not None:
-            self._history.extend(tokens)
+            has_grown = self._history.extend(tokens)
             if len(self._history) > HISTORY_TOKENS_MAX:
                 self.drop_history()
+            elif has_grown:
+                self._sources.room.hold(self)
 
     def is_promising(self) -> bool:
         """Whether a draft may be had once the next token, which is computed now, is known."""

@@ -148,7 +148,8 @@ class RequestBuilder:
         guide = self._facts.grammar_compiler.token_mask(
             constraints, shown, opening, len(built.ids), owner
         )
-        calls = self._facts.grammar_compiler.call_drafts(constraints, shown, owner)
+        keeps = owner if message.use_kv_cache else None
+        calls = self._facts.grammar_compiler.call_drafts(constraints, shown, keeps)
         return splitter, guide, calls
 
 

@@ -1,6 +1,7 @@
 """Makes the shape of calls of the grammars' own descriptions of each format (`call_grammars`)."""
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ from hearth.worker.constraint.lark_builder import NEWLINE, NOTHING, RULES_MAX, E
 DEPTH_MAX: Final = 6  # of values in values; what is deeper is any value
 MEMBERS_MAX: Final = 256  # of an object, or choices of a value: more of them are any value
 VALUES_MAX: Final = 4_000  # of all tools: further ones are any value, so that none costs much
+LITERAL_BYTES_MAX: Final = 2_000_000  # of all names and words, each at each place where it stands
+CPU_S_MAX: Final = 1.0  # that a shape may take: one part can take milliseconds to look through
 _ANY: Final = JsonValue()
 _STRING: Final = Row((Literal(b'"'), JsonString()))
 _OF_TYPE: Final[Mapping[Any, Shape]] = {
@@ -60,13 +63,15 @@ class CallShape(Lark):
             "/[0-9]{1,2}/": JsonNumber(),
         }
         self._values_left = VALUES_MAX
+        self._bytes_left = LITERAL_BYTES_MAX
+        self._cpu_s_end = time.thread_time() + CPU_S_MAX
 
     def shape(self, expression: str) -> Shape:
         """Return what an expression, or a literal text, stands for. Raises KeyError."""
         if not isinstance(expression, Expression):
             return Literal(expression.encode()) if expression else _EMPTY
         if expression.startswith('"') and expression not in self._shapes:
-            return Literal(str(json.loads(expression)).encode(errors="replace"))
+            return self._word(str(json.loads(expression)))
         return self._shapes[expression]
 
     # ------------------------------------------------------------ what grammars are made of
@@ -100,11 +105,16 @@ class CallShape(Lark):
         return self._named(self.shape(body))
 
     def _named(self, shape: Shape) -> Expression:
+        self._check_time()
         if len(self._shapes) >= RULES_MAX:
             raise RequestError(f"The tools' calls have over {RULES_MAX:,} parts.")
         name = Expression(f"s{len(self._shapes)}")
         self._shapes[name] = shape
         return name
+
+    def _check_time(self) -> None:
+        if time.thread_time() > self._cpu_s_end:
+            raise RequestError(f"The shape of the tools' calls takes over {CPU_S_MAX} s to make.")
 
     def _members(self, members: Sequence[Member], separator: Shape | None) -> Members:
         return Members(members, separator, self.order)
@@ -113,6 +123,7 @@ class CallShape(Lark):
 
     def _value(self, schema: Mapping[str, Any], depth: int) -> Shape:
         """Return a value of a schema, complete in itself, with so much depth in it."""
+        self._check_time()
         self._values_left -= 1
         if not depth or self._values_left < 0:
             return _ANY
@@ -121,11 +132,12 @@ class CallShape(Lark):
             if isinstance(part.get(key), list) and part[key] and "properties" not in part:
                 return self._any_of_schemas(part, part[key], depth)
         if "const" in part or isinstance(part.get("enum"), list):
-            return _choice_of([part["const"]] if "const" in part else part["enum"])
+            return self._choice_of([part["const"]] if "const" in part else part["enum"])
         kinds = part.get("type", "object" if "properties" in part else None)
-        kinds = kinds if isinstance(kinds, list) else [kinds]
-        shapes = [self._of_type(kind, part, depth) for kind in kinds[:MEMBERS_MAX]]
-        return shapes[0] if len(shapes) == 1 else Choice(shapes)
+        if not isinstance(kinds, list):
+            return self._of_type(kinds, part, depth)
+        names = dict.fromkeys(kind for kind in kinds if isinstance(kind, str))
+        return Choice([self._of_type(name, part, depth) for name in [*names][:MEMBERS_MAX]])
 
     def _any_of_schemas(self, part: dict[str, Any], schemas: list[Any], depth: int) -> Shape:
         if len(schemas) > MEMBERS_MAX:
@@ -142,17 +154,37 @@ class CallShape(Lark):
         return _OF_TYPE.get(kind, _ANY) if isinstance(kind, str) else _ANY
 
     def _object(self, schema: dict[str, Any], depth: int) -> Shape:
-        parameters = ToolSchema("", schema).parameters()
-        if len(parameters) > MEMBERS_MAX:
+        root = resolved(schema, schema)
+        listed = [root.get(key) for key in ("properties", "required")]
+        if any(isinstance(each, dict | list) and len(each) > MEMBERS_MAX for each in listed):
             return _ANY
+        parameters = ToolSchema("", schema).parameters()
         members = [
             Member(
-                Row((_json_literal(each.name), self._colon, self._value(each.schema, depth - 1))),
+                Row((self._json_word(each.name), self._colon, self._value(each.schema, depth - 1))),
                 each.is_required,
             )
             for each in parameters
         ]
         return Row((Literal(b"{"), self._members(members, self._comma), Literal(b"}")))
+
+    def _choice_of(self, values: list[Any]) -> Shape:
+        """Return one of some values. Strings are told apart by what stands in them alone."""
+        is_any = any(isinstance(each, dict | list) for each in values)
+        if is_any or not 0 < len(values) <= MEMBERS_MAX:
+            return _ANY
+        return Choice([self._json_word(each) for each in values])
+
+    def _json_word(self, value: Any) -> Literal:
+        return self._word(json.dumps(value, ensure_ascii=False))
+
+    def _word(self, word: str) -> Literal:
+        """Return a text of the client's."""
+        text = word.encode(errors="replace")
+        self._bytes_left -= len(text)
+        if self._bytes_left < 0:
+            raise RequestError(f"The tools' names and words are over {LITERAL_BYTES_MAX:,} bytes.")
+        return Literal(text)
 
 
 def _row(parts: Iterable[Shape]) -> Shape:
@@ -185,17 +217,6 @@ def _choice(parts: Sequence[Shape]) -> Shape:
 
 def _parts(shape: Shape) -> Sequence[Shape]:
     return shape.parts if isinstance(shape, Row) else (shape,)
-
-
-def _choice_of(values: list[Any]) -> Shape:
-    """Return one of some values. Strings are told apart by what stands in them alone."""
-    if not 0 < len(values) <= MEMBERS_MAX or any(isinstance(each, dict | list) for each in values):
-        return _ANY
-    return Choice([_json_literal(each) for each in values])
-
-
-def _json_literal(value: Any) -> Literal:
-    return Literal(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def _has_named_members(schema: Mapping[str, Any]) -> bool:

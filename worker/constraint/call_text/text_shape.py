@@ -8,9 +8,12 @@ here is a client's program: each step costs what the bytes and the places do, an
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple
 
 PLACES_MAX: Final = 512  # a text that may be in more is followed no more
+STEPS_MAX: Final = 1_024  # parts that are read for one text, which may fit in many ways
+REST_BYTES_MAX: Final = 128  # of one part that are told at once, whatever a client calls things
 WHOLE: Final = -1  # the state of a part that has read all of it
 WRONG: Final = -2  # and of one that the text does not fit
 
@@ -19,7 +22,7 @@ _SPECIAL: Final = re.compile(rb'["\\\x00-\x1f]')  # in a string of JSON
 _NUMBER: Final = re.compile(rb"[-+.eE0-9]*")
 _OPENING: Final = b"[{"
 _CLOSING: Final = b"]}"
-_BEHIND_VALUE: Final = b",]} \n\t\r"
+_BEHIND_VALUE: Final = b",]})< \n\t\r"  # in any format: a bare word has none of them
 
 
 class Reader:
@@ -73,7 +76,7 @@ class Literal(Reader):
         return len(text), state + len(text) - start if is_right else WRONG
 
     def rest(self, state: int) -> bytes:
-        return self.text[state:]
+        return self.text[state : state + REST_BYTES_MAX]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,11 +105,15 @@ class TextUntil(Reader):
     end: bytes
 
     def read(self, state: int, text: bytes, start: int) -> tuple[int, int]:
-        joined = self.end[:state] + text[start:]
+        size = len(self.end)
+        joined = self.end[:state] + text[start : start + size]  # the mark may have begun before
         at = joined.find(self.end)
         if at >= 0:
-            return start + at + len(self.end) - state, WHOLE
-        lengths = range(min(len(self.end) - 1, len(joined)), 0, -1)
+            return start + at - state + size, WHOLE
+        if (at := text.find(self.end, start)) >= 0:
+            return at + size, WHOLE
+        joined = joined if len(text) - start <= size else text[1 - size :]
+        lengths = range(min(size - 1, len(joined)), 0, -1)
         return len(text), next((n for n in lengths if joined.endswith(self.end[:n])), 0)
 
 
@@ -256,7 +263,7 @@ def begin(shape: Shape) -> Places:
     return tuple(_readers([Place(shape, 0, None)]))
 
 
-def behind(places: Places, text: bytes) -> tuple[Places, int]:
+def behind(places: Places, text: bytes, steps_max: int = STEPS_MAX) -> tuple[Places, int]:
     """Return where a text is when `text` has come, and what of it came behind its end, in bytes.
 
     There are no places where the text ended before, or does not fit: then 0 came behind it.
@@ -268,7 +275,7 @@ def behind(places: Places, text: bytes) -> tuple[Places, int]:
         if state != WHOLE:  # as nearly always
             return ((Place(place.shape, state, place.behind),), 0) if state != WRONG else ((), 0)
     found: list[Place | None] = []
-    left = 0
+    left = steps = 0
     stack = [(place, 0) for place in places]
     while stack:
         place, at = stack.pop()
@@ -283,13 +290,15 @@ def behind(places: Places, text: bytes) -> tuple[Places, int]:
                 stack.extend((each, at) for each in _readers([place.behind]))
             elif state != WRONG:
                 found.append(Place(place.shape, state, place.behind))
-        if len(found) + len(stack) > PLACES_MAX:
+        steps += 1
+        if len(found) + len(stack) > PLACES_MAX or steps > steps_max:
             raise TooWide
-    return tuple(found), 0 if found else left
+    # Two ways to one place are one: else each item of a list could double them.
+    return tuple(dict.fromkeys(found)), 0 if found else left
 
 
 def forced(places: Places, bytes_max: int) -> tuple[bytes, Places]:
-    """Return the text that must come next, and where it leads; it ends behind some `bytes_max`.
+    """Return the text that must come next, and where it leads: some `bytes_max` at most.
 
     Raises TooWide.
     """
@@ -321,9 +330,9 @@ def _readers(places: Iterable[Place | None]) -> Iterator[Place | None]:
     while stack:
         place = stack.pop()
         if place is not None and isinstance(place.shape, Branch):
-            stack.extend(place.shape.ways(place.state, place.behind))
-            continue
-        count += 1
-        if count > PLACES_MAX or len(stack) > 4 * PLACES_MAX:
+            stack.extend(islice(place.shape.ways(place.state, place.behind), PLACES_MAX + 1))
+        else:
+            count += 1
+            yield place
+        if count + len(stack) > PLACES_MAX:  # each of these stands for one at least
             raise TooWide
-        yield place

@@ -10,6 +10,7 @@ from hearth.worker.stream.tool_calls.lenient_json import json_text
 
 NESTING_MAX: Final = 4  # of schemas within a schema that are looked into for types
 TYPES_MAX: Final = 200  # of one argument that are looked at
+REFERENCE_CHARS_MAX: Final = 1_000  # of a longer one nothing is looked up
 _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "integer": (int,),
     "number": (int, float),
@@ -117,6 +118,8 @@ def _types_of(schema: Any, root: dict[str, Any], depth: int) -> Iterable[str]:
 def referred(reference: Any, root: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the schema that a reference within `root`, such as #/$defs/X, refers to."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    if len(reference) > REFERENCE_CHARS_MAX:
         return None
     found: Any = root
     for step in reference[2:].split("/"):

@@ -300,10 +300,11 @@ def test_what_is_forced_is_put_into_tokens_once_for_each_owner() -> None:
     asked: list[str] = []
     compiler._tokens_of = lambda text: asked.append(text) or tokens_of(text)  # type: ignore
     counts = []
-    for owner in ("a", "a", "b"):
+    for owner in ("a", "a", "b", None, None):
         drafts = compiler.call_drafts(Constraints(), TOOLS, owner)
         assert drafts is not None
         forced_count(drafts, tokens_of(QWEN))
         counts.append(len(asked))
     assert counts[0] == counts[1] > 0
     assert counts[2] == 2 * counts[0], "how fast it is tells nobody what another's tools are"
+    assert counts[3:] == [3 * counts[0], 4 * counts[0]], "a request apart leaves nothing"

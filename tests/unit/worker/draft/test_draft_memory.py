@@ -89,6 +89,16 @@ def test_the_predictions_of_many_answers_stay_within_32_mb_too() -> None:
     assert sum(drafter.history_nbytes for drafter in drafters) > 4 << 20, "what is told counts them"
 
 
+def test_many_answers_that_grow_long_side_by_side_stay_within_32_mb() -> None:
+    """Each has a history from its begin, and goes on in a batch, where none is drafted for."""
+    memory = DraftMemory()
+    drafters = [drafting(memory, f"{number}", [5, 6, 7, 8]) for number in range(20)]
+    for start in range(0, 80_000, 4_000):
+        for drafter in drafters:
+            drafter.take(range(start, start + 4_000))
+            assert memory.nbytes <= 32 << 20
+
+
 def test_a_conversation_whose_history_made_way_is_drafted_as_before_once_another_has_ended() -> (
     None
 ):

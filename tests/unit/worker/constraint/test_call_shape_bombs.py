@@ -1,0 +1,242 @@
+"""Attacks the following of calls with tools that are bombs, and calls that fit in many ways."""
+
+import itertools
+import random
+import time
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hearth.shared.wire_messages import Constraints
+from hearth.worker.constraint.call_drafts import CALL_BYTES_MAX, CallDrafts
+from hearth.worker.constraint.call_text.text_shape import (
+    PLACES_MAX,
+    REST_BYTES_MAX,
+    STEPS_MAX,
+    WHOLE,
+    Branch,
+    Choice,
+    Literal,
+    Place,
+    Repeated,
+    TextUntil,
+    TooWide,
+    begin,
+    behind,
+    forced,
+)
+from hearth.worker.constraint.grammar_compiler import GrammarCompiler
+from scripts.harness.constrained_answers import constrainer_for, tool
+from scripts.harness.model_families import family
+
+MAKING_S_MAX = 2.0  # of CPU; the bombs took from 3 s to for ever
+STEP_S_MAX = 0.5  # of CPU, on the inference thread; they took from 0.6 s to for ever
+BEGIN = '<tool_call>\n{"name": "f", "arguments": {'
+
+
+def an_object(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, **more}
+
+
+def at_4_000_places(node: dict[str, Any]) -> dict[str, Any]:
+    each = an_object({f"b{n}": {"$ref": "#/$defs/n"} for n in range(16)})
+    return an_object({f"a{n}": each for n in range(250)}, **{"$defs": {"n": node}})
+
+
+def at_1_000_parameters(node: dict[str, Any]) -> dict[str, Any]:
+    return an_object(
+        {f"a{n}": {"$ref": "#/$defs/n"} for n in range(1_000)}, **{"$defs": {"n": node}}
+    )
+
+
+def choices_of_choices(count: int) -> dict[str, Any]:
+    names = "ABCD"
+    defs: dict[str, Any] = {
+        name: {"anyOf": [{"$ref": f"#/$defs/{other}"}] * count}
+        for name, other in itertools.pairwise(names)
+    }
+    defs["D"] = {"type": "string"}
+    return an_object({"a": {"$ref": "#/$defs/A"}}, **{"$defs": defs})
+
+
+NAMES = [f"p{n}" for n in range(10_000)]
+MANY = [f"p{n}" for n in range(30_000)]
+BOMBS: dict[str, dict[str, Any]] = {
+    "a large object at many places": at_4_000_places(an_object({key: {} for key in NAMES})),
+    "the same type many times": at_4_000_places(
+        {"type": ["object"] * 256, "properties": {key: {} for key in NAMES[:257]}}
+    ),
+    "a reference of many steps": at_4_000_places({"$ref": "#/" + "a/" * 200_000}),
+    "all of many required": an_object({key: {} for key in MANY}, required=MANY),
+    "choices of choices of choices": choices_of_choices(400),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "harmony"])
+def test_tools_that_are_a_bomb_cost_the_prompt_thread_little(name: str, bomb: str) -> None:
+    compiler = constrainer_for(family(name))
+    started = time.thread_time()
+    compiler.call_drafts(Constraints(), [tool("f", BOMBS[bomb])])
+    assert time.thread_time() - started < MAKING_S_MAX
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("words", [["w" * 100_000], [f"{n:99}" for n in range(256)]])
+def test_words_that_stand_at_many_places_take_little_memory(name: str, words: list[str]) -> None:
+    """They took 400 and 100 MB."""
+    node = {"type": "string", "enum": words}
+    schema = at_4_000_places(node) if name == "qwen3" else at_1_000_parameters(node)
+    compiler = constrainer_for(family(name))
+    tracemalloc.start()
+    compiler.call_drafts(Constraints(), [tool("f", schema)])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20 << 20
+
+
+def followed(
+    name: str, schema: dict[str, Any], text: str
+) -> tuple[CallDrafts, GrammarCompiler, float]:
+    """Return what has followed a call, and the longest that anything took, in seconds of CPU."""
+    compiler = constrainer_for(family(name))
+    drafts = compiler.call_drafts(Constraints(), [tool("f", schema)])
+    assert drafts is not None
+    tokens, longest = family(name).tokenizer.encode(text, add_special_tokens=False), 0.0
+    for at, token in enumerate(tokens):
+        started = time.thread_time()
+        drafts.forced(8)
+        drafts.fitting(tokens[at : at + 3], tokens[at + 3 : at + 8])
+        drafts.choice(tokens[at : at + 3])
+        drafts.take([token])
+        longest = max(longest, time.thread_time() - started)
+    return drafts, compiler, longest
+
+
+def test_a_name_of_many_thousand_characters_is_told_by_pieces() -> None:
+    """Its tokens were remembered from each place on: 60,000 characters took 9 GB and 44 s."""
+    name = "".join(random.Random(1).choices("abcdefgh ", k=60_000))
+    schema = an_object({name: {"type": "string"}}, required=[name])
+    drafts, compiler, longest = followed("qwen3", schema, BEGIN + '"' + name[:300])
+    assert longest < STEP_S_MAX
+    told = family("qwen3").tokenizer.decode(drafts.forced(8))
+    assert told and name[300:].startswith(told)
+    texts = compiler._draft_texts.get("", "")
+    assert texts is not None
+    assert max(map(len, texts._tokens)) <= 2 * REST_BYTES_MAX
+
+
+def test_a_long_name_without_ascii_is_told_too() -> None:
+    """A piece of it may end amid a character."""
+    name = "日本語" * 100
+    schema = an_object({name: {"type": "string"}}, required=[name])
+    drafts, _, _ = followed("qwen3", schema, BEGIN)
+    tokens = family("qwen3").tokenizer.encode('"' + name, add_special_tokens=False)
+    told = 0
+    for token in tokens:
+        now = drafts.forced(1)
+        told += now == [token]
+        drafts.take([token])
+    assert told > 0.3 * len(tokens), "at each character, if not within"
+
+
+def test_a_choice_of_ever_more_is_looked_at_as_far_as_it_can_be_followed() -> None:
+    """One of 100,000 words took 0.6 s at each step."""
+
+    class Endless(Branch):
+        def ways(self, state: int, behind: Place | None) -> Iterator[Place | None]:
+            yield from (Place(Literal(b"%d" % n), 0, behind) for n in itertools.count())
+
+    with pytest.raises(TooWide):
+        begin(Endless())
+
+
+def test_names_that_are_spelt_alike_are_not_tried_in_all_orders() -> None:
+    """Each of them is "?" in UTF-8: in any order there are 11! ways, and all end at the mark."""
+    schema = an_object({chr(0xD800 + n): {"type": "integer"} for n in range(11)})
+    text = BEGIN + ", ".join(['"?": 1'] * 9) + "!!"
+    _, compiler, longest = followed("qwen3", schema, text)
+    assert longest < STEP_S_MAX
+    assert compiler.draft_counts == {"left": 1}
+
+
+def test_a_text_that_fits_nowhere_in_the_end_is_left_before_all_ways_are_tried() -> None:
+    shape = Repeated(Choice((Literal(b"a"), Literal(b"aa"))))
+    with pytest.raises(TooWide):
+        behind(begin(shape), b"a" * 200 + b"b")
+
+
+def test_items_that_fit_two_schemas_stay_in_two_places() -> None:
+    """As of pydantic's `list[str | date]`."""
+    items = {"anyOf": [{"type": "string"}, {"type": "string", "format": "date"}]}
+    schema = an_object({"x": {"type": "array", "items": items}})
+    text = BEGIN + '"x": [' + ", ".join(['"ab"'] * 30) + "]"
+    drafts, compiler, _ = followed("qwen3", schema, text)
+    assert compiler.draft_counts == {}
+    assert family("qwen3").tokenizer.decode(drafts.forced(99)) == "}}\n</tool_call>"
+
+
+def test_a_call_in_too_many_orders_leaves_the_next_ones_in_their_order() -> None:
+    """Their arguments would else come in any order, so that none is told."""
+    count = PLACES_MAX + 1
+    tools = [
+        tool("f", an_object({f"p{n}": {"type": "string"} for n in range(count)})),
+        tool("g", an_object({"a": {"type": "string"}, "b": {"type": "string"}}, required=["a"])),
+    ]
+    drafts = constrainer_for(family("qwen3_5")).call_drafts(Constraints(), tools)
+    assert drafts is not None
+    argument = "<parameter=p{}>\nv\n</parameter>\n"
+    wrong = "<tool_call>\n<function=f>\n" + argument.format(count) + argument.format(0)
+    encode = family("qwen3_5").tokenizer.encode
+    drafts.take(encode(wrong, add_special_tokens=False))
+    assert not drafts.is_following
+    drafts.take(encode("<tool_call>\n<function=g>\n", add_special_tokens=False))
+    assert family("qwen3_5").tokenizer.decode(drafts.forced(99)).startswith("<parameter=a")
+
+
+@pytest.mark.parametrize("value", ['"' + "\\n" * 30_000 + '"', "[" + "[1]," * 15_000 + "1]"])
+def test_a_long_call_is_read_again_in_milliseconds(value: str) -> None:
+    assert len(value) < CALL_BYTES_MAX
+    schema = an_object({"b": {"type": "string"}, "a": {}})
+    compiler = constrainer_for(family("qwen3"))
+    drafts = compiler.call_drafts(Constraints(), [tool("f", schema)])
+    assert drafts is not None
+    encode = family("qwen3").tokenizer.encode
+    drafts.take(encode(f'{BEGIN}"a": {value}', add_special_tokens=False))
+    started = time.thread_time()
+    drafts.take(encode(', "b": "', add_special_tokens=False))
+    assert time.thread_time() - started < STEP_S_MAX
+    assert drafts.is_following
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_end_mark_is_found_wherever_the_text_is_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    mark, text = (bytes(rng.choices(b"ab<", k=count)) for count in (rng.randint(1, 5), 40))
+    shape, state, place, found = TextUntil(mark), 0, 0, -1
+    while place < len(text) and state != WHOLE:
+        piece = text[place : place + rng.randint(1, 9)]
+        end, state = shape.read(state, b"." + piece, 1)
+        found = place + end - 1 if state == WHOLE else -1
+        place += len(piece)
+    at = text.find(mark)
+    assert found == (at + len(mark) if at >= 0 else -1)
+
+
+def test_text_that_must_come_is_told_up_to_a_bound() -> None:
+    text, places = forced(begin(Literal(b"x" * 10_000)), 100)
+    assert 100 <= len(text) <= 100 + REST_BYTES_MAX
+    assert behind(places, b"x" * (10_000 - len(text)))[0] == (None,)
+    assert STEPS_MAX > PLACES_MAX
+
+
+@pytest.mark.parametrize("value", ["1", "true", "null", '"x"', "[1]", '{"a": "<"}'])
+def test_a_value_of_any_kind_ends_where_its_tag_begins(value: str) -> None:
+    """A bare word was read on through the tag, up to a blank, a comma or a bracket."""
+    schema = an_object({"x": {"anyOf": [{"type": "object"}, {}]}}, required=["x"])
+    head = "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>"
+    drafts, compiler, _ = followed("glm4", schema, f"{head}{value}<")
+    assert family("glm4").tokenizer.decode(drafts.forced(8)).startswith("/arg_value")
+    assert compiler.draft_counts == {}
