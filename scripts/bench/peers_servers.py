@@ -1,7 +1,8 @@
 """Installs, starts and watches the servers that `python -m scripts.bench peers` compares.
 
-Each runs with its own defaults, in a home of its own that a restart finds again, beside the meter
-that counts what it really reads. What one does not start with is told, not worked around.
+Each runs with its own defaults, but drafts nothing, in a home of its own that a restart finds
+again, beside the meter that counts what it really reads. What one does not start with is told, not
+worked around.
 """
 
 import contextlib
@@ -94,6 +95,8 @@ PEERS: Final = {
                 "MODEL_PATH": "{model}",
                 "PROXY_HOST": "127.0.0.1",
                 "PROXY_PORT": "{port}",
+                # The meter would take the forwards that verify drafts for prefill.
+                "SPECULATE": "off",
                 "PROXY_API_KEY": KEY,
                 "CACHE_DEBUG": "true",
                 "WORKERS": "1",
