@@ -23,6 +23,7 @@ COMMON_TOKENS_MIN: Final = 1_500
 SEVERAL: Final = 4
 TOKENS: Final = 300  # of an answer: long enough that all are seen to decode together
 POLL_S: Final = 0.02
+SAME_CHARACTERS_MIN: Final = 40
 READ: Final = re.compile(r" finished request=.* prefilled=(\d+) ")
 OWN_TOKENS_MAX: Final = 64  # of a prompt behind what it has in common with others
 HOW: Final = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.8, "seed": 11}}
@@ -140,6 +141,18 @@ def assert_read_once(counts: Sequence[int]) -> None:
     assert first >= COMMON_TOKENS_MIN and all(count <= OWN_TOKENS_MAX for count in others), counts
 
 
+def assert_same_words(said: Sequence[str], expected: Sequence[str]) -> None:
+    """Assert that answers are equal, but for one that may part from what is expected at a tie.
+
+    In another batch sums are in another order, which moves logits by some 1e-5, and who joins when
+    is chance: of thousands of tokens a pair may lie closer than that.
+    """
+    parted = [pair for pair in zip(said, expected, strict=True) if pair[0] != pair[1]]
+    assert len(parted) <= 1, parted
+    for one, other in parted:
+        assert one[:SAME_CHARACTERS_MIN] == other[:SAME_CHARACTERS_MIN]
+
+
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("who", ASKED)
 def test_those_who_are_asked_at_once_share_one_trunk_and_say_what_each_says_alone(
@@ -158,7 +171,8 @@ def test_those_who_are_asked_at_once_share_one_trunk_and_say_what_each_says_alon
     worker, told = asyncio.run(together())
     trunk_bytes = worker["trunks"]["spared_bytes"] / (SEVERAL - 1)
     assert worker["trunks"]["count"] == 1
-    assert trunk_bytes <= worker["batch_bytes"] < 1.5 * trunk_bytes
+    # Copies would take SEVERAL times the trunk. How long the tails are by now is chance.
+    assert trunk_bytes <= worker["batch_bytes"] < 3 * trunk_bytes
     assert_read_once(read_tokens(server)[before:])
     usages = [each.usage for each in told]
     cached = sorted(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
@@ -166,8 +180,9 @@ def test_those_who_are_asked_at_once_share_one_trunk_and_say_what_each_says_alon
     assert sum(usage["completion_tokens"] for usage in usages) == SEVERAL * TOKENS
     server.forget()
     said = [each.texts[index] for each in told for index in sorted(each.texts)]
-    assert said == asyncio.run(alone(server, bodies))
-    assert len(set(said)) == (1 if (who, how) == ("choices", "greedy") else SEVERAL)
+    assert_same_words(said, asyncio.run(alone(server, bodies)))
+    distinct = len(set(said))
+    assert distinct <= 2 if (who, how) == ("choices", "greedy") else distinct == SEVERAL
 
 
 def test_who_is_cancelled_takes_nothing_from_those_on_the_same_trunk(
@@ -193,4 +208,4 @@ def test_who_is_cancelled_takes_nothing_from_those_on_the_same_trunk(
     assert 3 * three["trunks"]["spared_bytes"] == 2 * four["trunks"]["spared_bytes"]
     server.forget()
     del bodies[1]
-    assert [each.texts[0] for each in told] == asyncio.run(alone(server, bodies))
+    assert_same_words([each.texts[0] for each in told], asyncio.run(alone(server, bodies)))
