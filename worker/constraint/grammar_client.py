@@ -143,7 +143,7 @@ class GrammarProcess:
 
     def forced(self, tokens: Sequence[int], wait_s: float) -> tuple[list[int], bytes]:
         """Have it go on by tokens; return those that have to come next, and how it is then:
-        SOUND, ENDED or BROKEN.
+        SOUND or BROKEN.
 
         A text that is forced is told in the tokens that its tokenizer reads it as.
         """

@@ -35,7 +35,6 @@ from hearth.worker.constraint.grammar_protocol import (
     COMPILE_CPU_S,
     DRAFT,
     DRAFT_CPU_S,
-    ENDED,
     ERROR,
     FORCED,
     FORK,
@@ -268,9 +267,7 @@ class _Process:
         with self._ahead_clock.running():
             if self._ahead_clock.left_s >= STEP_CPU_S / 2:
                 forced = self._matcher.compute_ff_tokens()
-        flag = ENDED if self._matcher.is_stopped() else SOUND
-        if self._matcher.is_error():
-            flag = BROKEN
+        flag = BROKEN if self._matcher.is_error() else SOUND
         return OK + flag + struct.pack(f"<{len(forced)}I", *forced)
 
     @staticmethod

@@ -17,7 +17,6 @@ FORCED: Final = b"N"  # go on by tokens, tell those that have to come next
 # What is answered, in front of a mask or a text.
 OK: Final = b"+"
 SOUND: Final = b"+"  # in front of a draft's masks, or forced tokens: the process can go on
-ENDED: Final = b"."  # in front of none: the grammar has ended
 BROKEN: Final = b"-"  # looking ahead has broken the grammar: what was told is right yet
 ERROR: Final = b"-"  # llguidance's words against the grammar, or the system's against a process
 TOO_LARGE: Final = b"!"  # memory

@@ -133,8 +133,10 @@ class Admission:
         """
         if not running or not self._decoder.is_mergeable:
             return 0
+        if not self._decoder.shares_trunks:
+            return 1
         trunk = max(_shared_tokens(other, request) for other in running)
-        if not self._decoder.shares_trunks or trunk < self._decoder.trunk_tokens_min:
+        if trunk < self._decoder.trunk_tokens_min:
             return 1
         rows, kv_bits = rows_of(request), request.query.kv_bits
         cold_bytes = self._uncached.cold_bytes
