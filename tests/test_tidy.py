@@ -72,7 +72,10 @@ APART: Final = {
 # Third-party module -> the only places that may import it.
 ONLY_IN: Final = {
     "zmq": ("shared/zmq_transport.py",),
-    "litellm": ("proxy/gateway/litellm_app.py", "proxy/gateway/litellm_handlers.py"),
+    "litellm": (
+        *("proxy/gateway/litellm_app.py", "proxy/gateway/litellm_handlers.py"),
+        *("proxy/gateway/litellm_auth.py", "proxy/gateway/litellm_events.py"),
+    ),
     "mlx": (
         *("worker/engine/", "worker/kv/", "worker/doctor/", "worker/setup/kv_setup.py"),
         *("worker/constraint/token_mask.py", "worker/stream/logprobs.py"),
