@@ -15,7 +15,7 @@ import uvicorn
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.event_loop import SuspendingEventLoop
-from hearth.proxy.gateway import litellm_app
+from hearth.proxy.gateway_setup import GatewaySetup
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.http1_protocol import protocol_of
 from hearth.proxy.http.origin_rules import OriginRules
@@ -37,7 +37,12 @@ from hearth.shared.macos_network_hints import listening_hint
 from hearth.shared.open_files import open_files_max, raise_open_file_limit
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
+from hearth.shared.settings_from_env import (
+    Settings,
+    load_settings,
+    setting_warnings,
+    variables_in,
+)
 from hearth.shared.stop_signals import StopSignals
 from hearth.shared.suspects.suspect_store import open_store
 from hearth.shared.thread_turns import take_short_turns
@@ -64,7 +69,7 @@ class _Server(uvicorn.Server):
 
 
 class Hearth:
-    """The whole server process: socket, workers, LiteLLM, HTTP. Owner: the event loop."""
+    """The whole server process: socket, workers, HTTP. Owner: the event loop."""
 
     def __init__(
         self, settings: Settings, environ: Mapping[str, str], worker_command: Sequence[str]
@@ -103,12 +108,23 @@ class Hearth:
         self._pool.on_ready = WarmPrompts(
             settings, BodyParser(settings, self._routes.stored), self._routes.names
         ).begin
+        self._gateway: GatewaySetup | None = None
+        if settings.litellm_config is not None:
+            in_file = variables_in(env_file())
+            self._gateway = GatewaySetup(
+                settings.litellm_config, settings, environ, in_file, self._routes
+            )
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
         self._supervisor.on_change = self._write_pid_file
         self._socket = bind(settings.proxy_host, settings.proxy_port)
         self._server: _Server | None = None
         self._stop = asyncio.Event()
         self._signals = StopSignals(self._stop.set, self._end_now)
+
+    @property
+    def variables_read(self) -> frozenset[str]:
+        """The variables that the LiteLLM config refers to."""
+        return frozenset() if self._gateway is None else self._gateway.table.variables
 
     def _write_pid_file(self) -> None:
         self._pid_file.write(self._supervisor.pids)
@@ -147,16 +163,19 @@ class Hearth:
         self._write_pid_file()
         await self._supervisor.start()
         self._remote.start()
-        litellm, token = await asyncio.to_thread(litellm_app.load, self._settings)
         places = ConnectionPlaces(places_within(open_files_max(OPEN_FILES)))
-        app = ProxyApp(self._settings, self._pool, self._routes, litellm, token, places)
+        gateway = None
+        if self._gateway is not None:
+            self._gateway.litellm.start()
+            gateway = self._gateway.gateway
+        app = ProxyApp(self._settings, self._pool, self._routes, places, gateway)
         self._server = _Server(
             uvicorn.Config(
                 app,
                 http=protocol_of(places, app.refuse_unread),
                 log_config=None,
                 access_log=False,
-                lifespan="on",
+                lifespan="off",
                 server_header=False,
                 proxy_headers=False,
                 backlog=BACKLOG,
@@ -168,8 +187,6 @@ class Hearth:
         swapping.add_done_callback(_log_bug)
         try:
             await self._server.serve(sockets=[self._socket])
-        except SystemExit as error:  # what uvicorn makes of a failed start, which it has logged
-            raise RuntimeError("LiteLLM's app did not start") from error
         finally:
             swapping.cancel()
             await app.keep_awake.close()
@@ -195,6 +212,8 @@ class Hearth:
         else:
             serving.cancel()
         await asyncio.gather(serving, ending, return_exceptions=True)
+        if self._gateway is not None:
+            await self._gateway.close()
         self._routes.stored.close()
         self._socket.close()
         self._remove_files()
@@ -202,7 +221,6 @@ class Hearth:
     def _remove_files(self) -> None:
         self._supervisor.remove_sockets()
         self._pid_file.remove()
-        (self._directory / litellm_app.CONFIG_NAME).unlink(missing_ok=True)
 
 
 def _log_bug(swapping: asyncio.Task[None]) -> None:
@@ -235,18 +253,18 @@ def bind(host: str, port: int) -> socket.socket:
 
 def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     """Run the server; return its exit code."""
-    environ = dict(os.environ)  # as it was: workers get it without LiteLLM's additions
+    environ = dict(os.environ)  # as it was at the start: workers get it
     map_large_blocks(environ)
     take_short_turns()
     try:
         settings = load_settings(environ, env_file())
         logs.configure(settings.log_level.upper(), "proxy", settings.log_prompts)
-        for text in setting_warnings(environ, env_file()):
-            log.warning("%s", text)
         if (moved := moved_traces_line(settings)) is not None:
             log.info("%s", moved)
         raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
         hearth = Hearth(settings, environ, worker_command)
+        for text in setting_warnings(environ, env_file(), hearth.variables_read):
+            log.warning("%s", text)
     except StartError as error:
         print(f"hearth: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
@@ -256,7 +274,7 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """Leave without waiting for the threads that LiteLLM leaves behind."""
+    """Leave without waiting for threads: nobody wants any more what they are at."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

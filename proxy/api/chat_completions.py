@@ -1,15 +1,7 @@
-"""Translates OpenAI chat completions: the body to our request, our events to the API's chunks.
+"""Turns the body of an OpenAI chat completion into our request."""
 
-Nothing of LiteLLM is imported here.
-"""
-
-import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.body import (
     field_readers as fields,
     response_format,
@@ -25,16 +17,13 @@ from hearth.proxy.api.body.message_content import (
     said_texts,
 )
 from hearth.proxy.api.body.prediction import read_prediction
-from hearth.proxy.api.multi_choice_stream import MergedChoices
-from hearth.proxy.api.usage_extras import extra_fields, image_fields, prediction_fields
-from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, TokenLogprob, Usage
+from hearth.shared.wire_messages import Constraints, Prompt
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _ROLE_SHOWN: Final = {"developer": "system", "function": "tool"}  # as chat templates know them
 CHOICES_MAX: Final = 8  # answers to one request
-LOGPROB_MIN: Final = -9999.0  # JSON has no infinity
 
 
 def parse(body: dict[str, Any]) -> ParsedRequest:
@@ -195,6 +184,10 @@ def _message(value: Any, param: str, left_out: list[str]) -> dict[str, Any]:
 def _assistant(row: dict[str, Any], param: str, left_out: list[str]) -> dict[str, Any]:
     calls = _tool_calls(row, param)
     content, thoughts = _said(row.get("content"), f"{param}.content", left_out)
+    if row.get("thinking_blocks") is not None:  # of a cloud model, as LiteLLM tells them
+        where = f"{param}.thinking_blocks"
+        blocks = fields.rows(row["thinking_blocks"], where)
+        thoughts = join_text(said_texts(blocks, where, left_out)[1]) or thoughts
     reasoning = fields.text(row, "reasoning_content", f"{param}.reasoning_content")
     if reasoning is None:
         reasoning = fields.text(row, "reasoning", f"{param}.reasoning")
@@ -248,233 +241,3 @@ def _said(content: Any, param: str, left_out: list[str]) -> tuple[str, str]:
         return content_text(content, param), ""
     texts, thoughts = said_texts(content, param, left_out)
     return join_text(texts), join_text(thoughts)
-
-
-# ---------------------------------------------------------------- our events to its fields
-
-
-def usage_fields(usage: Usage) -> dict[str, Any]:
-    """Return `usage` as chat completions have it, with our own fields beside them."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} | image_fields(usage),
-        "completion_tokens_details": {
-            "reasoning_tokens": usage.reasoning_tokens,
-            **prediction_fields(usage),
-        },
-        **extra_fields(usage),
-    }
-
-
-def logprob_fields(rows: list[TokenLogprob]) -> dict[str, Any]:
-    """Return `logprobs` of a choice for the tokens in `rows`."""
-    return {
-        "content": [
-            {
-                "token": row.token,
-                "bytes": list(row.token_bytes),
-                "logprob": max(row.logprob, LOGPROB_MIN),
-                "top_logprobs": [
-                    {"token": text, "bytes": list(octets), "logprob": max(logprob, LOGPROB_MIN)}
-                    for _, text, octets, logprob in row.top
-                ],
-            }
-            for row in rows
-        ],
-        "refusal": None,
-    }
-
-
-PROGRESS: Final = "prefill"  # our field of a chunk that says only that the prompt is being read
-
-
-@dataclass(slots=True)
-class ChatChunk:
-    """One chunk of one choice; where `progress` is set it says nothing else."""
-
-    index: int
-    delta: dict[str, Any]
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str | None = None
-    progress: dict[str, int] | None = None  # of the prefill, in tokens
-
-
-async def chunks(
-    admitted: AdmittedRequest, choices: MergedChoices
-) -> AsyncGenerator[ChatChunk, None]:
-    """Yield the chunks of a stream, beginning at once; silences too, so that it never falls silent.
-
-    Raises:
-        RequestError: it broke off.
-    """
-    writers = [_DeltaWriter(index, admitted.request.body) for index in range(len(admitted.answers))]
-    for writer in writers:
-        yield ChatChunk(writer.index, {"role": "assistant", "content": ""})
-    sent_at = time.monotonic()
-    async with aclosing(choices.events(sse.PING_S)) as events:
-        async for index, row in events:
-            found = writers[index].chunks(row) if row is not None else []
-            if not found and (row is None or time.monotonic() - sent_at >= sse.PING_S):
-                # LiteLLM drops a chunk that says nothing at all: a sign of life tells the progress.
-                found = [ChatChunk(0, {}, progress=_progress(admitted))]
-            for chunk in found:
-                yield chunk
-                sent_at = time.monotonic()
-
-
-def _progress(admitted: AdmittedRequest) -> dict[str, int]:
-    answer = admitted.answer
-    return {"done_tokens": answer.done_tokens, "prompt_tokens": answer.prompt_tokens}
-
-
-class _DeltaWriter:
-    """Writes one choice as chunks. A custom tool's text, inside JSON, waits until it is whole."""
-
-    def __init__(self, index: int, body: dict[str, Any]) -> None:
-        """`body` is of the request: it says which shapes calls have."""
-        self.index = index
-        self._custom = custom_names(body)
-        self._is_legacy = is_legacy(body)
-        self._calls = 0
-        self._open: dict[str, Any] | None = None  # the delta of a custom call
-        self._arguments: list[str] = []  # of that
-
-    def chunks(self, row: Delta | Finished) -> list[ChatChunk]:
-        if isinstance(row, Finished):
-            called = "function_call" if self._is_legacy else "tool_calls"
-            reason = called if row.reason == "tool_calls" else row.reason
-            return [
-                *(ChatChunk(self.index, delta) for delta in self._close()),
-                ChatChunk(self.index, {}, finish_reason=reason),
-            ]
-        deltas = self._called(row) if row.channel == "tool_call" else _text_deltas(row)
-        if row.logprobs and not deltas:
-            deltas = [{}]
-        found = [ChatChunk(self.index, delta) for delta in deltas]
-        if found:
-            found[-1].logprobs = row.logprobs
-        return found
-
-    def _called(self, row: Delta) -> list[dict[str, Any]]:
-        if row.call is None:
-            if self._open is None:
-                return [self._more(row.text)] if row.text else []
-            self._arguments.append(row.text)
-            return []
-        ended = self._close()
-        index, self._calls = self._calls, self._calls + 1
-        call: dict[str, Any] = {"index": index, "id": row.call.id}
-        if row.call.name in self._custom:
-            self._open = call | {"type": "custom", "custom": {"name": row.call.name}}
-            self._arguments = [row.text]
-            return ended
-        function = {"name": row.call.name, "arguments": row.text}
-        if self._is_legacy:
-            return [*ended, {"function_call": function}]
-        return [*ended, {"tool_calls": [call | {"type": "function", "function": function}]}]
-
-    def _more(self, text: str) -> dict[str, Any]:
-        if self._is_legacy:
-            return {"function_call": {"arguments": text}}
-        return {"tool_calls": [{"index": self._calls - 1, "function": {"arguments": text}}]}
-
-    def _close(self) -> list[dict[str, Any]]:
-        """Return the delta of the custom call that was open, if one was."""
-        call, self._open = self._open, None
-        if call is None:
-            return []
-        call["custom"]["input"] = tools.free_text("".join(self._arguments))
-        return [{"tool_calls": [call]}]
-
-
-def _text_deltas(row: Delta) -> list[dict[str, Any]]:
-    name = "reasoning_content" if row.channel == "reasoning" else "content"
-    return [{name: row.text}] if row.text else []
-
-
-@dataclass(slots=True)
-class WholeChoice:
-    """One choice, complete: what its chunks add up to."""
-
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    function_call: dict[str, str] = field(default_factory=dict)  # a legacy request's one call
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str = ""
-
-    def add(self, chunk: ChatChunk) -> None:
-        self.content.append(chunk.delta.get("content", ""))
-        self.reasoning.append(chunk.delta.get("reasoning_content", ""))
-        for call in chunk.delta.get("tool_calls", ()):
-            if call["index"] == len(self.calls):
-                self.calls.append({name: call[name] for name in call if name != "index"})
-            else:
-                self.calls[-1]["function"]["arguments"] += call["function"]["arguments"]
-        for name, text in chunk.delta.get("function_call", {}).items():
-            self.function_call[name] = self.function_call.get(name, "") + text
-        self.logprobs += chunk.logprobs
-        self.finish_reason = chunk.finish_reason or self.finish_reason
-
-    def message(self) -> dict[str, Any]:
-        """Return the message; its content is null where it only calls."""
-        content = "".join(self.content)
-        is_call = bool(self.calls or self.function_call)
-        message: dict[str, Any] = {"role": "assistant", "content": content or None}
-        if not is_call:
-            message["content"] = content
-        if reasoning := "".join(self.reasoning):
-            message["reasoning_content"] = reasoning
-        if self.calls:
-            message["tool_calls"] = self.calls
-        if self.function_call:
-            message["function_call"] = self.function_call
-        return message
-
-
-async def whole_choices(admitted: AdmittedRequest, choices: MergedChoices) -> list[WholeChoice]:
-    """Return the choices once all are complete.
-
-    Raises:
-        RequestError: one broke off.
-    """
-    found = [WholeChoice() for _ in admitted.answers]
-    async with aclosing(chunks(admitted, choices)) as rows:
-        async for chunk in rows:
-            found[chunk.index].add(chunk)
-    return found
-
-
-# ---------------------------------------------------------------- what LiteLLM makes of it
-
-
-def exact_chunk(row: dict[str, Any], created: int) -> dict[str, Any]:
-    """Return a chunk as OpenAI's API has it.
-
-    LiteLLM leaves out what is null, types each piece of a call, puts a choice into the chunk of the
-    usage, and gives its last chunks another time.
-    """
-    row["created"] = created
-    if "usage" in row:
-        row["choices"] = []
-    for choice in row["choices"]:
-        choice.setdefault("finish_reason", None)
-        extra = choice["delta"].get("provider_specific_fields") or {}
-        if PROGRESS in extra:  # ours: a client's field, not the message's
-            del choice["delta"]["provider_specific_fields"]
-            row[PROGRESS] = extra[PROGRESS]
-        for call in choice["delta"].get("tool_calls", ()):
-            if "id" not in call:
-                call.pop("type", None)
-    return row
-
-
-def exact_whole(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a whole answer as OpenAI's API has it: LiteLLM leaves out what is null."""
-    for choice in row["choices"]:
-        choice.setdefault("logprobs", None)
-        choice["message"].setdefault("content", None)
-        choice["message"].setdefault("refusal", None)
-    return row

@@ -50,7 +50,7 @@ def merged_config(table: RoutingTable, token: str) -> dict[str, Any]:
     settings.setdefault("expose_router_debug_in_errors", False)
     settings |= {
         "telemetry": False,
-        # Our own empty deltas and pings keep a stream alive.
+        # A ping before the first event would begin the reply, and nothing could fall back then.
         "sse_keepalive_ping_interval_seconds": 0,
         "anthropic_sse_ping_interval_seconds": 0,
         "callbacks": [*_as_list(settings.get("callbacks")), f"{HOOKS}.routing_hook"],

@@ -40,7 +40,7 @@ def models_of(settings: Settings) -> tuple[ServedModel, ...]:
 
     Raises:
         StartError: an entry of MODELS has no path, or a name that another one has, or one that
-            LiteLLM's headers cannot carry.
+            no header can carry.
     """
     models = {settings.model_name: ServedModel(settings.model_name)}
     paths = {settings.model_name: settings.model_path}
@@ -103,6 +103,11 @@ class ModelNames:
         )
 
     @property
+    def models(self) -> list[str]:
+        """Return the public names of the models themselves."""
+        return [self.public, *(row.name for row in self.others)]
+
+    @property
     def listed(self) -> list[str]:
         return list(dict.fromkeys((self.public, *self.aliases, *(row.name for row in self.others))))
 
@@ -112,12 +117,17 @@ class ModelNames:
         Public names go first, then aliases, then paths and their last parts, then patterns, which
         stand for the default model. Clients may put a provider before a name.
         """
+        if (found := self.find_exact(name)) is not None:
+            return found
+        is_pattern = any(fnmatchcase(name, row) for row in self.patterns)
+        return self.public if is_pattern else None
+
+    def find_exact(self, name: str) -> str | None:
+        """Return what `find` does where `name` is no more than a pattern's: None."""
         known = self._known()
         if name not in known:
             ends = (row for row in known if name.endswith(f"/{row}"))
             name = max(ends, key=len, default=name)
-        if name not in known and any(fnmatchcase(name, row) for row in self.patterns):
-            return self.public
         return known.get(name)
 
     def _known(self) -> dict[str, str]:
