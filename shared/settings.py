@@ -157,6 +157,10 @@ def path(text: str) -> Path:
         raise ValueError("a directory; behind ~ may stand / or a user of this machine") from None
 
 
+def optional_file(text: str) -> Path | None:
+    return path(text) if text else None
+
+
 def log_directory(text: str) -> Path:
     return path(text) if text else DEFAULT_LOG_ROOT
 
@@ -220,6 +224,13 @@ class Settings:
         "",
         api_keys,
         "Further keys, comma-separated; what is remembered of one is not there for another",
+    )
+    litellm_config: Path | None = _setting(
+        "LITELLM_CONFIG",
+        "",
+        optional_file,
+        "A LiteLLM config.yaml with cloud models, other servers, fallbacks, budgets; empty = none, "
+        "and nothing leaves this machine",
     )
     cors_origins: tuple[str, ...] = _setting(
         "CORS_ORIGINS",

@@ -52,7 +52,8 @@ def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings
             raise StartError(f"{about['name']} is {text!r}; allowed is {error}.") from None
     settings = Settings(**values)
     _check_together(settings)
-    if not settings.is_loopback and not settings.api_keys:
+    # With a LiteLLM config the keys may be LiteLLM's: proxy/gateway looks there.
+    if not settings.is_loopback and not settings.api_keys and settings.litellm_config is None:
         raise StartError(
             f"PROXY_HOST is {settings.proxy_host}, which others can reach, and PROXY_API_KEY is "
             "empty. Set PROXY_API_KEY, or PROXY_HOST=127.0.0.1."

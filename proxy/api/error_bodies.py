@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import Overloaded, RequestError
 
@@ -54,6 +55,16 @@ def error_body(error: RequestError, dialect: Dialect, request_id: str) -> dict[s
     if dialect == "messages":
         return {"type": "error", "error": anthropic_error(error), "request_id": request_id}
     return {"error": openai_error(error)}
+
+
+def error_event(error: RequestError, dialect: str) -> bytes:
+    """Return what ends a stream of `dialect` that another server began and that broke off."""
+    if dialect == "messages":
+        return sse.event("error", {"error": anthropic_error(error)})
+    fields = openai_error(error)
+    if dialect == "responses":
+        return sse.event("error", {name: fields[name] for name in ("code", "message", "param")})
+    return sse.data({"error": fields})
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:

@@ -112,12 +112,17 @@ class ModelNames:
         Public names go first, then aliases, then paths and their last parts, then patterns, which
         stand for the default model. Clients may put a provider before a name.
         """
+        if (found := self.find_exact(name)) is not None:
+            return found
+        is_pattern = any(fnmatchcase(name, row) for row in self.patterns)
+        return self.public if is_pattern else None
+
+    def find_exact(self, name: str) -> str | None:
+        """Return what `find` does where `name` is no more than a pattern's: None."""
         known = self._known()
         if name not in known:
             ends = (row for row in known if name.endswith(f"/{row}"))
             name = max(ends, key=len, default=name)
-        if name not in known and any(fnmatchcase(name, row) for row in self.patterns):
-            return self.public
         return known.get(name)
 
     def _known(self) -> dict[str, str]:
