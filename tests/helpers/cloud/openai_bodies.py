@@ -19,7 +19,10 @@ MESSAGE_FIELDS: Final = {
     "system": {"role", "content", "name"},
     "developer": {"role", "content", "name"},
     "user": {"role", "content", "name"},
-    "assistant": {"role", "content", "name", "refusal", "audio", "tool_calls", "function_call"},
+    "assistant": {
+        *("role", "content", "name", "refusal", "audio", "tool_calls", "function_call"),
+        "annotations",  # as its own answers have them, which its documentation sends back whole
+    },
     "tool": {"role", "content", "tool_call_id"},
 }
 PART_FIELDS: Final = {
