@@ -1,7 +1,7 @@
 """Serves every HTTP request as the outermost ASGI app: checks it, parses it, and hands it on.
 
 Everything that reaches a model passes `ProxyApp`: Host, Origin, key, path, body size and the body
-itself are checked here, in the caller's dialect, before LiteLLM or a worker sees anything.
+itself are checked here, in the caller's dialect, before a worker sees anything.
 """
 
 import dataclasses
@@ -13,18 +13,17 @@ from typing import Any, Final
 
 import orjson
 
-from hearth.proxy.api import legacy_completions, prefill_endpoint
+from hearth.proxy.api import chat_completions_events, legacy_completions, prefill_endpoint
 from hearth.proxy.api.error_bodies import error_body, error_headers
+from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.multi_choice_stream import merged
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.api.responses import responses_events
-from hearth.proxy.gateway.litellm_relay import Relay
 from hearth.proxy.http.api_keys import ApiKeyCheck
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.connection_places import ConnectionPlaces
 from hearth.proxy.http.http_exchange import (
-    App,
     ClientGone,
     HttpExchange,
     RawHeaders,
@@ -71,10 +70,12 @@ _COUNT: Final[dict[str, Dialect]] = {
 }
 _OPEN_PATH: Final = "/health"  # the only one that needs no key
 HEADERS_MAX: Final = 100
-_WITHOUT_LITELLM: Final = {
+_ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as events
+    "chat": chat_completions_events,
     "completions": legacy_completions,
+    "messages": messages_events,
     "responses": responses_events,
-}  # by dialect: what makes its answer; the others go through LiteLLM
+}
 _ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
 _CACHE_HEADER: Final = b"x-hearth-cache"
 _CORS_METHODS: Final = b"GET, POST, DELETE, OPTIONS"
@@ -92,11 +93,9 @@ class ProxyApp:
         settings: Settings,
         pool: WorkerPool,
         routes: AdminRoutes,
-        litellm_app: App,
-        token: str,
         places: ConnectionPlaces | None = None,
     ) -> None:
-        """`litellm_app` is LiteLLM's app, `token` what it accepts; `places` are the listener's."""
+        """`places` are the listener's."""
         self._origins = OriginRules(settings.proxy_host, settings.cors_origins)
         self._keys = ApiKeyCheck(settings.api_keys)
         self._names = routes.names
@@ -105,8 +104,6 @@ class ProxyApp:
         self.body_parser = BodyParser(settings, routes.stored)
         self.pool = pool
         self.routes = routes
-        self._litellm_app = litellm_app
-        self._relay = Relay(litellm_app, token)
         self.body_budget = BodyBudget()
         self.dashboard = Dashboard(settings, routes.feed)
         self.keep_awake = KeepAwake(settings.keep_awake)
@@ -115,9 +112,7 @@ class ProxyApp:
         self.metrics.watch_connections(self.places)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._litellm_app(scope, receive, send)
-        elif scope["type"] == "websocket":
+        if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})  # there is none here
         else:
             await self._serve_http(HttpExchange(scope, receive, send, self.body_budget))
@@ -286,9 +281,8 @@ class ProxyApp:
         try:
             if request.dialect == "messages" and request.stream:
                 await answer.planned()  # the first event tells what is kept
-            if (module := _WITHOUT_LITELLM.get(request.dialect)) is None:
-                await self._relay.serve(admitted, exchange, exchange.gone)
-            elif request.stream:
+            module = _ANSWERS[request.dialect]
+            if request.stream:
                 await exchange.send_events(module.events(admitted))
             else:
                 await exchange.send_json(200, await module.whole(admitted))

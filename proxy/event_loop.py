@@ -1,7 +1,7 @@
 """Makes the event loop's timers count only the time in which the machine is awake.
 
 uvloop's own go on while a Mac sleeps: at its wake every wait would be over at once, ours as well
-as those of uvicorn, aiohttp and LiteLLM, and each request that waited would be refused.
+as those of uvicorn and aiohttp, and each request that waited would be refused.
 """
 
 import asyncio

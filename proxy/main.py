@@ -15,7 +15,6 @@ import uvicorn
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.event_loop import SuspendingEventLoop
-from hearth.proxy.gateway import litellm_app
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.http1_protocol import protocol_of
 from hearth.proxy.http.origin_rules import OriginRules
@@ -64,7 +63,7 @@ class _Server(uvicorn.Server):
 
 
 class Hearth:
-    """The whole server process: socket, workers, LiteLLM, HTTP. Owner: the event loop."""
+    """The whole server process: socket, workers, HTTP. Owner: the event loop."""
 
     def __init__(
         self, settings: Settings, environ: Mapping[str, str], worker_command: Sequence[str]
@@ -147,16 +146,15 @@ class Hearth:
         self._write_pid_file()
         await self._supervisor.start()
         self._remote.start()
-        litellm, token = await asyncio.to_thread(litellm_app.load, self._settings)
         places = ConnectionPlaces(places_within(open_files_max(OPEN_FILES)))
-        app = ProxyApp(self._settings, self._pool, self._routes, litellm, token, places)
+        app = ProxyApp(self._settings, self._pool, self._routes, places)
         self._server = _Server(
             uvicorn.Config(
                 app,
                 http=protocol_of(places, app.refuse_unread),
                 log_config=None,
                 access_log=False,
-                lifespan="on",
+                lifespan="off",
                 server_header=False,
                 proxy_headers=False,
                 backlog=BACKLOG,
@@ -168,8 +166,6 @@ class Hearth:
         swapping.add_done_callback(_log_bug)
         try:
             await self._server.serve(sockets=[self._socket])
-        except SystemExit as error:  # what uvicorn makes of a failed start, which it has logged
-            raise RuntimeError("LiteLLM's app did not start") from error
         finally:
             swapping.cancel()
             await app.keep_awake.close()
@@ -202,7 +198,6 @@ class Hearth:
     def _remove_files(self) -> None:
         self._supervisor.remove_sockets()
         self._pid_file.remove()
-        (self._directory / litellm_app.CONFIG_NAME).unlink(missing_ok=True)
 
 
 def _log_bug(swapping: asyncio.Task[None]) -> None:
@@ -235,7 +230,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     """Run the server; return its exit code."""
-    environ = dict(os.environ)  # as it was: workers get it without LiteLLM's additions
+    environ = dict(os.environ)  # as it was at the start: workers get it
     map_large_blocks(environ)
     take_short_turns()
     try:
@@ -256,7 +251,7 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """Leave without waiting for the threads that LiteLLM leaves behind."""
+    """Leave without waiting for threads: nobody wants any more what they are at."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

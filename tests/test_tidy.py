@@ -72,7 +72,7 @@ APART: Final = {
 # Third-party module -> the only places that may import it.
 ONLY_IN: Final = {
     "zmq": ("shared/zmq_transport.py",),
-    "litellm": ("proxy/gateway/litellm_app.py", "proxy/gateway/litellm_handlers.py"),
+    "litellm": ("proxy/gateway/",),
     "mlx": (
         *("worker/engine/", "worker/kv/", "worker/doctor/", "worker/setup/kv_setup.py"),
         *("worker/constraint/token_mask.py", "worker/stream/logprobs.py"),

@@ -9,7 +9,8 @@ from typing import Any, Final, NoReturn
 
 from hearth.proxy.api import server_sent_events as sse
 from hearth.proxy.api.body import field_readers as fields, sampling_params
-from hearth.proxy.api.chat_completions import CHOICES_MAX, LOGPROB_MIN, usage_fields
+from hearth.proxy.api.chat_completions import CHOICES_MAX
+from hearth.proxy.api.chat_completions_events import LOGPROB_MIN, usage_fields
 from hearth.proxy.api.error_bodies import openai_error
 from hearth.proxy.api.multi_choice_stream import MergedChoices
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
@@ -198,7 +199,6 @@ async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
             yield sse.data(shell | {"choices": [], "usage": usage_fields(choices.usage)})
         yield sse.DONE
     except RequestError as error:
-        admitted.failure = error
         yield sse.data({"error": openai_error(error)})
     finally:
         choices.close()

@@ -60,6 +60,11 @@ class MergedChoices:
             answer.close()
 
     @property
+    def have_ended(self) -> bool:
+        """Return whether each has come to its Finished."""
+        return len(self._usages) == len(self._answers)
+
+    @property
     def usage(self) -> Usage:
         """Return what all cost together, once each has ended."""
         return merged([self._usages[i] for i in range(len(self._answers))], self._per_prompt)

@@ -1,10 +1,8 @@
 """Writes what our usage has beyond each API's own: the cache, the drafts, the images."""
 
-from typing import Any, Final
+from typing import Any
 
 from hearth.shared.wire_messages import Usage
-
-EXTRAS: Final = ("kv_cache", "speculation")  # the names of `extra_fields`
 
 
 def extra_fields(usage: Usage) -> dict[str, Any]:
@@ -43,9 +41,3 @@ def prediction_fields(usage: Usage) -> dict[str, int]:
 def image_fields(usage: Usage) -> dict[str, int]:
     """Return what of the prompt stands for images, in the words of both OpenAI dialects."""
     return {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
-
-
-def extras_in(row: dict[str, Any]) -> dict[str, Any]:
-    """Return our fields where a chunk of a chat stream has them: the last with a delta does."""
-    told = (choice["delta"].get("provider_specific_fields") or {} for choice in row["choices"])
-    return {name: fields[name] for fields in told for name in EXTRAS if name in fields}

@@ -1,1 +1,1 @@
-"""Runs LiteLLM's proxy app inside ours: the only folder that imports LiteLLM."""
+"""Holds all that is LiteLLM's: the only folder that may import it."""

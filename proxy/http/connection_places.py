@@ -9,7 +9,7 @@ Why = Literal["displaced", "malformed"]  # why a connection was closed
 CONNECTIONS_MAX: Final = 1_000  # what their bodies take together is BodyBudget's
 OVERSHOOT: Final = 2  # times the places, for as long as newcomers are not judged
 FILES_A_CONNECTION: Final = 2  # its own, and one that an image is fetched by
-FILES_SPARE: Final = 128  # the workers' sockets, journals and LiteLLM's
+FILES_SPARE: Final = 128  # the workers' sockets, journals, the log
 
 
 class Standing(IntEnum):

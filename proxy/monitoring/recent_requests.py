@@ -7,10 +7,11 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from hearth.proxy.api.multi_choice_stream import merged
+from hearth.proxy.gateway.litellm_usage import CLIENT_LEFT, CloudUsage
 from hearth.proxy.monitoring.request_metrics import (
     CANCELLED,
     MATCHES,
@@ -23,7 +24,7 @@ from hearth.proxy.monitoring.request_metrics import (
     prefill_speed,
 )
 from hearth.proxy.pool.answer_stream import AnswerStream
-from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
@@ -33,6 +34,42 @@ RECENT_MAX: Final = 32  # of them, those that /v1/sessions tells
 _DIVERGENCE_FIELDS: Final = ("cause", "rule", "lost", "token", "message", "role", "remedy")
 
 RequestRow = dict[str, Any]  # what is told of one request
+
+
+@dataclass(frozen=True, slots=True)
+class CloudRow:
+    """A request that another server answered, or was asked last, at the end of its reply."""
+
+    request_id: str
+    dialect: Dialect
+    stream: bool
+    key: str  # digest of whose it is
+    session: str
+    served_by: str
+    fallback: str  # "FROM CAUSE" as the header has it; "" = nobody else was asked
+    ended: str  # "answered", "cancelled", or a code of an error
+    status: int  # of HTTP
+    wall_ms: int
+    ttft_ms: int | None = None  # until the first byte of its answer
+
+
+@dataclass(slots=True)
+class CloudTotals:
+    """What a key's requests cost elsewhere; nothing of it is in the figures of local answers."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0  # in US dollars, by LiteLLM's prices
+
+    def add(self, usage: CloudUsage | None) -> None:
+        self.requests += 1
+        if usage is not None:
+            self.prompt_tokens += usage.prompt_tokens
+            self.cached_tokens += usage.cached_tokens
+            self.completion_tokens += usage.completion_tokens
+            self.cost += usage.cost
 
 
 @dataclass(slots=True)
@@ -57,6 +94,7 @@ class RequestTotals:
     matches: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(MATCHES, 0)))
     prompts: int = 0  # that had a slot
     shares: float = 0.0  # of their tokens that were kept, summed
+    cloud: CloudTotals = field(default_factory=CloudTotals)
 
     def add(self, row: RequestRow) -> None:
         self.requests += 1
@@ -117,6 +155,7 @@ class RequestTotals:
             "match_share": self.shares / prompts if prompts else None,
             "match_tokens": self.cached_tokens / prompts if prompts else None,
             "disconnects": self.disconnects,
+            "cloud": asdict(self.cloud),
         }
 
     def _median(self, name: str) -> float | None:
@@ -151,15 +190,19 @@ class RecentRequests:
         answers: Sequence[AnswerStream],
         started: float,
         broken: RequestError | None = None,
+        *,
+        served_by: str = "",
+        fallback: str = "",
     ) -> None:
-        """Remember a request at its end; it came at `started` (`awake_s`).
+        """Remember a local request at its end; it came at `started` (`awake_s`).
 
         `answers` are those to its choices, of which each prompt counts once. `broken` is why the
-        reply did not get out.
+        reply did not get out. `served_by` and `fallback` are as the reply's headers have them.
         """
         assert answers and len(answers) % request.choices == 0, (len(answers), request.choices)
         totals = self.of(self.whose(answers[0].key))
         row = _request_row(request, answers, broken)
+        row |= {"served_by": served_by, "fallback": fallback}
         row["wall_ms"] = round((awake_s() - started) * 1000)
         totals.add(row)
         if outcome_of(answers, broken) == CANCELLED:
@@ -167,6 +210,15 @@ class RecentRequests:
         for index, answer in enumerate(answers):
             if answer.usage is not None:
                 totals.spend(answer.usage, is_read=index % request.choices == 0)
+        self.on_change()
+
+    def note_cloud(self, row: CloudRow, usage: CloudUsage | None) -> None:
+        """Remember a request that another server answered; None = its usage is not known."""
+        totals = self.of(self.whose(row.key))
+        totals.add(_cloud_row(row, usage))
+        totals.cloud.add(usage)
+        if row.status == CLIENT_LEFT:
+            totals.left()
         self.on_change()
 
     def refused(self, error: RequestError, key: str) -> None:
@@ -199,14 +251,12 @@ def _request_row(
         "at": round(time.time(), 3),
         "dialect": request.dialect,
         "session": request.prompt.speaker.session or "anonymous",
+        "cloud": False,
         "ended": answer.outcome(broken)[0],
         "prompt": answer.prompt_tokens,
         "cached": answer.cached_tokens,
         "prefilled": max(0, answer.done_tokens - answer.cached_tokens),
-        **{"completion": 0, "source": "none", "match": "none", "images": 0, "divergence": None},
-        **{"speed": None, "decode_speed": None, "image_ms": None},
-        **{"queue_ms": None, "ttft_ms": None, "finish_ms": None},
-        **{"accepted": None, "rejected": None, "forwards": None},
+        **_UNTOLD,
     }
     usages = [each.usage for each in answers if each.usage is not None]
     if len(usages) < len(answers):  # it broke off: what it cost is not told in full
@@ -230,6 +280,36 @@ def _request_row(
         "rejected": usage.rejected_prediction_tokens,
         "forwards": usage.decode_forwards,
         "divergence": divergence_fields(usage.divergence),
+    }
+
+
+# What is told of an answer only where its worker has said what it cost.
+_UNTOLD: Final[RequestRow] = {
+    **{"completion": 0, "source": "none", "match": "none", "images": 0, "divergence": None},
+    **{"speed": None, "decode_speed": None, "image_ms": None},
+    **{"queue_ms": None, "ttft_ms": None, "finish_ms": None},
+    **{"accepted": None, "rejected": None, "forwards": None},
+}
+
+
+def _cloud_row(row: CloudRow, usage: CloudUsage | None) -> RequestRow:
+    """Return what is told of a request that another server answered; no text of it."""
+    return _UNTOLD | {
+        "id": row.request_id,
+        "at": round(time.time(), 3),
+        "dialect": row.dialect,
+        "session": row.session or "anonymous",
+        "cloud": True,
+        "ended": row.ended,
+        "prompt": usage.prompt_tokens if usage else 0,
+        "cached": usage.cached_tokens if usage else 0,
+        "prefilled": 0,  # here: what was read elsewhere is not of this machine's work
+        "completion": usage.completion_tokens if usage else 0,
+        "cost": usage.cost if usage else None,
+        "ttft_ms": row.ttft_ms,
+        "wall_ms": row.wall_ms,
+        "served_by": row.served_by,
+        "fallback": row.fallback,
     }
 
 

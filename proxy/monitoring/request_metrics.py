@@ -20,6 +20,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from hearth.proxy.http.connection_places import ConnectionPlaces, Why
+from hearth.proxy.monitoring.gateway_metrics import ANSWERED, GatewayMetrics, served_here
 from hearth.proxy.monitoring.worker_metrics import WorkerMetrics
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerReports
@@ -34,7 +35,7 @@ PREFILL: Final = "prefill"  # among the dialects: a prompt that is read and not 
 _DIALECTS: Final = (*get_args(Dialect), PREFILL)
 _FINISHES: Final = ("stop", "length", "tool_calls", "prefilled")
 CANCELLED, _REFUSED, _FAILED = "cancelled", "refused_4xx", "failed"
-_OUTCOMES: Final = (*_FINISHES, CANCELLED, _REFUSED, "refused_5xx", _FAILED)
+_OUTCOMES: Final = (*_FINISHES, ANSWERED, CANCELLED, _REFUSED, "refused_5xx", _FAILED)
 _WORST: Final = (_FAILED, CANCELLED, _REFUSED)  # of several choices' ends
 _KINDS: Final = ("main", "agent", "side", "none")
 _SOURCES: Final = ("slot", "ram", "ssd", "none")
@@ -124,6 +125,8 @@ class RequestMetrics:
             ("session_kind",),
             _SHARES,
         )
+        self.gateway = GatewayMetrics(registry, _OUTCOMES)
+        self.gateway.know([served_here(model)], is_cloud=False)
         self._workers = WorkerMetrics()
         registry.register(self._workers)
         self._begin()
@@ -196,9 +199,16 @@ class RequestMetrics:
         dialect = PREFILL if request.prefill_only else request.dialect
         self._requests.labels(dialect, outcome).inc()
         self._disconnects.inc(outcome == CANCELLED)
+        self.gateway.served(served_here(request.target or self._model), outcome)
         for index, answer in enumerate(answers):
             if answer.usage is not None:
                 self.spent(answer.usage, request.target, is_read=index % request.choices == 0)
+
+    def answered_elsewhere(self, dialect: Dialect, outcome: str, served_by: str) -> None:
+        """Count a request at its end whose answer another server gave, or was asked for last."""
+        self._requests.labels(dialect, outcome).inc()
+        self._disconnects.inc(outcome == CANCELLED)
+        self.gateway.served(served_by, outcome)
 
     def spent(self, usage: Usage, model: str, *, is_read: bool = True) -> None:
         """Count what one answer cost; its prompt too, where it `is_read` for this one.
@@ -303,6 +313,16 @@ def outcome_of(answers: Sequence[AnswerStream], broken: RequestError | None) -> 
     """Return what the end of a request counts as that a worker took: the worst of its answers'."""
     outcomes = [_outcome(*answer.outcome(broken)) for answer in answers]
     return next((each for each in _WORST if each in outcomes), outcomes[0])
+
+
+def outcome_elsewhere(status: int, *, is_whole: bool) -> str:
+    """Return what a request counts as that another server answered with `status`.
+
+    `is_whole` is whether its answer came and went out to its end; 499 = its client left.
+    """
+    if status < 400:
+        return ANSWERED if is_whole else _FAILED
+    return _failure(status, is_taken=False)
 
 
 def outcome_untaken(error: RequestError) -> str:

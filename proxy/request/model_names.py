@@ -40,7 +40,7 @@ def models_of(settings: Settings) -> tuple[ServedModel, ...]:
 
     Raises:
         StartError: an entry of MODELS has no path, or a name that another one has, or one that
-            LiteLLM's headers cannot carry.
+            no header can carry.
     """
     models = {settings.model_name: ServedModel(settings.model_name)}
     paths = {settings.model_name: settings.model_path}

@@ -1,16 +1,13 @@
 """Holds one request in our own types, from its parsing to the module that answers it.
 
-A body is parsed once and submitted; the admitted request then travels to LiteLLM's handlers in a
-context variable, because LiteLLM is handed a placeholder body and never sees the real one.
+A body is parsed once and submitted; the admitted request then goes to its dialect's module.
 """
 
 import dataclasses
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Delta, Finished, Prompt, Sampling
 
 Dialect = Literal["chat", "completions", "messages", "responses"]
@@ -73,7 +70,7 @@ def _reseeded(sampling: Sampling, index: int) -> Sampling:
 
 
 class AnswerEvents(Protocol):
-    """The answer that a dialect reads: a worker's, or the warm-up's canned one.
+    """The answer that a dialect reads, as a worker gives it.
 
     Owner: the event loop. After a Finished or a RequestError nothing follows.
     """
@@ -101,19 +98,15 @@ class AnswerEvents(Protocol):
 
 @dataclass(slots=True)
 class AdmittedRequest:
-    """A request that a worker has admitted, on its way through LiteLLM. Owner: its HTTP task."""
+    """A request that a worker has admitted, and its answer. Owner: its HTTP task."""
 
     request: ParsedRequest
     model: str  # the public name of what answers
     answer: AnswerEvents
     others: tuple[AnswerEvents, ...] = ()  # the choices after the first
-    failure: RequestError | None = None  # set where the answer broke, for the reply
     keep: Callable[[dict[str, Any]], None] | None = None  # is given a response that ended well
 
     @property
     def answers(self) -> tuple[AnswerEvents, ...]:
         """Every choice, in the order of `ParsedRequest.submissions`."""
         return (self.answer, *self.others)
-
-
-current_request: ContextVar[AdmittedRequest] = ContextVar("current_request")

@@ -34,7 +34,7 @@ def server() -> "Iterator[Server]":
     from tests.helpers.servers.server import Server
 
     made = Server(MODEL_PATH=str(fixture_dir("qwen3")), PROXY_MODEL_ID="local")
-    with made.forked() as running:
+    with made as running:
         yield running
 
 
@@ -43,7 +43,7 @@ def scripted() -> "Iterator[ScriptedServer]":
     """Serves a model that says what it is told to, under the name that clients are set up for."""
     from tests.helpers.servers.scripted_server import ScriptedServer
 
-    with ScriptedServer().forked() as running:
+    with ScriptedServer() as running:
         yield running
 
 

@@ -183,7 +183,6 @@ async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
         async for frame in _content_events(admitted, is_marked):
             yield frame
     except RequestError as error:
-        admitted.failure = error
         yield sse.event("error", {"error": anthropic_error(error)})
     finally:
         admitted.answer.close()

@@ -218,7 +218,6 @@ async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
             admitted.keep(response)  # first: who has read the end may ask for it
         yield writer.state(f"response.{response['status']}")
     except RequestError as error:
-        admitted.failure = error
         writer.fail(error)
         yield writer.state("response.failed")
     finally:

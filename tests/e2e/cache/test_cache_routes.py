@@ -29,7 +29,7 @@ def debug() -> Iterator[Server]:
         CACHE_DEBUG="true",
         PROXY_API_KEY=KEY,
     )
-    with made.forked() as running:
+    with made as running:
         yield running
 
 

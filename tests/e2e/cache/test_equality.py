@@ -80,7 +80,7 @@ def server() -> Iterator[Server]:
         PROXY_MODEL_ID=first,
         MODELS=",".join(f"{name}={fixture_dir(name)}" for name in others),
     )
-    with made.forked() as running:
+    with made as running:
         yield running
 
 

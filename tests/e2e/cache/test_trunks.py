@@ -32,7 +32,7 @@ HOW: Final = {"greedy": {"temperature": 0}, "seeded": {"temperature": 0.8, "seed
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     made = Server(MODEL_PATH=str(fixture_dir("qwen3")), PROXY_MODEL_ID="local")
-    with made.forked() as running:
+    with made as running:
         yield running
 
 

@@ -27,7 +27,7 @@ Ask = Callable[[Server, str, bool, dict[str, Any]], Any]  # the SDK's usage obje
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(MODEL_PATH="builtin:pocket", PREFILL_CHUNK="128").forked() as running:
+    with Server(MODEL_PATH="builtin:pocket", PREFILL_CHUNK="128") as running:
         yield running
 
 
@@ -192,7 +192,7 @@ def warm_pins(server: Server, pid: int = 0) -> list[str]:
 
 
 def test_warm_prompts_are_there_at_the_start_and_after_the_worker_was_killed() -> None:
-    made = Server(MODEL_PATH="builtin:pocket", MAX_KV_SIZE_GB="0").forked()
+    made = Server(MODEL_PATH="builtin:pocket", MAX_KV_SIZE_GB="0")
     prompts = made.run_dir / "warm.json"
     prompts.write_text(json.dumps(WARM))
     made.environment["WARM_PROMPTS"] = str(prompts)

@@ -58,7 +58,7 @@ def test_the_cache_changes_no_answer_and_kept_kv_of_other_values_is_found(tmp_pa
     file, saved = tmp_path / "questions.jsonl", tmp_path / "saved.json"
     file.write_text("".join(lines[number] for number in QUESTIONS))
     arguments = (str(file), "--grade", "includes")
-    with Server(MODEL_PATH="builtin:pocket").forked() as server:
+    with Server(MODEL_PATH="builtin:pocket") as server:
         status, told = asked(server, *arguments, "--save", str(saved))
         cold, first, warm = told["passes"]
         assert (status, told["changed"]) == (0, []), told

@@ -33,7 +33,7 @@ def probed(
         # and a state behind that is of no use.
         DEFAULT_REPETITION_PENALTY="1.08",
     )
-    with made.forked() as running:
+    with made as running:
         yield running
 
 

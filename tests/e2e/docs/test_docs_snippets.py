@@ -45,7 +45,7 @@ SHOWS = {
 @pytest.fixture(scope="module")
 def pocket() -> Iterator[Server]:
     """A server as it starts for a new user, with a session of two turns."""
-    with Server(MODEL_PATH="builtin:pocket").forked() as running:
+    with Server(MODEL_PATH="builtin:pocket") as running:
         talk_to(running)
         yield running
 

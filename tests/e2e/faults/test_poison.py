@@ -31,7 +31,7 @@ class started:
     """A server whose workers break at marks; `Server` knows no other worker."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server.forked()
+        self._server = server
 
     def __enter__(self) -> Server:
         self._server.start("-c", LAUNCH)

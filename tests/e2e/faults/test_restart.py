@@ -56,7 +56,7 @@ ENDINGS = {"SIGTERM": ended, "kill -9": killed}
 @contextmanager
 def served() -> Iterator[Server]:
     made = Server(MODEL_PATH="builtin:pocket", PREFILL_CHUNK=str(CHUNK))
-    with made.forked() as server:
+    with made as server:
         yield server
 
 
@@ -65,7 +65,7 @@ def cold() -> list[str]:
     """Return what a server that keeps nothing answers to each of SAID."""
     made = Server(MODEL_PATH="builtin:pocket", PREFILL_CHUNK=str(CHUNK), MAX_KV_SIZE_GB="0")
     answers = []
-    with made.forked() as server:
+    with made as server:
         talk = Talk(server)
         for text in SAID:
             server.forget()

@@ -29,7 +29,7 @@ CLAUDE: dict[str, Any] = {"model": "claude-x", "max_tokens": 50}
 
 @pytest.fixture(scope="module")
 def fake() -> Iterator[FakeServer]:
-    server = FakeServer(ALLOW_IMAGE_URLS="true").forked()
+    server = FakeServer(ALLOW_IMAGE_URLS="true")
     try:
         server.start("-c", OPENED + LAUNCH)
         server.wait_until_ready()

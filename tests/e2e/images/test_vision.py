@@ -41,7 +41,7 @@ def server() -> Iterator[Server]:
         DEFAULT_TEMPERATURE="0",
         DEFAULT_REPETITION_PENALTY="1",
     )
-    with made.forked() as running:
+    with made as running:
         yield running
 
 

@@ -218,7 +218,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     artefacts.mkdir(parents=True, exist_ok=True)
     settings = {"PROXY_API_KEY": KEY, "PROXY_MODEL_ID": "local"}
     made = Server(MODEL_PATH=str(fixture_dir("qwen3")), **settings)
-    with made.forked() as server, chromium() as devtools:
+    with made as server, chromium() as devtools:
         yield asyncio.run(watched(server, devtools, artefacts))
 
 

@@ -227,7 +227,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     shots = Path(os.environ.get("HEARTH_ARTEFACTS") or tmp_path_factory.mktemp("figures"))
     shots.mkdir(parents=True, exist_ok=True)
     path = str(fixture_dir("qwen3_vl"))
-    with Server(MODEL_PATH=path, **SETTINGS).forked() as server, chromium() as devtools:
+    with Server(MODEL_PATH=path, **SETTINGS) as server, chromium() as devtools:
         yield asyncio.run(watched(server, devtools, shots))
 
 

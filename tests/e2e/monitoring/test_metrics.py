@@ -52,7 +52,7 @@ UNITS = ("_seconds", "_bytes", "_ratio", "_info", "_per_second")
 def http() -> Iterator[httpx.Client]:
     settings = {"MODEL_PATH": str(fixture_dir("qwen3", tiny=True)), "PROXY_MODEL_ID": "local"}
     with (
-        Server(**settings, PROXY_API_KEY=KEY).forked() as running,
+        Server(**settings, PROXY_API_KEY=KEY) as running,
         httpx.Client(base_url=running.url, headers=HEADERS, timeout=WAIT_S) as client,
     ):
         yield client

@@ -13,7 +13,7 @@ TEXT = "The harbor lies in the north. Boats come at seven and leave at nine. " *
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server(MODEL_PATH="builtin:pocket", QUANTIZED_KV_START="100").forked() as made:
+    with Server(MODEL_PATH="builtin:pocket", QUANTIZED_KV_START="100") as made:
         yield made
 
 
@@ -59,7 +59,7 @@ def test_bits_that_nothing_packs_are_a_400_that_names_them(server: Server) -> No
 
 def test_exact_mode_tells_what_to_do_instead() -> None:
     with (
-        Server(MODEL_PATH="builtin:pocket", CACHE_EXACT="true").forked() as exact,
+        Server(MODEL_PATH="builtin:pocket", CACHE_EXACT="true") as exact,
         exact.openai() as client,
         pytest.raises(openai.BadRequestError) as caught,
     ):

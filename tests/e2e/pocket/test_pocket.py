@@ -27,7 +27,7 @@ WEATHER: Any = {
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    with Server().forked() as running, running.openai() as told:
+    with Server() as running, running.openai() as told:
         yield told
 
 

@@ -140,7 +140,7 @@ def server_command(server: Server) -> tuple[str, ...]:
 
 @contextmanager
 def pocket_server(fault: str = "") -> Iterator[Server]:
-    server = Server(LIVE_SLOTS_MAX="1", **({"FAULT": fault} if fault else {})).forked()
+    server = Server(LIVE_SLOTS_MAX="1", **({"FAULT": fault} if fault else {}))
     server.start(*server_command(server))
     try:
         server.wait_until_ready()

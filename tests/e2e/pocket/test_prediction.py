@@ -13,7 +13,7 @@ HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[openai.OpenAI]:
-    with Server(MODEL_PATH="builtin:pocket").forked() as server, server.openai() as made:
+    with Server(MODEL_PATH="builtin:pocket") as server, server.openai() as made:
         yield made
 
 

@@ -17,7 +17,7 @@ WORD: Final = " a"
 def small() -> Iterator[Server]:
     fixture = str(fixture_dir("qwen3"))
     made = Server(MODEL_PATH=fixture, PROXY_MODEL_ID="local", MAX_KV_SIZE=str(CONTEXT))
-    with made.forked() as running:
+    with made as running:
         yield running
 
 

@@ -49,11 +49,11 @@ def test_models_change_places_and_answer_as_if_each_were_alone() -> None:
     paths = {"first": str(fixture_dir("qwen3")), "second": str(fixture_dir("qwen3_5"))}
     alone = {}
     for name, path in paths.items():
-        with Server(MODEL_PATH=path, PROXY_MODEL_ID=name).forked() as server:
+        with Server(MODEL_PATH=path, PROXY_MODEL_ID=name) as server:
             alone[name] = tokens(ask(server, name))
     assert alone["first"] != alone["second"]
     settings = {"MODEL_PATH": paths["first"], "PROXY_MODEL_ID": "first"}
-    with Server(**settings, MODELS=f"second={paths['second']}").forked() as server:
+    with Server(**settings, MODELS=f"second={paths['second']}") as server:
         for round_number, name in itertools.product(range(2), paths):
             asked = paths[name] if round_number and name == "second" else name
             answer = ask(server, asked)
@@ -76,7 +76,7 @@ def test_a_draft_model_drafts_for_the_model_that_it_was_made_for_and_for_no_othe
     head = save_head(tmp_path / "head", json.loads((path / "config.json").read_text()))
     names = {"PROXY_MODEL_ID": "first", "MODELS": f"second={fixture_dir('qwen3')}"}
     drafting = {"MODEL_PATH": str(path), "DRAFT_MODEL": str(head), "SPECULATE": "lookup"}
-    with Server(**drafting, **names).forked() as server:
+    with Server(**drafting, **names) as server:
         answer = ask(server, "first", max_tokens=80)  # a costly head is tried now and then
         (told,) = server.get("/v1/cache")["workers"]
         assert told["speculation"]["by_source"]["model"]["drafted"] > 0
@@ -86,7 +86,7 @@ def test_a_draft_model_drafts_for_the_model_that_it_was_made_for_and_for_no_othe
 
 
 def test_an_unused_model_is_unloaded_and_its_cache_comes_back_with_it() -> None:
-    with Server(MODEL_IDLE_UNLOAD_SECONDS="2").forked() as server:
+    with Server(MODEL_IDLE_UNLOAD_SECONDS="2") as server:
         first = ask(server, "pocket")
         deadline = time.monotonic() + 60
         while server.worker()["state"] != "unloaded":
@@ -104,7 +104,7 @@ def test_an_unused_model_is_unloaded_and_its_cache_comes_back_with_it() -> None:
 
 
 def test_a_worker_that_hangs_is_killed_and_its_successor_finds_what_it_kept() -> None:
-    server = Server(STALL_SECONDS="5").forked()
+    server = Server(STALL_SECONDS="5")
     obstacle = server.run_dir / "hang"
     server.environment["HANG_WHILE"] = str(obstacle)
     server.start("-c", HANGING)
@@ -135,7 +135,7 @@ def test_a_worker_that_hangs_is_killed_and_its_successor_finds_what_it_kept() ->
 
 @pytest.fixture(scope="module")
 def fake() -> Iterator[FakeServer]:
-    with FakeServer(MODELS=f"second=/b, broken={MISSING}").forked() as running:
+    with FakeServer(MODELS=f"second=/b, broken={MISSING}") as running:
         yield running
 
 

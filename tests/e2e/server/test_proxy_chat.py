@@ -1,7 +1,4 @@
-"""Chat completions through real LiteLLM, read by OpenAI's client: calls, choices, raw prompts.
-
-What LiteLLM passes on of these is a contract too: a new version must pass this file.
-"""
+"""Chat completions over a real server, read by OpenAI's client: calls, choices, raw prompts."""
 
 import json
 import time
@@ -23,7 +20,7 @@ USAGE = {"include_usage": True}
 
 @pytest.fixture(scope="module")
 def fake() -> Iterator[FakeServer]:
-    with FakeServer(PROXY_MODEL_ID="some-model").forked() as running:
+    with FakeServer(PROXY_MODEL_ID="some-model") as running:
         yield running
 
 

@@ -23,7 +23,7 @@ LONE_CHUNK_S = 0.3  # long enough that one more request arrives before all other
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[ScriptedServer]:
     """One slot, and a short queue."""
-    with ScriptedServer(LIVE_SLOTS_MAX="1", QUEUE_MAX=str(QUEUE_MAX)).forked() as running:
+    with ScriptedServer(LIVE_SLOTS_MAX="1", QUEUE_MAX=str(QUEUE_MAX)) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ from hearth.proxy.app import ProxyApp
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.shared.settings_from_env import load_settings
 from tests.helpers.proxy.fake_worker_pool import Bench, bench
-from tests.helpers.proxy.proxy_app import Reply, asked, no_gateway
+from tests.helpers.proxy.proxy_app import Reply, asked
 
 KEY = (b"x-api-key", b"k")
 DEBUG = {"CACHE_DEBUG": "true", "PROXY_API_KEY": "k"}
@@ -28,7 +28,7 @@ class Front:
         settings = load_settings({"RUN_DIR": run_dir, "MAX_KV_SIZE_GB": "0", **environ}, None)
         routes = AdminRoutes(settings, "0", made.supervisor, made.pool)
         self._stopped: list[int] = []
-        self.app = ProxyApp(settings, made.pool, routes, no_gateway, "token")
+        self.app = ProxyApp(settings, made.pool, routes)
 
     async def ask(
         self, method: str, path: str, *headers: tuple[bytes, bytes], body: bytes = b""

@@ -1,4 +1,4 @@
-"""Builds the proxy's app without LiteLLM and asks it, in process or over a socket."""
+"""Builds the proxy's app without a server around it and asks it, in process or over a socket."""
 
 import asyncio
 import contextlib
@@ -31,10 +31,6 @@ class Reply:
         return orjson.loads(self.content)
 
 
-async def no_gateway(scope: Any, receive: Any, send: Any) -> None:
-    raise AssertionError(f"LiteLLM was asked: {scope['path']}")
-
-
 def app_of(tmp_path: Any, places: ConnectionPlaces | None = None, **environ: str) -> ProxyApp:
     settings: Settings = load_settings(
         {"RUN_DIR": str(tmp_path), "MAX_KV_SIZE_GB": "0", **environ}, None
@@ -42,7 +38,7 @@ def app_of(tmp_path: Any, places: ConnectionPlaces | None = None, **environ: str
     pool = WorkerPool()
     supervisor = Supervisor(["true"], 1, tmp_path, pool, {})
     routes = AdminRoutes(settings, "0", supervisor, pool)
-    return ProxyApp(settings, pool, routes, no_gateway, "token", places)
+    return ProxyApp(settings, pool, routes, places)
 
 
 def ask(edge: ProxyApp, *request: Any, **more: Any) -> Reply:

@@ -12,14 +12,13 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import openai
 
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.settings_from_env import PROJECT_DIR, example_lines
 from hearth.shared.zmq_transport import HEARTBEAT_S
-from tests.helpers.servers.forked_process import CAN_FORK, ForkedProcess, forked
 
 READY_S_MAX = 120.0  # a loaded 2-core machine takes 20 s
 WAIT_S_MAX = 60.0  # for what takes tenths of a second on an idle machine
@@ -52,25 +51,11 @@ class Server:
             "DOCTOR": "off",  # no checks in a test that pauses for a minute
             **settings,
         }
-        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
-        self._is_forked = False
-
-    def forked(self) -> Self:
-        """Return this server, whose first process finds LiteLLM imported: 5 CPU seconds less.
-
-        A later process starts as a user's does, with a hash seed of its own. Not for tests of how
-        a server starts, what it imports and connects to, its exit status, memory or umask.
-        """
-        self._is_forked = CAN_FORK
-        return self
+        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *command: str) -> None:
         """Start without waiting; `command` is what runs instead of the server itself."""
         command = command or ("-m", "hearth.proxy.main")
-        if self._is_forked and self.process is None:
-            kind, what = command
-            self.process = forked(kind, what, self.environment, self.log)
-            return
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *command],

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hearth.proxy.api import chat_completions
+from hearth.proxy.api import chat_completions, chat_completions_events
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, TokenLogprob
 
@@ -452,6 +452,6 @@ def test_thinking_reaches_the_template_and_its_budget_the_worker() -> None:
 
 def test_logprobs_carry_the_bytes_and_no_infinity() -> None:
     row = TokenLogprob(1, "�", b"\xe2", -0.5, [[2, "b", b"b", float("-inf")]])
-    (told,) = chat_completions.logprob_fields([row])["content"]
+    (told,) = chat_completions_events.logprob_fields([row])["content"]
     assert told["bytes"] == [0xE2]
     assert told["top_logprobs"][0]["logprob"] == -9999.0

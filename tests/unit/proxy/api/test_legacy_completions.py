@@ -152,4 +152,3 @@ def test_a_stream_that_breaks_ends_with_the_error() -> None:
     given = made([said("a"), WorkerLost("gone")], stream=True)
     *_, last = frames(given)
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "worker_unavailable"
-    assert given.failure is not None

@@ -1,19 +1,12 @@
-"""Checks the proxy's start-up texts, its refusals to start, and its configuration of LiteLLM."""
+"""Checks the proxy's start-up texts, its refusals to start, and the texts of its errors."""
 
 import dataclasses
-from pathlib import Path
 
-import orjson
 import pytest
 
-from hearth.proxy.api import chat_completions
 from hearth.proxy.api.error_bodies import anthropic_error, error_headers, openai_error
-from hearth.proxy.gateway import litellm_app
-from hearth.proxy.gateway.litellm_relay import placeholder
-from hearth.proxy.gateway.litellm_warm_up import CannedAnswer
 from hearth.proxy.main import bind
 from hearth.proxy.request.model_names import ModelNames
-from hearth.proxy.request.parsed_request import AdmittedRequest
 from hearth.proxy.startup_banner import base_url, ready_lines
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, StartError, WorkerLost
 from hearth.shared.settings_from_env import load_settings
@@ -59,40 +52,6 @@ def test_a_port_in_use_is_refused_and_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=str(port)):
             bind("localhost", port)
-
-
-def test_litellm_sees_a_placeholder_only() -> None:
-    body = {
-        "model": "x",
-        "messages": [{"role": "user", "content": "the secret prompt"}],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "mock_response": "m",
-    }
-    shown = orjson.loads(
-        placeholder(AdmittedRequest(chat_completions.parse(body), "pocket", CannedAnswer()))
-    )
-    assert shown == {
-        "model": "pocket",
-        "messages": [{"role": "user", "content": "."}],
-        "max_tokens": 1,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-
-
-def test_litellms_environment_is_ours() -> None:
-    given = {"DATABASE_URL": "x", "LITELLM_MASTER_KEY": "x", "REDIS_HOST": "x", "PATH": "/bin"}
-    kept = litellm_app.environment(given)
-    assert not kept.keys() & {"DATABASE_URL", "LITELLM_MASTER_KEY", "REDIS_HOST"}
-    assert kept["PATH"] == "/bin"
-    assert kept["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
-
-
-def test_litellm_neither_retries_nor_falls_back(tmp_path: Path) -> None:
-    config = litellm_app.config(load_settings({"RUN_DIR": str(tmp_path)}, None), "token")
-    assert config["router_settings"]["num_retries"] == 0
-    assert "fallbacks" not in str(config)
 
 
 def test_errors_keep_their_code_and_say_when_to_come_back() -> None:

@@ -1,0 +1,304 @@
+"""Turns our events into OpenAI's chat completion, whole or as a stream of its chunks."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from hearth.proxy.api import server_sent_events as sse
+from hearth.proxy.api.body import tool_definitions as tools
+from hearth.proxy.api.chat_completions import custom_names, is_legacy
+from hearth.proxy.api.error_bodies import openai_error
+from hearth.proxy.api.multi_choice_stream import MergedChoices
+from hearth.proxy.api.usage_extras import extra_fields, image_fields, prediction_fields
+from hearth.proxy.request.parsed_request import AdmittedRequest
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Delta, Finished, TokenLogprob, Usage
+
+LOGPROB_MIN: Final = -9999.0  # JSON has no infinity
+_CHUNK_END: Final = b',"finish_reason":null}]}\n\n'
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    """Return `usage` as chat completions have it, with our own fields beside them."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens} | image_fields(usage),
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            **prediction_fields(usage),
+        },
+        **extra_fields(usage),
+    }
+
+
+def logprob_fields(rows: list[TokenLogprob]) -> dict[str, Any]:
+    """Return `logprobs` of a choice for the tokens in `rows`."""
+    return {
+        "content": [
+            {
+                "token": row.token,
+                "bytes": list(row.token_bytes),
+                "logprob": max(row.logprob, LOGPROB_MIN),
+                "top_logprobs": [
+                    {"token": text, "bytes": list(octets), "logprob": max(logprob, LOGPROB_MIN)}
+                    for _, text, octets, logprob in row.top
+                ],
+            }
+            for row in rows
+        ],
+        "refusal": None,
+    }
+
+
+def _shell(admitted: AdmittedRequest, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{admitted.answer.request_id}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": admitted.model,
+    }
+
+
+# ---------------------------------------------------------------- one choice as deltas
+
+
+class _DeltaWriter:
+    """Writes one choice as the API's deltas, whose calls are numbered.
+
+    A custom tool's text, which the model writes inside JSON, waits until it is whole.
+    """
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        """`body` is of the request: it says which shapes calls have."""
+        self._custom = custom_names(body)
+        self._is_legacy = is_legacy(body)
+        self._calls = 0
+        self._open: dict[str, Any] | None = None  # the delta of a custom call
+        self._arguments: list[str] = []  # of that
+
+    def deltas(self, row: Delta) -> list[dict[str, Any]]:
+        """Return what `row` adds; its log probabilities go with the last of these."""
+        if row.channel == "tool_call":
+            found = self._called(row)
+        else:
+            name = "reasoning_content" if row.channel == "reasoning" else "content"
+            found = [{name: row.text}] if row.text else []
+        return found or ([{}] if row.logprobs else [])
+
+    def reason(self, finished: Finished) -> str:
+        """Return the finish reason in the API's words."""
+        called = "function_call" if self._is_legacy else "tool_calls"
+        return called if finished.reason == "tool_calls" else finished.reason
+
+    def _called(self, row: Delta) -> list[dict[str, Any]]:
+        if row.call is None:
+            if self._open is None:
+                return [self._more(row.text)] if row.text else []
+            self._arguments.append(row.text)
+            return []
+        ended = self.close()
+        index, self._calls = self._calls, self._calls + 1
+        call: dict[str, Any] = {"index": index, "id": row.call.id}
+        if row.call.name in self._custom:
+            self._open = call | {"type": "custom", "custom": {"name": row.call.name}}
+            self._arguments = [row.text]
+            return ended
+        function = {"name": row.call.name, "arguments": row.text}
+        if self._is_legacy:
+            return [*ended, {"function_call": function}]
+        return [*ended, {"tool_calls": [call | {"type": "function", "function": function}]}]
+
+    def _more(self, text: str) -> dict[str, Any]:
+        if self._is_legacy:
+            return {"function_call": {"arguments": text}}
+        return {"tool_calls": [{"index": self._calls - 1, "function": {"arguments": text}}]}
+
+    def close(self) -> list[dict[str, Any]]:
+        """Return the delta of the custom call that was open, if one was."""
+        call, self._open = self._open, None
+        if call is None:
+            return []
+        call["custom"]["input"] = tools.free_text("".join(self._arguments))
+        return [{"tool_calls": [call]}]
+
+
+# ---------------------------------------------------------------- the whole answer
+
+
+@dataclass(slots=True)
+class _WholeChoice:
+    """One choice, complete: what its deltas add up to."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    function_call: dict[str, str] = field(default_factory=dict)  # a legacy request's one call
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str = ""
+
+    def add(self, delta: dict[str, Any]) -> None:
+        self.content.append(delta.get("content", ""))
+        self.reasoning.append(delta.get("reasoning_content", ""))
+        for call in delta.get("tool_calls", ()):
+            if call["index"] == len(self.calls):
+                self.calls.append({name: call[name] for name in call if name != "index"})
+            else:
+                self.calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        for name, text in delta.get("function_call", {}).items():
+            self.function_call[name] = self.function_call.get(name, "") + text
+
+    def message(self) -> dict[str, Any]:
+        """Return the message; its content is null where it only calls."""
+        content = "".join(self.content)
+        is_call = bool(self.calls or self.function_call)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": content or (None if is_call else ""),
+            "refusal": None,
+        }
+        if reasoning := "".join(self.reasoning):
+            message["reasoning_content"] = reasoning
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.function_call:
+            message["function_call"] = self.function_call
+        return message
+
+
+async def whole(admitted: AdmittedRequest) -> dict[str, Any]:
+    """Return the completion once all of its choices are complete.
+
+    Raises:
+        RequestError: one broke off.
+    """
+    body = admitted.request.body
+    writers = [_DeltaWriter(body) for _ in admitted.answers]
+    wholes = [_WholeChoice() for _ in writers]
+    choices = MergedChoices(admitted)
+    async with aclosing(choices.events()) as events:
+        async for index, row in events:
+            writer, choice = writers[index], wholes[index]
+            if isinstance(row, Delta):
+                deltas = writer.deltas(row)
+                choice.logprobs += row.logprobs
+            elif row is not None:
+                deltas = writer.close()
+                choice.finish_reason = writer.reason(row)
+            for delta in deltas:
+                choice.add(delta)
+    wants_logprobs = admitted.request.sampling.top_logprobs is not None
+    rows = [
+        {
+            "index": index,
+            "message": choice.message(),
+            "logprobs": logprob_fields(choice.logprobs) if wants_logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }
+        for index, choice in enumerate(wholes)
+    ]
+    usage = usage_fields(choices.usage)
+    return _shell(admitted, "chat.completion") | {"choices": rows, "usage": usage}
+
+
+# ---------------------------------------------------------------- the stream
+
+
+class _ChunkWriter:
+    """Writes one stream's chunks. What is the same in all of a choice is serialised once."""
+
+    def __init__(self, admitted: AdmittedRequest) -> None:
+        count = len(admitted.answers)
+        self._answer = admitted.answer
+        self._shell = _shell(admitted, "chat.completion.chunk")
+        opening = sse.data(self._shell).removesuffix(b"}\n\n")
+        self._heads = [opening + b',"choices":[{"index":%d,"delta":' % i for i in range(count)]
+        self._writers = [_DeltaWriter(admitted.request.body) for _ in range(count)]
+
+    def begun(self) -> list[bytes]:
+        """Return each choice's first chunk."""
+        opening = {"role": "assistant", "content": ""}
+        return [self._chunk(index, opening) for index in range(len(self._heads))]
+
+    def grown(self, index: int, row: Delta) -> list[bytes]:
+        deltas = self._writers[index].deltas(row)
+        if not row.logprobs:
+            return [self._chunk(index, delta) for delta in deltas]
+        *others, last = deltas
+        told = {"logprobs": logprob_fields(row.logprobs), "finish_reason": None}
+        return [*(self._chunk(index, delta) for delta in others), self._chunk(index, last, told)]
+
+    def ended(self, index: int, row: Finished, usage: Usage | None) -> list[bytes]:
+        """Return the last chunks of a choice; `usage` is of all of them, where it is the last."""
+        writer = self._writers[index]
+        deltas = writer.close()
+        if usage is not None:
+            deltas.append({"content": "", "provider_specific_fields": extra_fields(usage)})
+        chunks = [self._chunk(index, delta) for delta in deltas]
+        return [*chunks, self._chunk(index, {}, {"finish_reason": writer.reason(row)})]
+
+    def alive(self) -> bytes:
+        """Return the chunk that keeps a silent stream alive; it tells how far the prefill is."""
+        done, prompt = self._answer.done_tokens, self._answer.prompt_tokens
+        silent = [{"index": 0, "delta": {}, "finish_reason": None}]
+        progress = {"done_tokens": done, "prompt_tokens": prompt}
+        return sse.data(self._shell | {"choices": silent, "prefill": progress})
+
+    def usage(self, usage: Usage) -> bytes:
+        return sse.data(self._shell | {"choices": [], "usage": usage_fields(usage)})
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], rest: dict[str, Any] | None = None
+    ) -> bytes:
+        """Return a chunk of one choice; `rest` is the choice's fields behind the delta."""
+        head = self._heads[index] + orjson.dumps(delta)
+        if rest is None:
+            return head + _CHUNK_END
+        return head + b"," + orjson.dumps(rest)[1:] + b"]}\n\n"
+
+
+async def events(admitted: AdmittedRequest) -> AsyncGenerator[bytes, None]:
+    """Yield the stream of `admitted`; where it breaks off, an error is its end."""
+    writer, choices = _ChunkWriter(admitted), MergedChoices(admitted)
+    try:
+        for frame in writer.begun():
+            yield frame
+        async with aclosing(_content_chunks(writer, choices)) as frames:
+            async for frame in frames:
+                yield frame
+        if admitted.request.include_usage:
+            yield writer.usage(choices.usage)
+        yield sse.DONE
+    except RequestError as error:
+        yield sse.data({"error": openai_error(error)})
+    finally:
+        choices.close()
+
+
+async def _content_chunks(
+    writer: _ChunkWriter, choices: MergedChoices
+) -> AsyncGenerator[bytes, None]:
+    """Yield what the choices give; a stream that would fall silent tells that it is alive.
+
+    Raises:
+        RequestError: one broke off.
+    """
+    sent_at = time.monotonic()
+    async with aclosing(choices.events(sse.PING_S)) as events:
+        async for index, row in events:
+            frames: list[bytes] = []
+            if isinstance(row, Delta):
+                frames = writer.grown(index, row)
+            elif row is not None:
+                frames = writer.ended(index, row, choices.usage if choices.have_ended else None)
+            silent_s = time.monotonic() - sent_at
+            if row is None or (not frames and silent_s >= sse.PING_S):  # or a custom tool's text
+                frames = [writer.alive()]
+            for frame in frames:
+                yield frame
+                sent_at = time.monotonic()
