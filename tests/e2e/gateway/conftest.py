@@ -9,6 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.helpers.servers.gateway_server import GatewayServer
     from tests.helpers.servers.mock_cloud import MockCloud
+    from tests.helpers.servers.two_sided_server import TwoSidedServer
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +21,7 @@ def shared_gateway() -> "Iterator[GatewayServer]":
     with (
         MockCloud() as cloud,
         JsonSink() as callbacks,
-        GatewayServer(cloud, callbacks).forked() as server,
+        GatewayServer(cloud, callbacks) as server,
     ):
         yield server
 
@@ -35,3 +36,19 @@ def gateway(shared_gateway: "GatewayServer") -> "GatewayServer":
 @pytest.fixture
 def cloud(gateway: "GatewayServer") -> "MockCloud":
     return gateway.cloud
+
+
+@pytest.fixture(scope="session")
+def shared_two_sided() -> "Iterator[TwoSidedServer]":
+    from tests.helpers.servers.mock_cloud import MockCloud
+    from tests.helpers.servers.two_sided_server import TwoSidedServer
+
+    with MockCloud() as cloud, TwoSidedServer(cloud) as server:
+        yield server
+
+
+@pytest.fixture
+def two_sided(shared_two_sided: "TwoSidedServer") -> "TwoSidedServer":
+    """Two local models and a cloud without records and scripts."""
+    shared_two_sided.cloud.forget()
+    return shared_two_sided

@@ -1,4 +1,4 @@
-"""Every dialect reaches a cloud model of either provider: streams, tools, images, errors, cancels."""
+"""Every dialect reaches a cloud of either provider: streams, tools, images, errors, cancels."""
 
 import base64
 import io

@@ -37,7 +37,7 @@ def test_a_stalled_worker_is_fallen_back_from_for_whole_answers_alone(
 ) -> None:
     cloud.forget()
     config = config_of(cloud, tmp_path, "pocket")
-    with FakeServer(STALL_SECONDS=str(STALL_S), LITELLM_CONFIG=config).forked() as server:
+    with FakeServer(STALL_SECONDS=str(STALL_S), LITELLM_CONFIG=config) as server:
         for stream in (False, True):
             body = body_of("chat", "local-first", f"n=9 delay=9 hang=1 {stream}", stream=stream)
             answer = ask(server.url, "chat", body)
@@ -56,7 +56,7 @@ def test_a_queue_that_is_really_full_is_fallen_back_from(cloud: MockCloud, tmp_p
     cloud.forget()
     config = config_of(cloud, tmp_path, MODEL)
     narrow = ScriptedServer(LIVE_SLOTS_MAX="1", QUEUE_MAX="1", LITELLM_CONFIG=config)
-    with narrow.forked() as server, ThreadPoolExecutor() as pool:
+    with narrow as server, ThreadPoolExecutor() as pool:
         server.pause(SLOW_CHUNK_S)
         body = body_of("chat", MODEL, "Tell me the rest of the story of the harbor. " * 60)
         busy = [pool.submit(ask, server.url, "chat", body) for _ in range(2)]

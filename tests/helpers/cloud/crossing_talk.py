@@ -42,16 +42,13 @@ class CrossingTalk:
         return self
 
     def result(self, call_id: str, text: str) -> "CrossingTalk":
-        self.history.append(
-            {
-                "chat": {"role": "tool", "tool_call_id": call_id, "content": text},
-                "responses": {"type": "function_call_output", "call_id": call_id, "output": text},
-                "messages": {
-                    "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": call_id, "content": text}],
-                },
-            }[self.dialect]
-        )
+        block = {"type": "tool_result", "tool_use_id": call_id, "content": text}
+        rows: dict[str, Row] = {
+            "chat": {"role": "tool", "tool_call_id": call_id, "content": text},
+            "responses": {"type": "function_call_output", "call_id": call_id, "output": text},
+            "messages": {"role": "user", "content": [block]},
+        }
+        self.history.append(rows[self.dialect])
         return self
 
     def ask(self, model: str, *, stream: bool = False) -> Turn:

@@ -38,9 +38,7 @@ PROXY: Final = (
     f"end(main([sys.executable, '-c', {WORKER!r}]))"
 )
 LOOK_S: Final = 0.1
-LOOPBACK: Final = frozenset(
-    {"127.0.0.1", "::1", "localhost", "None", "", "b''", "::ffff:127.0.0.1"}
-)
+LOOPBACK: Final = {"127.0.0.1", "::1", "::ffff:127.0.0.1", "localhost", "None", "", "b''"}
 
 
 class WatchedServer(ScriptedServer):
