@@ -4,11 +4,8 @@ Everything that reaches a model passes `ProxyApp`: Host, Origin, key, path, body
 itself are checked here, in the caller's dialect, before a worker sees anything.
 """
 
-import dataclasses
-import functools
 import logging
 import uuid
-from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, Final
 
 import orjson
@@ -16,12 +13,9 @@ import orjson
 from hearth.proxy.api import chat_completions_events, legacy_completions, prefill_endpoint
 from hearth.proxy.api.error_bodies import error_body, error_headers
 from hearth.proxy.api.messages import messages_events
-from hearth.proxy.api.multi_choice_stream import merged
-from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.api.responses import responses_events
 from hearth.proxy.http.api_keys import ApiKeyCheck
 from hearth.proxy.http.body_memory_budget import BodyBudget
-from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.connection_places import ConnectionPlaces
 from hearth.proxy.http.http_exchange import (
     ClientGone,
@@ -30,28 +24,21 @@ from hearth.proxy.http.http_exchange import (
     Receive,
     Scope,
     Send,
-    T,
     wrong_method,
 )
 from hearth.proxy.http.origin_rules import OriginRules
-from hearth.proxy.http.strict_json import read_object
-from hearth.proxy.images.prompt_images import shows_images
+from hearth.proxy.local_answers import CACHE_HEADER, SERVED_BY_HEADER, LocalAnswers
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.dashboard_routes import Dashboard
 from hearth.proxy.monitoring.request_metrics import PREFILL
-from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_pool import WorkerPool
 from hearth.proxy.request.parsed_request import (
-    AdmittedRequest,
-    AnswerEvents,
     Dialect,
-    ParsedRequest,
 )
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.workers.keep_awake import KeepAwake
 from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +64,7 @@ _ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as
     "responses": responses_events,
 }
 _ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
-_CACHE_HEADER: Final = b"x-hearth-cache"
+_EXPOSED: Final = b", ".join((b"x-request-id", b"retry-after", CACHE_HEADER, SERVED_BY_HEADER))
 _CORS_METHODS: Final = b"GET, POST, DELETE, OPTIONS"
 
 
@@ -101,7 +88,7 @@ class ProxyApp:
         self._names = routes.names
         self.stored = routes.stored
         self.metrics = routes.metrics
-        self.body_parser = BodyParser(settings, routes.stored)
+        self.local = LocalAnswers(settings, pool, routes)
         self.pool = pool
         self.routes = routes
         self.body_budget = BodyBudget()
@@ -207,138 +194,19 @@ class ProxyApp:
             return
         if exchange.method != "POST":
             raise wrong_method(exchange, "POST")
-        if dialect is not None:
-            with self.keep_awake.request():
-                await self._generate(exchange, await self._parse_body(exchange, dialect))
-        elif counted is not None:
-            request = await self._parse_body(exchange, counted)
-            count = await exchange.while_connected(self.pool.count(request))
-            kind = {"object": "response.input_tokens"} if counted == "responses" else {}
-            await exchange.send_json(200, kind | {"input_tokens": count})
-        else:
-            with self.keep_awake.request():
-                await self._prefill(exchange)
-
-    async def _parse_body(self, exchange: HttpExchange, dialect: Dialect) -> ParsedRequest:
-        octets = await exchange.read_body()
-        body = await self._work(exchange, len(octets), read_object(octets))
-        return await self._parse(exchange, dialect, body, len(octets))
-
-    async def _parse(
-        self, exchange: HttpExchange, dialect: Dialect, body: dict[str, Any], size: int
-    ) -> ParsedRequest:
-        """Return the request in `body`, its images read, while the client is there."""
-        target = self._names.target(self._names.check(body.get("model")))
-        whole = self.body_parser.expanded(dialect, body, exchange.headers)
-        if whole is not body:  # with a conversation of any size
-            size += SMALL_BYTES_MAX
-        parse = functools.partial(self.body_parser.parsed, dialect, whole, exchange.headers)
-        request = await self._work(exchange, size, work_on_body(size, parse))
-        completing = self.body_parser.complete(request, exchange.hold, size)
-        if shows_images(request.prompt):
-            request = await exchange.while_connected(completing)
-        else:
-            request = await self._work(exchange, size, completing)
-        return dataclasses.replace(request, target=target)
-
-    async def _work(self, exchange: HttpExchange, size: int, work: Awaitable[T]) -> T:
-        """Return what `work` on a body of `size` bytes gives, while the client is there."""
-        return await (exchange.while_connected(work) if size > SMALL_BYTES_MAX else work)
-
-    async def _prefill(self, exchange: HttpExchange) -> None:
-        """Have a prompt read, and pinned where that is wished, without an answer to it."""
-        started = awake_s()
-        octets = await exchange.read_body()
-        body = await self._work(exchange, len(octets), read_object(octets))
-        dialect = prefill_endpoint.dialect_of(body, exchange.headers, exchange.query)
-        exchange.is_anthropic |= dialect == "messages"
-        request = prefill_endpoint.prepared(await self._parse(exchange, dialect, body, len(octets)))
-        opening = self.pool.open(request, exchange.request_id)
-        answer = await exchange.while_connected(opening)
-        exchange.on_disconnect(answer.close)
-        try:
-            result = await prefill_endpoint.prefill_result(
-                answer, request, request.target or self._names.public
-            )
-            await exchange.send_json(200, result)
-        finally:
-            answer.close()
-            self._count_ended(exchange, [answer], request, started)
-
-    async def _generate(self, exchange: HttpExchange, request: ParsedRequest) -> None:
-        started = awake_s()
-        opening = self._open_answers(request, exchange.request_id, started)
-        answer, *others = await exchange.while_connected(opening)
-        admitted = AdmittedRequest(
-            request, request.target or self._names.public, answer, tuple(others)
-        )
-        if request.dialect == "responses" and request.is_stored:
-            key = request.prompt.speaker.key
-            admitted.keep = functools.partial(self.stored.keep, key, request.body)
-        exchange.on_disconnect(lambda: _close(admitted.answers))
-        if not request.stream:
-            exchange.late_headers = lambda: _cache_headers([answer, *others], request.choices)
-        try:
-            if request.dialect == "messages" and request.stream:
-                await answer.planned()  # the first event tells what is kept
-            module = _ANSWERS[request.dialect]
-            if request.stream:
-                await exchange.send_events(module.events(admitted))
+        body = await self.local.read(exchange)
+        if path == prefill_endpoint.PATH:
+            prefilled = prefill_endpoint.dialect_of(body.fields, exchange.headers, exchange.query)
+            exchange.is_anthropic |= prefilled == "messages"
+        target = self._names.target(self._names.check(body.fields.get("model")))
+        if counted is not None:
+            await self.local.count(exchange, counted, body, target)
+            return
+        with self.keep_awake.request():
+            if dialect is not None:
+                await self.local.generate(exchange, dialect, body, target)
             else:
-                await exchange.send_json(200, await module.whole(admitted))
-        finally:
-            _close(admitted.answers)
-            self._count_ended(exchange, [answer, *others], request, started)
-
-    def _count_ended(
-        self,
-        exchange: HttpExchange,
-        answers: Sequence[AnswerStream],
-        request: ParsedRequest,
-        started: float,
-    ) -> None:
-        """Count a request that a worker took, and write its line in the log, at its end."""
-        exchange.is_counted = True
-        broken = exchange.broken_by
-        self.metrics.ended(request, answers, broken)
-        self.routes.requests.note(request, answers, started, broken)
-        answer = answers[0]
-        log.info(
-            "request id=%s dialect=%s stream=%d prompt=%d cached=%d ended=%s wall_ms=%d",
-            answer.request_id,
-            request.dialect,
-            request.stream,
-            answer.prompt_tokens,
-            answer.usage.cached_tokens if answer.usage else answer.cached_tokens,
-            answer.outcome(broken)[0],
-            (awake_s() - started) * 1000,
-        )
-
-    async def _open_answers(
-        self, request: ParsedRequest, request_id: str, came_at: float
-    ) -> list[AnswerStream]:
-        """Return the answer of each choice, all of them admitted.
-
-        One after the other: admission waits for rendering only, and the worker lets the later ones
-        of a prompt wait for the prefill of the first.
-
-        Raises:
-            RequestError: one was refused; none is left open.
-        """
-        answers: list[AnswerStream] = []
-        try:
-            for index, each in enumerate(request.submissions()):
-                name = f"{request_id}-{index}" if index else request_id
-                answers.append(await self.pool.open(each, name, came_at))
-        except BaseException:
-            _close(answers)
-            raise
-        return answers
-
-
-def _close(answers: Iterable[AnswerEvents]) -> None:
-    for answer in answers:
-        answer.close()
+                await self.local.prefill(exchange, prefilled, body, target)
 
 
 def _counted_as(path: str) -> str | None:
@@ -346,23 +214,10 @@ def _counted_as(path: str) -> str | None:
     return PREFILL if path == prefill_endpoint.PATH else _GENERATE.get(path)
 
 
-def _cache_headers(answers: Sequence[AnswerStream], per_prompt: int) -> RawHeaders:
-    """Return what the cache did for an answer; nothing where one of its choices broke off."""
-    usages = [answer.usage for answer in answers if answer.usage is not None]
-    if len(usages) < len(answers):
-        return []
-    usage = merged(usages, per_prompt)
-    text = (
-        f"hit={usage.cached_tokens} prefilled={usage.prefilled_tokens} source={usage.source} "
-        f"ttft_ms={usage.ttft_ms}"
-    )
-    return [(_CACHE_HEADER, text.encode())]
-
-
 def _cors(origin: str) -> list[tuple[bytes, bytes]]:
     return [
         (b"access-control-allow-origin", origin.encode("latin-1")),
-        (b"access-control-expose-headers", b"x-request-id, retry-after, " + _CACHE_HEADER),
+        (b"access-control-expose-headers", _EXPOSED),
         (b"vary", b"origin"),
     ]
 

@@ -184,6 +184,10 @@ def _message(value: Any, param: str, left_out: list[str]) -> dict[str, Any]:
 def _assistant(row: dict[str, Any], param: str, left_out: list[str]) -> dict[str, Any]:
     calls = _tool_calls(row, param)
     content, thoughts = _said(row.get("content"), f"{param}.content", left_out)
+    if row.get("thinking_blocks") is not None:  # of a cloud model, as LiteLLM tells them
+        where = f"{param}.thinking_blocks"
+        blocks = fields.rows(row["thinking_blocks"], where)
+        thoughts = join_text(said_texts(blocks, where, left_out)[1]) or thoughts
     reasoning = fields.text(row, "reasoning_content", f"{param}.reasoning_content")
     if reasoning is None:
         reasoning = fields.text(row, "reasoning", f"{param}.reasoning")

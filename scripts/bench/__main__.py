@@ -4,6 +4,7 @@
     python -m scripts.bench serve [--pairs 20] [--model DIR] [--sides raw,hearth] [--out FILE]
     python -m scripts.bench vision [--fixtures qwen3_vl] [--pairs 20] [--out FILE]
     python -m scripts.bench watching [--pairs 20] [--tokens 4000] [--beside CHECKOUT] [--out FILE]
+    python -m scripts.bench front [--pairs 10] [--starts 5] [--beside CHECKOUT] [--out FILE]
     python -m scripts.bench stored [--models pocket,random128] [--prompts 40] [--out FILE]
     python -m scripts.bench cache [--fixtures qwen3] [--traces NAME,...] [--only replay|micro]
     python -m scripts.bench macs [--only lives|contexts|rooms|calls] [--workers 4]
@@ -23,6 +24,7 @@ from scripts.bench import (
     cache,
     dashboard_cost,
     drafts,
+    front,
     mac_memory,
     peers,
     serve,
@@ -38,6 +40,7 @@ COMMANDS = {
     "vision": vision,
     "stored": stored_kv,
     "watching": dashboard_cost,
+    "front": front,
     "macs": mac_memory,
     "sizes": sizes,
     "beside": beside,

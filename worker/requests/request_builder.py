@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from hearth.shared.our_ids import SIGNATURE_BEGIN
 from hearth.shared.wire_messages import Prompt, Submit
 from hearth.worker.cache.block_hash import PrefixHash, key_root, prefix_hashes
 from hearth.worker.cache.image_keys import PromptImages
@@ -88,7 +89,7 @@ class RequestBuilder:
             owner=message.owner,
             asker=asker_of(message.prompt),
             new_id=new_id,
-            signature=new_id(),
+            signature=SIGNATURE_BEGIN + new_id(),
             guide=guide,
             call_drafts=call_drafts,
             prediction=self._prediction(message, built),

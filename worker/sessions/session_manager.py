@@ -4,7 +4,6 @@ The prompt thread asks when a request arrives; the inference thread reports when
 """
 
 import logging
-import secrets
 import threading
 import time
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hearth.shared.our_ids import new_id
 from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.sessions.cache_trace_log import TraceLog
@@ -64,8 +64,6 @@ TREE_ROWS_MAX = 400  # of all of them together
 TREE_LINE_ROWS_MAX = 40  # of each, the last
 REJECTED, UNEXPLAINED = "exact_key_rejected_by_model_lcp", "unexplained"  # counter, its cause
 PLACES_AT_ONCE = 64  # at which turns are looked for before the lock is let go
-ID_CHARS = 22  # of letters and digits: 131 bits
-ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ class SessionManager:
         self.turns = TurnStore()
         self.thinking = ThinkingStore()
         self.lines = ConversationLines(rules.lines_max, rules.idle_s)
-        self.new_id: Callable[[], str] = _new_id
+        self.new_id: Callable[[], str] = new_id
         self.counts: Counter[str] = Counter(canonical_drift=0, **{REJECTED: 0})
         self.archive = SessionArchive(directory, self.all_entries)
         self._restore(self.archive.load())
@@ -487,8 +485,3 @@ def is_echo(turn: Turn, said: TurnContent, known: Known) -> bool:
     if not (said.calls or said.reasoning) and is_trimmed(turn.text, said.content):
         return True
     return says_the_same(turn.said, said, known)
-
-
-def _new_id() -> str:
-    """Return an id that nobody can guess, of characters that every client sends back."""
-    return "".join(secrets.choice(ALPHABET) for _ in range(ID_CHARS))

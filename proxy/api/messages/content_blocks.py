@@ -138,6 +138,7 @@ class MessagesReader:
                 calls.append(tools.tool_call(call_id, name, given))
             elif kind == "redacted_thinking":  # nothing to show: at most a name of what was thought
                 signatures.append(fields.text(block, "data", f"{param}.data"))
+                self.left_out.append(kind)
             else:
                 texts += texts_only(self._block(block, param))
         message: dict[str, Any] = {"role": "assistant", "content": join_text(texts)}

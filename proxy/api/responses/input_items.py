@@ -13,8 +13,10 @@ from hearth.proxy.api.body.message_content import (
     join_text,
     read_content,
     result_content,
+    said_texts,
 )
 from hearth.proxy.api.responses.responses_tools import LOADING, SEARCH, ResponsesTools, loaded_rows
+from hearth.shared.our_ids import is_our_signature
 
 ROLES: Final = ("system", "developer", "user", "assistant")
 _OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
@@ -41,9 +43,7 @@ class InputItemReader:
         if kind == "message":
             self._message(item, param)
         elif kind == "reasoning":
-            self._reasoning += _reasoning_texts(item, param)
-            if sealed := fields.text(item, "encrypted_content", f"{param}.encrypted_content"):
-                self._signatures.append(sealed)
+            self._thought(item, param)
         elif kind == "function_call":
             self._function_call(item, param)
         elif kind == "custom_tool_call":
@@ -73,6 +73,11 @@ class InputItemReader:
         if role == "user":
             self._asked(role, "" if content is None else read_content(content, where))
             return
+        if role == "assistant" and type(content) is list:  # another server's may have any parts
+            texts, thoughts = said_texts(content, where, self.left_out)
+            self._reasoning += thoughts
+            self._said(join_text(texts))
+            return
         text = "" if content is None else content_text(content, where)
         if role == "assistant":
             self._said(text)
@@ -85,6 +90,15 @@ class InputItemReader:
 
     def _said(self, text: str) -> None:
         self.messages.append(self._with_reasoning({"role": "assistant", "content": text}))
+
+    def _thought(self, item: dict[str, Any], param: str) -> None:
+        """Take reasoning: what is readable of another model's stands in the history as well."""
+        texts = _reasoning_texts(item, param)
+        self._reasoning += texts
+        if sealed := fields.text(item, "encrypted_content", f"{param}.encrypted_content"):
+            self._signatures.append(sealed)
+            if not texts and not is_our_signature(sealed):
+                self.left_out.append("reasoning")
 
     def _foreign(self, item: dict[str, Any], kind: str) -> None:
         """Keep the text of an item that another server made."""

@@ -4,6 +4,8 @@ They end after AGE_S_MAX (OpenAI keeps them for 30 days), and the oldest go firs
 too many. Each is kept under the key of who asked for it, and is not there for anyone else. What is
 kept is the whole conversation up to it, as JSON: a response outlives those that it came after.
 Images are part of it as the client sent them: an http(s) one is its url, and is fetched again.
+What a cloud model made is kept with the name of its maker, opaque items as they came: they go back
+to the maker, and nobody else can read them.
 They are in memory, and in a journal on disk, where there is a directory for it, so that a restart
 loses none. Prompts and answers stand there (shared/durable_journal.py says how they are kept
 private), API keys never. What has expired goes when the file is next made anew; what was deleted
@@ -26,6 +28,7 @@ from hearth.shared.durable_journal import Adapter
 from hearth.shared.durable_journal_writer import open_journal_writer
 from hearth.shared.errors import RequestError
 from hearth.shared.kept_json import kept_json
+from hearth.shared.our_ids import is_our_item_id, response_maker
 
 COUNT_MAX: Final = 1_000
 BYTES_MAX: Final = 64 * 1024 * 1024
@@ -35,6 +38,9 @@ ADAPTERS: Final[Mapping[int, Adapter]] = {}
 PAGE_MAX: Final = 100  # input items in one answer
 _PAGE: Final = 20
 _PREFIX: Final = "resp_"
+ID_CHARS_MAX: Final = 1_024  # of a response that a cloud model made
+OUTPUT_MAX: Final = 1_000  # items of that
+_SEALED: Final = ("reasoning", "compaction")  # only their maker reads them
 _PREVIOUS: Final = "previous_response_id"
 
 
@@ -45,10 +51,37 @@ class _StoredResponse:
     kept_at: float  # wall clock, in seconds
     items: bytes  # JSON of the input, those before it included
     response: bytes  # JSON of the response
+    maker: str = ""  # the id of the cloud deployment that made it; "" = a model here
 
     @property
     def nbytes(self) -> int:
         return len(self.items) + len(self.response)
+
+    @property
+    def conversation(self) -> list[Any]:
+        """All items up to the response and those of it."""
+        items: list[Any] = orjson.loads(self.items)
+        return items + self.output
+
+    @property
+    def output(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = orjson.loads(self.response)["output"]
+        return found
+
+    @property
+    def cloud_ids(self) -> list[str]:
+        """The ids of the output items that a cloud model made."""
+        return (
+            [row["id"] for row in self.output if type(row.get("id")) is str] if self.maker else []
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CloudInput:
+    """A Responses body as a cloud model is sent it, and as it is kept with the response."""
+
+    body: dict[str, Any]
+    whole: dict[str, Any] | None  # None: the provider alone knows what came before
 
 
 _EntryKey = tuple[str, str]  # what the key is known by, and the response's id
@@ -58,7 +91,8 @@ _Change = tuple[_EntryKey, _StoredResponse | None]  # None: it was deleted
 class ResponseStore:
     """Responses by their id and the key of who asked. Owner: the event loop. Nothing blocks.
 
-    Invariant: `nbytes` is the sum over entries, at most BYTES_MAX; at most COUNT_MAX entries.
+    Invariant: `nbytes` is the sum over entries, at most BYTES_MAX; at most COUNT_MAX entries; each
+    output item of a cloud's is in `_cloud_items` while its response is kept.
     Only `everything`, `record` and `lost` are the journal's thread's.
     """
 
@@ -68,6 +102,7 @@ class ResponseStore:
         """Take up what `directory` holds; None keeps nothing across restarts."""
         self._clock = clock
         self._entries: OrderedDict[_EntryKey, _StoredResponse] = OrderedDict()  # oldest first
+        self._cloud_items: dict[_EntryKey, str] = {}  # owner, item's id -> its response's id
         self._lock = threading.Lock()  # for changes of `_entries`, which the journal reads
         self.nbytes = 0
         self.odd = 0  # records that were none of ours
@@ -86,24 +121,57 @@ class ResponseStore:
             RequestError: what it refers to is not kept, or the input is not one.
         """
         previous = fields.text(body, _PREVIOUS)
-        before: list[Any] = []
-        if previous:
-            entry = self._find(key, previous, _PREVIOUS)
-            before = orjson.loads(entry.items) + orjson.loads(entry.response)["output"]
-        elif not _has_references(body.get("input")):
+        if not previous and not _has_references(body.get("input")):
             return body
-        given = input_items(body) if body.get("input") is not None else []
-        known: dict[str, dict[str, Any]] = {}  # items by their ids, of each response once
-        now = []
-        for index, item in enumerate(given):
-            now.append(self._resolved(key, item, f"input[{index}]", known))
-        return body | {"input": before + now}
+        before = self._find(key, previous, _PREVIOUS).conversation if previous else []
+        return body | {"input": before + self._items(key, body)}
 
-    def keep(self, key: str, body: dict[str, Any], response: dict[str, Any]) -> None:
-        """Keep `response` to the expanded `body`, unless the client said that it is not to be."""
-        if body.get("store") is False:
+    def maker(self, key: str, body: dict[str, Any]) -> str:
+        """Return the id of the deployment whose response `body` goes on from; "" of none known."""
+        previous = fields.text(body, _PREVIOUS)
+        entry = self._kept(self._entry_key(key, previous)) if previous else None
+        return entry.maker if entry is not None else response_maker(previous or "")
+
+    def for_cloud(
+        self, key: str, body: dict[str, Any], deployment: str, *, is_apart: bool
+    ) -> CloudInput:
+        """Return what the cloud model `deployment` is sent of `body`, ours still among it.
+
+        What is kept here is put in, also where the provider would find it by its id: not each one
+        keeps responses, and LiteLLM passes over an id then. All keys share the provider's account:
+        where they are apart, an id passes only if this key was given it.
+
+        Raises:
+            RequestError: 404; it refers to what is not kept here and may not be asked for there.
+        """
+        previous = fields.text(body, _PREVIOUS)
+        entry = self._kept(self._entry_key(key, previous)) if previous else None
+        if previous and entry is None and (is_apart or not response_maker(previous)):
+            _missing(f"Response {previous!r:.80}", _PREVIOUS)
+        now = self._items(key, body, lets_pass=not is_apart)
+        before = entry.conversation if entry is not None else []
+        is_whole = (entry is not None or not previous) and not _has_references(now)
+        whole = body | {"input": before + now} if is_whole else None
+        if entry is not None:
+            body = {name: value for name, value in body.items() if name != _PREVIOUS}
+            if entry.maker not in ("", deployment):  # who alone has what its ids and seals mean
+                before = [_unsealed(item) for item in before]
+        sent = [item for item in before + now if item is not None]
+        if is_apart:
+            sent = [kept for item in sent if (kept := self._given_only(key, item)) is not None]
+        return CloudInput(body | {"input": sent}, whole)
+
+    def keep(
+        self, key: str, body: dict[str, Any], response: dict[str, Any], maker: str = ""
+    ) -> None:
+        """Keep `response` to the expanded `body`, unless the client said that it is not to be.
+
+        `maker` is the id of the cloud deployment that made it, which may have made anything.
+        """
+        if body.get("store") is False or (maker and not _is_response(response)):
             return
-        entry = _StoredResponse(self._clock(), kept_json(input_items(body)), kept_json(response))
+        items, made = kept_json(input_items(body)), kept_json(response)
+        entry = _StoredResponse(self._clock(), items, made, maker)
         if entry.nbytes > BYTES_MAX:
             return
         entry_key = self._entry_key(key, response["id"])
@@ -179,7 +247,8 @@ class ResponseStore:
         (owner, response_id), entry = item
         if entry is None:
             return [owner, response_id]
-        return [owner, response_id, entry.kept_at, entry.items, entry.response]
+        maker = [entry.maker] if entry.maker else []
+        return [owner, response_id, entry.kept_at, entry.items, entry.response, *maker]
 
     def lost(self) -> None:
         """Nothing that is written refers to what was written before."""
@@ -210,36 +279,76 @@ class ResponseStore:
         with self._lock:
             self._entries[entry_key] = entry
         self.nbytes += entry.nbytes
+        owner, response_id = entry_key
+        self._cloud_items |= {(owner, item_id): response_id for item_id in entry.cloud_ids}
         while len(self._entries) > COUNT_MAX or self.nbytes > BYTES_MAX:
             self._drop(next(iter(self._entries)))
 
     def _find(self, key: str, response_id: str, param: str | None = None) -> _StoredResponse:
-        entry_key = self._entry_key(key, response_id)
+        entry = self._kept(self._entry_key(key, response_id))
+        return entry or _missing(f"Response {response_id!r:.80}", param)
+
+    def _kept(self, entry_key: _EntryKey) -> _StoredResponse | None:
         entry = self._entries.get(entry_key)
         if entry is not None and self._clock() - entry.kept_at > AGE_S_MAX:
             self._drop(entry_key)
-            entry = None
-        return entry or _missing(f"Response {response_id!r:.80}", param)
+            return None
+        return entry
 
     def _drop(self, entry_key: _EntryKey) -> None:
         with self._lock:
-            self.nbytes -= self._entries.pop(entry_key).nbytes
+            entry = self._entries.pop(entry_key)
+        self.nbytes -= entry.nbytes
+        owner, response_id = entry_key
+        for item_id in entry.cloud_ids:
+            if self._cloud_items.get((owner, item_id)) == response_id:
+                del self._cloud_items[owner, item_id]
 
-    def _resolved(self, key: str, item: Any, param: str, known: dict[str, dict[str, Any]]) -> Any:
-        """Return `item`, or the one that it refers to; responses read for it go to `known`."""
-        if not _is_reference(item):
+    def _items(self, key: str, body: dict[str, Any], *, lets_pass: bool = False) -> list[Any]:
+        """Return the input items of `body` with those that they refer to.
+
+        `lets_pass`: a reference to what is not kept here, and has no id of ours, stays.
+        """
+        given = input_items(body) if body.get("input") is not None else []
+        known: dict[str, dict[str, Any]] = {}  # items by their ids, of each response once
+        now = []
+        for index, item in enumerate(given):
+            if _is_reference(item):
+                wanted = fields.required_text(item, "id", f"input[{index}].id")
+                found = self._referred(key, wanted, known)
+                if found is None and (not lets_pass or is_our_item_id(wanted)):
+                    _missing(f"Item {wanted!r:.80}", f"input[{index}].id")
+                item = found or item
+            now.append(item)
+        return now
+
+    def _referred(
+        self, key: str, wanted: str, known: dict[str, dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """Return the output item `wanted`; responses that are read for it go to `known`."""
+        response_id = self._cloud_items.get((self._journal.named(key), wanted))
+        if response_id is None:
+            # Of ours it is the kind, the id of the answer that it is part of, and its number there.
+            parts = wanted.split("_")
+            response_id = _PREFIX + "_".join(parts[1:-1]) if len(parts) >= 3 else ""
+        if response_id not in known:
+            is_kept = self._kept(self._entry_key(key, response_id)) is not None
+            rows = self.response(key, response_id)["output"] if is_kept else []
+            known[response_id] = {row["id"]: row for row in rows if "id" in row}
+        found: dict[str, Any] | None = known[response_id].get(wanted)
+        return found
+
+    def _given_only(self, key: str, item: Any) -> Any:
+        """Return `item`, without an id of a provider's that this key was not given.
+
+        The provider would look among what all keys were given. Reasoning that is nothing but its
+        id is left out.
+        """
+        if type(item) is not dict or not _is_elsewhere(item.get("id")):
             return item
-        wanted = fields.required_text(item, "id", f"{param}.id")
-        # An item's id is its kind, the id of the answer that it is part of, and its number there.
-        parts = wanted.split("_")
-        response_id = _PREFIX + "_".join(parts[1:-1])
-        if len(parts) >= 3 and self._entry_key(key, response_id) in self._entries:
-            if response_id not in known:
-                output = self.response(key, response_id)["output"]
-                known[response_id] = {row["id"]: row for row in output}
-            if wanted in known[response_id]:
-                return known[response_id][wanted]
-        _missing(f"Item {wanted!r:.80}", f"{param}.id")
+        if (self._journal.named(key), item["id"]) in self._cloud_items:
+            return item
+        return _unsealed(item) if not item.get("encrypted_content") else _without_id(item)
 
 
 def _has_references(given: Any) -> bool:
@@ -248,6 +357,33 @@ def _has_references(given: Any) -> bool:
 
 def _is_reference(item: Any) -> bool:
     return type(item) is dict and item.get("type") == "item_reference"
+
+
+def _is_elsewhere(item_id: Any) -> bool:
+    return item_id is not None and not is_our_item_id(item_id)
+
+
+def _unsealed(item: Any) -> Any:
+    """Return `item` for who did not make it; None of reasoning that only its maker reads."""
+    if type(item) is not dict or not _is_elsewhere(item.get("id", "")):
+        return item
+    return None if item.get("type") in _SEALED else _without_id(item)
+
+
+def _without_id(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name != "id"}
+
+
+def _is_response(value: dict[str, Any]) -> bool:
+    """Return whether what a cloud model sent is a response that can be gone on from."""
+    response_id, output = value.get("id"), value.get("output")
+    return (
+        type(response_id) is str
+        and 0 < len(response_id) <= ID_CHARS_MAX
+        and type(output) is list
+        and len(output) <= OUTPUT_MAX
+        and all(type(row) is dict for row in output)
+    )
 
 
 def _missing(what: str, param: str | None) -> NoReturn:

@@ -18,7 +18,10 @@ PYPROJECT: dict[str, Any] = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_
 PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
 FOLDERS: dict[str, str] = SETUPTOOLS["package-dir"]
 # The distribution of a module that is not called as it.
-DISTRIBUTIONS = {"zmq": "pyzmq", "PIL": "pillow", "dotenv": "python-dotenv", "mlx_lm": "mlx-lm"}
+DISTRIBUTIONS = {
+    **{"zmq": "pyzmq", "PIL": "pillow", "dotenv": "python-dotenv", "mlx_lm": "mlx-lm"},
+    "yaml": "pyyaml",
+}
 # What comes with a dependency that could not work without it.
 BROUGHT = {"transformers": "mlx-lm", "tokenizers": "mlx-lm", "jinja2": "mlx-lm"}
 

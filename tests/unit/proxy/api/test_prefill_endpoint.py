@@ -87,7 +87,7 @@ def test_any_body_is_somebodys_and_the_query_decides(body: dict[str, Any], wante
 def test_a_prompt_is_read_and_not_answered_and_the_log_has_its_line(
     dialect: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "hearth.proxy.app")
+    caplog.set_level(logging.INFO, "hearth.proxy.local_answers")
 
     async def body() -> None:
         async with front(1) as made:
@@ -206,7 +206,7 @@ def test_with_one_key_whoever_has_it_gives_up_any_pin() -> None:
 def test_every_dialect_says_whether_its_request_is_kept_or_the_settings_do(
     dialect: str, default: str, tmp_path: Path
 ) -> None:
-    body_parser = app_of(tmp_path, USE_KV_CACHE=default).body_parser
+    body_parser = app_of(tmp_path, USE_KV_CACHE=default).local.body_parser
     for wanted in (True, False):
         body = BODIES[dialect] | {"use_kv_cache": wanted}
         assert body_parser.read(dialect, body, {}).use_kv_cache is wanted  # type: ignore[arg-type]
@@ -219,7 +219,7 @@ def test_every_dialect_says_whether_its_request_is_kept_or_the_settings_do(
 def test_every_dialect_says_whether_its_request_is_drafted_for_or_the_worker_does(
     dialect: str, tmp_path: Path
 ) -> None:
-    body_parser = app_of(tmp_path).body_parser
+    body_parser = app_of(tmp_path).local.body_parser
     for wanted in (True, False, None):
         body = BODIES[dialect] | {"speculate": wanted}
         sampling = body_parser.read(dialect, body, {}).sampling  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ def test_every_dialect_says_whether_its_request_is_drafted_for_or_the_worker_doe
 def test_every_dialect_says_in_which_bits_its_kv_is_held_or_the_worker_does(
     dialect: str, tmp_path: Path
 ) -> None:
-    body_parser = app_of(tmp_path).body_parser
+    body_parser = app_of(tmp_path).local.body_parser
     for wanted in (0, 4, 8, None):
         body = BODIES[dialect] | {"kv_bits": wanted}
         told = body_parser.read(dialect, body, {})  # type: ignore[arg-type]

@@ -406,7 +406,7 @@ def test_a_message_is_named_by_what_its_images_show_and_not_by_where_they_are(
     tmp_path: Path,
 ) -> None:
     async def talk() -> None:
-        body_parser = app_of(tmp_path).body_parser
+        body_parser = app_of(tmp_path).local.body_parser
         names, held = [], list[int]()
         for url in (data_url(ONE), data_url(ONE).replace("png", "any"), data_url(TWO)):
             content = [{"type": "image_url", "image_url": url}]
@@ -426,7 +426,7 @@ def test_an_image_is_not_waited_for_once_the_client_has_left(tmp_path: Path, pat
 
     async def talk() -> None:
         edge = app_of(tmp_path)
-        reader = edge.body_parser.images = Slow(9)
+        reader = edge.local.body_parser.images = Slow(9)
         left = asyncio.Event()
         body = {"model": "pocket", "messages": [{"role": "user", "content": [CHAT[1](ONE)]}]}
         incoming = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]

@@ -35,7 +35,7 @@ def test_each_worker_tells_about_its_cache_and_empties_it() -> None:
 
 
 def test_the_log_tells_what_was_used_of_the_cache(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "hearth.proxy.app")
+    caplog.set_level(logging.INFO, "hearth.proxy.local_answers")
 
     async def body() -> None:
         async with front(1) as made:

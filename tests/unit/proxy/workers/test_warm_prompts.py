@@ -43,7 +43,7 @@ def warmer(directory: Path, *files: Any, **environ: str) -> WarmPrompts:
 def named_warmer(directory: Path, *names: str, **environ: str) -> WarmPrompts:
     environ = {"WARM_PROMPTS": ",".join(names), "RUN_DIR": str(directory)} | environ
     settings = load_settings({"MAX_KV_SIZE_GB": "0"} | environ, None)
-    return WarmPrompts(settings, app_of(directory).body_parser, ModelNames.of(settings))
+    return WarmPrompts(settings, app_of(directory).local.body_parser, ModelNames.of(settings))
 
 
 @contextlib.asynccontextmanager

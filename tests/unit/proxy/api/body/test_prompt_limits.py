@@ -129,7 +129,7 @@ def test_a_body_of_endless_parts_is_refused_before_it_is_rendered(
     edge: ProxyApp, dialect: Dialect, body: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(RequestError, match=words) as caught:
-        edge.body_parser.read(dialect, body, {})
+        edge.local.body_parser.read(dialect, body, {})
     assert caught.value.status == 400
 
 
@@ -139,13 +139,13 @@ def test_a_body_at_each_limit_passes(edge: ProxyApp) -> None:
         "tools": [chat_tool("a", SCHEMA), chat_tool("b"), chat_tool("c")],
         "chat_template_kwargs": dict.fromkeys("abcde", 1),
     }
-    request = edge.body_parser.read("chat", body, {})
+    request = edge.local.body_parser.read("chat", body, {})
     assert (len(request.prompt.messages), len(request.prompt.tools)) == (4, 3)
 
 
 def test_commas_in_the_texts_of_arguments_are_no_values(edge: ProxyApp) -> None:
     code = json.dumps({"code": 'f(a, b, [c, d], {e, f}), \\"' * 9})
-    request = edge.body_parser.read("chat", {"messages": [called(code)]}, {})
+    request = edge.local.body_parser.read("chat", {"messages": [called(code)]}, {})
     assert request.prompt.messages[0]["tool_calls"][0]["function"]["arguments"] == json.loads(code)
 
 
@@ -170,19 +170,19 @@ def test_a_refusal_is_counted(edge: ProxyApp) -> None:
 def test_a_large_body_is_taken_apart_off_the_event_loop(edge: ProxyApp, size_max: int) -> None:
     """While one is, the event loop answers others."""
     threads: list[str] = []
-    names = edge.body_parser._digester.names
+    names = edge.local.body_parser._digester.names
 
     def noted(messages: list[Any], owner: str) -> Any:
         threads.append(threading.current_thread().name)
         return names(messages, owner)
 
     async def parsed(body: bytes) -> None:
-        request = edge.body_parser.read("chat", json.loads(body), {})
-        await edge.body_parser.complete(request, size=len(body))
+        request = edge.local.body_parser.read("chat", json.loads(body), {})
+        await edge.local.body_parser.complete(request, size=len(body))
 
     with (
         mock.patch.object(body_threads, "SMALL_BYTES_MAX", size_max),
-        mock.patch.object(edge.body_parser._digester, "names", noted),
+        mock.patch.object(edge.local.body_parser._digester, "names", noted),
     ):
         asyncio.run(parsed(json.dumps({"messages": [USER]}).encode()))
     assert [name.startswith("bodies") for name in threads] == [size_max == 10]

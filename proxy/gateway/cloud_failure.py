@@ -1,0 +1,83 @@
+"""Tells what a failed call to a cloud means: whose mistake it is, by the class of LiteLLM's error.
+
+The classes are known by their names, so that nothing here imports LiteLLM.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import orjson
+
+FailureKind = Literal["context_window", "content_policy", "client", "error"]
+
+TEXT_CHARS_MAX: Final = 2_000
+STATUS_UNKNOWN: Final = 502
+_CLIENT_CLASSES: Final = {
+    *("BadRequestError", "NotFoundError", "UnprocessableEntityError", "ProxyException"),
+    "HTTPException",
+}
+_CLIENT_STATUSES: Final = (400, 401, 403, 404, 413, 415, 422)
+# Of the operator's account or config, although they are kinds of BadRequestError.
+_OPERATOR_CLASSES: Final = {"PaymentRequiredError", "LiteLLMUnknownProvider", "BudgetExceededError"}
+_OPERATOR_TEXTS: Final = ("credit balance is too low", "insufficient_quota")
+_ADVICE: Final = "\n\nLiteLLM: "  # on fallbacks, of which it does not know
+_TOO_LONG: Final = "context_length_exceeded"  # a code that LiteLLM does not look at
+_POLICY: Final = "content_policy_violation"
+
+
+@dataclass(frozen=True, slots=True)
+class CloudFailure:
+    """Why a cloud's answer is none, or broke off."""
+
+    kind: FailureKind
+    status: int
+    text: str  # without secrets
+    name: str  # the class of LiteLLM's error; "" = it told none
+
+
+def failure_of(error: BaseException | None, status: int, body: bytes) -> CloudFailure:
+    """Return what `error`, noted by the hook, and the app's own reply mean; secrets are in it.
+
+    `status` is 0 where the app began no reply.
+    """
+    told = _message_in(body) or (str(error) if error is not None else "") or "no answer came"
+    told = told.split(_ADVICE)[0]
+    code = status or _status_of(error)
+    name = type(error).__name__ if error is not None else ""
+    return CloudFailure(_kind(error, code, told), code, told[:TEXT_CHARS_MAX], name)
+
+
+def _kind(error: BaseException | None, status: int, told: str) -> FailureKind:
+    names = {row.__name__ for row in type(error).__mro__} if error is not None else set()
+    if "ContextWindowExceededError" in names:
+        return "context_window"
+    if "ContentPolicyViolationError" in names:
+        return "content_policy"
+    texts = f"{told} {error} {getattr(error, 'body', '')}"
+    if names & _OPERATOR_CLASSES or any(row in texts for row in _OPERATOR_TEXTS):
+        return "error"
+    is_clients = status in _CLIENT_STATUSES and (not names or bool(names & _CLIENT_CLASSES))
+    if is_clients and _TOO_LONG in texts:
+        return "context_window"
+    if is_clients and _POLICY in texts:
+        return "content_policy"
+    return "client" if is_clients else "error"
+
+
+def _status_of(error: BaseException | None) -> int:
+    found = getattr(error, "status_code", None)
+    return found if isinstance(found, int) and 400 <= found <= 599 else STATUS_UNKNOWN
+
+
+def _message_in(body: bytes) -> str:
+    """Return the message of an error's JSON in either dialect; "" where there is none."""
+    try:
+        row: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return ""
+    for key in ("error", "message", "detail"):
+        if isinstance(row, dict) and key in row:
+            row = row[key]
+    if isinstance(row, dict) and isinstance(row.get("message"), str):
+        row = row["message"]
+    return row if isinstance(row, str) else ""

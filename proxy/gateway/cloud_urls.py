@@ -1,0 +1,61 @@
+"""Judges the URLs of images and files in a body that goes to a cloud model.
+
+Some providers fetch them, and for others LiteLLM does, from this machine: its network must not be
+reached by a client's word. Here a URL is judged by its form; where LiteLLM fetches, it looks at the
+address that a name leads to, which its setting `user_url_validation` must not turn off.
+"""
+
+import re
+from typing import Final
+from urllib.parse import urlsplit
+
+from hearth.proxy.images.image_fetch import URL_CHARS_MAX, is_public
+from hearth.shared.errors import RequestError
+
+_PRINTED: Final = re.compile(r"[!-\[\]-~]+")  # of ASCII, without a backslash
+_HOST: Final = re.compile(r"(?:[a-z0-9_-]{1,63}\.)+[a-z][a-z0-9-]{1,62}\.?")
+# Ends of names that lead to a machine of the local network, wherever they are known at all.
+_LOCAL_ENDS: Final = frozenset(
+    (
+        *("localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "corp"),
+        *("private", "arpa", "test", "onion"),
+    )
+)
+_HTTPS_PORT: Final = 443
+
+
+def check_url(value: str, param: str) -> None:
+    """Let pass a `data:` URL, and one over https to a name or an address of the internet.
+
+    Raises:
+        RequestError: 400; any other.
+    """
+    if value[:5].lower() != "data:" and not is_public_url(value):
+        raise RequestError(
+            f"{param} is neither a data: URL nor an https:// URL of a public host, and no other is "
+            "sent to a cloud model. Send what it shows as a data: URL.",
+            code="unsupported_content",
+            param=param,
+        )
+
+
+def check_data(value: str, param: str) -> None:
+    """Let pass bare base64, and what `check_url` does. Raises: RequestError."""
+    if ":" in value[:64]:
+        check_url(value, param)
+
+
+def is_public_url(url: str) -> bool:
+    """Return whether `url` is https, of a public host as far as its form tells."""
+    if len(url) > URL_CHARS_MAX or url[:8].lower() != "https://" or not _PRINTED.fullmatch(url):
+        return False
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return False
+    if "@" in parts.netloc or port not in (None, _HTTPS_PORT):
+        return False
+    if is_public(host):
+        return True
+    return bool(_HOST.fullmatch(host)) and host.rstrip(".").rpartition(".")[2] not in _LOCAL_ENDS

@@ -1,0 +1,90 @@
+"""Finds the secrets of a LiteLLM config, so that no log, page or error of ours tells one."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from hearth.proxy.gateway.config_file import FROM_ENVIRONMENT, ConfigFile
+
+SECRET_CHARS_MIN: Final = 8  # what is shorter would blank out ordinary words
+MASK: Final = "***"
+# Names of entries whose values are secret. A "max_tokens" counts, and is none.
+_SECRET_NAME: Final = re.compile(
+    r"(^|_)(api_key|keys?|secrets?|token|password|passwd|credentials?|auth|authorization|cookie"
+    r"|dsn|webhook_url|database_url|redis_url|direct_url|license)$|^aws_(?!region)|api[-_]?key",
+    re.IGNORECASE,
+)
+# Their values are names of things, or numbers.
+_OPEN_NAME: Final = re.compile(r"(_name|_id|_region|_per_token|_tokens|cache_key)$", re.IGNORECASE)
+_LIKE_A_KEY: Final = re.compile(r"^(sk|pk|rk|gsk|xai|hf|key|ghp|AKIA)[-_][\w-]{12,}$|^Bearer ")
+_IN_URL: Final = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s]*:([^/@\s]+)@", re.IGNORECASE)
+
+
+class Secrets:
+    """The secret texts of a config and of the variables it names. A value that nobody changes."""
+
+    def __init__(self, texts: frozenset[str]) -> None:
+        self.texts = frozenset(text for text in texts if len(text) >= SECRET_CHARS_MIN)
+        found = sorted(self.texts, key=len, reverse=True)  # one may be part of another
+        self._any = re.compile("|".join(map(re.escape, found))) if found else None
+
+    def redacted(self, text: str) -> str:
+        """Return `text` with each secret replaced."""
+        return text if self._any is None else self._any.sub(MASK, text)
+
+    def redacted_bytes(self, data: bytes) -> bytes:
+        if self._any is None:
+            return data
+        text = data.decode("utf-8", "surrogateescape")
+        return self.redacted(text).encode("utf-8", "surrogateescape")
+
+
+def secrets_of(config: ConfigFile, given: Mapping[str, str]) -> Secrets:
+    """Return the secrets that `config` holds or names, and the master key that `given` may have."""
+    texts = {given.get("LITELLM_MASTER_KEY", ""), given.get("LITELLM_SALT_KEY", "")}
+    for name, value in _leaves("", config.values):
+        meant = config.resolved(value)
+        if not isinstance(meant, str):
+            continue
+        named = (name, value.removeprefix(FROM_ENVIRONMENT) if meant is not value else "")
+        if any(map(_names_a_secret, named)) or _LIKE_A_KEY.search(meant):
+            texts |= {meant, meant.removeprefix("Bearer ")}
+        if inside := _IN_URL.match(meant):
+            texts |= {meant, inside[1]}
+    return Secrets(frozenset(texts))
+
+
+def holds_literal_secret(config: ConfigFile) -> bool:
+    """Tell whether the file itself has a secret in it, not only the name of a variable."""
+    return any(
+        _names_a_secret(name)
+        and isinstance(value, str)
+        and len(value) >= SECRET_CHARS_MIN
+        and not value.startswith(FROM_ENVIRONMENT)
+        for name, value in _leaves("", config.values)
+    )
+
+
+def variables_of(config: ConfigFile) -> frozenset[str]:
+    """Return the names of the variables that `config` refers to as os.environ/NAME."""
+    return frozenset(
+        value.removeprefix(FROM_ENVIRONMENT)
+        for _, value in _leaves("", config.values)
+        if isinstance(value, str) and value.startswith(FROM_ENVIRONMENT)
+    )
+
+
+def _names_a_secret(name: str) -> bool:
+    return bool(_SECRET_NAME.search(name)) and not _OPEN_NAME.search(name)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each single value with the name that it, or the list around it, stands under."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(str(key), inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(name, inner)
+    else:
+        yield name, value

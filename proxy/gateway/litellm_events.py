@@ -1,0 +1,281 @@
+"""Writes LiteLLM's log of a local answer, and reads what its log of a cloud answer says.
+
+All of it runs on LiteLLM's event loop, and importing it imports LiteLLM: only what has started
+that loop may do so.
+"""
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import litellm
+from litellm.integrations.custom_logger import CustomLogger
+from litellm.proxy import proxy_server
+from litellm.types.utils import CustomPricingLiteLLMParams
+from litellm.utils import Rules, function_setup
+
+from hearth.proxy.gateway.litellm_usage import (
+    REQUEST_HEADER,
+    CloudUsage,
+    KeyedCall,
+    LocalAnswerLog,
+)
+from hearth.proxy.request.parsed_request import Dialect
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Usage
+
+log = logging.getLogger(__name__)
+
+PROVIDER: Final = "hearth"
+_CALL_TYPES: Final[dict[Dialect, str]] = {
+    "chat": "acompletion",
+    "completions": "atext_completion",
+    "messages": "anthropic_messages",
+    "responses": "aresponses",
+}
+_PROMPT_FIELDS: Final[dict[Dialect, str]] = {
+    "chat": "messages",
+    "completions": "prompt",
+    "messages": "messages",
+    "responses": "input",
+}
+# Of a client's body, what LiteLLM's logs have as a model's parameters; `system` and `instructions`
+# are the rest of what was asked.
+_PARAMETERS: Final = (
+    *("temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens", "stop"),
+    *("seed", "n", "presence_penalty", "frequency_penalty", "tools", "tool_choice", "stream"),
+    *("response_format", "reasoning_effort", "system", "instructions"),
+)
+_PRICES: Final = frozenset(CustomPricingLiteLLMParams.model_fields)
+
+
+async def log_answer(answer: LocalAnswerLog) -> None:
+    """Have LiteLLM's callbacks, budgets, limits and spend take one local answer, once."""
+    if answer.call is None:
+        await _log(answer)
+        return
+    await asyncio.create_task(_log(answer), context=answer.call.context)
+
+
+async def _log(answer: LocalAnswerLog) -> None:
+    deployment = _deployment(answer.deployment_id)
+    entry = _entry(answer, deployment)
+    started, ended = _time(answer.asked_at), _time(answer.ended_at)
+    entry.start_time = started
+    if answer.first_token_at is not None:
+        entry.update_completion_start_time(_time(answer.first_token_at))
+    if answer.error is None:
+        await entry.dispatch_success_handlers(
+            _response(answer, deployment), start_time=started, end_time=ended
+        )
+        await _settle(answer)
+        return
+    error = _exception(answer, answer.error)
+    if answer.usage is not None:
+        response = _response(answer, deployment)
+        cost = entry.response_cost_calculator(result=response)
+        entry.record_partial_usage_for_failure(response.usage, cost or 0.0)
+    await entry.async_failure_handler(error, "", start_time=started, end_time=ended)
+    if litellm.failure_callback:  # the old ones, which block
+        await asyncio.to_thread(entry.failure_handler, error, "", started, ended)
+    if answer.call is not None:
+        await _fail(answer.call, answer, entry, error)
+
+
+async def _settle(answer: LocalAnswerLog) -> None:
+    """Tell LiteLLM's watch for requests that hang that this one has ended."""
+    if answer.call is not None:
+        await proxy_server.proxy_logging_obj.update_request_status(
+            litellm_call_id=answer.request_id, status="success"
+        )
+
+
+async def _fail(call: KeyedCall, answer: LocalAnswerLog, entry: Any, error: Exception) -> None:
+    """Have what the key's budget has reserved given back, and its failure written down."""
+    data = {**call.data, "litellm_logging_obj": entry, "litellm_call_id": answer.request_id}
+    await proxy_server.proxy_logging_obj.post_call_failure_hook(
+        request_data=data, original_exception=error, user_api_key_dict=call.auth
+    )
+
+
+def _entry(answer: LocalAnswerLog, deployment: Any) -> Any:
+    """Return LiteLLM's own record of a call, as its Router would have made it.
+
+    `function_setup` is how each of its calls begins: it also makes loggers that a config names
+    and that no call has needed yet.
+    """
+    field = _PROMPT_FIELDS[answer.dialect]
+    call_type = _CALL_TYPES[answer.dialect]
+    entry, _ = function_setup(
+        call_type,
+        Rules(),
+        _time(answer.asked_at),
+        model=answer.model,
+        stream=answer.stream,
+        litellm_call_id=answer.request_id,
+        litellm_trace_id=answer.session or answer.request_id,
+        litellm_session_id=answer.session or None,
+        custom_llm_provider=PROVIDER,
+        **{field: answer.body.get(field) or ""},
+    )
+    user = answer.body.get("user")
+    entry.update_environment_variables(
+        model=answer.model,
+        user=user if isinstance(user, str) else "",
+        optional_params={name: answer.body[name] for name in _PARAMETERS if name in answer.body},
+        litellm_params=_params(answer, deployment),
+        custom_llm_provider=PROVIDER,
+    )
+    return entry
+
+
+def _params(answer: LocalAnswerLog, deployment: Any) -> dict[str, Any]:
+    info = {"id": answer.deployment_id}
+    if deployment is not None:
+        info = {**deployment.model_info.model_dump(exclude_none=True), **info}
+    metadata: dict[str, Any] = {
+        "model_group": answer.group,
+        "deployment": f"{PROVIDER}/{answer.model}",
+        "model_info": info,
+    }
+    if answer.call is not None:
+        metadata = {**answer.call.data.get("metadata", {}), **metadata}
+    return {
+        **_prices(deployment),
+        "metadata": metadata,
+        "model_info": info,
+        "litellm_call_id": answer.request_id,
+        "litellm_session_id": answer.session or None,
+        "custom_llm_provider": PROVIDER,
+        "api_base": "",
+        "acompletion": True,  # else it takes this for a call of its synchronous SDK
+        "proxy_server_request": {"url": "", "method": "POST", "headers": {}, "body": {}},
+    }
+
+
+def _deployment(deployment_id: str) -> Any:
+    router: Any = proxy_server.llm_router
+    return router.get_deployment(model_id=deployment_id) if router is not None else None
+
+
+def _prices(deployment: Any) -> dict[str, Any]:
+    """Return what the config says that tokens of a local deployment cost; mostly nothing."""
+    if deployment is None:
+        return {}
+    params = deployment.litellm_params.model_dump(exclude_none=True)
+    return {name: params[name] for name in _PRICES & params.keys()}
+
+
+def _response(answer: LocalAnswerLog, deployment: Any) -> Any:
+    """Return the answer in the form in which LiteLLM logs every dialect's: a chat completion."""
+    if answer.dialect == "completions":
+        response = litellm.TextCompletionResponse(
+            id=answer.request_id,
+            model=answer.group,
+            choices=[{"text": answer.text, "index": 0, "finish_reason": answer.finish_reason}],
+            usage=_usage(answer.usage),
+        )
+    else:
+        response = litellm.ModelResponse(
+            id=answer.request_id,
+            model=answer.group,
+            choices=[{"index": 0, "finish_reason": answer.finish_reason, "message": _said(answer)}],
+            usage=_usage(answer.usage),
+        )
+    response._hidden_params["model_id"] = answer.deployment_id
+    if not _prices(deployment):
+        response._hidden_params["response_cost"] = 0.0  # LiteLLM has no price of it either
+    return response
+
+
+def _said(answer: LocalAnswerLog) -> dict[str, Any]:
+    calls = [
+        {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call["arguments"]},
+        }
+        for call in answer.calls
+    ]
+    return {
+        "role": "assistant",
+        "content": answer.text,
+        **({"reasoning_content": answer.thinking} if answer.thinking else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }
+
+
+def _usage(usage: Usage | None) -> Any:
+    if usage is None:
+        return litellm.Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
+    return litellm.Usage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        reasoning_tokens=usage.reasoning_tokens or None,
+        prompt_tokens_details={"cached_tokens": usage.cached_tokens},
+    )
+
+
+def _exception(answer: LocalAnswerLog, error: RequestError) -> Exception:
+    return litellm.APIError(
+        status_code=error.status, message=str(error), llm_provider=PROVIDER, model=answer.model
+    )
+
+
+def _time(seconds: float) -> datetime.datetime:
+    """Return a local time without its zone, as all of LiteLLM's are."""
+    return datetime.datetime.fromtimestamp(seconds)
+
+
+class CloudUsageLogger(CustomLogger):
+    """Tells us what a call to a cloud cost, when LiteLLM logs it: after the reply's end.
+
+    Which request it was is told by a header that our call carries; other calls are not ours.
+    """
+
+    def __init__(self, tell: Callable[[CloudUsage], None]) -> None:
+        """`tell` is called on LiteLLM's loop."""
+        super().__init__()
+        self._tell = tell
+        self.failures = 0  # logs that could not be read
+
+    async def async_log_success_event(
+        self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any
+    ) -> None:
+        self._read(kwargs)
+
+    async def async_log_failure_event(
+        self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any
+    ) -> None:
+        self._read(kwargs)
+
+    def _read(self, kwargs: Any) -> None:
+        try:
+            usage = cloud_usage(kwargs)
+        except Exception:
+            self.failures += 1
+            log.warning("LiteLLM's log of a call could not be read", exc_info=self.failures == 1)
+            return
+        if usage is not None:
+            self._tell(usage)
+
+
+def cloud_usage(kwargs: Mapping[str, Any]) -> CloudUsage | None:
+    """Return what a call of ours cost; None of another's, and of one that cost nothing."""
+    params = kwargs.get("litellm_params") or {}
+    headers = (params.get("proxy_server_request") or {}).get("headers") or {}
+    request_id = headers.get(REQUEST_HEADER)
+    told = kwargs.get("standard_logging_object")
+    if not isinstance(request_id, str) or told is None:
+        return None
+    prompt, completion = int(told["prompt_tokens"] or 0), int(told["completion_tokens"] or 0)
+    cost = float(told["response_cost"] or 0.0)
+    if told["status"] != "success" and not (prompt or completion or cost):
+        return None
+    usage = (told.get("metadata") or {}).get("usage_object") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    cached = int(details.get("cached_tokens") or 0)
+    return CloudUsage(request_id, str(told["model_id"]), prompt, cached, completion, cost)

@@ -1,0 +1,231 @@
+"""Answers requests with the models of this server's workers: parses, submits, writes and counts."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from hearth.proxy.api import chat_completions_events, legacy_completions, prefill_endpoint
+from hearth.proxy.api.messages import messages_events
+from hearth.proxy.api.multi_choice_stream import merged
+from hearth.proxy.api.parse_any_dialect import BodyParser
+from hearth.proxy.api.responses import responses_events
+from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
+from hearth.proxy.http.http_exchange import HttpExchange, RawHeaders
+from hearth.proxy.http.strict_json import read_object
+from hearth.proxy.images.prompt_images import shows_images
+from hearth.proxy.monitoring.admin_routes import AdminRoutes
+from hearth.proxy.monitoring.gateway_metrics import served_here
+from hearth.proxy.pool.answer_stream import AnswerStream
+from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.request.parsed_request import (
+    AdmittedRequest,
+    AnswerEvents,
+    Dialect,
+    ParsedRequest,
+)
+from hearth.shared.settings_from_env import Settings
+from hearth.shared.suspending_clock import awake_s
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CACHE_HEADER: Final = b"x-hearth-cache"
+SERVED_BY_HEADER: Final = b"x-hearth-served-by"
+_ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as events
+    "chat": chat_completions_events,
+    "completions": legacy_completions,
+    "messages": messages_events,
+    "responses": responses_events,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBody:
+    """The JSON object that a client sent, and how many bytes it was."""
+
+    fields: dict[str, Any]
+    size: int
+
+
+class LocalAnswers:
+    """Answers with local models. Owner: the event loop.
+
+    Invariant: each request that a worker admitted is counted and logged once, at its end.
+    """
+
+    def __init__(self, settings: Settings, pool: WorkerPool, routes: AdminRoutes) -> None:
+        self._names = routes.names
+        self._stored = routes.stored
+        self._metrics = routes.metrics
+        self._requests = routes.requests
+        self.body_parser = BodyParser(settings, routes.stored)
+        self._pool = pool
+
+    # ------------------------------------------------------------ what was asked
+
+    async def read(self, exchange: HttpExchange) -> ClientBody:
+        """Return the body of `exchange`. Raises: RequestError."""
+        octets = await exchange.read_body()
+        fields = await self._work(exchange, len(octets), read_object(octets))
+        return ClientBody(fields, len(octets))
+
+    async def _parse(
+        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
+    ) -> ParsedRequest:
+        """Return the request in `body`, its images read, while the client is there."""
+        size = body.size
+        whole = self.body_parser.expanded(dialect, body.fields, exchange.headers)
+        if whole is not body.fields:  # with a conversation of any size
+            size += SMALL_BYTES_MAX
+        parse = functools.partial(self.body_parser.parsed, dialect, whole, exchange.headers)
+        request = await self._work(exchange, size, work_on_body(size, parse))
+        completing = self.body_parser.complete(request, exchange.hold, size)
+        if shows_images(request.prompt):
+            request = await exchange.while_connected(completing)
+        else:
+            request = await self._work(exchange, size, completing)
+        return dataclasses.replace(request, target=target)
+
+    async def _work(self, exchange: HttpExchange, size: int, work: Awaitable[T]) -> T:
+        """Return what `work` on a body of `size` bytes gives, while the client is there."""
+        return await (exchange.while_connected(work) if size > SMALL_BYTES_MAX else work)
+
+    # ------------------------------------------------------------ what is answered
+
+    async def count(
+        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
+    ) -> None:
+        """Answer with how many tokens the prompt is; `target` as of ParsedRequest, here and below.
+
+        Raises:
+            RequestError: nothing was sent, here and below.
+        """
+        request = await self._parse(exchange, dialect, body, target)
+        count = await exchange.while_connected(self._pool.count(request))
+        kind = {"object": "response.input_tokens"} if dialect == "responses" else {}
+        await exchange.send_json(200, kind | {"input_tokens": count})
+
+    async def prefill(
+        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
+    ) -> None:
+        """Have a prompt read, and pinned where that is wished, without an answer to it."""
+        started = awake_s()
+        parsed = await self._parse(exchange, dialect, body, target)
+        request = prefill_endpoint.prepared(parsed)
+        opening = self._pool.open(request, exchange.request_id)
+        answer = await exchange.while_connected(opening)
+        exchange.on_disconnect(answer.close)
+        try:
+            name = request.target or self._names.public
+            result = await prefill_endpoint.prefill_result(answer, request, name)
+            await exchange.send_json(200, result)
+        finally:
+            answer.close()
+            self._count_ended(exchange, [answer], request, started)
+
+    async def generate(
+        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
+    ) -> None:
+        """Answer in `dialect`, whole or as a stream.
+
+        Raises:
+            RequestError: nothing was sent. What breaks a stream off is its last event instead.
+        """
+        request = await self._parse(exchange, dialect, body, target)
+        started = awake_s()
+        opening = self._open(request, exchange.request_id, started)
+        answer, *others = await exchange.while_connected(opening)
+        name = request.target or self._names.public
+        admitted = AdmittedRequest(request, name, answer, tuple(others))
+        if request.dialect == "responses" and request.is_stored:
+            key = request.prompt.speaker.key
+            admitted.keep = functools.partial(self._stored.keep, key, request.body)
+        exchange.on_disconnect(lambda: _close(admitted.answers))
+        exchange.reply_headers.append((SERVED_BY_HEADER, served_here(name).encode("latin-1")))
+        if not request.stream:
+            exchange.late_headers = lambda: _cache_headers([answer, *others], request.choices)
+        try:
+            if dialect == "messages" and request.stream:
+                await answer.planned()  # the first event tells what is kept
+            await _write(exchange, admitted)
+        finally:
+            _close(admitted.answers)
+            self._count_ended(exchange, [answer, *others], request, started)
+
+    async def _open(
+        self, request: ParsedRequest, request_id: str, came_at: float
+    ) -> list[AnswerStream]:
+        """Return the answer of each choice, all of them admitted.
+
+        One after the other: admission waits for rendering only, and the worker lets the later ones
+        of a prompt wait for the prefill of the first.
+
+        Raises:
+            RequestError: one was refused; none is left open.
+        """
+        answers: list[AnswerStream] = []
+        try:
+            for index, each in enumerate(request.submissions()):
+                name = f"{request_id}-{index}" if index else request_id
+                answers.append(await self._pool.open(each, name, came_at))
+        except BaseException:
+            _close(answers)
+            raise
+        return answers
+
+    def _count_ended(
+        self,
+        exchange: HttpExchange,
+        answers: Sequence[AnswerStream],
+        request: ParsedRequest,
+        started: float,
+    ) -> None:
+        """Count a request that a worker took, and write its line in the log, at its end."""
+        exchange.is_counted = True
+        broken = exchange.broken_by
+        self._metrics.ended(request, answers, broken)
+        served_by = served_here(request.target or self._names.public)
+        self._requests.note(request, answers, started, broken, served_by=served_by)
+        answer = answers[0]
+        log.info(
+            "request id=%s dialect=%s stream=%d served_by=%s prompt=%d cached=%d ended=%s "
+            "wall_ms=%d",
+            answer.request_id,
+            request.dialect,
+            request.stream,
+            served_by,
+            answer.prompt_tokens,
+            answer.usage.cached_tokens if answer.usage else answer.cached_tokens,
+            answer.outcome(broken)[0],
+            (awake_s() - started) * 1000,
+        )
+
+
+async def _write(exchange: HttpExchange, admitted: AdmittedRequest) -> None:
+    module = _ANSWERS[admitted.request.dialect]
+    if admitted.request.stream:
+        await exchange.send_events(module.events(admitted))
+    else:
+        await exchange.send_json(200, await module.whole(admitted))
+
+
+def _close(answers: Iterable[AnswerEvents]) -> None:
+    for answer in answers:
+        answer.close()
+
+
+def _cache_headers(answers: Sequence[AnswerStream], per_prompt: int) -> RawHeaders:
+    """Return what the cache did for an answer; nothing where one of its choices broke off."""
+    usages = [answer.usage for answer in answers if answer.usage is not None]
+    if len(usages) < len(answers):
+        return []
+    usage = merged(usages, per_prompt)
+    text = (
+        f"hit={usage.cached_tokens} prefilled={usage.prefilled_tokens} source={usage.source} "
+        f"ttft_ms={usage.ttft_ms}"
+    )
+    return [(CACHE_HEADER, text.encode())]

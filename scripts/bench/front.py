@@ -1,0 +1,237 @@
+"""Measures what the proxy itself costs: CPU a streamed chunk and a request, first byte, start.
+
+The real proxy runs before the tests' scripted worker, so no model computes and only the proxy's
+process is counted. `--beside DIR` measures another checkout's in turn with ours, each round in the
+other order; told are medians, and medians of each round's ratios.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import psutil
+
+from scripts.bench.servers import PROJECT_DIR, cpu_s, free_port, ready, running
+
+ABOUT: Final = "CPU of the proxy per chunk and request, first byte, seconds to /health, memory"
+OURS: Final = "ours"
+BESIDE: Final = "beside"
+STREAMS: Final = 8  # at once
+STREAM_S: Final = 4.0
+TOKEN_S: Final = 0.02  # between two of a stream: each is a chunk
+FAST_TOKEN_S: Final = 0.005  # two and more become one chunk
+REQUESTS: Final = 50
+FIRST_BYTES: Final = 20
+SETTLE_S: Final = 2.0  # from READY until memory is looked at
+POLL_S: Final = 0.005
+WORKERS: Final = ("tests/helpers/worker_processes/fake_worker.py", "tests/fake_worker.py")
+LAUNCH: Final = """
+import sys
+from {package}proxy.main import end, main
+end(main([sys.executable, "-m", "{worker}"]))
+"""
+
+Figures = dict[str, float]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--starts", type=int, default=5, help="of each side, one after the other")
+    parser.add_argument("--beside", type=Path, help="another checkout")
+    parser.add_argument("--out", type=Path)
+
+
+def run(options: argparse.Namespace) -> None:
+    sides = {OURS: PROJECT_DIR}
+    if options.beside is not None:
+        sides[BESIDE] = options.beside.resolve()
+    with tempfile.TemporaryDirectory(prefix="hearth-bench-") as directory:
+        rows = asyncio.run(_measure(sides, Path(directory), options.pairs, options.starts))
+    told = {name: _summary(rows, name) for name in rows[0][OURS] | rows[-1][OURS]}
+    print(json.dumps(told, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps({"told": told, "rows": rows}, indent=1) + "\n")
+
+
+def _summary(rows: list[dict[str, Figures]], name: str) -> Figures:
+    """Return each side's median of one figure, and the median of the rounds' ratios."""
+    found = [row for row in rows if name in row[OURS]]
+    told = {side: statistics.median(row[side][name] for row in found) for side in found[0]}
+    if BESIDE in told:
+        ratios = [row[OURS][name] / row[BESIDE][name] for row in found]
+        told["ratio"] = statistics.median(ratios)
+    return {side: round(value, 4) for side, value in told.items()}
+
+
+async def _measure(
+    sides: dict[str, Path], directory: Path, pairs: int, starts: int
+) -> list[dict[str, Figures]]:
+    async def started(name: str) -> Figures:
+        async with _proxy(sides[name], directory / name) as proxy:
+            return await proxy.start_figures()
+
+    rows = [await _in_turns(sides, number, started) for number in range(starts)]
+    async with contextlib.AsyncExitStack() as stack:
+        proxies = {
+            name: await stack.enter_async_context(_proxy(project, directory / name))
+            for name, project in sides.items()
+        }
+        for number in range(-1, pairs):  # the first round warms up
+            row = await _in_turns(sides, number, lambda name: proxies[name].figures())
+            if number >= 0:
+                rows.append(row)
+                print(f"round {number + 1} of {pairs}: {row}", file=sys.stderr)
+    return rows
+
+
+async def _in_turns(
+    sides: dict[str, Path], number: int, measure: Callable[[str], Awaitable[Figures]]
+) -> dict[str, Figures]:
+    order = list(sides) if number % 2 else list(reversed(sides))
+    found = {name: await measure(name) for name in order}
+    return {name: found[name] for name in sides}
+
+
+class _Proxy:
+    """A proxy that answers, and the log of its worker."""
+
+    def __init__(
+        self, port: int, process: psutil.Process, worker_log: Path, health_s: float
+    ) -> None:
+        self._port = port
+        self._process = process
+        self._worker_log = worker_log
+        self._health_s = health_s
+
+    async def start_figures(self) -> Figures:
+        await asyncio.sleep(SETTLE_S)
+        return {
+            "health_s": self._health_s,
+            "start_cpu_s": cpu_s([self._process]),
+            "rss_mb": self._process.memory_info().rss / 1e6,
+        }
+
+    async def figures(self) -> Figures:
+        chunk_ms, _ = await self._streams(TOKEN_S)
+        fast_chunk_ms, fast_token_ms = await self._streams(FAST_TOKEN_S)
+        return {
+            "chunk_cpu_ms": chunk_ms,
+            "fast_chunk_cpu_ms": fast_chunk_ms,
+            "fast_token_cpu_ms": fast_token_ms,
+            "request_cpu_ms": await self._requests(),
+            "first_byte_ms": await self._first_byte(),
+        }
+
+    async def _streams(self, token_s: float) -> tuple[float, float]:
+        """Return the CPU milliseconds of a chunk, and of a token, over several streams at once."""
+        tokens = round(STREAM_S / token_s)
+        asked = f"n={tokens} delay={token_s}"
+        before_s = cpu_s([self._process])
+        replies = await asyncio.gather(*(self._ask(asked, stream=True) for _ in range(STREAMS)))
+        used_ms = (cpu_s([self._process]) - before_s) * 1000
+        count = sum(reply.count(b"data: {") for reply in replies)
+        return used_ms / count, used_ms / (tokens * STREAMS)
+
+    async def _requests(self) -> float:
+        """Return the CPU milliseconds of a request that is answered whole, with one token."""
+        before_s = cpu_s([self._process])
+        for _ in range(REQUESTS):
+            await self._ask("n=1", stream=False)
+        return (cpu_s([self._process]) - before_s) * 1000 / REQUESTS
+
+    async def _first_byte(self) -> float:
+        """Return the milliseconds from the worker's receipt of a request to its first event.
+
+        The worker notes the receipt, admits at once, and is the same in both checkouts.
+        """
+        taken_ms = []
+        for _ in range(FIRST_BYTES):
+            first_at: list[float] = []
+            await self._ask("n=1 delay=0.01", stream=True, first_at=first_at)
+            taken_ms.append((first_at[0] - self._last_submit_at()) * 1000)
+        return statistics.median(taken_ms)
+
+    def _last_submit_at(self) -> float:
+        lines = self._worker_log.read_text().splitlines()
+        at = next(row["at"] for row in map(json.loads, reversed(lines)) if row["event"] == "Submit")
+        return float(at)
+
+    async def _ask(
+        self, asked: str, *, stream: bool, first_at: list[float] | None = None
+    ) -> bytes:
+        """Return the reply to one request, on a connection of its own."""
+        body = {"model": "pocket", "messages": [{"role": "user", "content": asked}]}
+        content = json.dumps(body | {"stream": stream}).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        )
+        writer.write(head.encode() + content)
+        parts = []
+        while part := await reader.read(65_536):
+            if first_at is not None and not first_at and b"data: {" in part:
+                first_at.append(time.time())
+            parts.append(part)
+        writer.close()
+        reply = b"".join(parts)
+        assert reply.startswith(b"HTTP/1.1 200"), reply[:400]
+        return reply
+
+
+@contextlib.asynccontextmanager
+async def _proxy(project: Path, directory: Path) -> AsyncIterator[_Proxy]:
+    """Run the proxy of the checkout `project` before a scripted worker."""
+    directory.mkdir(exist_ok=True)
+    port, worker_log, log = free_port(), directory / "worker.log", directory / "proxy.log"
+    worker = next(path for path in WORKERS if (project / path).exists())
+    package = "hearth." if (project / ".ci" / "types" / "hearth").exists() else ""
+    source = LAUNCH.format(
+        package=package, worker=worker.removesuffix(".py").replace("/", ".")
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{project / '.ci' / 'types'}:{project}",
+        "FAKE_WORKER_LOG": str(worker_log),
+        "PROXY_PORT": str(port),
+        "PROXY_HOST": "127.0.0.1",
+        "PROXY_API_KEY": "",
+        "WORKERS": "1",
+        "MAX_KV_SIZE_GB": "0",
+        "RUN_DIR": str(directory / "run"),
+        "LOG_ROOT": str(directory / "logs"),
+        "KV_CACHE_DIR": str(directory / "kv"),
+    }
+    began = time.perf_counter()
+    async with running(["-c", source], environment, log, project) as child:
+        assert child.stdout is not None
+        reading = asyncio.create_task(child.stdout.read())
+        while not await _answers(port):
+            await asyncio.sleep(POLL_S)
+        health_s = time.perf_counter() - began
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            await ready(session, child, log)
+        yield _Proxy(port, psutil.Process(child.pid), worker_log, health_s)
+    await reading
+
+
+async def _answers(port: int) -> bool:
+    """Return whether /health is answered, whatever it says."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    found = await reader.read(64)
+    writer.close()
+    return found.startswith(b"HTTP/1.1")
