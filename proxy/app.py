@@ -14,10 +14,13 @@ from hearth.proxy.api import chat_completions_events, legacy_completions, prefil
 from hearth.proxy.api.error_bodies import error_body, error_headers
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.responses import responses_events
+from hearth.proxy.gateway.cloud_bodies import CloudDialect
+from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
 from hearth.proxy.http.api_keys import ApiKeyCheck
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.connection_places import ConnectionPlaces
 from hearth.proxy.http.http_exchange import (
+    SERVED_BY_HEADER,
     ClientGone,
     HttpExchange,
     RawHeaders,
@@ -27,7 +30,7 @@ from hearth.proxy.http.http_exchange import (
     wrong_method,
 )
 from hearth.proxy.http.origin_rules import OriginRules
-from hearth.proxy.local_answers import CACHE_HEADER, SERVED_BY_HEADER, LocalAnswers
+from hearth.proxy.local_answers import CACHE_HEADER, ClientBody, LocalAnswers
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.dashboard_routes import Dashboard
 from hearth.proxy.monitoring.request_metrics import PREFILL
@@ -55,6 +58,11 @@ _COUNT: Final[dict[str, Dialect]] = {
     "/v1/messages/count_tokens": "messages",
     "/v1/responses/input_tokens": "responses",
 }
+_COUNT_CALLS: Final[dict[str, CloudDialect]] = {
+    "/v1/messages/count_tokens": "messages_count",
+    "/v1/responses/input_tokens": "responses_count",
+}
+_EMBEDDINGS: Final = ("/v1/embeddings", "/embeddings")  # of other servers: no model here makes any
 _OPEN_PATH: Final = "/health"  # the only one that needs no key
 HEADERS_MAX: Final = 100
 _ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as events
@@ -64,7 +72,9 @@ _ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as
     "responses": responses_events,
 }
 _ID_HEADERS: Final = (b"x-request-id", b"request-id")  # OpenAI's SDK reads one, Anthropic's other
-_EXPOSED: Final = b", ".join((b"x-request-id", b"retry-after", CACHE_HEADER, SERVED_BY_HEADER))
+_EXPOSED: Final = b", ".join(
+    (b"x-request-id", b"retry-after", CACHE_HEADER, SERVED_BY_HEADER, FALLBACK_HEADER)
+)
 _CORS_METHODS: Final = b"GET, POST, DELETE, OPTIONS"
 
 
@@ -81,8 +91,10 @@ class ProxyApp:
         pool: WorkerPool,
         routes: AdminRoutes,
         places: ConnectionPlaces | None = None,
+        gateway: Gateway | None = None,
     ) -> None:
-        """`places` are the listener's."""
+        """`places` are the listener's; without a `gateway` only local models answer."""
+        self._gateway = gateway
         self._origins = OriginRules(settings.proxy_host, settings.cors_origins)
         self._keys = ApiKeyCheck(settings.api_keys)
         self._names = routes.names
@@ -187,26 +199,71 @@ class ProxyApp:
 
     async def _dispatch(self, exchange: HttpExchange) -> None:
         path = exchange.path
-        dialect = _GENERATE.get(path)
-        counted = _COUNT.get(path)
-        if dialect is None and counted is None and path != prefill_endpoint.PATH:
+        dialect = _GENERATE.get(path) or _COUNT.get(path)
+        is_embedding = self._gateway is not None and path in _EMBEDDINGS
+        if dialect is None and path != prefill_endpoint.PATH and not is_embedding:
             await self.routes.serve(exchange)
             return
         if exchange.method != "POST":
             raise wrong_method(exchange, "POST")
         body = await self.local.read(exchange)
         if path == prefill_endpoint.PATH:
-            prefilled = prefill_endpoint.dialect_of(body.fields, exchange.headers, exchange.query)
-            exchange.is_anthropic |= prefilled == "messages"
-        target = self._names.target(self._names.check(body.fields.get("model")))
-        if counted is not None:
-            await self.local.count(exchange, counted, body, target)
+            dialect = prefill_endpoint.dialect_of(body.fields, exchange.headers, exchange.query)
+            exchange.is_anthropic |= dialect == "messages"
+        if self._gateway is not None:
+            await self._serve_by_config(self._gateway, exchange, dialect, body)
+        else:
+            assert dialect is not None, path
+            name = self._names.check(body.fields.get("model"))
+            await self._answer_here(exchange, dialect, body, self._names.target(name))
+
+    async def _answer_here(
+        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
+    ) -> None:
+        """Answer with a local model; `target` as of ParsedRequest.
+
+        Raises:
+            RequestError: nothing was sent.
+        """
+        if exchange.path in _COUNT:
+            await self.local.count(exchange, dialect, body, target)
             return
         with self.keep_awake.request():
-            if dialect is not None:
-                await self.local.generate(exchange, dialect, body, target)
+            if exchange.path == prefill_endpoint.PATH:
+                await self.local.prefill(exchange, dialect, body, target)
             else:
-                await self.local.prefill(exchange, prefilled, body, target)
+                await self.local.generate(exchange, dialect, body, target)
+
+    async def _serve_by_config(
+        self, gateway: Gateway, exchange: HttpExchange, dialect: Dialect | None, body: ClientBody
+    ) -> None:
+        """Answer with whichever deployment the config means; no dialect = an embedding."""
+        name = body.fields.get("model")
+        group = gateway.group_of(name)
+        if group is None:
+            self._names.check(name)  # which refuses it
+            raise AssertionError(name)
+
+        async def answer_here(model: str) -> None:
+            if dialect is None:
+                raise _no_embeddings(model)
+            target = model if self._names.others else ""
+            await self._answer_here(exchange, dialect, body, target)
+
+        if exchange.path == prefill_endpoint.PATH:
+            await answer_here(gateway.local_model(group))
+            return
+        asked = _COUNT_CALLS.get(exchange.path) or dialect or "embeddings"
+        await gateway.serve(exchange, group, GatewayCall(asked, body.fields, answer_here))
+
+
+def _no_embeddings(model: str) -> RequestError:
+    return RequestError(
+        f"The model {model!r:.200} is a local one and makes no embeddings. Name one of another "
+        "server that LITELLM_CONFIG lists.",
+        code="unsupported_parameter",
+        param="model",
+    )
 
 
 def _counted_as(path: str) -> str | None:

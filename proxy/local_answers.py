@@ -13,7 +13,7 @@ from hearth.proxy.api.multi_choice_stream import merged
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.api.responses import responses_events
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
-from hearth.proxy.http.http_exchange import HttpExchange, RawHeaders
+from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
 from hearth.proxy.http.strict_json import read_object
 from hearth.proxy.images.prompt_images import shows_images
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CACHE_HEADER: Final = b"x-hearth-cache"
-SERVED_BY_HEADER: Final = b"x-hearth-served-by"
 _ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as events
     "chat": chat_completions_events,
     "completions": legacy_completions,

@@ -15,6 +15,7 @@ import uvicorn
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.event_loop import SuspendingEventLoop
+from hearth.proxy.gateway_setup import GatewaySetup
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.http1_protocol import protocol_of
 from hearth.proxy.http.origin_rules import OriginRules
@@ -36,7 +37,12 @@ from hearth.shared.macos_network_hints import listening_hint
 from hearth.shared.open_files import open_files_max, raise_open_file_limit
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import Settings, load_settings, setting_warnings
+from hearth.shared.settings_from_env import (
+    Settings,
+    load_settings,
+    setting_warnings,
+    variables_in,
+)
 from hearth.shared.stop_signals import StopSignals
 from hearth.shared.suspects.suspect_store import open_store
 from hearth.shared.thread_turns import take_short_turns
@@ -102,6 +108,10 @@ class Hearth:
         self._pool.on_ready = WarmPrompts(
             settings, BodyParser(settings, self._routes.stored), self._routes.names
         ).begin
+        self._gateway: GatewaySetup | None = None
+        if settings.litellm_config is not None:
+            given = variables_in(env_file()) | dict(environ)
+            self._gateway = GatewaySetup(settings.litellm_config, settings, given, self._routes)
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
         self._supervisor.on_change = self._write_pid_file
         self._socket = bind(settings.proxy_host, settings.proxy_port)
@@ -147,7 +157,11 @@ class Hearth:
         await self._supervisor.start()
         self._remote.start()
         places = ConnectionPlaces(places_within(open_files_max(OPEN_FILES)))
-        app = ProxyApp(self._settings, self._pool, self._routes, places)
+        gateway = None
+        if self._gateway is not None:
+            self._gateway.litellm.start()
+            gateway = self._gateway.gateway
+        app = ProxyApp(self._settings, self._pool, self._routes, places, gateway)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -191,6 +205,8 @@ class Hearth:
         else:
             serving.cancel()
         await asyncio.gather(serving, ending, return_exceptions=True)
+        if self._gateway is not None:
+            await self._gateway.close()
         self._routes.stored.close()
         self._socket.close()
         self._remove_files()

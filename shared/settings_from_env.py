@@ -7,7 +7,7 @@ its default; a test keeps it equal to the table in `hearth.shared.settings`.
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ __all__ = [
     "load_settings",
     "public_name",
     "setting_warnings",
+    "variables_in",
 ]
 
 UNIFORM_BITS: Final = (0, 4, 8)  # 0 = off
@@ -37,7 +38,7 @@ def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings
     Raises:
         StartError: a value is not allowed, or values do not go together.
     """
-    from_file = _in_file(env_file)
+    from_file = variables_in(env_file)
     given = {**from_file, **environ}
     for name, reason in REFUSED.items():
         if given.get(name, "").lower() not in ("", "false", "0", "no", "off"):
@@ -61,12 +62,18 @@ def load_settings(environ: Mapping[str, str], env_file: Path | None) -> Settings
     return settings
 
 
-def setting_warnings(environ: Mapping[str, str], env_file: Path | None) -> list[str]:
-    """Return a warning for each variable that is set and not read; without their values."""
-    return list(warnings_of(environ, _in_file(env_file)))
+def setting_warnings(
+    environ: Mapping[str, str], env_file: Path | None, read: Collection[str] = ()
+) -> list[str]:
+    """Return a warning for each variable that is set and not read; without their values.
+
+    `read` are names in the file that something else reads.
+    """
+    in_file = [name for name in variables_in(env_file) if name not in read]
+    return list(warnings_of(environ, in_file))
 
 
-def _in_file(env_file: Path | None) -> dict[str, str]:
+def variables_in(env_file: Path | None) -> dict[str, str]:
     """Return what the file sets, "" where it only names a variable; {} where there is no file.
 
     Raises:

@@ -155,13 +155,13 @@ class CloudCall:
         secrets: Secrets,
     ) -> None:
         self.failure: CloudFailure | None = None
+        self.is_complete = False  # LiteLLM has written its reply to the end
         self._loop = loop
         self._secrets = secrets
         self._context = context
         self._handoff = _Handoff(asyncio.get_running_loop(), loop)
         self._side = _AppSide(app, scope, body, self._handoff)
         self._waiting: list[_Item] = []
-        self._is_complete = False
 
     async def __aenter__(self) -> "CloudCall":
         self._loop.call_soon_threadsafe(self._side.begin, self._context)
@@ -207,12 +207,12 @@ class CloudCall:
                     end = item
                 elif item["type"] == "http.response.body":
                     part += item.get("body", b"")
-                    self._is_complete |= not item.get("more_body", False)
+                    self.is_complete |= not item.get("more_body", False)
             self._waiting = []
             if part:
                 yield self._told(bytes(part))
             if end is not None:
-                if not self._is_complete or self._context.failure is not None:
+                if not self.is_complete or self._context.failure is not None:
                     self.failure = self._failed(end.error, 0, b"")
                 return
 

@@ -242,7 +242,8 @@ class LiteLLMThread:
         with without_collecting(), _printing_nothing(threading.get_ident()):
             self._hooks = importlib.import_module(HOOKS)
             self._server = importlib.import_module("litellm.proxy.proxy_server")
-            importlib.import_module("litellm").suppress_debug_info = True
+            package: Any = importlib.import_module("litellm")
+            package.suppress_debug_info = True
         text = json.dumps(merged_config(self._table, self._hooks.app_token))  # JSON is YAML
         _write_private(self._path, text)
         os.environ["CONFIG_FILE_PATH"] = str(self._path)

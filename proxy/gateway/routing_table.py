@@ -110,6 +110,12 @@ class RoutingTable:
         """Return the deployments of a `group` that one of the three methods above returned."""
         return self._groups.get(group) or self._filled(group)
 
+    @property
+    def all_deployments(self) -> tuple[Deployment, ...]:
+        """Every deployment of the list, those with stars in their names as they stand there."""
+        groups = (*self._groups.values(), *(row.deployments for row in self._patterns))
+        return tuple(row for rows in groups for row in rows)
+
     def deployment(self, group: str, deployment_id: str) -> Deployment | None:
         found = (row for row in self.deployments(group) if row.id == deployment_id)
         return next(found, None)

@@ -20,6 +20,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 T = TypeVar("T")
 
+SERVED_BY_HEADER: Final = b"x-hearth-served-by"  # of each answer: the model that gave it
 CONNECTION: Final = "connection"  # in a scope's state: the ClientConnection that it came on
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 BODY_WAIT_S_MAX: Final = 120.0

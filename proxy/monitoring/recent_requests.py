@@ -24,7 +24,7 @@ from hearth.proxy.monitoring.request_metrics import (
     prefill_speed,
 )
 from hearth.proxy.pool.answer_stream import AnswerStream
-from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
+from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Usage
@@ -41,7 +41,7 @@ class CloudRow:
     """A request that another server answered, or was asked last, at the end of its reply."""
 
     request_id: str
-    dialect: Dialect
+    dialect: str
     stream: bool
     key: str  # digest of whose it is
     session: str

@@ -32,7 +32,8 @@ from hearth.shared.wire_messages import Usage
 PATH: Final = "/metrics"
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4.encode()  # the text that every tool reads
 PREFILL: Final = "prefill"  # among the dialects: a prompt that is read and not answered
-_DIALECTS: Final = (*get_args(Dialect), PREFILL)
+EMBEDDINGS: Final = "embeddings"  # too, which only other servers make
+_DIALECTS: Final = (*get_args(Dialect), PREFILL, EMBEDDINGS)
 _FINISHES: Final = ("stop", "length", "tool_calls", "prefilled")
 CANCELLED, _REFUSED, _FAILED = "cancelled", "refused_4xx", "failed"
 _OUTCOMES: Final = (*_FINISHES, ANSWERED, CANCELLED, _REFUSED, "refused_5xx", _FAILED)
@@ -204,7 +205,7 @@ class RequestMetrics:
             if answer.usage is not None:
                 self.spent(answer.usage, request.target, is_read=index % request.choices == 0)
 
-    def answered_elsewhere(self, dialect: Dialect, outcome: str, served_by: str) -> None:
+    def answered_elsewhere(self, dialect: str, outcome: str, served_by: str) -> None:
         """Count a request at its end whose answer another server gave, or was asked for last."""
         self._requests.labels(dialect, outcome).inc()
         self._disconnects.inc(outcome == CANCELLED)

@@ -103,6 +103,11 @@ class ModelNames:
         )
 
     @property
+    def models(self) -> list[str]:
+        """Return the public names of the models themselves."""
+        return [self.public, *(row.name for row in self.others)]
+
+    @property
     def listed(self) -> list[str]:
         return list(dict.fromkeys((self.public, *self.aliases, *(row.name for row in self.others))))
 

@@ -1,0 +1,397 @@
+"""Sends each request to the deployment that the user's LiteLLM config means, and falls back.
+
+Local deployments are answered by us, all others by LiteLLM. What LiteLLM's config calls fallbacks
+is done here, since only we know whether anything of an answer was sent.
+"""
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import orjson
+
+from hearth.proxy.api.error_bodies import error_event
+from hearth.proxy.api.responses.response_store import ResponseStore
+from hearth.proxy.gateway import crossing
+from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body, cloud_headers
+from hearth.proxy.gateway.cloud_call import CloudCall
+from hearth.proxy.gateway.cloud_failure import CloudFailure
+from hearth.proxy.gateway.litellm_thread import LiteLLMThread, NoDeployment
+from hearth.proxy.gateway.litellm_usage import REQUEST_HEADER
+from hearth.proxy.gateway.reply_tap import ReplyTap
+from hearth.proxy.gateway.routing_table import Cause, Deployment, RoutingTable
+from hearth.proxy.gateway.session_deployments import SessionDeployments, session_digest
+from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
+from hearth.proxy.request.model_names import ModelNames
+from hearth.proxy.request.session_id import key_digest
+from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
+from hearth.shared.suspending_clock import awake_s
+
+log = logging.getLogger(__name__)
+
+FALLBACK_HEADER: Final = b"x-hearth-fallback"
+PATHS: Final[dict[CloudDialect, str]] = {  # of LiteLLM's app
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "messages": "/v1/messages",
+    "messages_count": "/v1/messages/count_tokens",
+    "responses": "/v1/responses",
+    "responses_count": "/v1/responses/input_tokens",
+    "embeddings": "/v1/embeddings",
+}
+ATTEMPTS_MAX: Final = 16  # of one request, over all groups
+_CAUSES: Final[dict[str, Cause]] = {"context_length_exceeded": "context_window"}
+_CODES: Final = {
+    "context_window": "context_length_exceeded",
+    "content_policy": "content_policy_violation",
+}
+_OURS: Final = ("slow_reader", "internal_error")  # 5xx that another deployment would not mend
+
+
+class CloudError(RequestError):
+    """A deployment that is not ours refused or failed, before anything of its answer was sent."""
+
+    def __init__(self, failure: CloudFailure, retry_after_s: int | None = None) -> None:
+        code = _CODES.get(failure.kind, "cloud_error")
+        super().__init__(
+            failure.text, status=failure.status, code=code, retry_after_s=retry_after_s
+        )
+        self.cause: Cause | None = None if failure.kind == "client" else failure.kind
+
+
+def cause_of(error: RequestError) -> Cause | None:
+    """Return which fallbacks are for `error`; None where it is the client's own mistake."""
+    if isinstance(error, CloudError):
+        return error.cause
+    if error.status >= 500 and error.code not in _OURS:
+        return "error"
+    return _CAUSES.get(error.code)
+
+
+_WORDS: Final = {  # of errors' codes, as header, log and metrics tell them
+    "overloaded": "overloaded",
+    "model_loading": "overloaded",
+    "memory_pressure": "overloaded",
+    "context_length_exceeded": "prompt_too_long",
+    "model_unavailable": "model_not_loadable",
+    "worker_unavailable": "worker_lost",
+    "content_policy_violation": "content_policy",
+    "over_budget": "over_budget",
+}
+
+
+def cause_word(error: RequestError) -> str:
+    """Return in one word why a deployment did not answer."""
+    if (word := _WORDS.get(error.code)) is not None:
+        return word
+    if error.status == 429:
+        return "rate_limited"
+    if error.status in (408, 504):
+        return "timeout"
+    return "cloud_error" if isinstance(error, CloudError) else "other"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayCall:
+    """What one request asks of whichever deployment answers it."""
+
+    dialect: CloudDialect
+    body: dict[str, Any]  # as the client sent it
+    answer_here: Callable[[str], Awaitable[None]]  # has the local model of that name answer
+
+
+@dataclass(slots=True)
+class CloudReply:
+    """What came of a call to another server, once it has ended. Times are those of `awake_s`."""
+
+    served_by: str
+    fallback: str  # who failed before, as the header has it
+    began_at: float
+    status: int = 0  # 0 = it has not answered
+    first_byte_at: float | None = None
+    error: RequestError | None = None  # it refused, failed or broke off, or its client left
+
+
+class GatewayRecords(Protocol):
+    """Counts what the gateway does. Owner: the event loop. Nothing here waits."""
+
+    def fell_back(self, cause: str) -> None:
+        """A request goes on to another deployment."""
+        ...
+
+    def cloud_ended(self, exchange: HttpExchange, call: GatewayCall, reply: CloudReply) -> None:
+        """A reply of another server has ended, and nothing follows it."""
+        ...
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """What one request has tried. Owner: the task that serves it."""
+
+    group: str
+    preferred: str  # the id of the deployment that has the session's cache
+    seen: set[str] = field(default_factory=set)  # groups
+    tried: set[str] = field(default_factory=set)  # groups of which a deployment has failed
+    groups: list[str] = field(default_factory=list)  # names to be tried behind the group
+    failed: set[str] = field(default_factory=set)  # ids of deployments
+    first_error: RequestError | None = None
+    told: list[str] = field(default_factory=list)  # who failed and why
+
+    def fail(self, who: str, error: RequestError) -> None:
+        self.first_error = self.first_error or error
+        self.told.append(f"{who} {cause_word(error)}")
+
+    @property
+    def header(self) -> str:
+        """Return who failed and why, fit for a header."""
+        return "; ".join(self.told).encode("ascii", "replace").decode()
+
+
+class Gateway:
+    """Chooses deployments, answers through them and falls back. Owner: the event loop.
+
+    Invariant: a request that has sent anything to its client is never sent to a second deployment.
+    """
+
+    def __init__(
+        self,
+        table: RoutingTable,
+        names: ModelNames,
+        litellm: LiteLLMThread,
+        stored: ResponseStore,
+        records: GatewayRecords,
+    ) -> None:
+        self.table = table
+        self.litellm = litellm
+        self.is_apart = False  # nothing of one key may be found by another
+        self._names = names
+        self._stored = stored
+        self._records = records
+        self._sessions = SessionDeployments()
+
+    def group_of(self, name: Any) -> str | None:
+        """Return the group that `name` stands for; None where nothing here has that name.
+
+        A name in the config goes before our own names and aliases, a pattern in it behind them and
+        before CATCH_ALL_MODELS. Each local model is a group of its own.
+        """
+        if not isinstance(name, str) or not name:
+            return None
+        return (
+            self.table.exact_group(name)
+            or self._names.find_exact(name)
+            or self.table.pattern_group(name)
+            or self._names.find(name)
+        )
+
+    def local_model(self, group: str) -> str:
+        """Return the local model of `group`. Raises: RequestError: it has none."""
+        for deployment in self.table.deployments(group):
+            if deployment.local:
+                return deployment.local
+        raise RequestError(
+            f"The model {group!r:.200} is served elsewhere, and this is for local models only: "
+            f"{', '.join(self._names.listed)}.",
+            code="unsupported_parameter",
+            param="model",
+        )
+
+    async def serve(self, exchange: HttpExchange, group: str, call: GatewayCall) -> None:
+        """Answer a request for `group`.
+
+        Raises:
+            RequestError: nothing was sent, and no deployment or fallback is left.
+        """
+        key = key_digest(exchange.headers)
+        session = session_digest(key, group, exchange.headers, call.body)
+        preferred = self._sessions.find(session)
+        if call.dialect == "responses":
+            preferred = self._stored.maker(key, call.body) or preferred
+        attempts = _Attempts(group, preferred, seen={group})
+        plain_headers = list(exchange.reply_headers)
+        for _ in range(ATTEMPTS_MAX):
+            deployment = await self._choose(exchange, attempts, call)
+            exchange.reply_headers[:] = plain_headers
+            exchange.late_headers = list
+            if attempts.told:
+                exchange.reply_headers.append((FALLBACK_HEADER, attempts.header.encode()))
+            try:
+                if deployment.local:
+                    await call.answer_here(deployment.local)
+                else:
+                    await self._answer_there(exchange, deployment, call, attempts)
+            except RequestError as error:
+                self._fall_back(exchange, attempts, deployment, error)
+            else:
+                self._sessions.remember(session, deployment.id)
+                return
+        assert attempts.first_error is not None
+        raise attempts.first_error
+
+    # ------------------------------------------------------------ who is tried
+
+    async def _choose(
+        self, exchange: HttpExchange, attempts: _Attempts, call: GatewayCall
+    ) -> Deployment:
+        """Return the deployment to try next, of the group or of the next one that has some.
+
+        Raises:
+            RequestError: there is none; the first failure is told, since it is what was asked for.
+        """
+        while True:
+            try:
+                return await exchange.while_connected(self._of_group(attempts, call))
+            except NoDeployment as none:
+                error = _unavailable(none)
+                if attempts.group not in attempts.tried:  # its failures named the fallbacks
+                    attempts.fail(attempts.group, error)
+                    attempts.groups[:0] = self._following(attempts.group, none.cause)
+                if not self._next_group(attempts):
+                    raise attempts.first_error or error from None
+
+    async def _of_group(self, attempts: _Attempts, call: GatewayCall) -> Deployment:
+        """Return a deployment of the group. Raises: NoDeployment, LiteLLMUnavailable."""
+        rows = self.table.deployments(attempts.group)
+        left = [row for row in rows if row.id not in attempts.failed]
+        if not left:
+            raise NoDeployment(f"No deployment of {attempts.group!r:.200} is left to try.")
+        local = [row for row in left if row.local]
+        if local and (len(left) == 1 or not self.litellm.is_usable):
+            return local[0]  # there is no choice, or nobody yet who could choose
+        return await self.litellm.choose(
+            attempts.group,
+            excluded=attempts.failed,
+            preferred=attempts.preferred,
+            request_kwargs=_routed_by(call),
+        )
+
+    def _next_group(self, attempts: _Attempts) -> bool:
+        while attempts.groups:
+            group = self.group_of(attempts.groups.pop(0))
+            if group is not None and group not in attempts.seen:
+                attempts.seen.add(group)
+                attempts.group = group
+                return True
+        return False
+
+    def _following(self, group: str, cause: Cause) -> list[str]:
+        """Return the names to try behind `group`."""
+        return [*(self.table.fallbacks(group, cause) or self.table.fallbacks(group, "error"))]
+
+    def _fall_back(
+        self,
+        exchange: HttpExchange,
+        attempts: _Attempts,
+        deployment: Deployment,
+        error: RequestError,
+    ) -> None:
+        """Have the next attempt be another deployment.
+
+        Raises:
+            RequestError: `error`, where nothing may follow it.
+        """
+        cause = cause_of(error)
+        if exchange.has_started or cause is None:
+            raise error
+        who = self.table.served_by(deployment)
+        attempts.fail(who, error)
+        if attempts.group not in attempts.tried:
+            attempts.tried.add(attempts.group)
+            attempts.groups[:0] = self._following(attempts.group, cause)
+        attempts.failed.add(deployment.id)
+        if cause != "error":  # the same model elsewhere would say the same
+            rows = self.table.deployments(attempts.group)
+            attempts.failed |= {row.id for row in rows if row.model == deployment.model}
+        self._records.fell_back(cause_word(error))
+        log.info(
+            "fallback id=%s from=%s cause=%s code=%s status=%d",
+            *(exchange.request_id, who, cause_word(error), error.code, error.status),
+        )
+
+    # ------------------------------------------------------------ what another server answers
+
+    async def _answer_there(
+        self,
+        exchange: HttpExchange,
+        deployment: Deployment,
+        call: GatewayCall,
+        attempts: _Attempts,
+    ) -> None:
+        """Have LiteLLM answer.
+
+        Raises:
+            RequestError: nothing was sent.
+        """
+        served_by = self.table.served_by(deployment)
+        exchange.reply_headers.append((SERVED_BY_HEADER, served_by.encode()))
+        reply = CloudReply(served_by, attempts.header, awake_s())
+        try:
+            await self._relay(exchange, deployment, call, reply)
+        except RequestError as error:
+            reply.error = error
+            if exchange.has_started or cause_of(error) is None:
+                self._records.cloud_ended(exchange, call, reply)
+            raise
+        self._records.cloud_ended(exchange, call, reply)
+
+    async def _relay(
+        self,
+        exchange: HttpExchange,
+        deployment: Deployment,
+        call: GatewayCall,
+        reply: CloudReply,
+    ) -> None:
+        """Send the request there and its reply back, with what is to be kept of it."""
+        key = key_digest(exchange.headers)
+        given, whole = call.body, None
+        if call.dialect == "responses":
+            found = self._stored.for_cloud(key, given, deployment.id, is_apart=self.is_apart)
+            given, whole = found.body, found.whole
+        sent = cloud_body(call.dialect, crossing.for_cloud(call.dialect, given), deployment.group)
+        headers = cloud_headers(exchange.headers)
+        headers.append((REQUEST_HEADER.encode(), exchange.request_id.encode()))
+        tap = ReplyTap(call.dialect, is_stream=bool(sent.get("stream")))
+        calling = self.litellm.call(deployment, PATHS[call.dialect], orjson.dumps(sent), headers)
+        async with await exchange.while_connected(calling) as cloud:
+            await exchange.while_connected(_copy(exchange, cloud, tap, call, reply))
+        if whole is not None and tap.response is not None:
+            self._stored.keep(key, whole, tap.response, maker=deployment.id)
+
+
+async def _copy(
+    exchange: HttpExchange, cloud: CloudCall, tap: ReplyTap, call: GatewayCall, reply: CloudReply
+) -> None:
+    """Send on what LiteLLM answers. Raises: CloudError: it refused or failed."""
+    reply.status, headers = await cloud.start()
+    if cloud.failure is not None:
+        raise CloudError(cloud.failure, _seconds(headers))
+    await exchange.start(reply.status, headers)
+    async for chunk in cloud.chunks():
+        reply.first_byte_at = reply.first_byte_at or awake_s()
+        tap.feed(chunk)
+        await exchange.body(chunk, more=True)
+    if cloud.failure is not None:
+        reply.error = CloudError(cloud.failure)
+        if not cloud.is_complete:  # LiteLLM has not written of it
+            await exchange.body(error_event(reply.error, call.dialect), more=True)
+    await exchange.body(b"", more=False)
+
+
+def _unavailable(none: NoDeployment) -> RequestError:
+    code = "over_budget" if none.reason.startswith("over budget") else "no_deployment"
+    wait_s = min(RETRY_AFTER_S_MAX, math.ceil(none.retry_after_s)) or None
+    return RequestError(none.reason, status=503, code=code, retry_after_s=wait_s)
+
+
+def _seconds(headers: RawHeaders) -> int | None:
+    """Return what Retry-After says, where it is a number of seconds."""
+    value = dict(headers).get(b"retry-after", b"")
+    return min(RETRY_AFTER_S_MAX, int(value[:9])) if value.isdigit() else None
+
+
+def _routed_by(call: GatewayCall) -> dict[str, Any]:
+    """Return what of a request LiteLLM's routing may look at."""
+    messages = call.body.get("messages")
+    return {"messages": messages, "metadata": {}} if messages else {"metadata": {}}

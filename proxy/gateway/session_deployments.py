@@ -1,0 +1,54 @@
+"""Remembers which deployment answered each session, so that its next turn goes where a cache is."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, Final
+
+import orjson
+
+from hearth.proxy.request.session_id import session_of
+
+SESSIONS_MAX: Final = 4_096
+OPENING_MESSAGES_MAX: Final = 8  # that stand before the first question, and with it
+
+
+class SessionDeployments:
+    """The last deployment of each session in each group. Owner: the event loop.
+
+    Invariant: at most SESSIONS_MAX entries, the least recently used go first; no text is kept.
+    """
+
+    def __init__(self) -> None:
+        self._deployments: OrderedDict[bytes, str] = OrderedDict()
+
+    def find(self, session: bytes) -> str:
+        """Return the id of the deployment that answered last; "" where none is remembered."""
+        deployment_id = self._deployments.get(session, "")
+        if deployment_id:
+            self._deployments.move_to_end(session)
+        return deployment_id
+
+    def remember(self, session: bytes, deployment_id: str) -> None:
+        self._deployments[session] = deployment_id
+        self._deployments.move_to_end(session)
+        while len(self._deployments) > SESSIONS_MAX:
+            self._deployments.popitem(last=False)
+
+
+def session_digest(key: str, group: str, headers: Mapping[str, str], body: dict[str, Any]) -> bytes:
+    """Return what the session of a request is known by; `key` is the digest of its API key."""
+    speaker = session_of(headers, body, key)
+    name: Any = [speaker.session, speaker.agent] if speaker.session else _opening(body)
+    return blake2b(orjson.dumps([key, group, name]), digest_size=16).digest()
+
+
+def _opening(body: dict[str, Any]) -> list[Any]:
+    """Return what every later turn of the conversation has too: all up to its first question."""
+    rows = body.get("messages", body.get("input", body.get("prompt")))
+    opening: list[Any] = [body.get("system"), body.get("instructions")]
+    for row in rows[:OPENING_MESSAGES_MAX] if isinstance(rows, list) else [rows]:
+        opening.append(row)
+        if isinstance(row, dict) and row.get("role") == "user":
+            break
+    return opening
