@@ -7,15 +7,15 @@ import pytest
 
 # Imported where they are used: the process that deals the tests out runs none, and all wait for it.
 if TYPE_CHECKING:
-    from tests.helpers.servers.gateway_server import GatewayServer
+    from tests.helpers.cloud.gateway_server import GatewayServer
+    from tests.helpers.cloud.two_sided_server import TwoSidedServer
     from tests.helpers.servers.mock_cloud import MockCloud
-    from tests.helpers.servers.two_sided_server import TwoSidedServer
 
 
 @pytest.fixture(scope="session")
 def shared_gateway() -> "Iterator[GatewayServer]":
-    from tests.helpers.servers.gateway_server import GatewayServer
-    from tests.helpers.servers.json_sink import JsonSink
+    from tests.helpers.cloud.gateway_server import GatewayServer
+    from tests.helpers.cloud.json_sink import JsonSink
     from tests.helpers.servers.mock_cloud import MockCloud
 
     with (
@@ -40,8 +40,8 @@ def cloud(gateway: "GatewayServer") -> "MockCloud":
 
 @pytest.fixture(scope="session")
 def shared_two_sided() -> "Iterator[TwoSidedServer]":
+    from tests.helpers.cloud.two_sided_server import TwoSidedServer
     from tests.helpers.servers.mock_cloud import MockCloud
-    from tests.helpers.servers.two_sided_server import TwoSidedServer
 
     with MockCloud() as cloud, TwoSidedServer(cloud) as server:
         yield server

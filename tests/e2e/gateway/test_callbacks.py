@@ -1,4 +1,4 @@
-"""What a user's logging tool is told of local and cloud answers equals what the clients saw."""
+"""A user's logging tool is told of local and cloud answers what the clients saw."""
 
 import time
 from typing import Any, Final
@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.cloud.cloud_answers import RATE_LIMIT, CloudAnswer
 from tests.helpers.cloud.dialect_requests import DIALECTS, DialectAnswer, ask, body_of
-from tests.helpers.servers.gateway_server import GatewayServer
+from tests.helpers.cloud.gateway_server import GatewayServer
 
 WAIT_S_MAX: Final = 20.0  # LiteLLM sends its rows every second here
 Usage = tuple[int, int, int]  # prompt, cached, completion

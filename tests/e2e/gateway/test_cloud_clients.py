@@ -15,7 +15,7 @@ from tests.helpers.clients.run_clients import AGENTS, Agent, Place
 from tests.helpers.clients.scraped_metrics import families_of, series_of
 from tests.helpers.cloud.agent_mission import on_a_mission
 from tests.helpers.cloud.dialect_requests import ask, body_of
-from tests.helpers.servers.two_sided_server import BIG, SMALL, TwoSidedServer
+from tests.helpers.cloud.two_sided_server import BIG, SMALL, TwoSidedServer
 from tests.helpers.servers.watched_server import WatchedServer
 from tests.helpers.worker_processes.scripted_worker import FILES, MISSION
 

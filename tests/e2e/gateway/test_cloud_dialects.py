@@ -17,8 +17,8 @@ from PIL import Image
 from tests.helpers.cloud import cloud_answers as answers
 from tests.helpers.cloud.cloud_answers import HELLO, CloudAnswer, CloudCall
 from tests.helpers.cloud.dialect_requests import DIALECTS, PATHS, ask, body_of
+from tests.helpers.cloud.gateway_server import GatewayServer
 from tests.helpers.cloud.openai_replies import embedding
-from tests.helpers.servers.gateway_server import GatewayServer
 from tests.helpers.servers.mock_cloud import MockCloud
 
 CANCEL_S_MAX: Final = 3.0  # on an idle machine it takes hundredths

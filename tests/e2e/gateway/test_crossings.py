@@ -14,7 +14,7 @@ from hearth.worker.stream.model_output_format import AnswerParts, ToolCall
 from tests.helpers.clients.sdk_conversations import dictation
 from tests.helpers.cloud.cloud_answers import CloudAnswer, CloudCall
 from tests.helpers.cloud.crossing_talk import CrossingTalk, Turn
-from tests.helpers.servers.two_sided_server import BIG, TwoSidedServer
+from tests.helpers.cloud.two_sided_server import BIG, TwoSidedServer
 
 TALKS: Final = [
     pytest.param("chat", False, id="chat"),

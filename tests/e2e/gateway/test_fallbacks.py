@@ -13,7 +13,7 @@ import pytest
 from tests.helpers.cloud import cloud_answers as answers
 from tests.helpers.cloud.cloud_answers import HELLO, CloudAnswer
 from tests.helpers.cloud.dialect_requests import DIALECTS, DialectAnswer, ask, body_of
-from tests.helpers.servers.gateway_server import GatewayServer
+from tests.helpers.cloud.gateway_server import GatewayServer
 
 LOCAL_TEXT: Final = "tok0 tok1"
 CLOUD_TEXT: Final = HELLO.text

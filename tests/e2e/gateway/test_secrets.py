@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.cloud.cloud_answers import SERVER_ERROR, CloudAnswer, CloudError
 from tests.helpers.cloud.dialect_requests import DIALECTS, ask, body_of
-from tests.helpers.servers.gateway_server import (
+from tests.helpers.cloud.gateway_server import (
     WRONG_KEY,
     WRONG_KEY_OF_ENVIRONMENT,
     GatewayServer,

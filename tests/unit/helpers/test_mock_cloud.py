@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from tests.helpers.cloud import cloud_answers as answers
+from tests.helpers.cloud.byte_sink import ByteSink
 from tests.helpers.cloud.cloud_answers import CloudAnswer, CloudCall
 from tests.helpers.cloud.openai_replies import embedding
-from tests.helpers.servers.byte_sink import ByteSink
 from tests.helpers.servers.mock_cloud import KEY, MockCloud
 
 pytestmark = pytest.mark.process

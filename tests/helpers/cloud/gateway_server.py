@@ -4,8 +4,8 @@ import os
 from typing import Any, Final
 
 from tests.helpers.cloud.gateway_config import everything, write_config
+from tests.helpers.cloud.json_sink import JsonSink
 from tests.helpers.servers.fake_server import FakeServer
-from tests.helpers.servers.json_sink import JsonSink
 from tests.helpers.servers.mock_cloud import MockCloud
 from tests.helpers.worker_processes.fake_worker import MISSING
 
