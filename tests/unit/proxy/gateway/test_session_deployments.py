@@ -1,0 +1,58 @@
+"""A session is sent where its last turn was answered."""
+
+from typing import Any
+
+import pytest
+
+from hearth.proxy.gateway.session_deployments import (
+    SESSIONS_MAX,
+    SessionDeployments,
+    session_digest,
+)
+
+FIRST = {"role": "user", "content": "What is in this folder?"}
+LATER = [{"role": "assistant", "content": "Files."}, {"role": "user", "content": "Which?"}]
+SYSTEM = {"role": "system", "content": "You are terse."}
+
+
+def digest(body: dict[str, Any], key: str = "k", group: str = "g", **headers: str) -> bytes:
+    return session_digest(key, group, headers, body)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"messages": [FIRST]}, {"messages": [FIRST, *LATER]}),
+        ({"messages": [SYSTEM, FIRST]}, {"messages": [SYSTEM, FIRST, *LATER]}),
+        ({"system": "s", "messages": [FIRST]}, {"system": "s", "messages": [FIRST, *LATER]}),
+        ({"input": [FIRST]}, {"input": [FIRST, *LATER]}),
+    ],
+)
+def test_a_conversation_without_a_session_id_is_known_by_its_opening(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    assert digest(before) == digest(after)
+    assert digest(before) != digest({"messages": [{"role": "user", "content": "Other"}]})
+
+
+def test_a_named_session_is_the_same_whatever_it_says_and_sub_agents_are_told_apart() -> None:
+    named = {"x-claude-code-session-id": "s1"}
+    assert digest({"messages": [FIRST]}, **named) == digest({"messages": LATER}, **named)
+    agent = named | {"x-claude-code-agent-id": "a1"}
+    assert digest({"messages": [FIRST]}, **named) != digest({"messages": [FIRST]}, **agent)
+
+
+def test_keys_and_groups_are_told_apart() -> None:
+    body = {"messages": [FIRST]}
+    assert len({digest(body), digest(body, key="other"), digest(body, group="other")}) == 3
+
+
+def test_the_sessions_that_were_used_least_recently_are_forgotten() -> None:
+    sessions = SessionDeployments()
+    names = [b"%d" % number for number in range(SESSIONS_MAX)]
+    for name in names:
+        sessions.remember(name, "d")
+    assert sessions.find(names[0]) == "d"  # which is used by that
+    sessions.remember(b"one more", "e")
+    assert sessions.find(names[1]) == ""
+    assert (sessions.find(names[0]), sessions.find(b"one more")) == ("d", "e")
