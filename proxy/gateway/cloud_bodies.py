@@ -117,6 +117,8 @@ class _Filter:
     def _chat_message(self, row: Row, param: str) -> Row:
         row = _only(row, allowed.CHAT_MESSAGE)
         self._content(row, param, self._chat_part)
+        if row.get("content") == []:  # which no provider takes
+            row["content"] = ""
         if row.get("tool_calls") is not None:
             row["tool_calls"] = _mapped(row["tool_calls"], f"{param}.tool_calls", _chat_call)
         if row.get("audio") is not None:
@@ -179,7 +181,7 @@ class _Filter:
 
     def messages(self, body: Row) -> None:
         if "messages" in body:
-            body["messages"] = _mapped(body["messages"], "messages", self._messages_message)
+            body["messages"] = self._kept(body["messages"], "messages", self._messages_message)
         if body.get("system") is not None and type(body["system"]) is not str:
             body["system"] = self._blocks(body["system"], "system", "system", 0)
         self._tools(body, self._messages_tool)
@@ -188,10 +190,10 @@ class _Filter:
             user_id = metadata.get("user_id")
             body["metadata"] = {"user_id": user_id} if type(user_id) is str else {}
 
-    def _messages_message(self, row: Row, param: str) -> Row:
-        row = _only(row, allowed.MESSAGES_MESSAGE)
-        self._content(row, param, lambda part, where, role: self._block(part, where, role, 0))
-        return row
+    def _messages_message(self, row: Row, param: str) -> Row | None:
+        message = _only(row, allowed.MESSAGES_MESSAGE)
+        self._content(message, param, lambda part, where, role: self._block(part, where, role, 0))
+        return None if row.get("content") and not message["content"] else message
 
     def _blocks(self, value: Any, param: str, role: Any, depth: int) -> list[Row]:
         if depth > NESTED_MAX:
@@ -264,7 +266,8 @@ class _Filter:
             return None
         if kind == "message":
             self._content(item, param, self._responses_part)
-        elif type(item.get("tools")) is list:
+            return None if row.get("content") and not item["content"] else item
+        if type(item.get("tools")) is list:
             item["tools"] = self._kept(item["tools"], f"{param}.tools", self._responses_tool)
         elif kind == "computer_call_output":
             where = f"{param}.output"
