@@ -35,6 +35,7 @@ from tests.helpers.cloud.responses_replies import error_event, responses_reply
 KEY: Final = "sk-mock-cloud-key"
 BODY_BYTES_MAX: Final = 64 << 20
 START_S_MAX: Final = 10.0
+FLUSH_S: Final = 0.1
 PATHS: Final[dict[str, Dialect]] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
@@ -309,6 +310,8 @@ class _Sender:
         if answer.hangs == place:
             await asyncio.Event().wait()
         if answer.drops == place:
+            if place != "before the head":
+                await asyncio.sleep(FLUSH_S)  # what was written is to arrive
             transport = self._request.transport
             assert transport is not None
             transport.abort()
