@@ -70,6 +70,9 @@ def _general(table: RoutingTable, token: str) -> dict[str, Any]:
     general |= {
         "cancel_on_disconnect": True,
         "store_model_in_db": False,  # the table would not know them
+        # Whose a stored response is, we know by its owner. LiteLLM's own way encrypts the ids of
+        # responses with PyNaCl, which is not installed: every Responses answer would be a 500.
+        "disable_responses_id_security": True,
     }
     if not table.has_master_key:  # LiteLLM refuses to start without one
         general["master_key"] = token
