@@ -74,7 +74,7 @@ ONLY_IN: Final = {
     "zmq": ("shared/zmq_transport.py",),
     "litellm": (
         *("proxy/gateway/litellm_app.py", "proxy/gateway/litellm_handlers.py"),
-        *("proxy/gateway/litellm_auth.py", "proxy/gateway/litellm_events.py"),
+        *("proxy/gateway/accounts/litellm_auth.py", "proxy/gateway/accounts/litellm_events.py"),
     ),
     "mlx": (
         *("worker/engine/", "worker/kv/", "worker/doctor/", "worker/setup/kv_setup.py"),

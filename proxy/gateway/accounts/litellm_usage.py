@@ -234,8 +234,7 @@ def wants_answers(config: Mapping[str, Any], environ: Mapping[str, str] = os.env
     strategy = _section(config, "router_settings").get("routing_strategy") or ""
     return (
         checks_keys(config, environ)
-        or wants_texts(config)
-        or any(_rows(config, "litellm_settings", ("max_budget",)))
+        or any(_rows(config, "litellm_settings", (*_CALLBACKS, "max_budget")))
         or any(_rows(config, "router_settings", _ROUTER))
         or strategy not in _STRATEGIES
         or any(_limits(config))
