@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +13,6 @@ from hearth.proxy.gateway.accounts.litellm_usage import (
     LiteLLMLoop,
     LocalAnswerLog,
     LocalAnswerLogs,
-    checks_keys,
     wants_answers,
     wants_texts,
 )
@@ -40,11 +38,16 @@ class Accounts:
         config: Mapping[str, Any],
         loop: LiteLLMLoop,
         ready: Callable[[], Awaitable[None]],
-        environ: Mapping[str, str] = os.environ,
+        *,
+        checks_keys: bool,
     ) -> "Accounts":
-        """`config` is the user's; `ready` returns once LiteLLM serves, or raises."""
-        logs = LocalAnswerLogs(loop, ready, _log_answer) if wants_answers(config, environ) else None
-        keys = LiteLLMKeys(loop, ready, _Checks()) if checks_keys(config, environ) else None
+        """`config` is the user's; `ready` returns once LiteLLM serves, or raises.
+
+        `checks_keys` is whether clients' keys are LiteLLM's.
+        """
+        has_logs = checks_keys or wants_answers(config)
+        logs = LocalAnswerLogs(loop, ready, _log_answer) if has_logs else None
+        keys = LiteLLMKeys(loop, ready, _Checks()) if checks_keys else None
         return cls(logs, keys, wants_texts(config), loop)
 
     async def watch_clouds(self, tell: Callable[[CloudUsage], None]) -> None:

@@ -115,6 +115,12 @@ def test_what_an_answer_is_booked_on_is_asked_for_its_group() -> None:
         ("{}", False, False, False),
         ("litellm_settings: {callbacks: [otel]}", True, False, True),
         ("general_settings: {master_key: sk-1}", True, True, False),
+        (
+            "litellm_settings: {callbacks: [otel], turn_off_message_logging: true}",
+            True,
+            False,
+            False,
+        ),
     ],
 )
 def test_nothing_is_made_that_the_config_has_no_use_for(
@@ -122,7 +128,8 @@ def test_nothing_is_made_that_the_config_has_no_use_for(
 ) -> None:
     async def body() -> None:
         litellm = LiteLLM()
-        made = Accounts.of(yaml.safe_load(text), litellm, litellm.ready, {})
+        config = yaml.safe_load(text)
+        made = Accounts.of(config, litellm, litellm.ready, checks_keys=has_keys)
         assert (made.logs is not None, made.keys is not None) == (has_logs, has_keys)
         assert made.keeps_texts == keeps_texts
         await made.close(0.01)

@@ -16,7 +16,6 @@ from hearth.proxy.gateway.accounts.litellm_usage import (
     LocalAnswerLog,
     LocalAnswerLogs,
     RecordedAnswer,
-    checks_keys,
     wants_answers,
     wants_texts,
 )
@@ -223,11 +222,10 @@ litellm_settings: {drop_params: true}
 """
 
 
-def test_where_no_callback_budget_or_key_is_nothing_is_told() -> None:
+def test_where_no_callback_and_no_budget_is_nothing_is_told() -> None:
     for config in ({}, {"model_list": None}, yaml.safe_load(NEEDS_NOTHING)):
-        assert not wants_answers(config, {})
+        assert not wants_answers(config)
         assert not wants_texts(config)
-        assert not checks_keys(config, {})
 
 
 @pytest.mark.parametrize(
@@ -241,12 +239,10 @@ def test_where_no_callback_budget_or_key_is_nothing_is_told() -> None:
         "router_settings: {routing_strategy: usage-based-routing-v2}",
         "model_list: [{model_name: a, litellm_params: {model: hearth/a, rpm: 5}}]",
         "model_list: [{model_name: a, litellm_params: {model: hearth/a, max_budget: 1}}]",
-        "general_settings: {master_key: sk-1}",
-        "general_settings: {custom_auth: mine.check}",
     ],
 )
 def test_each_of_these_is_told_of_local_answers(config: str) -> None:
-    assert wants_answers(yaml.safe_load(config), {})
+    assert wants_answers(yaml.safe_load(config))
 
 
 def test_texts_are_kept_for_callbacks_that_may_see_them_only() -> None:
@@ -254,9 +250,3 @@ def test_texts_are_kept_for_callbacks_that_may_see_them_only() -> None:
     assert wants_texts({"litellm_settings": callbacks})
     assert not wants_texts({"litellm_settings": callbacks | {"turn_off_message_logging": True}})
     assert not wants_texts({"general_settings": {"master_key": "sk-1"}})
-
-
-def test_keys_are_litellms_where_its_config_or_its_variable_says_so() -> None:
-    assert checks_keys({"general_settings": {"master_key": "sk-1"}}, {})
-    assert checks_keys({"general_settings": {"custom_auth": "mine.check"}}, {})
-    assert checks_keys({}, {"LITELLM_MASTER_KEY": "sk-1"})
