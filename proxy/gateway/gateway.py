@@ -19,7 +19,7 @@ from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body, cloud_he
 from hearth.proxy.gateway.cloud_call import CloudCall
 from hearth.proxy.gateway.cloud_failure import CloudFailure
 from hearth.proxy.gateway.litellm_thread import LiteLLMThread, NoDeployment
-from hearth.proxy.gateway.litellm_usage import REQUEST_HEADER
+from hearth.proxy.gateway.accounts.litellm_usage import REQUEST_HEADER
 from hearth.proxy.gateway.reply_tap import ReplyTap
 from hearth.proxy.gateway.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.session_deployments import SessionDeployments, session_digest

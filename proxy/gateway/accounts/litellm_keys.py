@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from hearth.proxy.gateway.litellm_usage import KeyedCall, LiteLLMLoop
+from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall, LiteLLMLoop
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.proxy.request.session_id import key_digest

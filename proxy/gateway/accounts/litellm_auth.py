@@ -15,8 +15,8 @@ from litellm.proxy._types import LitellmUserRoles, ProxyException, UserAPIKeyAut
 from litellm.proxy.auth.user_api_key_auth import user_api_key_auth
 from litellm.proxy.litellm_pre_call_utils import LiteLLMProxyRequestSetup
 
-from hearth.proxy.gateway.litellm_keys import KeyCaller, KeyOwner
-from hearth.proxy.gateway.litellm_usage import KeyedCall
+from hearth.proxy.gateway.accounts.litellm_keys import KeyCaller, KeyOwner
+from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
 
