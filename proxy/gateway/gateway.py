@@ -15,11 +15,11 @@ import orjson
 from hearth.proxy.api.error_bodies import error_event
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway import crossing
+from hearth.proxy.gateway.accounts.litellm_usage import REQUEST_HEADER
 from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body, cloud_headers
 from hearth.proxy.gateway.cloud_call import CloudCall
 from hearth.proxy.gateway.cloud_failure import CloudFailure
 from hearth.proxy.gateway.litellm_thread import LiteLLMThread, NoDeployment
-from hearth.proxy.gateway.accounts.litellm_usage import REQUEST_HEADER
 from hearth.proxy.gateway.reply_tap import ReplyTap
 from hearth.proxy.gateway.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.session_deployments import SessionDeployments, session_digest
@@ -366,7 +366,7 @@ async def _copy(
     """Send on what LiteLLM answers. Raises: CloudError: it refused or failed."""
     reply.status, headers = await cloud.start()
     if cloud.failure is not None:
-        raise CloudError(cloud.failure, _seconds(headers))
+        raise CloudError(cloud.failure, cloud.failure.retry_after_s or _seconds(headers))
     await exchange.start(reply.status, headers)
     async for chunk in cloud.chunks():
         reply.first_byte_at = reply.first_byte_at or awake_s()
