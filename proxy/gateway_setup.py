@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 from typing import Final
 
 from hearth.proxy.event_loop import SuspendingEventLoop
@@ -27,10 +26,9 @@ class GatewaySetup:
         self,
         table: RoutingTable,
         settings: Settings,
-        given: Mapping[str, str],
         routes: AdminRoutes,
     ) -> None:
-        """`given` is the environment with the variables of `.env`.
+        """Build it of a `table` that was read.
 
         Raises:
             StartError: others could reach the server without a key.
@@ -43,8 +41,9 @@ class GatewaySetup:
             )
         self._watching: asyncio.Task[None] | None = None
         self.litellm = LiteLLMThread(
-            table, settings.instance_dir, given, SuspendingEventLoop, settings.log_level
+            table, settings.instance_dir, SuspendingEventLoop, settings.log_level
         )
+        self.table = table
         metrics, names = routes.metrics, routes.names
         served_by = {row.id: table.served_by(row) for row in table.all_deployments}
         metrics.gateway.know(map(served_here, names.models), is_cloud=False)

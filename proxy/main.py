@@ -80,9 +80,9 @@ class Hearth:
         self._directory = private_directory(settings.instance_dir)
         self._version = VERSION
         OriginRules(settings.proxy_host, settings.cors_origins)  # refuses a bad CORS_ORIGINS now
-        given = variables_in(env_file()) | dict(environ)
-        path = settings.litellm_config
-        table = read_table(path, settings, given) if path is not None else None
+        table = None
+        if (path := settings.litellm_config) is not None:
+            table = read_table(path, settings, environ, variables_in(env_file()))
         is_apart = len(settings.api_keys) > 1 or (table is not None and table.checks_keys)
         models = models_of(settings)
         bounds = (settings.live_slots_max, settings.max_concurrent_requests)
@@ -120,13 +120,18 @@ class Hearth:
         ).begin
         self._gateway: GatewaySetup | None = None
         if table is not None:
-            self._gateway = GatewaySetup(table, settings, given, self._routes)
+            self._gateway = GatewaySetup(table, settings, self._routes)
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
         self._supervisor.on_change = self._write_pid_file
         self._socket = bind(settings.proxy_host, settings.proxy_port)
         self._server: _Server | None = None
         self._stop = asyncio.Event()
         self._signals = StopSignals(self._stop.set, self._end_now)
+
+    @property
+    def variables_read(self) -> frozenset[str]:
+        """The variables that the LiteLLM config refers to."""
+        return frozenset() if self._gateway is None else self._gateway.table.variables
 
     def _write_pid_file(self) -> None:
         self._pid_file.write(self._supervisor.pids)
@@ -261,12 +266,12 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     try:
         settings = load_settings(environ, env_file())
         logs.configure(settings.log_level.upper(), "proxy", settings.log_prompts)
-        for text in setting_warnings(environ, env_file()):
-            log.warning("%s", text)
         if (moved := moved_traces_line(settings)) is not None:
             log.info("%s", moved)
         raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
         hearth = Hearth(settings, environ, worker_command)
+        for text in setting_warnings(environ, env_file(), hearth.variables_read):
+            log.warning("%s", text)
     except StartError as error:
         print(f"hearth: {error}", file=sys.stderr)
         return EXIT_CANNOT_START

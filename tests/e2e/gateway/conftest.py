@@ -1,0 +1,54 @@
+"""One gateway for all tests that leave it as they found it: scripted workers and a mock cloud."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+# Imported where they are used: the process that deals the tests out runs none, and all wait for it.
+if TYPE_CHECKING:
+    from tests.helpers.cloud.gateway_server import GatewayServer
+    from tests.helpers.cloud.two_sided_server import TwoSidedServer
+    from tests.helpers.servers.mock_cloud import MockCloud
+
+
+@pytest.fixture(scope="session")
+def shared_gateway() -> "Iterator[GatewayServer]":
+    from tests.helpers.cloud.gateway_server import GatewayServer
+    from tests.helpers.cloud.json_sink import JsonSink
+    from tests.helpers.servers.mock_cloud import MockCloud
+
+    with (
+        MockCloud() as cloud,
+        JsonSink() as callbacks,
+        GatewayServer(cloud, callbacks) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+def gateway(shared_gateway: "GatewayServer") -> "GatewayServer":
+    """The shared gateway, before a cloud without records and scripts."""
+    shared_gateway.cloud.forget()
+    return shared_gateway
+
+
+@pytest.fixture
+def cloud(gateway: "GatewayServer") -> "MockCloud":
+    return gateway.cloud
+
+
+@pytest.fixture(scope="session")
+def shared_two_sided() -> "Iterator[TwoSidedServer]":
+    from tests.helpers.cloud.two_sided_server import TwoSidedServer
+    from tests.helpers.servers.mock_cloud import MockCloud
+
+    with MockCloud() as cloud, TwoSidedServer(cloud) as server:
+        yield server
+
+
+@pytest.fixture
+def two_sided(shared_two_sided: "TwoSidedServer") -> "TwoSidedServer":
+    """Two local models and a cloud without records and scripts."""
+    shared_two_sided.cloud.forget()
+    return shared_two_sided

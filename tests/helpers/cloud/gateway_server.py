@@ -1,0 +1,47 @@
+"""Runs the real proxy with a LiteLLM config: scripted workers on one side, a mock cloud there."""
+
+import os
+from typing import Any, Final
+
+from tests.helpers.cloud.gateway_config import everything, write_config
+from tests.helpers.cloud.json_sink import JsonSink
+from tests.helpers.servers.fake_server import FakeServer
+from tests.helpers.servers.mock_cloud import MockCloud
+from tests.helpers.worker_processes.fake_worker import MISSING
+
+WRONG_KEY: Final = "sk-canary-literal-4711"
+WRONG_KEY_OF_ENVIRONMENT: Final = "sk-canary-environment-4712"
+
+
+class GatewayServer(FakeServer):
+    """The server that most tests of the gateway share. `callbacks` has what is logged to a tool."""
+
+    def __init__(self, cloud: MockCloud, callbacks: JsonSink, **settings: str) -> None:
+        models = f"second=/b, broken={MISSING}"
+        super().__init__(MODELS=models, PROXY_MODEL_ID="pocket", **settings)
+        self.cloud = cloud
+        self.callbacks = callbacks
+        self.environment |= {
+            "LITELLM_CONFIG": write_config(
+                self.run_dir, everything(cloud, WRONG_KEY, callbacks.url)
+            ),
+            "WRONG_KEY": WRONG_KEY_OF_ENVIRONMENT,
+            "DEFAULT_FLUSH_INTERVAL_SECONDS": "1",  # of LiteLLM's batches of log rows
+        }
+
+    def submits(self, after: float) -> list[dict[str, Any]]:
+        """Return what the local workers were asked since `after`, in the seconds of time.time()."""
+        return self.events("Submit", after) if self.worker_log.exists() else []
+
+
+def texts_below(*directories: os.PathLike[str]) -> str:
+    """Return the text of all files below `directories`."""
+    found = []
+    for directory in directories:
+        for place, _, names in os.walk(directory):
+            for name in names:
+                path = os.path.join(place, name)
+                if os.path.isfile(path):
+                    with open(path, "rb") as file:
+                        found.append(file.read().decode("utf-8", "replace"))
+    return "\n".join(found)
