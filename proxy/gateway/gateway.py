@@ -363,7 +363,7 @@ async def _copy(
     """Send on what LiteLLM answers. Raises: CloudError: it refused or failed."""
     reply.status, headers = await cloud.start()
     if cloud.failure is not None:
-        raise CloudError(cloud.failure, _seconds(headers))
+        raise CloudError(cloud.failure, cloud.failure.retry_after_s or _seconds(headers))
     await exchange.start(reply.status, headers)
     async for chunk in cloud.chunks():
         reply.first_byte_at = reply.first_byte_at or awake_s()

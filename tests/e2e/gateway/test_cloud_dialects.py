@@ -291,7 +291,8 @@ def test_the_clouds_error_comes_in_the_clients_dialect(
         cloud.say(CloudAnswer(error=error))
         answer = ask(gateway.url, dialect, body_of(dialect, model, "Hi", stream=stream))
         assert answer.status == status, (dialect, answer.raw)
-        assert error.message[:40] in answer.error, (dialect, answer.raw)
+        words = max(error.message.split("'"), key=len)  # LiteLLM may quote it
+        assert words in answer.error, (dialect, answer.raw)
         (row,) = answer.rows
         assert (row.get("type") == "error") == (dialect == "messages"), row
         if name == "rate":
