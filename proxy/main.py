@@ -15,6 +15,7 @@ import uvicorn
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.event_loop import SuspendingEventLoop
+from hearth.proxy.gateway.routing_table import read_table
 from hearth.proxy.gateway_setup import GatewaySetup
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.http1_protocol import protocol_of
@@ -79,12 +80,14 @@ class Hearth:
         self._directory = private_directory(settings.instance_dir)
         self._version = VERSION
         OriginRules(settings.proxy_host, settings.cors_origins)  # refuses a bad CORS_ORIGINS now
+        table = None
+        if (path := settings.litellm_config) is not None:
+            table = read_table(path, settings, environ, variables_in(env_file()))
+        is_apart = len(settings.api_keys) > 1 or (table is not None and table.checks_keys)
         models = models_of(settings)
         bounds = (settings.live_slots_max, settings.max_concurrent_requests)
         gap_max = min(LOAD_GAP_MAX, *(bound or LOAD_GAP_MAX for bound in bounds))
-        self._pool = WorkerPool(
-            affinity=CacheAffinity(gap_max), is_apart=len(settings.api_keys) > 1
-        )
+        self._pool = WorkerPool(affinity=CacheAffinity(gap_max), is_apart=is_apart)
         environment = {
             **environ,
             **openblas_environment(environ),
@@ -103,21 +106,32 @@ class Hearth:
         self._model_swapper = ModelSwapper(self._supervisor, self._pool, models, unload_s)
         self._remote = RemoteWorkers(settings, self._pool, models)
         self._routes = AdminRoutes(
-            settings, self._version, self._supervisor, self._pool, self._remote.workers
+            settings,
+            self._version,
+            self._supervisor,
+            self._pool,
+            self._remote.workers,
+            is_apart=is_apart,
         )
         self._pool.on_ready = WarmPrompts(
-            settings, BodyParser(settings, self._routes.stored), self._routes.names
+            settings,
+            BodyParser(settings, self._routes.stored, is_apart=is_apart),
+            self._routes.names,
         ).begin
         self._gateway: GatewaySetup | None = None
-        if settings.litellm_config is not None:
-            given = variables_in(env_file()) | dict(environ)
-            self._gateway = GatewaySetup(settings.litellm_config, settings, given, self._routes)
+        if table is not None:
+            self._gateway = GatewaySetup(table, settings, self._routes)
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
         self._supervisor.on_change = self._write_pid_file
         self._socket = bind(settings.proxy_host, settings.proxy_port)
         self._server: _Server | None = None
         self._stop = asyncio.Event()
         self._signals = StopSignals(self._stop.set, self._end_now)
+
+    @property
+    def variables_read(self) -> frozenset[str]:
+        """The variables that the LiteLLM config refers to."""
+        return frozenset() if self._gateway is None else self._gateway.table.variables
 
     def _write_pid_file(self) -> None:
         self._pid_file.write(self._supervisor.pids)
@@ -159,7 +173,7 @@ class Hearth:
         places = ConnectionPlaces(places_within(open_files_max(OPEN_FILES)))
         gateway = None
         if self._gateway is not None:
-            self._gateway.litellm.start()
+            self._gateway.start()
             gateway = self._gateway.gateway
         app = ProxyApp(self._settings, self._pool, self._routes, places, gateway)
         self._server = _Server(
@@ -252,12 +266,12 @@ def main(worker_command: Sequence[str] = WORKER_COMMAND) -> int:
     try:
         settings = load_settings(environ, env_file())
         logs.configure(settings.log_level.upper(), "proxy", settings.log_prompts)
-        for text in setting_warnings(environ, env_file()):
-            log.warning("%s", text)
         if (moved := moved_traces_line(settings)) is not None:
             log.info("%s", moved)
         raise_open_file_limit(OPEN_FILES, OPEN_FILES_MIN)
         hearth = Hearth(settings, environ, worker_command)
+        for text in setting_warnings(environ, env_file(), hearth.variables_read):
+            log.warning("%s", text)
     except StartError as error:
         print(f"hearth: {error}", file=sys.stderr)
         return EXIT_CANNOT_START

@@ -33,7 +33,7 @@ class ConfigFile:
     def __init__(self, path: Path, given: Mapping[str, str]) -> None:
         """Raises: StartError: a file cannot be read, or is no config of LiteLLM's."""
         self.path = path
-        self._given = given
+        self.given = given
         self.values = _with_includes(path)
         for name in SECTIONS:
             if not isinstance(self.values.get(name) or {}, dict):
@@ -49,7 +49,7 @@ class ConfigFile:
     def resolved(self, value: Any) -> Any:
         """Return what an os.environ/NAME stands for, None where NAME is not set; else `value`."""
         if isinstance(value, str) and value.startswith(FROM_ENVIRONMENT):
-            return self._given.get(value.removeprefix(FROM_ENVIRONMENT))
+            return self.given.get(value.removeprefix(FROM_ENVIRONMENT))
         return value
 
     def refuse(self, entry: str, what: str, remedy: str) -> NoReturn:

@@ -37,9 +37,12 @@ class FallbackLists:
         steps = self._setting("max_fallbacks")
         self.steps_max: int = steps if isinstance(steps, int) else STEPS_MAX
 
-    def after(self, group: str, cause: Cause) -> tuple[str, ...]:
-        rows = self._special.get(cause)
-        return _found(self._error if rows is None else rows, group)
+    def after(self, names: tuple[str, ...], cause: Cause) -> tuple[str, ...]:
+        """Return what is tried after the group that has these names, the full one first."""
+        special = self._special.get(cause)
+        rows = self._error if special is None else special
+        found = next((rows[name] for name in (*names, "*") if name in rows), ())
+        return tuple(name for name in found if name != names[0])
 
     def _setting(self, name: str) -> Any:
         """Return what router_settings has, or else litellm_settings: LiteLLM's order."""
@@ -87,11 +90,3 @@ class FallbackLists:
 
     def _refuse(self, where: str, what: str) -> None:
         self._config.refuse(where, what, "Write it as in `- gpt-4o: [claude, small]`.")
-
-
-def _found(rows: Rows, group: str) -> tuple[str, ...]:
-    """Return the row of `group`, or of its name without the provider, or of all."""
-    for name in (group, group.partition("/")[2], "*"):
-        if name and name in rows:
-            return tuple(row for row in rows[name] if row != group)
-    return ()

@@ -1,8 +1,8 @@
 """Runs LiteLLM's proxy app and Router in a thread and an event loop of their own.
 
 Its import takes seconds, its jobs and callbacks go on for as long as it runs, and none of that may
-hold our event loop up. Every name of LiteLLM's that is used here is public, except the module's
-own `llm_router` and `app`, which stand in its documentation of how to mount it.
+hold our event loop up. Used of it are `app` and `llm_router` of its proxy's module, and the
+Router's public methods; tests/unit/proxy/gateway/test_litellm_contract.py holds it to them.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ CONFIG_NAME: Final = "litellm.yaml"
 CLOSE_S_MAX: Final = 3.0  # for its callbacks to send what they hold
 REASON_CHARS_MAX: Final = 500
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
-_OVER_BUDGET: Final = "exceeded budget"  # RouterErrors.no_deployments_with_provider_budget_routing
+_OVER_BUDGET: Final = "crossed budget"  # as RouterErrors has it
 T = TypeVar("T")
 
 
@@ -68,19 +68,14 @@ class LiteLLMThread:
         self,
         table: RoutingTable,
         directory: Path,
-        given: Mapping[str, str],
         make_loop: Callable[[], asyncio.AbstractEventLoop],
         log_level: str = "info",
     ) -> None:
-        """`directory` is private; `given` is the environment with the .env file's variables.
-
-        `make_loop` gives the loop that LiteLLM runs on.
-        """
+        """`directory` is private; `make_loop` gives the loop that LiteLLM runs on."""
         self.failure = ""  # why it cannot be used, without secrets
         self.started_s = 0.0  # what its start took
         self._table = table
         self._path = directory / CONFIG_NAME
-        self._given = given
         self._log_level = log_level
         self._is_ready = asyncio.Event()
         self._ours: asyncio.AbstractEventLoop | None = None
@@ -232,7 +227,7 @@ class LiteLLMThread:
 
     def _load(self) -> None:
         """Import LiteLLM with its environment and the merged config in place."""
-        wanted = environment(self._given, self._table)
+        wanted = environment(self._table)
         for name in os.environ.keys() - wanted.keys():
             del os.environ[name]
         os.environ.update(wanted)
@@ -242,8 +237,8 @@ class LiteLLMThread:
         with without_collecting(), _printing_nothing(threading.get_ident()):
             self._hooks = importlib.import_module(HOOKS)
             self._server = importlib.import_module("litellm.proxy.proxy_server")
-            package: Any = importlib.import_module("litellm")
-            package.suppress_debug_info = True
+            litellm: Any = importlib.import_module("litellm")
+            litellm.suppress_debug_info = True  # it prints where to ask for help
         text = json.dumps(merged_config(self._table, self._hooks.app_token))  # JSON is YAML
         _write_private(self._path, text)
         os.environ["CONFIG_FILE_PATH"] = str(self._path)

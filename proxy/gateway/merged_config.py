@@ -4,7 +4,6 @@ Fallbacks are ours and taken out, so that LiteLLM never falls back itself. Nothi
 prints, or looks for what is new.
 """
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from hearth.proxy.gateway.fallback_lists import LISTS
@@ -37,13 +36,9 @@ UNSET: Final = (
 )
 
 
-def environment(given: Mapping[str, str], table: RoutingTable) -> dict[str, str]:
-    """Return this process's environment as LiteLLM needs it, with what the config refers to.
-
-    `given` is the environment with the .env file's variables, which have LiteLLM's own names or
-    stand in the config.
-    """
-    kept = {name: text for name, text in given.items() if not name.startswith(UNSET)}
+def environment(table: RoutingTable) -> dict[str, str]:
+    """Return this process's environment as LiteLLM needs it."""
+    kept = {name: text for name, text in table.environ.items() if not name.startswith(UNSET)}
     return OFFLINE | kept | SET
 
 

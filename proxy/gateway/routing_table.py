@@ -62,11 +62,13 @@ class _Pattern:
 class RoutingTable:
     """What the names of one config mean. A value that nobody changes after `read_table`."""
 
-    def __init__(self, config: ConfigFile, settings: Settings, given: Mapping[str, str]) -> None:
+    def __init__(self, config: ConfigFile, settings: Settings, environ: Mapping[str, str]) -> None:
         """Raises: StartError: an entry cannot be what its user meant."""
         self.config = config
-        self.secrets = config_secrets.secrets_of(config, given)
-        self.variables = config_secrets.variables_of(config)
+        self.variables = config_secrets.variables_of(config)  # that the config refers to
+        given = {name: text for name in self.variables if (text := config.given.get(name))}
+        self.environ = {**given, **environ}  # what LiteLLM is to see
+        self.secrets = config_secrets.secrets_of(config, self.environ)
         self._locals = local_names(settings)
         self.entries = self._entries(settings)
         self._groups: dict[str, tuple[Deployment, ...]] = {}
@@ -76,7 +78,7 @@ class RoutingTable:
             groups[row.group] = (*groups.get(row.group, ()), row)
         self._patterns = _ordered(stars)
         self._aliases, hidden = self._read_aliases()
-        self.has_master_key = self._has_master_key(given)
+        self.has_master_key = self._has_master_key()
         others = map(config.section("general_settings").get, _OTHER_CHECKS)
         self.checks_keys = self.has_master_key or any(others)
         self._fallbacks = FallbackLists(config, self._is_known)
@@ -100,11 +102,12 @@ class RoutingTable:
     def exact_group(self, name: str) -> str | None:
         """Return the group that `name` means as an alias or as a model_name without stars."""
         group = self._aliases.get(name, name)
-        return group if self._is_group(group, has_alias=group != name) else None
+        is_group = group in self._groups or (name in self._aliases and self._filled(group))
+        return group if is_group else None
 
     def pattern_group(self, name: str) -> str | None:
         """Return `name` where a model_name with stars takes it; it is a group of its own then."""
-        return name if self._filled(name) else None
+        return name if name not in self._aliases and self._filled(name) else None
 
     def deployments(self, group: str) -> tuple[Deployment, ...]:
         """Return the deployments of a `group` that one of the three methods above returned."""
@@ -125,7 +128,9 @@ class RoutingTable:
 
         They are names as a request may have them: local ones and aliases too.
         """
-        return self._fallbacks.after(group, cause)
+        provider, _, rest = group.partition("/")
+        is_provider = any(row.model.startswith(f"{provider}/") for row in self.deployments(group))
+        return self._fallbacks.after((group, rest) if rest and is_provider else (group,), cause)
 
     def served_by(self, deployment: Deployment) -> str:
         """Return `<provider>/<model>` of a deployment, fit for a header."""
@@ -136,9 +141,6 @@ class RoutingTable:
         else:
             told = deployment.model
         return self.redacted(HEADER_CHARS.sub("?", told))
-
-    def _is_group(self, name: str, *, has_alias: bool) -> bool:
-        return name in self._groups or (has_alias and bool(self._filled(name)))
 
     def _is_known(self, name: str) -> bool:
         return name in self._locals or self.group_of(name) is not None
@@ -197,7 +199,7 @@ class RoutingTable:
                 "Set that variable, or name the model.",
             )
         local = ""
-        if model.startswith(f"{PROVIDER}/") and "*" not in model:
+        if model.startswith(f"{PROVIDER}/") and not ("*" in model and "*" in group):
             local = self._locals.get(model.removeprefix(f"{PROVIDER}/"), "")
             if not local:
                 served = ", ".join(f"{PROVIDER}/{name}" for name in dict.fromkeys(self._locals))
@@ -225,28 +227,32 @@ class RoutingTable:
                 self.config.warn(
                     f"model_group_alias {alias!r}", f"means {group!r}, which no model_name is"
                 )
-                continue
-            aliases[str(alias)] = group
+                hidden.add(alias)
+            aliases[str(alias)] = str(group)
         return aliases, hidden
 
-    def _has_master_key(self, given: Mapping[str, str]) -> bool:
+    def _has_master_key(self) -> bool:
         general = self.config.section("general_settings")
         if "master_key" in general:  # LiteLLM does not look further then
             return bool(self.config.resolved(general["master_key"]))
-        return bool(given.get("LITELLM_MASTER_KEY"))
+        return bool(self.environ.get("LITELLM_MASTER_KEY"))
 
     def _refuse(self, index: int, what: str, remedy: str) -> NoReturn:
         self.config.refuse(f"model_list entry {index + 1}", what, remedy)
 
 
-def read_table(path: Path, settings: Settings, given: Mapping[str, str]) -> RoutingTable:
-    """Return the table of the config at `path`; `given` is the environment with the .env file.
+def read_table(
+    path: Path, settings: Settings, environ: Mapping[str, str], in_file: Mapping[str, str]
+) -> RoutingTable:
+    """Return the table of the config at `path`.
+
+    `in_file` are the variables of the .env file, which the config may refer to as os.environ/NAME.
 
     Raises:
         StartError: the config cannot be used, or does not go with the settings.
     """
-    config = ConfigFile(path, given)
-    table = RoutingTable(config, settings, given)
+    config = ConfigFile(path, {**in_file, **environ})
+    table = RoutingTable(config, settings, environ)
     if table.checks_keys and settings.api_keys:
         config.refuse(
             "it",

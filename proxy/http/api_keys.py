@@ -4,13 +4,25 @@ import hmac
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 from hearth.shared.errors import RequestError
 
 Headers = Iterable[tuple[bytes, bytes]]  # as ASGI has them: lower-case names
 
 SENT_MAX: Final = 4  # keys that are looked at in one request
+
+
+class ClientKeys(Protocol):
+    """Says whose a request is. Owner: the event loop."""
+
+    async def identity(self, headers: Headers) -> str | None:
+        """Return what stands for the key that `headers` hold; None where no key is needed.
+
+        Raises:
+            RequestError: 401, or why it cannot be said.
+        """
+        ...
 
 
 class ApiKeyCheck:
@@ -33,7 +45,7 @@ class ApiKeyCheck:
         """
         if not self._digests:
             return None
-        sent = list(islice(_sent_keys(headers), SENT_MAX))
+        sent = list(islice(sent_keys(headers), SENT_MAX))
         for key in sent:
             if self._is_accepted(key):
                 return key.decode("latin-1")
@@ -44,6 +56,10 @@ class ApiKeyCheck:
             status=401,
             code="invalid_api_key",
         )
+
+    async def identity(self, headers: Headers) -> str | None:
+        """See `ClientKeys`: the key itself."""
+        return self.check(headers)
 
     def passes(self, headers: Headers) -> bool:
         """Return whether `check` would accept them."""
@@ -62,7 +78,7 @@ def _digest(key: bytes) -> bytes:
     return sha256(key).digest()
 
 
-def _sent_keys(headers: Headers) -> Iterator[bytes]:
+def sent_keys(headers: Headers) -> Iterator[bytes]:
     for name, value in headers:
         if name == b"x-api-key":
             yield value.strip()

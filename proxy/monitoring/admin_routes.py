@@ -45,8 +45,13 @@ class AdminRoutes:
         supervisor: Supervisor,
         pool: WorkerPool,
         remote: Sequence[RemoteWorker] = (),
+        *,
+        is_apart: bool = False,
     ) -> None:
-        """Raises: StartError: the model's name cannot be served."""
+        """`is_apart` as of BodyParser.
+
+        Raises: StartError: the model's name cannot be served.
+        """
         self._version = version
         self._workers: list[WorkerProcess | RemoteWorker] = [*supervisor.workers, *remote]
         self._pool = pool
@@ -65,7 +70,7 @@ class AdminRoutes:
             request_metrics.PATH: {"GET": self._metrics},
         }
         self._shows_prompts = settings.cache_debug
-        self.requests = RecentRequests(separates_keys=len(settings.api_keys) > 1)
+        self.requests = RecentRequests(separates_keys=is_apart or len(settings.api_keys) > 1)
         self.feed = DashboardFeed(pool, self.health, self.requests)
         pool.count_unread = self._count_unread
 

@@ -13,9 +13,14 @@ from hearth.proxy.gateway.accounts.litellm_usage import (
     LiteLLMLoop,
     LocalAnswerLog,
     LocalAnswerLogs,
+    section,
     wants_answers,
     wants_texts,
 )
+from hearth.proxy.gateway.accounts.local_account import LocalAccount
+from hearth.proxy.gateway.litellm_paths import PATHS
+from hearth.proxy.gateway.routing_table import Deployment
+from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
 from hearth.proxy.request.parsed_request import Dialect
 
 # These import LiteLLM, so they are imported on its loop, where it is there already.
@@ -47,8 +52,28 @@ class Accounts:
         """
         has_logs = checks_keys or wants_answers(config)
         logs = LocalAnswerLogs(loop, ready, _log_answer) if has_logs else None
-        keys = LiteLLMKeys(loop, ready, _Checks()) if checks_keys else None
+        own_header = str(section(config, "general_settings").get("litellm_key_header_name") or "")
+        keys = LiteLLMKeys(loop, ready, _Checks(), own_header) if checks_keys else None
         return cls(logs, keys, wants_texts(config), loop)
+
+    async def open(
+        self, exchange: HttpExchange, dialect: Dialect, deployment: Deployment, body: ClientBody
+    ) -> LocalAccount | None:
+        """Return what is told of a local answer to `body`; None where nobody wants to know.
+
+        Raises:
+            RequestError: the client's key of LiteLLM's may not ask for it now.
+        """
+        if self.logs is None:
+            return None
+        keyed = None
+        if self.keys is not None:
+            caller = KeyCaller(exchange.method, PATHS[dialect], exchange.raw_headers)
+            asking = self.keys.begin(caller, deployment.group, dialect, exchange.request_id)
+            _, keyed = await exchange.while_connected(asking)
+        return LocalAccount(
+            self.logs, deployment, exchange.request_id, dialect, body, self.keeps_texts, keyed
+        )
 
     async def watch_clouds(self, tell: Callable[[CloudUsage], None]) -> None:
         """Have `tell` called on this loop with what each cloud call costs, from now on."""

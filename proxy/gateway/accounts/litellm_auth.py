@@ -15,7 +15,7 @@ from litellm.proxy._types import LitellmUserRoles, ProxyException, UserAPIKeyAut
 from litellm.proxy.auth.user_api_key_auth import user_api_key_auth
 from litellm.proxy.litellm_pre_call_utils import LiteLLMProxyRequestSetup
 
-from hearth.proxy.gateway.accounts.litellm_keys import KeyCaller, KeyOwner
+from hearth.proxy.gateway.accounts.litellm_keys import KEY_HEADERS, KeyCaller, KeyOwner
 from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
@@ -29,8 +29,6 @@ _CALL_TYPES: Final[dict[Dialect, str]] = {
 }
 _LIMITED: Final = (429, 503)
 _ADMINS: Final = (LitellmUserRoles.PROXY_ADMIN,)
-# Headers that a key may come in, of which LiteLLM takes the first in its own order.
-_KEY_HEADERS: Final = ("x-litellm-api-key", "authorization", "api-key", "x-api-key")
 _DIGEST_CHARS: Final = 64
 
 
@@ -88,7 +86,7 @@ async def _authorise(caller: KeyCaller, group: str) -> UserAPIKeyAuth:
         )
         return found
     except Exception as error:
-        is_sent = any(headers.get(name) for name in _KEY_HEADERS)
+        is_sent = any(headers.get(name) for name in map(bytes.decode, KEY_HEADERS))
         raise _refusal(error, is_sent=is_sent) from None
 
 
@@ -139,7 +137,8 @@ def _sent(caller: KeyCaller) -> list[str]:
     """Return every text that may be the key, in the order of the headers."""
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers}
     named = proxy_server.general_settings.get("litellm_key_header_name")
-    names = (*_KEY_HEADERS, str(named).lower()) if named else _KEY_HEADERS
+    known = [name.decode() for name in KEY_HEADERS]
+    names = [*known, str(named).lower()] if named else known
     texts = [headers.get(name, "").strip() for name in names]
     return [text[7:].strip() if text[:7].lower() == "bearer " else text for text in texts]
 

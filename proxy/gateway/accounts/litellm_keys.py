@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall, LiteLLMLoop
+from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.proxy.request.session_id import key_digest
@@ -17,6 +18,9 @@ from hearth.shared.errors import RequestError
 
 T = TypeVar("T")
 
+# Headers that a key may come in, of which LiteLLM takes the first in its own order.
+KEY_HEADERS: Final = (b"x-litellm-api-key", b"authorization", b"api-key", b"x-api-key")
+_OPEN_TO_KEYS: Final = "/v1/models"  # a path that LiteLLM lets each of its keys ask for
 READY_WAIT_S_MAX: Final = 30.0  # for LiteLLM to be imported, before a client is told to come back
 CHECK_S_MAX: Final = 10.0  # for LiteLLM, and its database, to say whose a key is
 
@@ -66,12 +70,28 @@ class LiteLLMKeys:
     """
 
     def __init__(
-        self, loop: LiteLLMLoop, ready: Callable[[], Awaitable[None]], checks: KeyChecks
+        self,
+        loop: LiteLLMLoop,
+        ready: Callable[[], Awaitable[None]],
+        checks: KeyChecks,
+        own_header: str = "",
     ) -> None:
-        """`ready` returns once LiteLLM serves, and raises where it never will."""
+        """`ready` returns once LiteLLM serves, and raises where it never will.
+
+        `own_header` is the config's litellm_key_header_name.
+        """
+        self.headers = (*KEY_HEADERS, own_header.lower().encode()) if own_header else KEY_HEADERS
         self._loop = loop
         self._ready = ready
         self._checks = checks
+
+    async def identity(self, headers: Headers) -> str:
+        """See `ClientKeys`. Where no key was sent LiteLLM is not asked."""
+        rows = list(headers)
+        if not any(name in self.headers for name, _ in rows):
+            text = "An API key is required. Send one of LiteLLM's as 'Authorization: Bearer KEY'."
+            raise RequestError(text, status=401, code="invalid_api_key")
+        return (await self.owner(KeyCaller("GET", _OPEN_TO_KEYS, rows))).identity
 
     async def owner(self, caller: KeyCaller) -> KeyOwner:
         """Return whose the request is, before any of its body is read.

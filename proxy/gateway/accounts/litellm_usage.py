@@ -222,7 +222,7 @@ _OF_DEPLOYMENT: Final = ("max_budget", "budget_duration", "tpm", "rpm", "max_par
 
 def wants_answers(config: Mapping[str, Any]) -> bool:
     """Return whether anything in `config`, keys aside, has a use for local answers."""
-    strategy = _section(config, "router_settings").get("routing_strategy") or ""
+    strategy = section(config, "router_settings").get("routing_strategy") or ""
     return (
         any(_rows(config, "litellm_settings", (*_CALLBACKS, "max_budget")))
         or any(_rows(config, "router_settings", _ROUTER))
@@ -233,7 +233,7 @@ def wants_answers(config: Mapping[str, Any]) -> bool:
 
 def wants_texts(config: Mapping[str, Any]) -> bool:
     """Return whether a callback may see what was asked and answered; counts need no text."""
-    settings = _section(config, "litellm_settings")
+    settings = section(config, "litellm_settings")
     return settings.get("turn_off_message_logging") is not True and any(
         _rows(config, "litellm_settings", _CALLBACKS)
     )
@@ -242,15 +242,15 @@ def wants_texts(config: Mapping[str, Any]) -> bool:
 def _limits(config: Mapping[str, Any]) -> Iterator[Any]:
     rows = config.get("model_list")
     for row in rows if isinstance(rows, list) else ():
-        for place in (row, _section(row, "litellm_params"), _section(row, "model_info")):
+        for place in (row, section(row, "litellm_params"), section(row, "model_info")):
             yield from (place.get(name) for name in _OF_DEPLOYMENT)
 
 
-def _rows(config: Mapping[str, Any], section: str, names: Sequence[str]) -> Iterator[Any]:
-    found = _section(config, section)
+def _rows(config: Mapping[str, Any], place: str, names: Sequence[str]) -> Iterator[Any]:
+    found = section(config, place)
     return (found.get(name) for name in names)
 
 
-def _section(config: Any, name: str) -> Mapping[str, Any]:
+def section(config: Any, name: str) -> Mapping[str, Any]:
     section = config.get(name) if isinstance(config, Mapping) else None
     return section if isinstance(section, Mapping) else {}
