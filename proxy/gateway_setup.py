@@ -44,6 +44,7 @@ class GatewaySetup:
             table, settings.instance_dir, SuspendingEventLoop, settings.log_level
         )
         self.table = table
+        routes.groups = table.listed
         metrics, names = routes.metrics, routes.names
         served_by = {row.id: table.served_by(row) for row in table.all_deployments}
         metrics.gateway.know(map(served_here, names.models), is_cloud=False)
