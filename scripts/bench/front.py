@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import psutil
@@ -166,9 +166,7 @@ class _Proxy:
         at = next(row["at"] for row in map(json.loads, reversed(lines)) if row["event"] == "Submit")
         return float(at)
 
-    async def _ask(
-        self, asked: str, *, stream: bool, first_at: list[float] | None = None
-    ) -> bytes:
+    async def _ask(self, asked: str, *, stream: bool, first_at: list[float] | None = None) -> bytes:
         """Return the reply to one request, on a connection of its own."""
         body = {"model": "pocket", "messages": [{"role": "user", "content": asked}]}
         content = json.dumps(body | {"stream": stream}).encode()
@@ -196,9 +194,7 @@ async def _proxy(project: Path, directory: Path) -> AsyncIterator[_Proxy]:
     port, worker_log, log = free_port(), directory / "worker.log", directory / "proxy.log"
     worker = next(path for path in WORKERS if (project / path).exists())
     package = "hearth." if (project / ".ci" / "types" / "hearth").exists() else ""
-    source = LAUNCH.format(
-        package=package, worker=worker.removesuffix(".py").replace("/", ".")
-    )
+    source = LAUNCH.format(package=package, worker=worker.removesuffix(".py").replace("/", "."))
     environment = {
         **os.environ,
         "PYTHONPATH": f"{project / '.ci' / 'types'}:{project}",
