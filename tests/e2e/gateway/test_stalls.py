@@ -46,7 +46,7 @@ def test_a_stalled_worker_is_fallen_back_from_for_whole_answers_alone(
                 assert not answer.text
             else:
                 assert answer.text == HELLO.text
-                assert answer.fallback.startswith("local-first ")
+                assert answer.fallback.startswith("hearth/")
             server.wait_until_ready()
     assert len(cloud.generations()) == 1
 
@@ -68,7 +68,7 @@ def test_a_queue_that_is_really_full_is_fallen_back_from(cloud: MockCloud, tmp_p
                 )
                 assert answer.text == HELLO.text, answer.raw
                 assert answer.served_by == "openai/gpt-mock"
-                assert answer.fallback.startswith("local-first ")
+                assert answer.fallback.startswith("hearth/")
         server.pause(0)
         assert {each.result().served_by for each in busy} == {f"hearth/{MODEL}"}
     assert len(cloud.generations()) == 2 * len(DIALECTS)
