@@ -1,7 +1,7 @@
 """Checks a client's API key."""
 
 import hmac
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
 from typing import Final, Protocol
@@ -86,3 +86,11 @@ def sent_keys(headers: Headers) -> Iterator[bytes]:
             scheme, _, token = value.strip().partition(b" ")
             if scheme.lower() == b"bearer" and token:
                 yield token.strip()
+
+
+def keys_are_apart(keys: Sequence[str], *, are_litellms: bool) -> bool:
+    """Return whether what is kept of a key's requests serves that key alone.
+
+    `keys` are those of this server's settings; of LiteLLM's own there may always be several.
+    """
+    return are_litellms or len(keys) > 1
