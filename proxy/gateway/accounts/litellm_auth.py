@@ -31,7 +31,7 @@ _LIMITED: Final = (429, 503)
 _ADMINS: Final = (LitellmUserRoles.PROXY_ADMIN,)
 # Headers that a key may come in, of which LiteLLM takes the first in its own order.
 _KEY_HEADERS: Final = ("x-litellm-api-key", "authorization", "api-key", "x-api-key")
-_DIGEST_CHARS: Final = 64
+_NO_TEXT: Final = [{"role": "user", "content": ""}]  # without messages no price is reserved
 
 
 async def owner(caller: KeyCaller, group: str) -> KeyOwner:
@@ -63,11 +63,15 @@ async def begin(
             call_type=_CALL_TYPES[dialect],
             skip_guardrails=True,  # they read and change texts, and none is here
         )
-    except BaseException as error:
+    except BaseException as error:  # also where the client has left: nothing stays reserved
+        await hooks.post_call_failure_hook(
+            request_data=data,
+            original_exception=(
+                error if isinstance(error, Exception) else HTTPException(499, "The client is gone.")
+            ),
+            user_api_key_dict=found.auth,
+        )
         if isinstance(error, Exception):
-            await hooks.post_call_failure_hook(
-                request_data=data, original_exception=error, user_api_key_dict=found.auth
-            )
             raise _refusal(error) from None
         raise
     return found, KeyedCall(found.auth, kept or data, contextvars.copy_context())
@@ -93,8 +97,11 @@ async def _authorise(caller: KeyCaller, group: str) -> UserAPIKeyAuth:
 
 
 def _request(caller: KeyCaller, group: str) -> Request:
-    """Return a request as LiteLLM's app would see it, whose body names the model alone."""
-    body = orjson.dumps({"model": group} if group else {})
+    """Return a request as LiteLLM's app would see it, with no text in it."""
+    fields: dict[str, Any] = {"model": group, "messages": _NO_TEXT} if group else {}
+    if caller.tokens_max is not None:
+        fields["max_tokens"] = caller.tokens_max
+    body = orjson.dumps(fields)
     kept = [row for row in caller.headers if row[0] not in (b"content-length", b"content-type")]
     headers = [
         *kept,

@@ -29,6 +29,7 @@ class KeyCaller:
     path: str
     headers: RawHeaders
     client: str = "127.0.0.1"  # its address
+    tokens_max: int | None = None  # of its answers together; LiteLLM reserves their price
 
 
 @dataclass(frozen=True, slots=True)
