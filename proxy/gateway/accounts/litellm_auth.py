@@ -5,6 +5,7 @@ that loop may do so.
 """
 
 import contextvars
+import logging
 from hashlib import sha256
 from typing import Any, Final
 
@@ -15,10 +16,12 @@ from litellm.proxy._types import LitellmUserRoles, ProxyException, UserAPIKeyAut
 from litellm.proxy.auth.user_api_key_auth import user_api_key_auth
 from litellm.proxy.litellm_pre_call_utils import LiteLLMProxyRequestSetup
 
-from hearth.proxy.gateway.accounts.litellm_keys import KeyCaller, KeyOwner
+from hearth.proxy.gateway.accounts.litellm_keys import KeyCaller, KeyOwner, route_of
 from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
+
+log = logging.getLogger(__name__)
 
 TEXT_CHARS_MAX: Final = 600  # of LiteLLM's reason
 _CALL_TYPES: Final[dict[Dialect, str]] = {
@@ -115,7 +118,7 @@ def _request(caller: KeyCaller, group: str) -> Request:
     scope = {
         "type": "http",
         "method": caller.method,
-        "path": caller.path,
+        "path": route_of(caller.path),
         "query_string": b"",
         "headers": headers,
         "client": (caller.client, 0),
@@ -171,7 +174,8 @@ def _refusal(error: Exception, *, is_sent: bool = True) -> RequestError:
         return _wrong("The API key is wrong: it is not LiteLLM's master key, and no database has "
                       "others.")  # fmt: skip
     if not text:
-        text = "LiteLLM could not check the key; its log says why."
+        log.warning("LiteLLM could not check a key: %s", type(error).__name__)
+        text = "LiteLLM could not check the key; the proxy's log says why."
         return RequestError(text, status=503, code="key_check_failed")
     text = " ".join(text.split())[:TEXT_CHARS_MAX]
     return RequestError(text, status=status, code=code)

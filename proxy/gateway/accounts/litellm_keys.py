@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+from hearth.proxy.api import prefill_endpoint
 from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall, LiteLLMLoop
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.proxy.request.parsed_request import Dialect
@@ -19,6 +20,25 @@ T = TypeVar("T")
 
 READY_WAIT_S_MAX: Final = 30.0  # for LiteLLM to be imported, before a client is told to come back
 CHECK_S_MAX: Final = 10.0  # for LiteLLM, and its database, to say whose a key is
+
+
+# What LiteLLM knows as routes for keys, itself or by how it begins; a key may have a list of them.
+_ROUTES: Final = (
+    *("/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"),
+    *("/v1/messages", "/v1/responses", "/responses", "/v1/embeddings", "/embeddings"),
+    *("/v1/models", "/models"),
+)
+
+
+def route_of(path: str) -> str:
+    """Return the route that a key is checked for at `path`.
+
+    Our own routes are none of LiteLLM's: who may list models may ask what is kept for their key,
+    and a prompt is read for whoever may have it answered.
+    """
+    if any(path == route or path.startswith(f"{route}/") for route in _ROUTES):
+        return path
+    return "/v1/chat/completions" if path == prefill_endpoint.PATH else "/v1/models"
 
 
 @dataclass(frozen=True, slots=True)

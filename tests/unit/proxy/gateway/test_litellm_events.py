@@ -301,6 +301,25 @@ def test_a_second_header_makes_nobody_another_keys_owner(told: Told) -> None:
     assert told.child.ask("owner", caller={"headers": both})["digest"] == mine
 
 
+OWN_ROUTES = ("/v1/cache", "/v1/sessions/s", "/metrics", "/dashboard/events", "/v1/doctor")
+
+
+@pytest.mark.parametrize("path", [*OWN_ROUTES, "/v1/models", "/v1/responses/resp_1"])
+def test_a_virtual_key_is_known_on_our_own_routes_too(told: Told, path: str) -> None:
+    told.child.ask("key", key="sk-routes")
+    found = told.child.ask("owner", caller=caller("sk-routes", path=path))
+    assert found["digest"] == key_digest({"x-api-key": "sk-routes"})
+    assert refused(told, "owner", caller=caller("", path=path))[0] == 401
+
+
+def test_a_key_that_may_chat_only_reads_no_models_and_no_cache(told: Told) -> None:
+    told.child.ask("key", key="sk-chat", allowed_routes=["/v1/chat/completions"])
+    for path in ("/v1/chat/completions", "/v1/cache/prefill"):
+        assert told.child.ask("owner", caller=caller("sk-chat", path=path))
+    for path in ("/v1/messages", "/v1/models", "/v1/cache"):
+        assert refused(told, "owner", caller=caller("sk-chat", path=path))[0] == 403
+
+
 def test_a_key_may_ask_for_its_own_models_only(told: Told) -> None:
     told.child.ask("key", key="sk-small", models=["small"])
     assert told.child.ask("begin", name="m1", caller=caller("sk-small"), group="small")
