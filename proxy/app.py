@@ -201,7 +201,7 @@ class ProxyApp:
 
     async def _trust(self, exchange: HttpExchange) -> None:
         """Know the request by its key. Raises: RequestError: it has none that is accepted."""
-        key = await self._keys.identity(exchange.raw_headers)
+        key = await self._keys.identity(exchange.raw_headers, exchange.path)
         exchange.is_trusted = True
         exchange.keep_place()
         if key is not None:  # whoever sends another beside it is known by this one all the same

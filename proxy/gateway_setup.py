@@ -9,6 +9,7 @@ from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.gateway import Gateway
 from hearth.proxy.gateway.litellm_thread import LiteLLMThread, LiteLLMUnavailable
 from hearth.proxy.gateway.routing_table import RoutingTable
+from hearth.proxy.http.api_keys import keys_are_apart
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.cloud_requests import CloudRequests
 from hearth.proxy.monitoring.gateway_metrics import served_here
@@ -44,6 +45,7 @@ class GatewaySetup:
             table, settings.instance_dir, SuspendingEventLoop, settings.log_level
         )
         self.table = table
+        routes.groups = table.listed
         metrics, names = routes.metrics, routes.names
         served_by = {row.id: table.served_by(row) for row in table.all_deployments}
         metrics.gateway.know(map(served_here, names.models), is_cloud=False)
@@ -64,7 +66,7 @@ class GatewaySetup:
         if self.accounts.logs is not None:
             self.accounts.logs.on_lost = metrics.gateway.log_lost
         self.gateway = Gateway(table, names, self.litellm, routes.stored, records, self.accounts)
-        self.gateway.is_apart = len(settings.api_keys) > 1 or table.checks_keys
+        self.gateway.is_apart = keys_are_apart(settings.api_keys, are_litellms=table.checks_keys)
 
     def start(self) -> None:
         """Begin to load LiteLLM; returns at once."""

@@ -17,6 +17,7 @@ from hearth.proxy.app import ProxyApp
 from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.gateway.routing_table import read_table
 from hearth.proxy.gateway_setup import GatewaySetup
+from hearth.proxy.http.api_keys import keys_are_apart
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.http1_protocol import protocol_of
 from hearth.proxy.http.origin_rules import OriginRules
@@ -83,7 +84,8 @@ class Hearth:
         table = None
         if (path := settings.litellm_config) is not None:
             table = read_table(path, settings, environ, variables_in(env_file()))
-        is_apart = len(settings.api_keys) > 1 or (table is not None and table.checks_keys)
+        are_litellms = table is not None and table.checks_keys
+        is_apart = keys_are_apart(settings.api_keys, are_litellms=are_litellms)
         models = models_of(settings)
         bounds = (settings.live_slots_max, settings.max_concurrent_requests)
         gap_max = min(LOAD_GAP_MAX, *(bound or LOAD_GAP_MAX for bound in bounds))

@@ -23,8 +23,9 @@ _CLIENT_STATUSES: Final = (400, 401, 403, 404, 413, 415, 422)
 _OPERATOR_CLASSES: Final = {"PaymentRequiredError", "LiteLLMUnknownProvider", "BudgetExceededError"}
 _OPERATOR_TEXTS: Final = ("credit balance is too low", "insufficient_quota")
 _ADVICE: Final = "\n\nLiteLLM: "  # on fallbacks, of which it does not know
-_TOO_LONG: Final = "context_length_exceeded"  # a code that LiteLLM does not look at
-_POLICY: Final = "content_policy_violation"
+# A code, and Anthropic's words from elsewhere, that LiteLLM does not look for.
+_TOO_LONG: Final = ("context_length_exceeded", "prompt is too long")
+_POLICY: Final = ("content_policy_violation", "content filtering policy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,9 @@ def _kind(error: BaseException | None, status: int, told: str) -> FailureKind:
     if names & _OPERATOR_CLASSES or any(row in texts for row in _OPERATOR_TEXTS):
         return "error"
     is_clients = status in _CLIENT_STATUSES and (not names or bool(names & _CLIENT_CLASSES))
-    if is_clients and _TOO_LONG in texts:
+    if is_clients and any(row in texts for row in _TOO_LONG):
         return "context_window"
-    if is_clients and _POLICY in texts:
+    if is_clients and any(row in texts for row in _POLICY):
         return "content_policy"
     return "client" if is_clients else "error"
 

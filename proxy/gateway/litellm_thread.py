@@ -33,7 +33,7 @@ CONFIG_NAME: Final = "litellm.yaml"
 CLOSE_S_MAX: Final = 3.0  # for its callbacks to send what they hold
 REASON_CHARS_MAX: Final = 500
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
-_OVER_BUDGET: Final = "crossed budget"  # as RouterErrors has it
+OVER_BUDGET: Final = "crossed budget"  # as RouterErrors has it
 T = TypeVar("T")
 
 
@@ -187,7 +187,7 @@ class LiteLLMThread:
 
     def _none_for(self, error: Exception) -> NoDeployment:
         reason = self._reason(error)
-        if _OVER_BUDGET in reason.lower():
+        if OVER_BUDGET in reason.lower():
             return NoDeployment(f"over budget: {reason}")
         if type(error).__name__ == "ContextWindowExceededError":
             return NoDeployment(reason, "context_window")
@@ -215,7 +215,7 @@ class LiteLLMThread:
         self._load()
         app = self._server.app
         async with contextlib.AsyncExitStack() as stack:
-            with _printing_nothing(threading.get_ident()):
+            with printing_nothing(threading.get_ident()):
                 lifespan = app.router.lifespan_context(app)
                 self._state = await stack.enter_async_context(lifespan) or {}
             self._path.unlink(missing_ok=True)  # it was read, and it holds keys
@@ -234,7 +234,7 @@ class LiteLLMThread:
         # The user's own callbacks lie beside the user's file, which LiteLLM is not given.
         sys.path.append(str(self._table.config.path.resolve().parent))
         _quieten(self._log_level, self._table.secrets)
-        with without_collecting(), _printing_nothing(threading.get_ident()):
+        with without_collecting(), printing_nothing(threading.get_ident()):
             self._hooks = importlib.import_module(HOOKS)
             self._server = importlib.import_module("litellm.proxy.proxy_server")
             litellm: Any = importlib.import_module("litellm")
@@ -290,7 +290,7 @@ class _StdoutOfOthers(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def _printing_nothing(ident: int) -> Iterator[None]:
+def printing_nothing(ident: int) -> Iterator[None]:
     """Let thread `ident` print nothing: LiteLLM prints its model list at its start, in green."""
     with contextlib.redirect_stdout(_StdoutOfOthers(sys.stdout, ident)):
         yield

@@ -1,7 +1,7 @@
 """Checks a client's API key."""
 
 import hmac
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
 from typing import Final, Protocol
@@ -16,8 +16,10 @@ SENT_MAX: Final = 4  # keys that are looked at in one request
 class ClientKeys(Protocol):
     """Says whose a request is. Owner: the event loop."""
 
-    async def identity(self, headers: Headers) -> str | None:
+    async def identity(self, headers: Headers, path: str = "") -> str | None:
         """Return what stands for the key that `headers` hold; None where no key is needed.
+
+        `path` is what it asks for; "" = a page or a figure of this server's.
 
         Raises:
             RequestError: 401, or why it cannot be said.
@@ -57,8 +59,8 @@ class ApiKeyCheck:
             code="invalid_api_key",
         )
 
-    async def identity(self, headers: Headers) -> str | None:
-        """See `ClientKeys`: the key itself."""
+    async def identity(self, headers: Headers, path: str = "") -> str | None:
+        """See `ClientKeys`: the key itself, which is good for every path."""
         return self.check(headers)
 
     def passes(self, headers: Headers) -> bool:
@@ -86,3 +88,11 @@ def sent_keys(headers: Headers) -> Iterator[bytes]:
             scheme, _, token = value.strip().partition(b" ")
             if scheme.lower() == b"bearer" and token:
                 yield token.strip()
+
+
+def keys_are_apart(keys: Sequence[str], *, are_litellms: bool) -> bool:
+    """Return whether what is kept of a key's requests serves that key alone.
+
+    `keys` are those of this server's settings; of LiteLLM's own there may always be several.
+    """
+    return are_litellms or len(keys) > 1

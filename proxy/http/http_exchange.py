@@ -289,6 +289,9 @@ class HttpExchange:
         await self.start(200, list(_SSE))
         async with contextlib.aclosing(frames):
             async for frame in frames:
+                if wait_s is None:
+                    await self.body(frame, more=True)
+                    continue
                 async with asyncio.timeout(wait_s):
                     await self.body(frame, more=True)
         await self.body(b"", more=False)

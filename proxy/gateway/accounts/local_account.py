@@ -1,9 +1,10 @@
 """Follows one local answer, and tells LiteLLM's callbacks of it at its end."""
 
+import dataclasses
 import time
 from dataclasses import dataclass, field
 
-from hearth.proxy.api.multi_choice_stream import merged
+from hearth.proxy.gateway.accounts.answer_log import answer_log
 from hearth.proxy.gateway.accounts.litellm_usage import (
     KeyedCall,
     LocalAnswerLog,
@@ -15,7 +16,7 @@ from hearth.proxy.http.http_exchange import ClientBody
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import AnswerEvents, Dialect, ParsedRequest
 from hearth.shared.errors import RequestError
-from hearth.shared.wire_messages import Usage
+from hearth.shared.suspending_clock import awake_s
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class LocalAccount:
     body: ClientBody
     keeps_texts: bool
     call: KeyedCall | None = None  # what a key of LiteLLM's has reserved for it
-    _asked_at: float = field(default_factory=time.time)
+    _began_at: float = field(default_factory=awake_s)
     _request: ParsedRequest | None = None
     _answers: list[AnswerStream] = field(default_factory=list)
     _first: RecordedAnswer | None = None  # of the first choice, whose text stands for all
@@ -47,38 +48,35 @@ class LocalAccount:
 
     def end(self, error: RequestError | None) -> None:
         """Tell of the answer; `error` is why its client got none, or not all of it."""
-        if self._request is None:
-            if self.call is None:
-                return  # it was refused, and reserved nothing
-            self.logs.tell(self._log(None, error))
-            return
-        usages = [answer.usage for answer in self._answers if answer.usage is not None]
-        is_whole = len(usages) == len(self._answers)
-        usage = merged(usages, self._request.choices) if is_whole else None
-        self.logs.tell(self._log(usage, error))
+        if self._request is not None:
+            answers = [self._first or self._answers[0], *self._answers[1:]]
+            entry = answer_log(
+                self._request,
+                answers,
+                self.deployment,
+                self._began_at,
+                error,
+                request_id=self.request_id,
+                call=self.call,
+            )
+            self.logs.tell(dataclasses.replace(entry, body_bytes=self.body.size))
+        elif self.call is not None:  # it was refused, and what its key has reserved is given back
+            self.logs.tell(self._refused(error))
 
-    def _log(self, usage: Usage | None, error: RequestError | None) -> LocalAnswerLog:
-        first, request, now = self._first, self._request, time.time()
-        is_begun = usage is not None and usage.completion_tokens > 0
-        assert usage is None or request is not None, "usage is of an answer"
+    def _refused(self, error: RequestError | None) -> LocalAnswerLog:
+        now = time.time()
         return LocalAnswerLog(
             request_id=self.request_id,
             deployment_id=self.deployment.id,
             group=self.deployment.group,
             model=self.deployment.local,
             dialect=self.dialect,
-            body=self.body.fields if self.keeps_texts else {},
+            body={},
             stream=bool(self.body.fields.get("stream")),
-            asked_at=self._asked_at,
-            first_token_at=self._asked_at + usage.ttft_ms / 1000 if usage and is_begun else None,
+            asked_at=now - (awake_s() - self._began_at),
+            first_token_at=None,
             ended_at=now,
-            usage=usage,
-            finish_reason=first.finish_reason if first else "stop",
-            text=first.text if first else "",
-            thinking=first.thinking if first else "",
-            calls=first.whole_calls() if first else (),
+            usage=None,
             error=error,
-            session=request.prompt.speaker.session if request else "",
-            body_bytes=self.body.size if self.keeps_texts else 0,
             call=self.call,
         )

@@ -106,7 +106,8 @@ class Database:
 
 def _caller(fields: dict[str, Any]) -> KeyCaller:
     headers = [(name.encode(), value.encode()) for name, value in fields["headers"].items()]
-    return KeyCaller("POST", fields.get("path", "/v1/chat/completions"), headers)
+    path = fields.get("path", "/v1/chat/completions")
+    return KeyCaller("POST", path, headers, tokens_max=fields.get("tokens_max"))
 
 
 async def _serve() -> None:
@@ -123,7 +124,8 @@ async def _serve() -> None:
             asked = json.loads(line)
             try:
                 with contextlib.redirect_stdout(sys.stderr):
-                    result = await getattr(child, asked.pop("do"))(**asked)
+                    work = getattr(child, asked.pop("do"))(**asked)
+                    result = await asyncio.create_task(work)  # each with a context of its own
                 reply = {"result": result}
             except RequestError as error:
                 reply = {"refused": [error.status, error.code, str(error)]}

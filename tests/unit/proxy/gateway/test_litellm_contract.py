@@ -1,0 +1,82 @@
+"""Holds the pinned LiteLLM to what the gateway uses of it, names and signatures."""
+
+import asyncio
+import inspect
+from importlib.metadata import version
+from typing import Any
+
+import litellm
+import pytest
+from fastapi import HTTPException, Request
+from litellm.integrations.custom_logger import CustomLogger
+from litellm.types.router import RouterErrors
+
+from hearth.proxy.gateway import cloud_failure, fallback_lists, litellm_hooks, litellm_thread
+from hearth.shared.settings_from_env import PROJECT_DIR
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_the_version_is_the_pinned_one() -> None:
+    assert f'"litellm=={version("litellm")}"' in (PROJECT_DIR / "pyproject.toml").read_text()
+
+
+def test_the_router_chooses_by_a_public_method() -> None:
+    taken = ["self", "model", "request_kwargs", "messages", "input", "specific_deployment"]
+    assert parameters(litellm.Router.async_get_available_deployment) == taken
+
+
+@pytest.mark.parametrize("name", ["async_filter_deployments", "async_post_call_failure_hook"])
+def test_the_hooks_are_those_that_litellm_calls(name: str) -> None:
+    ours, theirs = getattr(litellm_hooks.RoutingHook, name), getattr(CustomLogger, name)
+    assert parameters(ours) == parameters(theirs)
+
+
+def test_the_errors_that_tell_whose_mistake_it_is_have_their_names() -> None:
+    names = {
+        *("ContextWindowExceededError", "ContentPolicyViolationError", "PaymentRequiredError"),
+        *("BadRequestError", "NotFoundError", "UnprocessableEntityError", "BudgetExceededError"),
+    }
+    assert all(inspect.isclass(getattr(litellm, name, None)) for name in names)
+    error = litellm.ContextWindowExceededError("too long", "m", "p")
+    assert cloud_failure.failure_of(error, 400, b"").kind == "context_window"
+    refused = litellm.BadRequestError("no", "m", "p")
+    assert cloud_failure.failure_of(refused, 400, b"").kind == "client"
+    unpaid = litellm.exceptions.PaymentRequiredError("pay", "p", "m")
+    assert cloud_failure.failure_of(unpaid, 402, b"").kind == "error"
+
+
+def test_the_texts_and_numbers_that_we_repeat_are_litellms() -> None:
+    told = RouterErrors.no_deployments_with_provider_budget_routing.value
+    assert litellm_thread.OVER_BUDGET in told.lower()
+    assert fallback_lists.STEPS_MAX == litellm.ROUTER_MAX_FALLBACKS
+
+
+def test_the_app_lets_in_only_who_has_the_token() -> None:
+    request = Request({"type": "http"})
+    let_in = asyncio.run(litellm_hooks.authorise(request, litellm_hooks.app_token))
+    assert litellm_hooks.app_token not in str(let_in.api_key)  # it is hashed
+    with pytest.raises(HTTPException) as caught:
+        asyncio.run(litellm_hooks.authorise(request, "sk-other"))
+    assert caught.value.status_code == 401
+
+
+def test_a_local_model_is_never_answered_through_litellm() -> None:
+    with pytest.raises(Exception, match="not called through LiteLLM"):
+        asyncio.run(litellm_hooks.local_model.acompletion())
+
+
+def test_without_a_call_the_hook_leaves_the_deployments_alone() -> None:
+    rows = [{"model_info": {"id": "a"}}, {"model_info": {"id": "b"}}]
+
+    async def narrowed(call: litellm_hooks.RoutedCall | None) -> list[Any]:
+        if call is not None:
+            call.enter()
+        return await litellm_hooks.routing_hook.async_filter_deployments("m", rows, None)
+
+    assert asyncio.run(narrowed(None)) == rows
+    assert asyncio.run(narrowed(litellm_hooks.RoutedCall(pinned="b"))) == rows[1:]
+    assert asyncio.run(narrowed(litellm_hooks.RoutedCall(pinned="gone"))) == []
+    assert asyncio.run(narrowed(litellm_hooks.RoutedCall(preferred="gone"))) == rows
