@@ -16,11 +16,13 @@ from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.responses import responses_events
 from hearth.proxy.gateway.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
-from hearth.proxy.http.api_keys import ApiKeyCheck
+from hearth.proxy.gateway.routing_table import Deployment
+from hearth.proxy.http.api_keys import ApiKeyCheck, ClientKeys
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.connection_places import ConnectionPlaces
 from hearth.proxy.http.http_exchange import (
     SERVED_BY_HEADER,
+    ClientBody,
     ClientGone,
     HttpExchange,
     RawHeaders,
@@ -30,7 +32,7 @@ from hearth.proxy.http.http_exchange import (
     wrong_method,
 )
 from hearth.proxy.http.origin_rules import OriginRules
-from hearth.proxy.local_answers import CACHE_HEADER, ClientBody, LocalAnswers
+from hearth.proxy.local_answers import CACHE_HEADER, LocalAnswers
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.dashboard_routes import Dashboard
 from hearth.proxy.monitoring.request_metrics import PREFILL
@@ -96,15 +98,16 @@ class ProxyApp:
         """`places` are the listener's; without a `gateway` only local models answer."""
         self._gateway = gateway
         self._origins = OriginRules(settings.proxy_host, settings.cors_origins)
-        self._keys = ApiKeyCheck(settings.api_keys)
+        own = None if gateway is None else gateway.accounts.keys
+        self._keys: ClientKeys = own or ApiKeyCheck(settings.api_keys)
         self._names = routes.names
         self.stored = routes.stored
         self.metrics = routes.metrics
-        self.local = LocalAnswers(settings, pool, routes)
+        self.local = LocalAnswers(settings, pool, routes, is_apart=own is not None)
         self.pool = pool
         self.routes = routes
         self.body_budget = BodyBudget()
-        self.dashboard = Dashboard(settings, routes.feed)
+        self.dashboard = Dashboard(settings, routes.feed, self._keys)
         self.keep_awake = KeepAwake(settings.keep_awake)
         self.metrics.watch(self.keep_awake)
         self.places = ConnectionPlaces() if places is None else places
@@ -189,13 +192,20 @@ class ProxyApp:
         if Dashboard.serves(exchange):
             await self.dashboard.serve(exchange)  # which knows keys, and cookies too
             return
-        exchange.is_trusted = exchange.path != _OPEN_PATH or self._keys.passes(exchange.raw_headers)
-        if exchange.is_trusted:
-            key = self._keys.check(exchange.raw_headers)
-            exchange.keep_place()
-            if key is not None:  # whoever sends another beside it is known by this one all the same
-                exchange.headers["x-api-key"] = key
+        try:
+            await self._trust(exchange)
+        except RequestError:
+            if exchange.path != _OPEN_PATH:
+                raise
         await self._dispatch(exchange)
+
+    async def _trust(self, exchange: HttpExchange) -> None:
+        """Know the request by its key. Raises: RequestError: it has none that is accepted."""
+        key = await self._keys.identity(exchange.raw_headers, exchange.path)
+        exchange.is_trusted = True
+        exchange.keep_place()
+        if key is not None:  # whoever sends another beside it is known by this one all the same
+            exchange.headers["x-api-key"] = key
 
     async def _dispatch(self, exchange: HttpExchange) -> None:
         path = exchange.path
@@ -234,6 +244,29 @@ class ProxyApp:
             else:
                 await self.local.generate(exchange, dialect, body, target)
 
+    async def _answer_on_account(
+        self,
+        gateway: Gateway,
+        exchange: HttpExchange,
+        dialect: Dialect,
+        body: ClientBody,
+        deployment: Deployment,
+    ) -> None:
+        """Answer with a local model, and have LiteLLM's callbacks know what came of it."""
+        target = deployment.local if self._names.others else ""
+        account = await gateway.accounts.open(exchange, dialect, deployment, body)
+        error: RequestError | None = RequestError("It ended by a bug.", status=500)
+        try:
+            with self.keep_awake.request():
+                await self.local.generate(exchange, dialect, body, target, account)
+            error = exchange.broken_by
+        except RequestError as raised:
+            error = raised
+            raise
+        finally:
+            if account is not None:
+                account.end(error)
+
     async def _serve_by_config(
         self, gateway: Gateway, exchange: HttpExchange, dialect: Dialect | None, body: ClientBody
     ) -> None:
@@ -244,14 +277,17 @@ class ProxyApp:
             self._names.check(name)  # which refuses it
             raise AssertionError(name)
 
-        async def answer_here(model: str) -> None:
+        async def answer_here(deployment: Deployment) -> None:
             if dialect is None:
-                raise _no_embeddings(model)
-            target = model if self._names.others else ""
-            await self._answer_here(exchange, dialect, body, target)
+                raise _no_embeddings(deployment.local)
+            target = deployment.local if self._names.others else ""
+            if exchange.path in _GENERATE:
+                await self._answer_on_account(gateway, exchange, dialect, body, deployment)
+            else:
+                await self._answer_here(exchange, dialect, body, target)
 
         if exchange.path == prefill_endpoint.PATH:
-            await answer_here(gateway.local_model(group))
+            await answer_here(gateway.local_deployment(group))
             return
         asked = _COUNT_CALLS.get(exchange.path) or dialect or "embeddings"
         await gateway.serve(exchange, group, GatewayCall(asked, body.fields, answer_here))

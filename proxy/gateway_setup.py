@@ -1,12 +1,15 @@
 """Builds what LITELLM_CONFIG asks for: the table of names, LiteLLM's thread, the gateway."""
 
-from collections.abc import Mapping
-from pathlib import Path
+import asyncio
+import contextlib
+from typing import Final
 
 from hearth.proxy.event_loop import SuspendingEventLoop
+from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.gateway import Gateway
-from hearth.proxy.gateway.litellm_thread import LiteLLMThread
-from hearth.proxy.gateway.routing_table import read_table
+from hearth.proxy.gateway.litellm_thread import LiteLLMThread, LiteLLMUnavailable
+from hearth.proxy.gateway.routing_table import RoutingTable
+from hearth.proxy.http.api_keys import keys_are_apart
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.cloud_requests import CloudRequests
 from hearth.proxy.monitoring.gateway_metrics import served_here
@@ -14,33 +17,35 @@ from hearth.proxy.monitoring.gateway_records import CountedGateway
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
 
+LOGS_WAIT_S_MAX: Final = 2.0  # at the end, for callbacks to take what waits
+
 
 class GatewaySetup:
     """The gateway and what it runs on. Owner: the event loop."""
 
     def __init__(
         self,
-        path: Path,
+        table: RoutingTable,
         settings: Settings,
-        environ: Mapping[str, str],
-        in_file: Mapping[str, str],
         routes: AdminRoutes,
     ) -> None:
-        """`path` is of the config, `in_file` are the variables of `.env`.
+        """Build it of a `table` that was read.
 
         Raises:
-            StartError: the config cannot be used, or others could reach the server without a key.
+            StartError: others could reach the server without a key.
         """
-        self.table = table = read_table(path, settings, environ, in_file)
         if not settings.is_loopback and not settings.api_keys and not table.checks_keys:
             raise StartError(
                 f"PROXY_HOST is {settings.proxy_host}, which others can reach, and neither "
-                f"PROXY_API_KEY nor a master_key in {path} is set. Set one, or "
+                f"PROXY_API_KEY nor a master_key in LITELLM_CONFIG is set. Set one, or "
                 "PROXY_HOST=127.0.0.1."
             )
+        self._watching: asyncio.Task[None] | None = None
         self.litellm = LiteLLMThread(
             table, settings.instance_dir, SuspendingEventLoop, settings.log_level
         )
+        self.table = table
+        routes.groups = table.listed
         metrics, names = routes.metrics, routes.names
         served_by = {row.id: table.served_by(row) for row in table.all_deployments}
         metrics.gateway.know(map(served_here, names.models), is_cloud=False)
@@ -52,10 +57,31 @@ class GatewaySetup:
             routes.requests, metrics.gateway, lambda name: served_by.get(name, "other")
         )
         records = CountedGateway(metrics, self.cloud_requests)
-        self.gateway = Gateway(table, names, self.litellm, routes.stored, records)
-        self.gateway.is_apart = len(settings.api_keys) > 1 or table.checks_keys
+        self.accounts = Accounts.of(
+            table.config.values,
+            self.litellm,
+            self.litellm.ready,
+            checks_keys=table.checks_keys,
+        )
+        if self.accounts.logs is not None:
+            self.accounts.logs.on_lost = metrics.gateway.log_lost
+        self.gateway = Gateway(table, names, self.litellm, routes.stored, records, self.accounts)
+        self.gateway.is_apart = keys_are_apart(settings.api_keys, are_litellms=table.checks_keys)
+
+    def start(self) -> None:
+        """Begin to load LiteLLM; returns at once."""
+        self.litellm.start()
+        self._watching = asyncio.create_task(self._watch(), name="cloud usage")
+
+    async def _watch(self) -> None:
+        """Have LiteLLM tell what its calls cost, once it is there."""
+        with contextlib.suppress(LiteLLMUnavailable):  # which it has logged
+            await self.accounts.watch_clouds(self.cloud_requests.told)
 
     async def close(self) -> None:
-        """End LiteLLM, and note what it has not told of yet."""
+        """Tell LiteLLM what it has not been told, end it, and note what it has not told."""
+        if self._watching is not None:
+            self._watching.cancel()
+        await self.accounts.close(LOGS_WAIT_S_MAX)
         await self.litellm.close()
         self.cloud_requests.close()

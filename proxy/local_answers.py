@@ -4,16 +4,16 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from hearth.proxy.api import chat_completions_events, legacy_completions, prefill_endpoint
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.multi_choice_stream import merged
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.api.responses import responses_events
+from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
-from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
+from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientBody, HttpExchange, RawHeaders
 from hearth.proxy.http.strict_json import read_object
 from hearth.proxy.images.prompt_images import shows_images
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
@@ -42,26 +42,21 @@ _ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ClientBody:
-    """The JSON object that a client sent, and how many bytes it was."""
-
-    fields: dict[str, Any]
-    size: int
-
-
 class LocalAnswers:
     """Answers with local models. Owner: the event loop.
 
     Invariant: each request that a worker admitted is counted and logged once, at its end.
     """
 
-    def __init__(self, settings: Settings, pool: WorkerPool, routes: AdminRoutes) -> None:
+    def __init__(
+        self, settings: Settings, pool: WorkerPool, routes: AdminRoutes, *, is_apart: bool = False
+    ) -> None:
+        """`is_apart` as of BodyParser."""
         self._names = routes.names
         self._stored = routes.stored
         self._metrics = routes.metrics
         self._requests = routes.requests
-        self.body_parser = BodyParser(settings, routes.stored)
+        self.body_parser = BodyParser(settings, routes.stored, is_apart=is_apart)
         self._pool = pool
 
     # ------------------------------------------------------------ what was asked
@@ -127,9 +122,14 @@ class LocalAnswers:
             self._count_ended(exchange, [answer], request, started)
 
     async def generate(
-        self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
+        self,
+        exchange: HttpExchange,
+        dialect: Dialect,
+        body: ClientBody,
+        target: str,
+        account: LocalAccount | None = None,
     ) -> None:
-        """Answer in `dialect`, whole or as a stream.
+        """Answer in `dialect`, whole or as a stream; `account` is told what came of it.
 
         Raises:
             RequestError: nothing was sent. What breaks a stream off is its last event instead.
@@ -139,7 +139,8 @@ class LocalAnswers:
         opening = self._open(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
         name = request.target or self._names.public
-        admitted = AdmittedRequest(request, name, answer, tuple(others))
+        read = answer if account is None else account.admitted(request, [answer, *others])
+        admitted = AdmittedRequest(request, name, read, tuple(others))
         if request.dialect == "responses" and request.is_stored:
             key = request.prompt.speaker.key
             admitted.keep = functools.partial(self._stored.keep, key, request.body)

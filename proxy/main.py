@@ -15,7 +15,9 @@ import uvicorn
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.event_loop import SuspendingEventLoop
+from hearth.proxy.gateway.routing_table import read_table
 from hearth.proxy.gateway_setup import GatewaySetup
+from hearth.proxy.http.api_keys import keys_are_apart
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within
 from hearth.proxy.http.http1_protocol import protocol_of
 from hearth.proxy.http.origin_rules import OriginRules
@@ -79,12 +81,15 @@ class Hearth:
         self._directory = private_directory(settings.instance_dir)
         self._version = VERSION
         OriginRules(settings.proxy_host, settings.cors_origins)  # refuses a bad CORS_ORIGINS now
+        table = None
+        if (path := settings.litellm_config) is not None:
+            table = read_table(path, settings, environ, variables_in(env_file()))
+        are_litellms = table is not None and table.checks_keys
+        is_apart = keys_are_apart(settings.api_keys, are_litellms=are_litellms)
         models = models_of(settings)
         bounds = (settings.live_slots_max, settings.max_concurrent_requests)
         gap_max = min(LOAD_GAP_MAX, *(bound or LOAD_GAP_MAX for bound in bounds))
-        self._pool = WorkerPool(
-            affinity=CacheAffinity(gap_max), is_apart=len(settings.api_keys) > 1
-        )
+        self._pool = WorkerPool(affinity=CacheAffinity(gap_max), is_apart=is_apart)
         environment = {
             **environ,
             **openblas_environment(environ),
@@ -103,17 +108,21 @@ class Hearth:
         self._model_swapper = ModelSwapper(self._supervisor, self._pool, models, unload_s)
         self._remote = RemoteWorkers(settings, self._pool, models)
         self._routes = AdminRoutes(
-            settings, self._version, self._supervisor, self._pool, self._remote.workers
+            settings,
+            self._version,
+            self._supervisor,
+            self._pool,
+            self._remote.workers,
+            is_apart=is_apart,
         )
         self._pool.on_ready = WarmPrompts(
-            settings, BodyParser(settings, self._routes.stored), self._routes.names
+            settings,
+            BodyParser(settings, self._routes.stored, is_apart=is_apart),
+            self._routes.names,
         ).begin
         self._gateway: GatewaySetup | None = None
-        if settings.litellm_config is not None:
-            in_file = variables_in(env_file())
-            self._gateway = GatewaySetup(
-                settings.litellm_config, settings, environ, in_file, self._routes
-            )
+        if table is not None:
+            self._gateway = GatewaySetup(table, settings, self._routes)
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
         self._supervisor.on_change = self._write_pid_file
         self._socket = bind(settings.proxy_host, settings.proxy_port)
@@ -166,7 +175,7 @@ class Hearth:
         places = ConnectionPlaces(places_within(open_files_max(OPEN_FILES)))
         gateway = None
         if self._gateway is not None:
-            self._gateway.litellm.start()
+            self._gateway.start()
             gateway = self._gateway.gateway
         app = ProxyApp(self._settings, self._pool, self._routes, places, gateway)
         self._server = _Server(

@@ -9,7 +9,7 @@ class RequestError(Exception):
     """This request ends, the next one is served. Reaches the client in its own dialect.
 
     `status` is the HTTP status, `code` a stable word for programs, the text is for people: the
-    measured value, the limit and the remedy. `retry_after_s` is told with a 503 only.
+    measured value, the limit and the remedy. `retry_after_s` is told with a 503 or a 429 only.
     """
 
     def __init__(

@@ -384,9 +384,9 @@ def decode(frame: bytes) -> Message:
     if not isinstance(row, dict):
         raise WireError("not a map")
     kind = row.pop("kind", None)
-    if not isinstance(kind, str) or kind not in KINDS:
+    if not isinstance(kind, str) or kind not in _READERS:
         raise WireError(f"unknown kind {kind!r}; this side speaks version {PROTOCOL_VERSION}")
-    message: Message = _READERS[KINDS[kind]](row, kind)
+    message: Message = _READERS[kind](row)
     return message
 
 
@@ -396,42 +396,43 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
-FieldReader = Callable[[Any, str], Any]  # (value, where) -> checked value; raises WireError
+FieldReader = Callable[[Any], Any]  # value -> checked value; raises WireError, which says where
 
 
-def _reader(hint: Any) -> FieldReader:
+def _reader(hint: Any, where: str) -> FieldReader:
     """Return the function that checks, and where needed rebuilds, a value declared as `hint`."""
     if hint is Any:
-        return lambda value, where: value
+        return lambda value: value
     if dataclasses.is_dataclass(hint):
-        return _dataclass_reader(hint)
+        return _dataclass_reader(hint, where)
     if get_origin(hint) is UnionType:  # only `X | None` is declared above
-        (inner,) = (_reader(arm) for arm in get_args(hint) if arm is not NoneType)
-        return lambda value, where: None if value is None else inner(value, where)
+        (inner,) = (_reader(arm, where) for arm in get_args(hint) if arm is not NoneType)
+        return lambda value: None if value is None else inner(value)
     if get_origin(hint) is list:
-        item = _reader(get_args(hint)[0])
-        return lambda value, where: [item(x, where) for x in _typed(value, list, where)]
+        item = _reader(get_args(hint)[0], where)
+        return lambda value: [item(x) for x in _typed(value, list, where)]
     if get_origin(hint) is dict:
-        item = _reader(get_args(hint)[1])
-        return lambda value, where: {
-            _typed(k, str, where): item(x, where) for k, x in _typed(value, dict, where).items()
+        item = _reader(get_args(hint)[1], where)
+        return lambda value: {
+            _typed(k, str, where): item(x) for k, x in _typed(value, dict, where).items()
         }
     if hint is float:
-        return lambda value, where: (
-            float(value) if type(value) is int else _typed(value, float, where)
-        )
-    return lambda value, where: _typed(value, hint, where)
+        return lambda value: float(value) if type(value) is int else _typed(value, float, where)
+    return lambda value: value if type(value) is hint else _typed(value, hint, where)
 
 
-def _dataclass_reader(kind: Any) -> FieldReader:
-    readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
+def _dataclass_reader(kind: Any, where: str) -> FieldReader:
+    readers = {
+        name: _reader(hint, f"{where}.{name}") for name, hint in get_type_hints(kind).items()
+    }
+    names, in_order = readers.keys(), tuple(readers.items())
 
-    def read(value: Any, where: str) -> Any:
+    def read(value: Any) -> Any:
         row = _typed(value, dict, where)
-        if row.keys() != readers.keys():
-            odd = sorted(map(repr, row.keys() ^ readers.keys()))
+        if row.keys() != names:
+            odd = sorted(map(repr, row.keys() ^ names))
             raise WireError(f"{where} lacks, or has beyond its fields: {', '.join(odd)}")
-        return kind(**{name: readers[name](x, f"{where}.{name}") for name, x in row.items()})
+        return kind(*[reader(row[name]) for name, reader in in_order])
 
     return read
 
@@ -442,6 +443,6 @@ def _typed(value: Any, kind: type[Any], where: str) -> Any:
     return value
 
 
-_READERS: Final[dict[type[Any], FieldReader]] = {
-    kind: _dataclass_reader(kind) for kind in KINDS.values()
+_READERS: Final[dict[str, FieldReader]] = {
+    name: _dataclass_reader(kind, name) for name, kind in KINDS.items()
 }

@@ -14,12 +14,12 @@ import socket
 import stat
 import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import zmq
-import zmq.asyncio
 from zmq.auth import load_certificate
 from zmq.auth.thread import ThreadAuthenticator
 
@@ -34,7 +34,9 @@ SILENCE_S_MAX = 15.0  # a worker silent for this long is taken for hung
 LEASE_RENEW_S = 1.0
 LEASE_S = 5.0  # a request not renewed for this long is cancelled
 QUEUE_FRAMES_MAX = 20_000  # frames held for one peer before it counts as gone
+TAKEN_FRAMES_MAX = 256  # at once, before others have their turn
 IPC_PATH_BYTES_MAX = 103 if sys.platform == "darwin" else 107  # sun_path less its NUL
+_READABLE: Final = int(zmq.POLLIN)  # a plain number: zmq's own take a microsecond to compare
 
 WORKER_NAME: Final = "worker"  # of the key files: worker.key, worker.key_secret
 PROXY_NAME: Final = "proxy"
@@ -296,16 +298,53 @@ def _frame(message: Message) -> bytes:
 
 
 class QueueFull(WireError):
-    """The worker stopped reading long ago."""
+    """The worker stopped reading long ago, or nobody reads there any more."""
+
+
+class _Reader:
+    """Gives each frame that comes on one socket to `take`. Owner: the event loop.
+
+    zmq tells by its descriptor that something changed, once: all that came is taken then. Whoever
+    uses the socket otherwise may use up what it had to tell, and calls `look`.
+    """
+
+    def __init__(self, socket: "zmq.Socket[bytes]", take: Callable[[bytes], None]) -> None:
+        self._socket = socket
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = int(socket.get(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._read)
+        self.look()
+
+    def look(self) -> None:
+        self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        left = TAKEN_FRAMES_MAX
+        while not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & _READABLE:
+            if not left:
+                self.look()
+                break
+            self._take(self._socket.recv())
+            left -= 1
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._descriptor)
 
 
 class DealerLink:
     """A proxy's end of the connection to one start of one worker. Owner: the event loop."""
 
-    def __init__(self, endpoint: str, keys: CurveKeys | None = None) -> None:
-        """Connect. Raises: StartError: over the network, and there are no `keys`."""
+    def __init__(
+        self, endpoint: str, take: Callable[[bytes], None], keys: CurveKeys | None = None
+    ) -> None:
+        """Connect. `take` is called with each frame, until `close`, and must raise nothing.
+
+        Raises:
+            StartError: over the network, and there are no `keys`.
+        """
         _check_endpoint(endpoint, keys)
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
         self._socket.setsockopt(zmq.RCVHWM, QUEUE_FRAMES_MAX)
@@ -317,27 +356,25 @@ class DealerLink:
             self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         self._socket.connect(endpoint)
+        self._reader = _Reader(self._socket, take)
 
     def send(self, message: Message) -> None:
         """Queue `message` without waiting.
 
         Raises:
             WireError: it cannot be encoded.
-            QueueFull: the worker stopped reading long ago.
+            QueueFull: the worker stopped reading long ago, or the connection is closed.
         """
         frame = encode(message)
-        future = self._socket.send(frame, zmq.NOBLOCK)
-        assert isinstance(future, asyncio.Future), type(future)
-        if future.done() and future.exception() is not None:
-            raise QueueFull(f"the worker's queue is full ({QUEUE_FRAMES_MAX} frames)")
-
-    async def receive(self) -> Message:
-        """Wait for the next message.
-
-        Raises:
-            WireError: a frame that is not a message; the next call may succeed.
-        """
-        return decode(await self._socket.recv())
+        if self._socket.closed:
+            raise QueueFull("the connection to the worker is closed")
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            text = f"the worker's queue is full ({QUEUE_FRAMES_MAX} frames)"
+            raise QueueFull(text) from None
+        finally:
+            self._reader.look()
 
     async def broken(self) -> None:
         """Return once the connection broke off. Once.
@@ -346,14 +383,18 @@ class DealerLink:
         end is lost.
         """
         monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        told = asyncio.Event()
+        reader = _Reader(monitor, lambda _: told.set())
         try:
-            await monitor.recv_multipart()
+            await told.wait()
         finally:
             self._end_monitor()
+            reader.close()
             monitor.close()
 
     def close(self) -> None:
         self._end_monitor()
+        self._reader.close()
         self._socket.close()
 
     def _end_monitor(self) -> None:

@@ -296,9 +296,10 @@ async def _content_chunks(
                 frames = writer.grown(index, row)
             elif row is not None:
                 frames = writer.ended(index, row, choices.usage if choices.have_ended else None)
-            silent_s = time.monotonic() - sent_at
-            if row is None or (not frames and silent_s >= sse.PING_S):  # or a custom tool's text
+            now = time.monotonic()
+            if row is None or (not frames and now - sent_at >= sse.PING_S):  # a custom tool's text
                 frames = [writer.alive()]
+            if frames:
+                sent_at = now
             for frame in frames:
                 yield frame
-                sent_at = time.monotonic()

@@ -70,6 +70,8 @@ def error_event(error: RequestError, dialect: str) -> bytes:
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
     if error.status == 503:
         return [(b"retry-after", b"%d" % (error.retry_after_s or Overloaded.RETRY_AFTER_S))]
+    if error.status == 429 and error.retry_after_s:
+        return [(b"retry-after", b"%d" % error.retry_after_s)]
     if error.status == 401:
         return [(b"www-authenticate", b"Bearer")]
     return []

@@ -23,12 +23,25 @@ class MergedChoices:
         self._per_prompt = admitted.request.choices
         self._usages: dict[int, Usage] = {}  # by choice, once it has ended
 
-    async def events(self, wait_s: float | None = None) -> AsyncGenerator[ChoiceEvent, None]:
+    def events(self, wait_s: float | None = None) -> AsyncGenerator[ChoiceEvent, None]:
         """Yield what the choices give, each until its Finished; a silence when `wait_s` passed.
 
         Raises:
             RequestError: one of them failed; this is the end of all.
         """
+        return self._of_one(wait_s) if len(self._answers) == 1 else self._of_several(wait_s)
+
+    async def _of_one(self, wait_s: float | None) -> AsyncGenerator[ChoiceEvent, None]:
+        (answer,) = self._answers
+        try:
+            while not isinstance(row := await answer.next_event(wait_s), Finished):
+                yield 0, row
+            self._usages[0] = row.usage
+            yield 0, row
+        finally:
+            self.close()
+
+    async def _of_several(self, wait_s: float | None) -> AsyncGenerator[ChoiceEvent, None]:
         pending = {
             asyncio.create_task(answer.next_event()): index
             for index, answer in enumerate(self._answers)

@@ -34,13 +34,16 @@ _PARSERS: Final = {
 class BodyParser:
     """Parses bodies, reads their images, and names their messages. Owner: the event loop."""
 
-    def __init__(self, settings: Settings, stored: ResponseStore) -> None:
+    def __init__(
+        self, settings: Settings, stored: ResponseStore, *, is_apart: bool = False
+    ) -> None:
+        """`is_apart`: keys that the settings do not list are apart from each other too."""
         self._digester = MessageDigester(
             settings.cache_canonicalize_tool_context, settings.cache_norm_safety_check
         )
         self.images = ImageFetcher(settings.allow_image_urls)
         self._uses_kv_cache = settings.use_kv_cache
-        self._is_apart = len(settings.api_keys) > 1
+        self._is_apart = is_apart or len(settings.api_keys) > 1
         self._stored = stored
 
     def read(

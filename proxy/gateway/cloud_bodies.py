@@ -140,7 +140,7 @@ class _Filter:
             for name, value in held.items():
                 if type(value) is list and name != "thought_signatures":
                     held[name] = self._blocks(value, f"{where}.{name}", "assistant", 0)
-            row["provider_specific_fields"] = held
+            _set_or_leave_out(row, held)
 
     def _opaque_block(
         self, kinds: Mapping[str, allowed.Fields], row: Row, param: str
@@ -365,8 +365,15 @@ def _chat_call(row: Row, param: str) -> Row:
         call["function"] = _only(called, allowed.CALLED)
     if call.get("provider_specific_fields") is not None:
         held = fields.record(call["provider_specific_fields"], f"{param}.provider_specific_fields")
-        call["provider_specific_fields"] = _only(held, allowed.PROVIDER_BLOCKS)
+        _set_or_leave_out(call, _only(held, allowed.PROVIDER_BLOCKS))
     return call
+
+
+def _set_or_leave_out(row: Row, held: Row) -> None:
+    """Put LiteLLM's own field into `row` where it holds something: OpenAI refuses the name."""
+    row["provider_specific_fields"] = held
+    if not any(value is not None for value in held.values()):
+        del row["provider_specific_fields"]
 
 
 def _function(row: Row, param: str) -> Row:

@@ -7,6 +7,7 @@ cancels it soon after: the cloud's connection is closed.
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -228,7 +229,7 @@ class CloudCall:
     def _failed(self, error: BaseException | None, status: int, body: bytes) -> CloudFailure:
         found = failure_of(self._context.failure or error, status, body)
         text = self._secrets.redacted(found.text)
-        return CloudFailure(found.kind, found.status, text, found.name)
+        return dataclasses.replace(found, text=text)
 
 
 def scope_of(path: str, headers: RawHeaders, body: bytes, state: dict[str, Any]) -> Scope:

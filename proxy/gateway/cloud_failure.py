@@ -8,6 +8,8 @@ from typing import Any, Final, Literal
 
 import orjson
 
+from hearth.shared.errors import RETRY_AFTER_S_MAX
+
 FailureKind = Literal["context_window", "content_policy", "client", "error"]
 
 TEXT_CHARS_MAX: Final = 2_000
@@ -34,6 +36,7 @@ class CloudFailure:
     status: int
     text: str  # without secrets
     name: str  # the class of LiteLLM's error; "" = it told none
+    retry_after_s: int | None = None  # as the cloud said it, in whole seconds
 
 
 def failure_of(error: BaseException | None, status: int, body: bytes) -> CloudFailure:
@@ -45,7 +48,8 @@ def failure_of(error: BaseException | None, status: int, body: bytes) -> CloudFa
     told = told.split(_ADVICE)[0]
     code = status or _status_of(error)
     name = type(error).__name__ if error is not None else ""
-    return CloudFailure(_kind(error, code, told), code, told[:TEXT_CHARS_MAX], name)
+    wait_s = _retry_after_s(error)
+    return CloudFailure(_kind(error, code, told), code, told[:TEXT_CHARS_MAX], name, wait_s)
 
 
 def _kind(error: BaseException | None, status: int, told: str) -> FailureKind:
@@ -68,6 +72,19 @@ def _kind(error: BaseException | None, status: int, told: str) -> FailureKind:
 def _status_of(error: BaseException | None) -> int:
     found = getattr(error, "status_code", None)
     return found if isinstance(found, int) and 400 <= found <= 599 else STATUS_UNKNOWN
+
+
+def _retry_after_s(error: BaseException | None) -> int | None:
+    """Return the cloud's Retry-After: LiteLLM keeps it with its error and sends it to nobody."""
+    response = getattr(error, "response", None)
+    for headers in (
+        getattr(error, "litellm_response_headers", None),
+        response and response.headers,
+    ):
+        value = str((headers or {}).get("retry-after", ""))
+        if value.isdecimal():
+            return min(RETRY_AFTER_S_MAX, int(value[:9]))
+    return None
 
 
 def _message_in(body: bytes) -> str:

@@ -15,11 +15,13 @@ import orjson
 from hearth.proxy.api.error_bodies import error_event
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway import crossing
+from hearth.proxy.gateway.accounts.accounts import Accounts
+from hearth.proxy.gateway.accounts.litellm_usage import REQUEST_HEADER
 from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body, cloud_headers
 from hearth.proxy.gateway.cloud_call import CloudCall
 from hearth.proxy.gateway.cloud_failure import CloudFailure
+from hearth.proxy.gateway.litellm_paths import PATHS
 from hearth.proxy.gateway.litellm_thread import LiteLLMThread, NoDeployment
-from hearth.proxy.gateway.litellm_usage import REQUEST_HEADER
 from hearth.proxy.gateway.reply_tap import ReplyTap
 from hearth.proxy.gateway.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.session_deployments import SessionDeployments, session_digest
@@ -32,15 +34,6 @@ from hearth.shared.suspending_clock import awake_s
 log = logging.getLogger(__name__)
 
 FALLBACK_HEADER: Final = b"x-hearth-fallback"
-PATHS: Final[dict[CloudDialect, str]] = {  # of LiteLLM's app
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-    "messages": "/v1/messages",
-    "messages_count": "/v1/messages/count_tokens",
-    "responses": "/v1/responses",
-    "responses_count": "/v1/responses/input_tokens",
-    "embeddings": "/v1/embeddings",
-}
 ATTEMPTS_MAX: Final = 16  # of one request, over all groups
 _CAUSES: Final[dict[str, Cause]] = {"context_length_exceeded": "context_window"}
 _CODES: Final = {
@@ -99,7 +92,7 @@ class GatewayCall:
 
     dialect: CloudDialect
     body: dict[str, Any]  # as the client sent it
-    answer_here: Callable[[str], Awaitable[None]]  # has the local model of that name answer
+    answer_here: Callable[[Deployment], Awaitable[None]]  # has its local model answer
 
 
 @dataclass(slots=True)
@@ -162,8 +155,10 @@ class Gateway:
         litellm: LiteLLMThread,
         stored: ResponseStore,
         records: GatewayRecords,
+        accounts: Accounts,
     ) -> None:
         self.table = table
+        self.accounts = accounts
         self.litellm = litellm
         self.is_apart = False  # nothing of one key may be found by another
         self._names = names
@@ -186,11 +181,11 @@ class Gateway:
             or self._names.find(name)
         )
 
-    def local_model(self, group: str) -> str:
-        """Return the local model of `group`. Raises: RequestError: it has none."""
+    def local_deployment(self, group: str) -> Deployment:
+        """Return the first local deployment of `group`. Raises: RequestError: it has none."""
         for deployment in self.table.deployments(group):
             if deployment.local:
-                return deployment.local
+                return deployment
         raise RequestError(
             f"The model {group!r:.200} is served elsewhere, and this is for local models only: "
             f"{', '.join(self._names.listed)}.",
@@ -219,7 +214,7 @@ class Gateway:
                 exchange.reply_headers.append((FALLBACK_HEADER, attempts.header.encode()))
             try:
                 if deployment.local:
-                    await call.answer_here(deployment.local)
+                    await call.answer_here(deployment)
                 else:
                     await self._answer_there(exchange, deployment, call, attempts)
             except RequestError as error:
@@ -352,6 +347,8 @@ class Gateway:
         sent = cloud_body(call.dialect, crossing.for_cloud(call.dialect, given), deployment.group)
         headers = cloud_headers(exchange.headers)
         headers.append((REQUEST_HEADER.encode(), exchange.request_id.encode()))
+        if (keys := self.accounts.keys) is not None:
+            headers += [row for row in exchange.raw_headers if row[0] in keys.headers]
         tap = ReplyTap(call.dialect, is_stream=bool(sent.get("stream")))
         calling = self.litellm.call(deployment, PATHS[call.dialect], orjson.dumps(sent), headers)
         async with await exchange.while_connected(calling) as cloud:
@@ -366,7 +363,7 @@ async def _copy(
     """Send on what LiteLLM answers. Raises: CloudError: it refused or failed."""
     reply.status, headers = await cloud.start()
     if cloud.failure is not None:
-        raise CloudError(cloud.failure, _seconds(headers))
+        raise CloudError(cloud.failure, cloud.failure.retry_after_s or _seconds(headers))
     await exchange.start(reply.status, headers)
     async for chunk in cloud.chunks():
         reply.first_byte_at = reply.first_byte_at or awake_s()

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 from hearth.proxy.gateway import config_secrets
 from hearth.proxy.gateway.config_file import ConfigFile, readable_by_others
 from hearth.proxy.gateway.fallback_lists import Cause, FallbackLists
-from hearth.proxy.request.model_names import ModelNames, ServedModel, models_of
+from hearth.proxy.request.model_names import ListedGroup, ServedModel, models_of
 from hearth.shared.settings_from_env import Settings
 
 __all__ = ["Cause", "Deployment", "RoutingTable", "read_table"]
@@ -82,9 +82,8 @@ class RoutingTable:
         others = map(config.section("general_settings").get, _OTHER_CHECKS)
         self.checks_keys = self.has_master_key or any(others)
         self._fallbacks = FallbackLists(config, self._is_known)
-        own = ModelNames.of(settings).listed
-        seen = (*own, *self._groups, *(name for name in self._aliases if name not in hidden))
-        self.listed = tuple(dict.fromkeys(seen))
+        shown = (name for name in self._aliases if name not in hidden)
+        self._names = [*self._groups, *filter(self.exact_group, shown)]
 
     @property
     def fallbacks_max(self) -> int:
@@ -112,6 +111,17 @@ class RoutingTable:
     def deployments(self, group: str) -> tuple[Deployment, ...]:
         """Return the deployments of a `group` that one of the three methods above returned."""
         return self._groups.get(group) or self._filled(group)
+
+    @property
+    def listed(self) -> dict[str, ListedGroup]:
+        """The names that the list of models has, and who answers to each."""
+        return {name: self._listed_group(name) for name in self._names}
+
+    def _listed_group(self, name: str) -> ListedGroup:
+        rows = self.deployments(self._aliases.get(name, name))
+        local = next((row.local for row in rows if row.local), None)
+        owner = PROVIDER if local is not None else self.served_by(rows[0]).partition("/")[0]
+        return ListedGroup(owner, local)
 
     @property
     def all_deployments(self) -> tuple[Deployment, ...]:

@@ -1,16 +1,30 @@
 """Checks a client's API key."""
 
 import hmac
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
-from typing import Final
+from typing import Final, Protocol
 
 from hearth.shared.errors import RequestError
 
 Headers = Iterable[tuple[bytes, bytes]]  # as ASGI has them: lower-case names
 
 SENT_MAX: Final = 4  # keys that are looked at in one request
+
+
+class ClientKeys(Protocol):
+    """Says whose a request is. Owner: the event loop."""
+
+    async def identity(self, headers: Headers, path: str = "") -> str | None:
+        """Return what stands for the key that `headers` hold; None where no key is needed.
+
+        `path` is what it asks for; "" = a page or a figure of this server's.
+
+        Raises:
+            RequestError: 401, or why it cannot be said.
+        """
+        ...
 
 
 class ApiKeyCheck:
@@ -33,7 +47,7 @@ class ApiKeyCheck:
         """
         if not self._digests:
             return None
-        sent = list(islice(_sent_keys(headers), SENT_MAX))
+        sent = list(islice(sent_keys(headers), SENT_MAX))
         for key in sent:
             if self._is_accepted(key):
                 return key.decode("latin-1")
@@ -44,6 +58,10 @@ class ApiKeyCheck:
             status=401,
             code="invalid_api_key",
         )
+
+    async def identity(self, headers: Headers, path: str = "") -> str | None:
+        """See `ClientKeys`: the key itself, which is good for every path."""
+        return self.check(headers)
 
     def passes(self, headers: Headers) -> bool:
         """Return whether `check` would accept them."""
@@ -62,7 +80,7 @@ def _digest(key: bytes) -> bytes:
     return sha256(key).digest()
 
 
-def _sent_keys(headers: Headers) -> Iterator[bytes]:
+def sent_keys(headers: Headers) -> Iterator[bytes]:
     for name, value in headers:
         if name == b"x-api-key":
             yield value.strip()
@@ -70,3 +88,11 @@ def _sent_keys(headers: Headers) -> Iterator[bytes]:
             scheme, _, token = value.strip().partition(b" ")
             if scheme.lower() == b"bearer" and token:
                 yield token.strip()
+
+
+def keys_are_apart(keys: Sequence[str], *, are_litellms: bool) -> bool:
+    """Return whether what is kept of a key's requests serves that key alone.
+
+    `keys` are those of this server's settings; of LiteLLM's own there may always be several.
+    """
+    return are_litellms or len(keys) > 1

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
@@ -31,6 +32,14 @@ _SSE: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientBody:
+    """The JSON object that a client sent, and how many bytes it was."""
+
+    fields: dict[str, Any]
+    size: int
 
 
 class ClientConnection(Protocol):
@@ -280,6 +289,9 @@ class HttpExchange:
         await self.start(200, list(_SSE))
         async with contextlib.aclosing(frames):
             async for frame in frames:
+                if wait_s is None:
+                    await self.body(frame, more=True)
+                    continue
                 async with asyncio.timeout(wait_s):
                     await self.body(frame, more=True)
         await self.body(b"", more=False)

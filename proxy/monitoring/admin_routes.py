@@ -1,6 +1,6 @@
 """Serves the routes about the server itself: health, models, cache, sessions. All else is a 404."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from hearth.proxy.api.responses.response_store import ResponseStore
@@ -11,7 +11,7 @@ from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_link import ReportKind
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
-from hearth.proxy.request.model_names import ModelNames
+from hearth.proxy.request.model_names import ListedGroup, ModelNames
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.request.volatile_fields import telemetry_dropped
 from hearth.proxy.workers.remote_workers import RemoteWorker
@@ -45,12 +45,18 @@ class AdminRoutes:
         supervisor: Supervisor,
         pool: WorkerPool,
         remote: Sequence[RemoteWorker] = (),
+        *,
+        is_apart: bool = False,
     ) -> None:
-        """Raises: StartError: the model's name cannot be served."""
+        """`is_apart` as of BodyParser.
+
+        Raises: StartError: the model's name cannot be served.
+        """
         self._version = version
         self._workers: list[WorkerProcess | RemoteWorker] = [*supervisor.workers, *remote]
         self._pool = pool
         self.names = ModelNames.of(settings)
+        self.groups: Mapping[str, ListedGroup] = {}  # of a LiteLLM config
         self.metrics = request_metrics.RequestMetrics(version, self.names.public)
         directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb != 0 else None
         self.stored = ResponseStore(directory=directory)
@@ -65,7 +71,7 @@ class AdminRoutes:
             request_metrics.PATH: {"GET": self._metrics},
         }
         self._shows_prompts = settings.cache_debug
-        self.requests = RecentRequests(separates_keys=len(settings.api_keys) > 1)
+        self.requests = RecentRequests(separates_keys=is_apart or len(settings.api_keys) > 1)
         self.feed = DashboardFeed(pool, self.health, self.requests)
         pool.count_unread = self._count_unread
 
@@ -107,14 +113,18 @@ class AdminRoutes:
 
     async def _models(self, exchange: HttpExchange) -> None:
         is_anthropic = _is_anthropic(exchange)
-        listing = self.names.listing(self._pool.facts_of, is_anthropic=is_anthropic)
+        facts_of = self._pool.facts_of
+        listing = self.names.listing(facts_of, self.groups, is_anthropic=is_anthropic)
         await exchange.send_json(200, listing)
 
     async def _model(self, exchange: HttpExchange) -> None:
-        name = self.names.check(_rest(exchange.path, *_MODELS))
+        name = _rest(exchange.path, *_MODELS)
         is_anthropic = _is_anthropic(exchange)
-        facts = self._pool.facts_of(self.names.target(name))
-        row = self.names.row(name, facts, is_anthropic=is_anthropic)
+        group = self.groups.get(name)
+        if group is None:
+            group = ListedGroup("hearth", self.names.target(self.names.check(name)))
+        facts = group.facts(self._pool.facts_of)
+        row = self.names.row(name, facts, is_anthropic=is_anthropic, owner=group.owner)
         await exchange.send_json(200, row)
 
     async def _cache(self, exchange: HttpExchange) -> None:

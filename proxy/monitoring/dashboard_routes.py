@@ -4,6 +4,7 @@ A page can send no header with its event stream, so it carries a cookie: a rando
 for a key which was checked once. The cookie is good for /dashboard only, never for the API.
 """
 
+import contextlib
 import logging
 import secrets
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
-from hearth.proxy.http.api_keys import ApiKeyCheck
+from hearth.proxy.http.api_keys import ApiKeyCheck, ClientKeys
 from hearth.proxy.http.http_exchange import ClientGone, HttpExchange, wrong_method
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
 from hearth.proxy.request.session_id import key_digest
@@ -78,8 +79,11 @@ def _digest(token: str) -> bytes:
 class Dashboard:
     """Serves all under PATH, and checks keys and sign-ins by itself. Owner: the event loop."""
 
-    def __init__(self, settings: Settings, feed: DashboardFeed) -> None:
-        self._keys = ApiKeyCheck(settings.api_keys)
+    def __init__(
+        self, settings: Settings, feed: DashboardFeed, keys: ClientKeys | None = None
+    ) -> None:
+        """`keys` are checked in place of the settings' own."""
+        self._keys: ClientKeys = keys or ApiKeyCheck(settings.api_keys)
         self._feed = feed
         self._sign_ins = SignIns()
         self._cookie = f"hearth-{settings.proxy_port}"  # a browser tells no port from another
@@ -115,7 +119,7 @@ class Dashboard:
         if exchange.method not in ("GET", "HEAD"):
             raise wrong_method(exchange, "GET, HEAD")
         if path == PATH:
-            is_known = self._key_of(exchange) is not None
+            is_known = await self._key_of(exchange) is not None
             await self._file(exchange, f"{PATH}/{'index' if is_known else 'login'}.html")
         elif path == f"{PATH}/events":
             await self._events(exchange)
@@ -125,10 +129,10 @@ class Dashboard:
             text = f"{exchange.path!r:.120} is not served here."
             raise RequestError(text, status=404, code="not_found")
 
-    def _key_of(self, exchange: HttpExchange) -> str | None:
+    async def _key_of(self, exchange: HttpExchange) -> str | None:
         """Return the digest of the key that the request comes with; None where it needs one."""
-        if self._keys.passes(exchange.raw_headers):
-            return _digest_of(self._keys.check(exchange.raw_headers))
+        with contextlib.suppress(RequestError):
+            return _digest_of(await self._keys.identity(exchange.raw_headers))
         # Other servers on this host set cookies too, of any form: no parser that stops at one.
         for pair in exchange.headers.get("cookie", "").split(";"):
             name, _, token = pair.strip().partition("=")
@@ -146,12 +150,13 @@ class Dashboard:
             raise wrong_method(exchange, "POST")
         _check_size(exchange)
         key = _form_key(await exchange.read_body())
-        sent = [(b"x-api-key", key)]
-        if not self._keys.passes(sent):
+        try:
+            identity = await self._keys.identity([(b"x-api-key", key)])
+        except RequestError:
             kind, page = self.files[f"{PATH}/login.html"]
             await exchange.send_whole(401, page.replace(_WRONG, _WRONG_TEXT), kind)
             return
-        token = self._sign_ins.issue(_digest_of(self._keys.check(sent)))
+        token = self._sign_ins.issue(_digest_of(identity))
         cookie = (
             f"{self._cookie}={token}; Path={PATH}; Max-Age={SIGN_IN_S:.0f}; "
             "HttpOnly; SameSite=Strict"
@@ -166,7 +171,7 @@ class Dashboard:
         """Send what happens until the page goes away, or does not read."""
         if exchange.method != "GET":
             raise wrong_method(exchange, "GET")
-        key = self._key_of(exchange)
+        key = await self._key_of(exchange)
         if key is None:
             text = f"Sign in at {PATH}, or send a key as the API takes it."
             raise RequestError(text, status=401, code="invalid_api_key")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from hearth.proxy.api.multi_choice_stream import merged
-from hearth.proxy.gateway.litellm_usage import CLIENT_LEFT, CloudUsage
+from hearth.proxy.gateway.accounts.litellm_usage import CLIENT_LEFT, CloudUsage
 from hearth.proxy.monitoring.request_metrics import (
     CANCELLED,
     MATCHES,

@@ -86,6 +86,8 @@ class AnswerStream:
         self._wake = asyncio.Event()
         self._over = asyncio.Event()  # set with _ended
         self._given_at = 0.0  # when the last delta was given out
+        self._silent_at = float("inf")  # when whoever waits is told that nothing came
+        self._alarm: asyncio.TimerHandle | None = None  # rings then, or earlier
         self._ended = False
         self.next_seq = 0
 
@@ -118,7 +120,9 @@ class AnswerStream:
         assert message.request_id == self.request_id, (message.request_id, self.request_id)
         if self._ended:
             return
-        if isinstance(message, Admitted):
+        if isinstance(message, Delta):
+            self._take_delta(message)
+        elif isinstance(message, Admitted):
             self.is_admitted = True
             self.prompt_tokens = message.prompt_tokens
             self.signature = message.signature
@@ -128,8 +132,6 @@ class AnswerStream:
                 self.cached_tokens = message.done_tokens
             self.cached_tokens = min(self.cached_tokens, message.done_tokens)  # it was released
             self.done_tokens = message.done_tokens
-        elif isinstance(message, Delta):
-            self._take_delta(message)
         elif isinstance(message, Finished):
             self._take_finished(message)
         else:
@@ -181,6 +183,9 @@ class AnswerStream:
         assert not self._ended, self.request_id
         self._ended = True
         self._over.set()
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         self.ended_as = last.reason if isinstance(last, Finished) else last.code
         self.status = 200 if isinstance(last, Finished) else last.status
         self.inbox.append(last)
@@ -216,12 +221,7 @@ class AnswerStream:
                     await self._wake.wait()
 
     async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s if not self.inbox else None):
-                while not self.inbox:
-                    self._wake.clear()
-                    await self._wake.wait()
-        if not self.inbox:
+        if not self.inbox and not await self._arrived(wait_s):
             return None
         await self._pace()
         first = self.inbox.popleft()
@@ -235,6 +235,31 @@ class AnswerStream:
         self.unread_bytes -= _bytes_of(given)
         assert self.unread_bytes >= 0, (self.request_id, self.unread_bytes)
         return given
+
+    async def _arrived(self, wait_s: float | None) -> bool:
+        """Wait until something is there; return False where nothing came within `wait_s`.
+
+        A timer for each delta would cost more than all else here: one runs, and is set again where
+        it rings too early.
+        """
+        loop = asyncio.get_running_loop()
+        self._silent_at = float("inf") if wait_s is None else loop.time() + wait_s
+        if wait_s is not None and self._alarm is None:
+            self._alarm = loop.call_later(wait_s, self._ring)
+        while not self.inbox:
+            self._wake.clear()
+            await self._wake.wait()
+            if not self.inbox and loop.time() >= self._silent_at:
+                return False
+        return True
+
+    def _ring(self) -> None:
+        loop = asyncio.get_running_loop()
+        left_s, self._alarm = self._silent_at - loop.time(), None
+        if left_s > 0:
+            self._alarm = loop.call_later(left_s, self._ring)
+        else:
+            self._wake.set()
 
     async def _pace(self) -> None:
         """Let deltas gather until PACE_S after the last one; neither a first nor an end waits.
@@ -253,6 +278,8 @@ def _merged(first: Delta, following: deque[Delta | Finished | RequestError]) -> 
 
     No further than to MERGED_CHARS_MAX.
     """
+    if not following:
+        return first
     parts, chars = [first], len(first.text)
     while following and chars < MERGED_CHARS_MAX:
         other = following[0]
@@ -275,4 +302,6 @@ def _merged(first: Delta, following: deque[Delta | Finished | RequestError]) -> 
 
 def _bytes_of(delta: Delta) -> int:
     """Return about how much memory `delta` takes; as much as the parts that it was made of."""
+    if not delta.logprobs:
+        return len(delta.text)
     return len(delta.text) + sum(_LOGPROB_BYTES * (1 + len(row.top)) for row in delta.logprobs)

@@ -36,6 +36,7 @@ from hearth.shared.wire_messages import (
     Told,
     Usage,
     Welcome,
+    decode,
 )
 from hearth.shared.zmq_transport import CurveKeys, DealerLink, QueueFull
 
@@ -48,6 +49,7 @@ ReportKind = (  # of Status
     Literal["cache", "clear_cache", "unpin", "prompt", "sessions", "session", "tree"]
     | Literal["doctor", "check_again"]
 )
+_ANSWERING = (Delta, Progress, Admitted, Finished, Failed)  # the messages that make up an answer
 WorkerReply = TypeVar("WorkerReply", Counted, Told)
 CountUnread = Callable[[AnswerStream, Usage], None]  # (an answer whose client left, what it cost)
 
@@ -87,11 +89,9 @@ class WorkerLink:
         self._cancelled: dict[str, AnswerStream] = {}  # until the worker tells their end
         self._models = models
         self._is_apart = is_apart
-        self._socket = DealerLink(endpoint, keys)
-        self._socket.send(Hello(PROTOCOL_VERSION))
         self._closed = False
-        self._reader = asyncio.create_task(self._read(), name=f"link {worker_id}")
-        self._reader.add_done_callback(self._read_ended)
+        self._socket = DealerLink(endpoint, self._take_frame, keys)
+        self._socket.send(Hello(PROTOCOL_VERSION))
 
     @property
     def is_ready(self) -> bool:
@@ -125,28 +125,24 @@ class WorkerLink:
     def silence_s(self) -> float:
         return awake_s() - self.heard_at
 
-    async def _read(self) -> None:
-        while True:
-            try:
-                message = await self._socket.receive()
-            except WireError as error:
-                log.warning("bad frame dropped worker=%d: %s", self.worker_id, error)
-                continue
+    def _take_frame(self, frame: bytes) -> None:
+        """Take what came; where a bug of ours ends it, nobody waits on this worker any more."""
+        try:
             self.heard_at = awake_s()
-            self.take(message)
-
-    def _read_ended(self, reader: asyncio.Task[None]) -> None:
-        """A bug of ours ended the reader: nobody may wait on it. The supervisor sees silence."""
-        if not reader.cancelled() and (error := reader.exception()) is not None:
+            self.take(decode(frame))
+        except WireError as error:
+            log.warning("bad frame dropped worker=%d: %s", self.worker_id, error)
+        except Exception as error:
             log.error("link failed worker=%d", self.worker_id, exc_info=error)
             self.close("The proxy lost its line to the worker.")
 
     def take(self, message: Message) -> None:
         """Hand what the worker sent to whoever waits for it."""
-        was_ready = self.is_ready
-        if isinstance(message, Admitted | Progress | Delta | Finished | Failed):
+        if isinstance(message, _ANSWERING):
             self._route(message)
-        elif isinstance(message, Counted | Told):
+            return
+        was_ready = self.is_ready
+        if isinstance(message, Counted | Told):
             self._settle(message.request_id, message)
         elif isinstance(message, Heartbeat):
             self._take_heartbeat(message)
@@ -312,7 +308,6 @@ class WorkerLink:
         if self._closed:
             return
         self._closed = True
-        self._reader.cancel()
         self._socket.close()
         for answer in list(self.answers.values()):
             answer.fail((errors or {}).get(answer.request_id) or WorkerLost(text))

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -71,6 +71,17 @@ def _model(entry: str) -> ServedModel:
             f"MODELS has {entry!r}; allowed is a directory or hub id, or name=directory or hub id."
         )
     return ServedModel(name, path)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """What is told of a name in the list of models: who answers to it."""
+
+    owner: str  # "hearth", or the provider
+    local: str | None  # the local model, as a `target`; None = none
+
+    def facts(self, facts_of: Callable[[str], ModelFacts | None]) -> ModelFacts | None:
+        return None if self.local is None else facts_of(self.local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,22 +182,30 @@ class ModelNames:
         return name
 
     def listing(
-        self, facts_of: Callable[[str], ModelFacts | None], *, is_anthropic: bool
+        self,
+        facts_of: Callable[[str], ModelFacts | None],
+        more: Mapping[str, ListedGroup],
+        *,
+        is_anthropic: bool,
     ) -> dict[str, Any]:
         """Return what /v1/models answers, in the shape of the API that was asked.
 
-        `facts_of` gives what is known of a `target`.
+        `facts_of` gives what is known of a `target`; `more` are the names of a LiteLLM config.
         """
+        own = {name: ListedGroup("hearth", self.target(name)) for name in self.listed}
+        groups = {**own, **more}
         rows = [
-            self.row(name, facts_of(self.target(name)), is_anthropic=is_anthropic)
-            for name in self.listed
+            self.row(name, group.facts(facts_of), is_anthropic=is_anthropic, owner=group.owner)
+            for name, group in groups.items()
         ]
         if not is_anthropic:
             return {"object": "list", "data": rows}
         first, last = rows[0]["id"], rows[-1]["id"]
         return {"data": rows, "has_more": False, "first_id": first, "last_id": last}
 
-    def row(self, name: str, facts: ModelFacts | None, *, is_anthropic: bool) -> dict[str, Any]:
+    def row(
+        self, name: str, facts: ModelFacts | None, *, is_anthropic: bool, owner: str = "hearth"
+    ) -> dict[str, Any]:
         """Return the entry of one name; sizes are known once a worker has loaded the model."""
         if is_anthropic:
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.since))
@@ -199,7 +218,7 @@ class ModelNames:
             }
             tokens = facts.context_tokens if facts is not None else None
             return row | {"max_input_tokens": tokens, "max_tokens": tokens}
-        row = {"id": name, "object": "model", "created": self.since, "owned_by": "hearth"}
+        row = {"id": name, "object": "model", "created": self.since, "owned_by": owner}
         if facts is None:
             return row
         return row | {

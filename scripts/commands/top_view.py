@@ -64,7 +64,8 @@ def view(snapshot: Snapshot, limits: Limits) -> Group:
     ]
     if prefills := rows_of(snapshot.health, "prefills"):
         parts += [Text(), prefill_table(prefills)]
-    parts += [Text(), cache_table(workers), totals(snapshot.cache), *vision_lines(workers)]
+    parts += [Text(), cache_table(workers), totals(snapshot.cache), *cloud_lines(snapshot.cache)]
+    parts += vision_lines(workers)
     parts += speculation_lines(workers)
     if drafts := draft_rows(workers):
         parts += [Text(), draft_table(drafts)]
@@ -83,6 +84,7 @@ def limits_in(height: int, snapshot: Snapshot, width: int = WIDTH_MIN) -> Limits
     prefills = len(rows_of(snapshot.health, "prefills"))
     drafts = len(draft_rows(kept))
     told = len(workers) + len(kept) + len(warnings(kept)) + len(vision_lines(kept))
+    told += len(cloud_lines(snapshot.cache))
     told += len(speculation_lines(kept)) + (drafts + 2 if drafts else 0)
     used = 9 + told + (prefills + 2 if prefills else 0) + SESSIONS_LIVE + 3
     return Limits(max(REQUESTS_MIN, height - used), SESSIONS_LIVE, width < WIDTH_MIN)
@@ -182,6 +184,18 @@ def totals(cache: Row) -> Text:
     )
 
 
+def cloud_lines(cache: Row) -> list[RenderableType]:
+    """Return what others answered, which is in none of the figures above it."""
+    told = inner(inner(cache, "totals"), "cloud")
+    if not figure(told, "requests"):
+        return []
+    read, kept, written = (
+        count(told, f"{name}_tokens") for name in ("prompt", "cached", "completion")
+    )
+    text = f"elsewhere {count(told, 'requests')} requests: {read} tokens read ({kept} cached), "
+    return [Text(f"{text}{written} written, ${number(told, 'cost'):,.4f}")]
+
+
 def vision_lines(workers: Iterable[Row]) -> list[RenderableType]:
     told = [(word(row, "worker"), inner(row, "vision")) for row in workers]
     return [
@@ -246,7 +260,7 @@ def request_table(recent: Sequence[Row], is_narrow: bool) -> Table:
             *(() if is_narrow else (at,)),
             Text(word(row, "session") or "anonymous"),
             *(count(row, name) for name in ("prompt", "cached", "prefilled")),
-            cell(row, "source"),
+            Text("cloud") if row.get("cloud") is True else cell(row, "source"),
             seconds(number(row, "ttft_ms") / 1000),
             *(() if is_narrow else (speed(row),)),
             note(row),
@@ -271,7 +285,14 @@ def speed(row: Row) -> str:
 
 
 def note(row: Row) -> Text:
-    """Return what a request lost against its own line and why, or else how long it waited."""
+    """Return what a request lost against its own line and why, or else how long it waited.
+
+    Of one that went elsewhere, or came from there, who answered.
+    """
+    if row.get("cloud") is True or row.get("fallback"):
+        ended = "" if word(row, "ended") in (*WHOLE, "answered") else f" {word(row, 'ended')}"
+        after = f" after {word(row, 'fallback')}" if row.get("fallback") else ""
+        return Text(f"{word(row, 'served_by')}{after}{ended}")
     told = inner(row, "divergence")
     if told:
         return Text(f"{figure(told, 'lost'):,} {word(told, 'cause')}", "yellow")

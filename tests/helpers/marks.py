@@ -18,7 +18,7 @@ CLOCKED: Final = {
     *("test_chaos", "test_clients", "test_faults", "test_impatient", "test_lifecycle"),
     *("test_liveness", "test_slow_readers"),
 }
-BROWSER: Final = {"test_dashboard", "test_dashboard_page", "test_origin"}
+BROWSER: Final = {"test_dashboard", "test_dashboard_cloud", "test_dashboard_page", "test_origin"}
 CLIENTS: Final = {"test_clients"}
 
 IMPORT: Final = re.compile(

@@ -28,7 +28,7 @@ const PARTS = {
 const byId = (id) => document.getElementById(id);
 const charts = new Charts(byId("charts"));
 const sessions = new Sessions(byId("trees"), byId("tip"));
-const fillRequests = tableBody("request-rows", [1, 5, 6, 11, 12]);
+const fillRequests = tableBody("request-rows", [1, 5, 6, 11, 12, 13]);
 const fillEntries = tableBody("entry-rows", [2]);
 let requests = [];
 
@@ -50,9 +50,17 @@ function showTotals(totals) {
   put("forwards", totals.forwards_per_token, ratio(totals.forwards_per_token));
   byId("drafts-note").textContent = acceptedText(totals.accepted_prediction_tokens, totals.rejected_prediction_tokens);
   put("count", totals.requests, count(totals.requests));
-  byId("count-note").textContent = `${count(totals.completion_tokens)} tokens written`;
+  byId("count-note").textContent = `${count(totals.completion_tokens)} tokens written here`;
+  showClouds(totals.cloud ?? {});
   put("left", totals.disconnects, `${counted(totals.disconnects, "client", "clients")} left early`);
   showMatches(totals.matches ?? {});
+}
+
+// What others answered: none of it is in the figures beside it.
+function showClouds({ requests: number = 0, prompt_tokens: prompt, completion_tokens: written, cost }) {
+  byId("cloud").hidden = !number;
+  const dollars = cost ? `, $${cost.toFixed(cost < 1 ? 4 : 2)}` : "";
+  byId("cloud").textContent = `${count(number)} answered elsewhere: ${count(prompt)} tokens read, ${count(written)} written${dollars}`;
 }
 
 const showMatches = whenChanged((matches) => {
@@ -78,25 +86,32 @@ function matchRow(name, title, words, number, all) {
 
 function showRequests(rows) {
   requests = rows.slice(-REQUESTS_MAX);
-  charts.requests(requests);
+  charts.requests(requests.filter((row) => !row.cloud));
   byId("request-table").classList.toggle("sees", requests.some((row) => row.images));
+  byId("request-table").classList.toggle("many", new Set(requests.map(servedText)).size > 1);
   fillRequests(
     requests.toReversed().map((row) => [
       count(row.number),
       row.session,
       count(row.prompt),
       count(row.cached),
-      count(row.prefilled),
-      row.source,
-      MATCHES[row.match]?.[0] ?? "",
+      row.cloud ? NONE : count(row.prefilled),
+      row.cloud ? "" : row.source,
+      row.cloud ? "" : MATCHES[row.match]?.[0] ?? "",
       milliseconds(row.image_ms),
       milliseconds(row.ttft_ms),
       count(row.speed),
       speed(row.decode_speed),
       row.ended,
       row.divergence ? lossText(row.divergence) : "",
+      servedText(row),
     ]),
   );
+}
+
+// Who answered, and where another was asked before, which and why that did not.
+function servedText(row) {
+  return row.fallback ? `${row.served_by} (after ${row.fallback})` : row.served_by || NONE;
 }
 
 function milliseconds(value) {

@@ -28,6 +28,7 @@ from hearth.shared.wire_messages import (
     Sampling,
     Submit,
     Up,
+    decode,
 )
 from hearth.shared.zmq_transport import DealerLink, ipc_endpoint
 from hearth.worker.disk.file_names import FileKind, parse
@@ -152,9 +153,8 @@ class SlowWorker:
 
     async def end(self, number: int, with_signal: signal.Signals | None) -> None:
         """End it amid chunk `number`: by a signal, or as if its supervisor had died."""
-        link = DealerLink(self.endpoint)
+        link = DealerLink(self.endpoint, self._hear)
         link.send(Hello(PROTOCOL_VERSION))
-        reading = asyncio.create_task(self._read(link))
         await self._until(lambda: any(is_ready(message) for message in self.heard))
         prompt = Prompt([{"role": "user", "content": WORDS}])
         link.send(Submit("r", prompt, Sampling(max_tokens=4)))
@@ -170,13 +170,10 @@ class SlowWorker:
             link.send(Submit("late", prompt, Sampling(max_tokens=4)))
         await self._until(lambda: self.process.poll() is not None)
         await asyncio.sleep(0.1)
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
         link.close()
 
-    async def _read(self, link: DealerLink) -> None:
-        while True:
-            self.heard.append(await link.receive())  # type: ignore[arg-type]
+    def _hear(self, frame: bytes) -> None:
+        self.heard.append(decode(frame))  # type: ignore[arg-type]
 
     async def _until(self, condition: "object") -> None:
         assert callable(condition)

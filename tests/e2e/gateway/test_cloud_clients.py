@@ -137,7 +137,7 @@ def test_an_agent_client_reads_files_as_the_cloud_asks(
     place = made_place(tmp_path, agent, two_sided.url)
     since = served(two_sided)
     run = agent.run(place, f"{MISSION}{place.project}/start.txt")
-    refused = [request.status for request in two_sided.cloud.requests if request.status >= 400]
+    refused = [request.status for request in two_sided.cloud.generations() if request.status >= 400]
     assert (run.code, refused) == (0, []), (run.out, run.err)
     assert agent.said(run) == f"The words: {', '.join(WORDS)}."
     assert set(since()) == {"openai/agent-mock"}

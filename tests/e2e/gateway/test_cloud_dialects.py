@@ -89,7 +89,7 @@ def test_embeddings_come_through(cloud: MockCloud, gpt: Gpt) -> None:
     told = gpt.embeddings.create(model="embed-cloud", input=["one", "two"])
     assert [row.embedding for row in told.data] == [embedding("one"), embedding("two")]
     assert told.usage.prompt_tokens > 0
-    assert [request.path for request in cloud.requests] == ["/v1/embeddings"]
+    assert [request.path for request in cloud.generations()] == ["/v1/embeddings"]
 
 
 def test_tokens_are_counted_by_the_cloud(cloud: MockCloud, claude: Claude) -> None:
@@ -97,7 +97,7 @@ def test_tokens_are_counted_by_the_cloud(cloud: MockCloud, claude: Claude) -> No
     counted = claude.messages.count_tokens(model="claude-cloud", messages=rows).input_tokens
     used = claude.messages.create(model="claude-cloud", messages=rows, max_tokens=9).usage
     assert counted == used.input_tokens
-    paths = [request.path for request in cloud.requests]
+    paths = [request.path for request in cloud.requests if request.method == "POST"]
     assert paths == ["/v1/messages/count_tokens", "/v1/messages"]
 
 
@@ -291,7 +291,8 @@ def test_the_clouds_error_comes_in_the_clients_dialect(
         cloud.say(CloudAnswer(error=error))
         answer = ask(gateway.url, dialect, body_of(dialect, model, "Hi", stream=stream))
         assert answer.status == status, (dialect, answer.raw)
-        assert error.message[:40] in answer.error, (dialect, answer.raw)
+        words = max(error.message.split("'"), key=len)  # LiteLLM may quote it
+        assert words in answer.error, (dialect, answer.raw)
         (row,) = answer.rows
         assert (row.get("type") == "error") == (dialect == "messages"), row
         if name == "rate":

@@ -131,7 +131,7 @@ def test_a_clients_own_mistake_stays_its_own(
         assert answer.status == 400, answer.raw
         assert answer.error
         assert not answer.fallback
-    assert gateway.cloud.requests == []
+    assert gateway.cloud.generations() == []
 
 
 # ---------------------------------------------------------------- cloud first
@@ -190,7 +190,7 @@ def test_a_cloud_that_does_not_answer_in_its_time_goes_back_to_the_local_model(
     seen = told(gateway, dialect, "slow-first", "n=2", stream)
     held_to(seen, LOCAL_TEXT, "hearth/pocket", "openai/slow timeout")
     assert (seen.cloud, seen.local) == (["slow"], 1)
-    (request,) = gateway.cloud.requests
+    (request,) = gateway.cloud.generations()
     gateway.cloud.until(lambda: request.left_at is not None)
 
 

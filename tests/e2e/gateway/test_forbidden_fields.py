@@ -211,7 +211,7 @@ class Target:
         self.gateway.cloud.forget()
         body = body_of(self.dialect, self.model, "Hello there.") | (more or {})
         answer = ask(self.gateway.url, self.dialect, body, headers=headers, query=query)
-        return answer, list(self.gateway.cloud.requests)
+        return answer, self.gateway.cloud.generations()
 
     def held(self, more: Any = None, headers: Any = None, query: str = "") -> bool:
         """Say whether the cloud saw what it sees without `more`; else the answer is a 400."""
@@ -355,7 +355,7 @@ def test_a_models_name_cannot_name_a_provider(
             assert answer.status in (200, 400, 404), answer.raw
             if answer.status == 200:
                 assert answer.served_by == "hearth/pocket", (name, dialect)
-    assert cloud.requests == []
+    assert cloud.generations() == []
 
 
 def test_a_fallback_does_not_carry_them_either(
@@ -365,11 +365,11 @@ def test_a_fallback_does_not_carry_them_either(
         cloud.forget()
         body = body_of(dialect, "local-first", "n=2 full=0")
         assert ask(gateway.url, dialect, body).text == HELLO.text
-        (plain,) = cloud.requests
+        (plain,) = cloud.generations()
         cloud.forget()
         answer = ask(gateway.url, dialect, {**attacks(sink), **body}, headers=HEADERS)
         if answer.status == 400:
-            assert cloud.requests == []
+            assert cloud.generations() == []
             continue
-        (request,) = cloud.requests
+        (request,) = cloud.generations()
         assert request.json == plain.json

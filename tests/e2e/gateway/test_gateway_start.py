@@ -70,7 +70,7 @@ def test_local_requests_are_answered_while_litellm_imports(
                     assert answer.text.strip() == "tok0 tok1", answer.raw
                     assert answer.served_by == "hearth/pocket"
         assert time.monotonic() - began < LOCAL_S_MAX
-        assert cloud.requests == []
+        assert cloud.generations() == []
         waited = ask(server.url, "chat", body_of("chat", "cloud", "Hi"))
         if waited.status == 503:
             assert int(waited.headers["retry-after"]) > 0

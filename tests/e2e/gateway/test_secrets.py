@@ -45,7 +45,7 @@ def test_a_key_that_the_cloud_repeats_in_its_error_is_not_told(
     gateway: GatewayServer, dialect: str, model: str, stream: bool
 ) -> None:
     answer = ask(gateway.url, dialect, body_of(dialect, model, "Hi", stream=stream))
-    (request,) = gateway.cloud.requests
+    (request,) = gateway.cloud.generations()
     sent = request.headers["authorization"].removeprefix("Bearer ")
     assert sent == (WRONG_KEY if model == "denied" else WRONG_KEY_OF_ENVIRONMENT)
     assert answer.status >= 400

@@ -32,6 +32,7 @@ from hearth.shared.wire_messages import (
     Renew,
     Sampling,
     Submit,
+    decode,
 )
 from hearth.shared.zmq_transport import LEASE_RENEW_S, LEASE_S, DealerLink, ipc_endpoint
 from scripts.fixtures.fixture_cache import fixture_dir, mlx_environment
@@ -64,7 +65,8 @@ class Talk:
     """A proxy's side of the conversation."""
 
     def __init__(self, endpoint: str) -> None:
-        self._link = DealerLink(endpoint)
+        self._came: asyncio.Queue[bytes] = asyncio.Queue()
+        self._link = DealerLink(endpoint, self._came.put_nowait)
         self.send = self._link.send
 
     async def __aenter__(self) -> "Talk":
@@ -95,7 +97,7 @@ class Talk:
         """Return the next message of these kinds, about this request if one is named."""
         async with asyncio.timeout(WAIT_S):
             while True:
-                message = await self._link.receive()
+                message = decode(await self._came.get())
                 mine = not about or getattr(message, "request_id", "") == about
                 if isinstance(message, kinds) and mine:
                     return message

@@ -1,6 +1,8 @@
 """Has a mock cloud work with an agent client's tools as the scripted local model does."""
 
+import dataclasses
 import functools
+from itertools import pairwise
 from typing import Any
 
 from hearth.proxy.api.parse_any_dialect import BodyParser
@@ -21,7 +23,11 @@ def on_a_mission(request: CloudRequest) -> CloudAnswer:
     dialect = PATHS[request.path]
     assert dialect != "embeddings"
     body = {name: each for name, each in request.json.items() if name != "previous_response_id"}
-    parts = answer(_parser().read(dialect, body, request.headers).prompt)
+    prompt = _parser().read(dialect, body, request.headers).prompt
+    rows = prompt.messages  # a bridge may make two messages of one turn: they are one step
+    is_more = [row["role"] == before["role"] == "assistant" for before, row in pairwise(rows)]
+    turns = [row for row, more in zip(rows, [False, *is_more], strict=True) if not more]
+    parts = answer(dataclasses.replace(prompt, messages=turns))
     calls = tuple(CloudCall(call.name, _object(call.arguments)) for call in parts.calls)
     return CloudAnswer(parts.content, parts.reasoning, calls=calls)
 

@@ -139,7 +139,8 @@ def _merged_chat(rows: list[Row]) -> Row:
             before = message.get("reasoning_content", "")
             message["reasoning_content"] = before + delta["reasoning_content"]
         for piece in delta.get("tool_calls") or ():
-            call = calls.setdefault(piece["index"], _empty_call(piece))
+            call = calls.get(piece["index"]) or _empty_call(piece)
+            calls[piece["index"]] = call
             call["function"]["arguments"] += piece["function"].get("arguments") or ""
     if calls:
         message["tool_calls"] = list(calls.values())

@@ -67,7 +67,7 @@ def everything(cloud: MockCloud, wrong_key: str, callback_url: str) -> Entry:
         ],
         "litellm_settings": {
             "num_retries": 0,
-            "callbacks": ["generic_api"],
+            "callbacks": ["our_tool"],
             "fallbacks": [{name: names} for name, names in first.items()],
             "context_window_fallbacks": [{"local-first": ["spare"]}, {"cloud-first": ["spare"]}],
             "content_policy_fallbacks": [{"cloud-first": ["strict-spare"]}],
@@ -76,5 +76,11 @@ def everything(cloud: MockCloud, wrong_key: str, callback_url: str) -> Entry:
             "disable_cooldowns": True,
             "provider_budget_config": {BUDGETED: {"budget_limit": 0.5, "time_period": "1d"}},
         },
-        "environment_variables": {"GENERIC_LOGGER_ENDPOINT": callback_url},
+        "callback_settings": {
+            "our_tool": {
+                "callback_type": "generic_api",
+                "endpoint": callback_url,
+                "headers": {"x-tool": "1"},
+            }
+        },
     }

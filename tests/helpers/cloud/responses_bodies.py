@@ -94,6 +94,9 @@ def _check_id(
     if prefix is not None and not name.startswith(prefix):
         text = f"Invalid '{place}.id': '{name}'. Expected an ID that begins with '{prefix}'."
         raise invalid(text, f"{place}.id", "invalid_value")
+    is_clients = kind == "message" and item.get("role") != "assistant"
+    if is_clients or kind.endswith("_output"):
+        return  # clients name what they say themselves: Codex does
     stored = memory.items.get(name)
     has_content = "encrypted_content" in item or kind not in ("reasoning", "item_reference")
     if stored is None or not (stored.is_stored or has_content):

@@ -11,8 +11,8 @@ import json
 import sys
 from typing import Any
 
-from hearth.proxy.gateway.litellm_keys import KeyCaller
-from hearth.proxy.gateway.litellm_usage import CloudUsage, KeyedCall, LocalAnswerLog
+from hearth.proxy.gateway.accounts.litellm_keys import KeyCaller
+from hearth.proxy.gateway.accounts.litellm_usage import CloudUsage, KeyedCall, LocalAnswerLog
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Usage
 
@@ -22,10 +22,11 @@ class Child:
 
     def __init__(self) -> None:
         self.server: Any = importlib.import_module("litellm.proxy.proxy_server")
-        self.events: Any = importlib.import_module("hearth.proxy.gateway.litellm_events")
-        self.auth: Any = importlib.import_module("hearth.proxy.gateway.litellm_auth")
+        self.events: Any = importlib.import_module("hearth.proxy.gateway.accounts.litellm_events")
+        self.auth: Any = importlib.import_module("hearth.proxy.gateway.accounts.litellm_auth")
         self.calls: dict[str, KeyedCall] = {}
         self.usages: list[CloudUsage] = []
+        self.is_watching = False
 
     async def log(self, call: str = "", **fields: Any) -> None:
         usage, error = fields.pop("usage"), fields.pop("error", None)
@@ -57,11 +58,9 @@ class Child:
 
     async def cloud(self, model: str, request_id: str, stream: bool) -> Any:
         """Ask a deployment through LiteLLM's Router, as its app does for a client."""
-        if not self.usages:
-            logger = self.events.CloudUsageLogger(self.usages.append)
-            manager: Any = importlib.import_module("litellm").logging_callback_manager
-            manager.add_litellm_async_success_callback(logger)
-            manager.add_litellm_async_failure_callback(logger)
+        if not self.is_watching:
+            self.is_watching = True
+            self.events.watch_clouds(self.usages.append)
         headers = {"x-hearth-request": request_id}
         request = {"url": "", "method": "POST", "headers": headers, "body": {}}
         reply = await self.server.llm_router.acompletion(
@@ -82,16 +81,11 @@ class Child:
                 await asyncio.sleep(0.02)
         return [{name: getattr(usage, name) for name in usage.__slots__} for usage in self.usages]
 
-    async def callbacks(self) -> list[str]:
-        """Return the names of what LiteLLM tells of answers."""
-        litellm: Any = importlib.import_module("litellm")
-        return [type(each).__name__ for each in litellm._async_success_callback]
-
     async def budget(self, provider: str) -> Any:
         """Return what a provider's budget says is spent."""
         for callback in importlib.import_module("litellm").callbacks:
             if type(callback).__name__ == "RouterBudgetLimiting":
-                return await callback._get_current_provider_spend(provider)
+                return await callback.dual_cache.async_get_cache(f"provider_spend:{provider}:1d")
         return None
 
     async def spend(self, key: str) -> Any:
@@ -112,7 +106,8 @@ class Database:
 
 def _caller(fields: dict[str, Any]) -> KeyCaller:
     headers = [(name.encode(), value.encode()) for name, value in fields["headers"].items()]
-    return KeyCaller("POST", fields.get("path", "/v1/chat/completions"), headers)
+    path = fields.get("path", "/v1/chat/completions")
+    return KeyCaller("POST", path, headers, tokens_max=fields.get("tokens_max"))
 
 
 async def _serve() -> None:
@@ -129,7 +124,8 @@ async def _serve() -> None:
             asked = json.loads(line)
             try:
                 with contextlib.redirect_stdout(sys.stderr):
-                    result = await getattr(child, asked.pop("do"))(**asked)
+                    work = getattr(child, asked.pop("do"))(**asked)
+                    result = await asyncio.create_task(work)  # each with a context of its own
                 reply = {"result": result}
             except RequestError as error:
                 reply = {"refused": [error.status, error.code, str(error)]}

@@ -17,7 +17,7 @@ import zmq.asyncio
 from hearth.commands.make_keys import make_keys
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.settings_from_env import PROJECT_DIR
-from hearth.shared.wire_messages import PROTOCOL_VERSION, Cancel, Counted, Hello, encode
+from hearth.shared.wire_messages import PROTOCOL_VERSION, Cancel, Counted, Hello, decode, encode
 from hearth.shared.zmq_transport import (
     PROXY_NAME,
     WORKER_NAME,
@@ -62,7 +62,9 @@ def test_the_proxy_with_its_keys_is_heard_and_answered(
     port: RouterPort, endpoint: str, keys_dir: Path
 ) -> None:
     async def talk() -> None:
-        link = DealerLink(endpoint, curve_keys(keys_dir, PROXY_NAME, WORKER_NAME))
+        came: asyncio.Queue[bytes] = asyncio.Queue()
+        keys = curve_keys(keys_dir, PROXY_NAME, WORKER_NAME)
+        link = DealerLink(endpoint, came.put_nowait, keys)
         link.send(Hello(PROTOCOL_VERSION))
         for _ in range(1200):
             if received := await asyncio.to_thread(port.turn, 0.05):
@@ -71,7 +73,7 @@ def test_the_proxy_with_its_keys_is_heard_and_answered(
         assert message == Hello(PROTOCOL_VERSION)
         port.post(peer, Counted("a", 3))
         await asyncio.to_thread(port.turn, 0.1)
-        assert await asyncio.wait_for(link.receive(), 60) == Counted("a", 3)
+        assert decode(await asyncio.wait_for(came.get(), 60)) == Counted("a", 3)
         link.close()
 
     asyncio.run(talk())
@@ -141,7 +143,8 @@ def test_a_replaced_worker_is_told_nothing_by_the_proxy(endpoint: str, keys_dir:
     impostor.bind(endpoint)
 
     async def talk() -> None:
-        link = DealerLink(endpoint, curve_keys(keys_dir, PROXY_NAME, WORKER_NAME))
+        keys = curve_keys(keys_dir, PROXY_NAME, WORKER_NAME)
+        link = DealerLink(endpoint, lambda _: None, keys)
         link.send(Hello(PROTOCOL_VERSION))
         assert await asyncio.to_thread(impostor.poll, int(WAIT_S * 1000)) == 0
         link.close()
@@ -156,7 +159,7 @@ def test_a_line_over_the_network_without_keys_is_refused_at_both_ends(where: str
     with pytest.raises(StartError, match=r"no CURVE keys|allowed are ipc"):
         RouterPort(where)
     with pytest.raises(StartError, match=r"no CURVE keys|allowed are ipc"):
-        DealerLink(where)
+        DealerLink(where, lambda _: None)
 
 
 def test_a_worker_process_on_tcp_without_keys_does_not_start(tmp_path: Path, endpoint: str) -> None:

@@ -12,7 +12,15 @@ import zmq
 
 from hearth.shared import zmq_transport
 from hearth.shared.errors import StartError
-from hearth.shared.wire_messages import PROTOCOL_VERSION, Cancel, Counted, Delta, Hello, Message
+from hearth.shared.wire_messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Counted,
+    Delta,
+    Hello,
+    Message,
+    decode,
+)
 from hearth.shared.zmq_transport import DealerLink, RouterPort, ipc_endpoint, private_directory
 
 
@@ -35,14 +43,19 @@ def until_received(port: RouterPort) -> list[tuple[bytes, Message]]:
     raise AssertionError("nothing came")
 
 
+def ignore(_frame: bytes) -> None:
+    """Take a frame that the test does not ask about."""
+
+
 async def exchange(port: RouterPort, endpoint: str) -> None:
-    link = DealerLink(endpoint)
+    came: asyncio.Queue[bytes] = asyncio.Queue()
+    link = DealerLink(endpoint, came.put_nowait)
     link.send(Hello(PROTOCOL_VERSION))
     received = await asyncio.to_thread(until_received, port)
     assert [message for _, message in received] == [Hello(PROTOCOL_VERSION)]
     port.post(received[0][0], Counted("a", 3))
     await asyncio.to_thread(port.turn, 0.1)
-    assert await asyncio.wait_for(link.receive(), 60) == Counted("a", 3)
+    assert decode(await asyncio.wait_for(came.get(), 60)) == Counted("a", 3)
     link.close()
 
 
@@ -62,7 +75,7 @@ def test_a_peer_that_stops_reading_counts_as_gone_within_bounds(
     monkeypatch.setattr(zmq_transport, "QUEUE_FRAMES_MAX", 50)
 
     async def flood() -> None:
-        link = DealerLink(endpoint)
+        link = DealerLink(endpoint, ignore)
         link.send(Hello(PROTOCOL_VERSION))
         ((peer, _),) = await asyncio.to_thread(until_received, port)
         text = "x" * 100_000
@@ -92,7 +105,7 @@ def test_a_line_that_broke_twice_holds_up_no_other(
             listener.settimeout(60)
             listener.bind(str(tmp_path / "breaks.sock"))
             listener.listen()
-            link = DealerLink(ipc_endpoint(tmp_path / "breaks.sock"))
+            link = DealerLink(ipc_endpoint(tmp_path / "breaks.sock"), ignore)
             broken = asyncio.create_task(link.broken())
             await asyncio.to_thread(break_off, listener)
             await asyncio.wait_for(broken, 60)
@@ -125,7 +138,7 @@ def test_bad_frames_are_dropped_and_counted(port: RouterPort, endpoint: str) -> 
             stranger.send(b"\xc1 not msgpack")
             while not port.bad_frame_count:
                 assert not await asyncio.to_thread(port.turn, 0.05)
-        link = DealerLink(endpoint)
+        link = DealerLink(endpoint, ignore)
         link.send(Cancel("a"))
         received = await asyncio.to_thread(until_received, port)
         assert [message for _, message in received] == [Cancel("a")]

@@ -47,7 +47,7 @@ def crossed(*rows: Any, **fields: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------- Messages
 
 
-@pytest.mark.parametrize("signature", [OURS, OLD, "", None])
+@pytest.mark.parametrize("signature", [OURS, OLD, "", None], ids=["ours", "old", "", "none"])
 def test_thinking_that_no_provider_verifies_goes(signature: str | None) -> None:
     rows = [user(), assistant(thinking(signature), text("yo")), user()]
     assert crossed(*rows)["messages"] == [user(), assistant(text("yo")), user()]

@@ -14,7 +14,12 @@ from typing import Any, Final
 
 import pytest
 
+from hearth.proxy.api.responses.response_store import ResponseStore
+from hearth.proxy.http.api_keys import keys_are_apart
+from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.request.session_id import key_digest
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Prompt, Sampling, Speaker, Submit
 from tests.helpers.servers.litellm_child import LiteLLMChild, Refused
 
 pytestmark = pytest.mark.process
@@ -296,6 +301,25 @@ def test_a_second_header_makes_nobody_another_keys_owner(told: Told) -> None:
     assert told.child.ask("owner", caller={"headers": both})["digest"] == mine
 
 
+OWN_ROUTES = ("/v1/cache", "/v1/sessions/s", "/metrics", "/dashboard/events", "/v1/doctor")
+
+
+@pytest.mark.parametrize("path", [*OWN_ROUTES, "/v1/models", "/v1/responses/resp_1"])
+def test_a_virtual_key_is_known_on_our_own_routes_too(told: Told, path: str) -> None:
+    told.child.ask("key", key="sk-routes")
+    found = told.child.ask("owner", caller=caller("sk-routes", path=path))
+    assert found["digest"] == key_digest({"x-api-key": "sk-routes"})
+    assert refused(told, "owner", caller=caller("", path=path))[0] == 401
+
+
+def test_a_key_that_may_chat_only_reads_no_models_and_no_cache(told: Told) -> None:
+    told.child.ask("key", key="sk-chat", allowed_routes=["/v1/chat/completions"])
+    for path in ("/v1/chat/completions", "/v1/cache/prefill"):
+        assert told.child.ask("owner", caller=caller("sk-chat", path=path))
+    for path in ("/v1/messages", "/v1/models", "/v1/cache"):
+        assert refused(told, "owner", caller=caller("sk-chat", path=path))[0] == 403
+
+
 def test_a_key_may_ask_for_its_own_models_only(told: Told) -> None:
     told.child.ask("key", key="sk-small", models=["small"])
     assert told.child.ask("begin", name="m1", caller=caller("sk-small"), group="small")
@@ -331,11 +355,53 @@ def test_a_key_whose_budget_is_spent_is_refused(told: Told) -> None:
     told.child.ask("key", key="sk-budget", max_budget=0.2, spend=0.0)
     fields = {"deployment_id": "dep-priced", "group": "priced", "model": "priced"}
     for name in ("b1", "b2"):  # 0.114 each
-        told.child.ask("begin", name=name, caller=caller("sk-budget"), group="priced")
+        asking = caller("sk-budget", tokens_max=7)
+        told.child.ask("begin", name=name, caller=asking, group="priced")
         told.log_of(name, call=name, **fields)
     assert told.child.ask("spend", key="sk-budget") == pytest.approx(0.228)
     status, _, text = refused(told, "begin", name="b3", caller=caller("sk-budget"), group="priced")
     assert status == 422 and "Budget has been exceeded" in text
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "messages", "responses"])
+def test_what_a_budget_had_reserved_is_given_back_where_the_answer_failed(
+    told: Told, path: str
+) -> None:
+    path, name = f"/v1/{path}", f"reserved-{path}"
+    told.child.ask("key", key="sk-reserved", max_budget=5.0, spend=0.0)
+    asking = caller("sk-reserved", tokens_max=1_000, path=path)
+    told.child.ask("begin", name=name, caller=asking, group="priced")
+    assert told.child.ask("spend", key="sk-reserved") >= 2.0  # 1,000 of 0.002
+    error = {"text": "The queue is full.", "status": 503}
+    fields = {"deployment_id": "dep-priced", "group": "priced", "model": "priced"}
+    told.log_of(name, call=name, error=error, usage=None, **fields)
+    assert told.child.ask("spend", key="sk-reserved") == pytest.approx(0)
+
+
+def test_what_one_virtual_key_keeps_the_other_does_not_find(told: Told) -> None:
+    """The owner that LiteLLM names is what cache, turns, responses and rows are kept under."""
+    for key in ("sk-a", "sk-b"):
+        told.child.ask("key", key=key)
+    a, b = (told.child.ask("owner", caller=caller(key))["digest"] for key in ("sk-a", "sk-b"))
+    is_apart = keys_are_apart((), are_litellms=True)
+    stored = ResponseStore()
+    stored.keep(a, {"input": "the words"}, {"id": "resp_1", "output": []})
+    assert stored.response(a, "resp_1")["id"] == "resp_1"
+    for refers in (
+        lambda: stored.response(b, "resp_1"),
+        lambda: stored.delete(b, "resp_1"),
+        lambda: stored.expanded(b, {"input": "x", "previous_response_id": "resp_1"}),
+    ):
+        with pytest.raises(RequestError) as caught:
+            refers()
+        assert caught.value.status in (400, 404)
+    owners = [
+        Submit("r", Prompt([], speaker=Speaker(key, "s")), Sampling(), is_apart=is_apart).owner
+        for key in (a, b)
+    ]
+    assert owners == [a, b] and a != b
+    rows = RecentRequests(separates_keys=is_apart)
+    assert [rows.whose(key) for key in (a, b)] == [a, b]
 
 
 def test_a_log_says_whose_the_answer_was_by_its_keys_digest(told: Told) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.http import api_keys
-from hearth.proxy.http.api_keys import SENT_MAX, ApiKeyCheck
+from hearth.proxy.http.api_keys import SENT_MAX, ApiKeyCheck, keys_are_apart
 from hearth.proxy.request.session_id import key_digest
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.settings_from_env import load_settings
@@ -140,3 +140,10 @@ def test_another_keys_line_is_nobodys_before_in_a_divergence_report() -> None:
     assert theirs.place.before is None and theirs.place.relative is None
     assert theirs.shared == 0
     assert desk.end(theirs, SAID, cached=0) is None
+
+
+def test_keys_are_apart_where_there_may_be_several() -> None:
+    assert not keys_are_apart((), are_litellms=False)
+    assert not keys_are_apart(("one",), are_litellms=False)
+    assert keys_are_apart(("one", "two"), are_litellms=False)
+    assert keys_are_apart((), are_litellms=True)

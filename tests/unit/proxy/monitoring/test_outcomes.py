@@ -158,9 +158,6 @@ class Line:
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
-    async def receive(self) -> Any:
-        await asyncio.Event().wait()
-
     def close(self) -> None:
         pass
 

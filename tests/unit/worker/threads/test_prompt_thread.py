@@ -107,7 +107,11 @@ def test_a_submit_is_admitted_before_it_goes_on_and_every_other_message_is_answe
         job(Status("q", "sessions", key="k")),
         job(Status("u", "prompt", "r9")),
     )
-    assert sent[:3] == [Admitted("s", 3, "id"), Counted("c", 3), Told("q", {"sessions": ["k"]})]
+    assert sent[:3] == [
+        Admitted("s", 3, "hearth-id"),
+        Counted("c", 3),
+        Told("q", {"sessions": ["k"]}),
+    ]
     assert isinstance(sent[3], Failed) and (sent[3].status, sent[3].code) == (404, "not_found")
     (request,) = went_on
     assert isinstance(request, Request)
@@ -120,7 +124,7 @@ def test_a_refused_prompt_ends_its_request_alone() -> None:
     )
     assert sent == [
         Failed("long", 400, "context_length_exceeded", "Too long."),
-        Admitted("fine", 3, "id"),
+        Admitted("fine", 3, "hearth-id"),
     ]
     assert [request.request_id for request in went_on] == ["fine"]
 
@@ -133,7 +137,7 @@ def test_a_prompt_that_a_bug_breaks_ends_its_request_alone() -> None:
     )
     failures = [(each.request_id, each.status) for each in sent if isinstance(each, Failed)]
     assert failures == [("odd", 500), ("odd too", 500)]
-    assert sent[-1] == Admitted("fine", 3, "id") and len(sent) == 3
+    assert sent[-1] == Admitted("fine", 3, "hearth-id") and len(sent) == 3
     assert [request.request_id for request in went_on] == ["fine"]
     assert "of its own" not in str(sent)
 

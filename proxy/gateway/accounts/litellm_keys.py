@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-from hearth.proxy.gateway.litellm_usage import KeyedCall, LiteLLMLoop
+from hearth.proxy.api import prefill_endpoint
+from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall, LiteLLMLoop
+from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.proxy.request.session_id import key_digest
@@ -17,8 +19,29 @@ from hearth.shared.errors import RequestError
 
 T = TypeVar("T")
 
+# Headers that a key may come in, of which LiteLLM takes the first in its own order.
+KEY_HEADERS: Final = (b"x-litellm-api-key", b"authorization", b"api-key", b"x-api-key")
 READY_WAIT_S_MAX: Final = 30.0  # for LiteLLM to be imported, before a client is told to come back
 CHECK_S_MAX: Final = 10.0  # for LiteLLM, and its database, to say whose a key is
+
+
+# What LiteLLM knows as routes for keys, itself or by how it begins; a key may have a list of them.
+_ROUTES: Final = (
+    *("/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions"),
+    *("/v1/messages", "/v1/responses", "/responses", "/v1/embeddings", "/embeddings"),
+    *("/v1/models", "/models"),
+)
+
+
+def route_of(path: str) -> str:
+    """Return the route that a key is checked for at `path`.
+
+    Our own routes are none of LiteLLM's: who may list models may ask what is kept for their key,
+    and a prompt is read for whoever may have it answered.
+    """
+    if any(path == route or path.startswith(f"{route}/") for route in _ROUTES):
+        return path
+    return "/v1/chat/completions" if path == prefill_endpoint.PATH else "/v1/models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +52,7 @@ class KeyCaller:
     path: str
     headers: RawHeaders
     client: str = "127.0.0.1"  # its address
+    tokens_max: int | None = None  # of its answers together; LiteLLM reserves their price
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +90,28 @@ class LiteLLMKeys:
     """
 
     def __init__(
-        self, loop: LiteLLMLoop, ready: Callable[[], Awaitable[None]], checks: KeyChecks
+        self,
+        loop: LiteLLMLoop,
+        ready: Callable[[], Awaitable[None]],
+        checks: KeyChecks,
+        own_header: str = "",
     ) -> None:
-        """`ready` returns once LiteLLM serves, and raises where it never will."""
+        """`ready` returns once LiteLLM serves, and raises where it never will.
+
+        `own_header` is the config's litellm_key_header_name.
+        """
+        self.headers = (*KEY_HEADERS, own_header.lower().encode()) if own_header else KEY_HEADERS
         self._loop = loop
         self._ready = ready
         self._checks = checks
+
+    async def identity(self, headers: Headers, path: str = "") -> str:
+        """See `ClientKeys`. Where no key was sent LiteLLM is not asked."""
+        rows = list(headers)
+        if not any(name in self.headers for name, _ in rows):
+            text = "An API key is required. Send one of LiteLLM's as 'Authorization: Bearer KEY'."
+            raise RequestError(text, status=401, code="invalid_api_key")
+        return (await self.owner(KeyCaller("POST", path, rows))).identity
 
     async def owner(self, caller: KeyCaller) -> KeyOwner:
         """Return whose the request is, before any of its body is read.

@@ -119,7 +119,11 @@ def test_an_id_that_only_the_provider_knows_passes_where_there_is_one_key() -> N
     assert ResponseStore().maker("k", {"previous_response_id": NATIVE}) == "dep-a"
 
 
-@pytest.mark.parametrize("previous", [OURS, BRIDGED, "resp_abc", f"resp_{THEIRS}{THEIRS[:16]}"])
+@pytest.mark.parametrize(
+    "previous",
+    [OURS, BRIDGED, "resp_abc", f"resp_{THEIRS}{THEIRS[:16]}"],
+    ids=["ours", "bridged", "short", "theirs"],
+)
 def test_an_id_that_leads_nowhere_is_refused(previous: str) -> None:
     assert refused(ResponseStore(), previous_response_id=previous) == "previous_response_id"
 

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import litellm
 from litellm.integrations.custom_logger import CustomLogger
+from litellm.litellm_core_utils.hidden_params import set_hidden_param
 from litellm.proxy import proxy_server
 from litellm.types.utils import CustomPricingLiteLLMParams
 from litellm.utils import Rules, function_setup
 
-from hearth.proxy.gateway.litellm_usage import (
+from hearth.proxy.gateway.accounts.litellm_usage import (
     REQUEST_HEADER,
     CloudUsage,
     KeyedCall,
@@ -184,9 +185,9 @@ def _response(answer: LocalAnswerLog, deployment: Any) -> Any:
             choices=[{"index": 0, "finish_reason": answer.finish_reason, "message": _said(answer)}],
             usage=_usage(answer.usage),
         )
-    response._hidden_params["model_id"] = answer.deployment_id
+    set_hidden_param(response, "model_id", answer.deployment_id)
     if not _prices(deployment):
-        response._hidden_params["response_cost"] = 0.0  # LiteLLM has no price of it either
+        set_hidden_param(response, "response_cost", 0.0)  # LiteLLM has no price of it either
     return response
 
 
@@ -279,3 +280,10 @@ def cloud_usage(kwargs: Mapping[str, Any]) -> CloudUsage | None:
     details = usage.get("prompt_tokens_details") or {}
     cached = int(details.get("cached_tokens") or 0)
     return CloudUsage(request_id, str(told["model_id"]), prompt, cached, completion, cost)
+
+
+def watch_clouds(tell: Callable[[CloudUsage], None]) -> None:
+    """Have `tell` called on LiteLLM's loop with what each cloud call of ours costs."""
+    logger = CloudUsageLogger(tell)
+    litellm.logging_callback_manager.add_litellm_async_success_callback(logger)
+    litellm.logging_callback_manager.add_litellm_async_failure_callback(logger)

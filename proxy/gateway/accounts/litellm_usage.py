@@ -5,7 +5,6 @@ Nothing of LiteLLM is imported here: `litellm_events` has the part that runs on 
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeVar
@@ -213,29 +212,19 @@ def _without_texts(answer: LocalAnswerLog) -> LocalAnswerLog:
     return replace(answer, body={}, text="", thinking="", calls=(), body_bytes=0)
 
 
-# What in a LiteLLM config needs to know of every answer. Where none is there, none is told.
+# What in a LiteLLM config needs to know of every answer. Where none is there, and keys are not
+# LiteLLM's, none is told.
 _CALLBACKS: Final = ("callbacks", "success_callback", "failure_callback")
-_KEYS: Final = (
-    *("master_key", "custom_auth", "database_url"),
-    *("enable_jwt_auth", "enable_oauth2_auth", "enable_oauth2_proxy_auth"),
-)
 _ROUTER: Final = ("provider_budget_config", "tag_budget_config", "optional_pre_call_checks")
 _STRATEGIES: Final = ("simple-shuffle", "")  # that look at no answer
 _OF_DEPLOYMENT: Final = ("max_budget", "budget_duration", "tpm", "rpm", "max_parallel_requests")
 
 
-def checks_keys(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether clients' keys are LiteLLM's: its own settings ask for it."""
-    return any(_rows(config, "general_settings", _KEYS)) or bool(environ.get("LITELLM_MASTER_KEY"))
-
-
-def wants_answers(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether anything in `config` has a use for local answers: else none is told."""
-    strategy = _section(config, "router_settings").get("routing_strategy") or ""
+def wants_answers(config: Mapping[str, Any]) -> bool:
+    """Return whether anything in `config`, keys aside, has a use for local answers."""
+    strategy = section(config, "router_settings").get("routing_strategy") or ""
     return (
-        checks_keys(config, environ)
-        or wants_texts(config)
-        or any(_rows(config, "litellm_settings", ("max_budget",)))
+        any(_rows(config, "litellm_settings", (*_CALLBACKS, "max_budget")))
         or any(_rows(config, "router_settings", _ROUTER))
         or strategy not in _STRATEGIES
         or any(_limits(config))
@@ -244,7 +233,7 @@ def wants_answers(config: Mapping[str, Any], environ: Mapping[str, str] = os.env
 
 def wants_texts(config: Mapping[str, Any]) -> bool:
     """Return whether a callback may see what was asked and answered; counts need no text."""
-    settings = _section(config, "litellm_settings")
+    settings = section(config, "litellm_settings")
     return settings.get("turn_off_message_logging") is not True and any(
         _rows(config, "litellm_settings", _CALLBACKS)
     )
@@ -253,15 +242,15 @@ def wants_texts(config: Mapping[str, Any]) -> bool:
 def _limits(config: Mapping[str, Any]) -> Iterator[Any]:
     rows = config.get("model_list")
     for row in rows if isinstance(rows, list) else ():
-        for place in (row, _section(row, "litellm_params"), _section(row, "model_info")):
+        for place in (row, section(row, "litellm_params"), section(row, "model_info")):
             yield from (place.get(name) for name in _OF_DEPLOYMENT)
 
 
-def _rows(config: Mapping[str, Any], section: str, names: Sequence[str]) -> Iterator[Any]:
-    found = _section(config, section)
+def _rows(config: Mapping[str, Any], place: str, names: Sequence[str]) -> Iterator[Any]:
+    found = section(config, place)
     return (found.get(name) for name in names)
 
 
-def _section(config: Any, name: str) -> Mapping[str, Any]:
+def section(config: Any, name: str) -> Mapping[str, Any]:
     section = config.get(name) if isinstance(config, Mapping) else None
     return section if isinstance(section, Mapping) else {}

@@ -5,6 +5,7 @@ that loop may do so.
 """
 
 import contextvars
+import logging
 from hashlib import sha256
 from typing import Any, Final
 
@@ -15,10 +16,17 @@ from litellm.proxy._types import LitellmUserRoles, ProxyException, UserAPIKeyAut
 from litellm.proxy.auth.user_api_key_auth import user_api_key_auth
 from litellm.proxy.litellm_pre_call_utils import LiteLLMProxyRequestSetup
 
-from hearth.proxy.gateway.litellm_keys import KeyCaller, KeyOwner
-from hearth.proxy.gateway.litellm_usage import KeyedCall
+from hearth.proxy.gateway.accounts.litellm_keys import (
+    KEY_HEADERS,
+    KeyCaller,
+    KeyOwner,
+    route_of,
+)
+from hearth.proxy.gateway.accounts.litellm_usage import KeyedCall
 from hearth.proxy.request.parsed_request import Dialect
 from hearth.shared.errors import RequestError
+
+log = logging.getLogger(__name__)
 
 TEXT_CHARS_MAX: Final = 600  # of LiteLLM's reason
 _CALL_TYPES: Final[dict[Dialect, str]] = {
@@ -29,9 +37,7 @@ _CALL_TYPES: Final[dict[Dialect, str]] = {
 }
 _LIMITED: Final = (429, 503)
 _ADMINS: Final = (LitellmUserRoles.PROXY_ADMIN,)
-# Headers that a key may come in, of which LiteLLM takes the first in its own order.
-_KEY_HEADERS: Final = ("x-litellm-api-key", "authorization", "api-key", "x-api-key")
-_DIGEST_CHARS: Final = 64
+_NO_TEXT: Final = [{"role": "user", "content": ""}]  # without messages no price is reserved
 
 
 async def owner(caller: KeyCaller, group: str) -> KeyOwner:
@@ -63,11 +69,15 @@ async def begin(
             call_type=_CALL_TYPES[dialect],
             skip_guardrails=True,  # they read and change texts, and none is here
         )
-    except BaseException as error:
+    except BaseException as error:  # also where the client has left: nothing stays reserved
+        await hooks.post_call_failure_hook(
+            request_data=data,
+            original_exception=(
+                error if isinstance(error, Exception) else HTTPException(499, "The client is gone.")
+            ),
+            user_api_key_dict=found.auth,
+        )
         if isinstance(error, Exception):
-            await hooks.post_call_failure_hook(
-                request_data=data, original_exception=error, user_api_key_dict=found.auth
-            )
             raise _refusal(error) from None
         raise
     return found, KeyedCall(found.auth, kept or data, contextvars.copy_context())
@@ -88,13 +98,16 @@ async def _authorise(caller: KeyCaller, group: str) -> UserAPIKeyAuth:
         )
         return found
     except Exception as error:
-        is_sent = any(headers.get(name) for name in _KEY_HEADERS)
+        is_sent = any(headers.get(name) for name in map(bytes.decode, KEY_HEADERS))
         raise _refusal(error, is_sent=is_sent) from None
 
 
 def _request(caller: KeyCaller, group: str) -> Request:
-    """Return a request as LiteLLM's app would see it, whose body names the model alone."""
-    body = orjson.dumps({"model": group} if group else {})
+    """Return a request as LiteLLM's app would see it, with no text in it."""
+    fields: dict[str, Any] = {"model": group, "messages": _NO_TEXT} if group else {}
+    if caller.tokens_max is not None:
+        fields["max_tokens"] = caller.tokens_max
+    body = orjson.dumps(fields)
     kept = [row for row in caller.headers if row[0] not in (b"content-length", b"content-type")]
     headers = [
         *kept,
@@ -108,7 +121,7 @@ def _request(caller: KeyCaller, group: str) -> Request:
     scope = {
         "type": "http",
         "method": caller.method,
-        "path": caller.path,
+        "path": route_of(caller.path),
         "query_string": b"",
         "headers": headers,
         "client": (caller.client, 0),
@@ -139,7 +152,8 @@ def _sent(caller: KeyCaller) -> list[str]:
     """Return every text that may be the key, in the order of the headers."""
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers}
     named = proxy_server.general_settings.get("litellm_key_header_name")
-    names = (*_KEY_HEADERS, str(named).lower()) if named else _KEY_HEADERS
+    known = [name.decode() for name in KEY_HEADERS]
+    names = [*known, str(named).lower()] if named else known
     texts = [headers.get(name, "").strip() for name in names]
     return [text[7:].strip() if text[:7].lower() == "bearer " else text for text in texts]
 
@@ -164,7 +178,8 @@ def _refusal(error: Exception, *, is_sent: bool = True) -> RequestError:
         return _wrong("The API key is wrong: it is not LiteLLM's master key, and no database has "
                       "others.")  # fmt: skip
     if not text:
-        text = "LiteLLM could not check the key; its log says why."
+        log.warning("LiteLLM could not check a key: %s", type(error).__name__)
+        text = "LiteLLM could not check the key; the proxy's log says why."
         return RequestError(text, status=503, code="key_check_failed")
     text = " ".join(text.split())[:TEXT_CHARS_MAX]
     return RequestError(text, status=status, code=code)

@@ -1,0 +1,106 @@
+"""The fields that pass are those of the official APIs, and none that this LiteLLM acts upon."""
+
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import litellm
+import pytest
+from anthropic.types import beta as anthropic_types
+from anthropic.types.beta import message_count_tokens_params, message_create_params
+from litellm.litellm_core_utils.url_utils import SSRFError, validate_url
+from litellm.responses.utils import ResponsesAPIRequestUtils
+from litellm.types.utils import all_litellm_params, is_litellm_owned_kwarg
+from openai.types import completion_create_params, embedding_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import (
+    input_token_count_params,
+    response_create_params,
+    response_input_item_param,
+)
+from typing_extensions import is_typeddict
+
+from hearth.proxy.gateway import cloud_fields
+from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body
+from hearth.shared.our_ids import is_our_response_id, response_maker
+
+OFFICIAL: dict[str, Any] = {
+    "chat": chat_create_params.CompletionCreateParamsBase,
+    "completions": completion_create_params.CompletionCreateParamsBase,
+    "messages": message_create_params.MessageCreateParamsBase,
+    "messages_count": message_count_tokens_params.MessageCountTokensParams,
+    "responses": response_create_params.ResponseCreateParamsBase,
+    "responses_count": input_token_count_params.InputTokenCountParams,
+    "embeddings": embedding_create_params.EmbeddingCreateParams,
+}
+# `metadata` passes as the user's id alone; the others are the stream's switch and sampling fields
+# that the SDK still sends or has moved.
+BESIDE_OFFICIAL = {"stream", "temperature", "top_p", "top_k", "output_format", "betas"}
+OWNED_BUT_JUDGED = {"metadata"}
+
+
+def fields_of(shape: Any) -> set[str]:
+    return {name for base in shape.__mro__ for name in getattr(base, "__annotations__", {})}
+
+
+def flat(union: Any) -> Iterator[Any]:
+    for part in typing.get_args(union):
+        if is_typeddict(part):
+            yield part
+        else:
+            yield from flat(part)
+
+
+@pytest.mark.parametrize("dialect", list(cloud_fields.BODY))
+def test_each_field_is_one_of_the_official_apis(dialect: str) -> None:
+    official = fields_of(OFFICIAL[dialect]) | BESIDE_OFFICIAL
+    assert cloud_fields.BODY[dialect] <= official
+
+
+@pytest.mark.parametrize("dialect", list(cloud_fields.BODY))
+def test_no_field_is_one_that_litellm_owns(dialect: str) -> None:
+    owned = {name for name in cloud_fields.BODY[dialect] if is_litellm_owned_kwarg(name)}
+    assert owned <= OWNED_BUT_JUDGED
+
+
+@pytest.mark.parametrize("dialect", list(cloud_fields.BODY))
+def test_all_that_litellm_owns_stays_behind(dialect: CloudDialect) -> None:
+    assert len(all_litellm_params) > 300
+    row = {"role": "user", "content": "hi"}
+    asked = {"messages": [row], "input": "hi"}
+    owned = {name: "x" for name in all_litellm_params if name not in OWNED_BUT_JUDGED | {"prompt"}}
+    sent = cloud_body(dialect, owned | asked, "g")
+    assert set(sent) <= {"model", "messages", "input"}
+
+
+def test_items_and_blocks_carry_the_official_fields() -> None:
+    """A field that an API has anew is shut out until it has been looked at."""
+    for item in flat(response_input_item_param.ResponseInputItemParam):
+        kind, *_ = typing.get_args(typing.get_type_hints(item).get("type")) or ("",)
+        if known := cloud_fields.RESPONSES_ITEMS.get(kind):
+            assert fields_of(item) <= known | {"approval_request_id"}, kind
+    for block in flat(anthropic_types.BetaContentBlockParam):
+        kind, *_ = typing.get_args(typing.get_type_hints(block)["type"])
+        if known := cloud_fields.MESSAGES_BLOCKS.get(kind):
+            assert fields_of(block) <= known, kind
+
+
+def test_litellms_id_of_a_response_is_read() -> None:
+    def given(response_id: str) -> str:
+        found = ResponsesAPIRequestUtils.update_responses_api_response_id_with_model_id(
+            {"id": response_id, "output": []}, "openai", {"model_info": {"id": "dep-1"}}
+        )
+        assert isinstance(found, dict)
+        return str(found["id"])
+
+    native = given("resp_68af4030592c81938ec0a5fbab4a3e9f05438e46b5f69a3b")
+    assert response_maker(native) == "dep-1"
+    assert not is_our_response_id(native)
+    assert response_maker(given("chatcmpl-1")) == ""  # no Responses API: nothing is kept there
+
+
+def test_litellm_looks_at_addresses_itself_unless_it_is_told_not_to() -> None:
+    """Names are judged by their form here: where they lead, only who connects can tell."""
+    assert litellm.user_url_validation is True
+    with pytest.raises(SSRFError):
+        validate_url("https://127.0.0.1/a.png")
