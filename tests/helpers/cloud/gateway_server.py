@@ -9,8 +9,9 @@ from tests.helpers.servers.fake_server import FakeServer
 from tests.helpers.servers.mock_cloud import MockCloud
 from tests.helpers.worker_processes.fake_worker import MISSING
 
-WRONG_KEY: Final = "sk-canary-literal-4711"
-WRONG_KEY_OF_ENVIRONMENT: Final = "sk-canary-environment-4712"
+# Not of the form sk-...: LiteLLM takes such keys out of its errors by itself.
+WRONG_KEY: Final = "canary.literal.4711"
+WRONG_KEY_OF_ENVIRONMENT: Final = "canary.environment.4712"
 
 
 class GatewayServer(FakeServer):
