@@ -9,7 +9,8 @@ from tests.helpers.cloud.cloud_answers import RATE_LIMIT, CloudAnswer
 from tests.helpers.cloud.dialect_requests import DIALECTS, DialectAnswer, ask, body_of
 from tests.helpers.cloud.gateway_server import GatewayServer
 
-WAIT_S_MAX: Final = 20.0  # LiteLLM sends its rows every second here
+WAIT_S_MAX: Final = 20.0  # on an idle machine it takes hundredths
+ONE_MORE_S: Final = 0.3  # in which a row that is one too many would come
 Usage = tuple[int, int, int]  # prompt, cached, completion
 
 
@@ -27,23 +28,30 @@ def logged(gateway: GatewayServer, before: int, count: int) -> list[dict[str, An
     while True:
         rows = [row for row in gateway.callbacks.rows[before:] if row["status"] == "success"]
         if len(rows) >= count:
-            time.sleep(1.5)  # for one too many
+            time.sleep(ONE_MORE_S)
             return [r for r in gateway.callbacks.rows[before:] if r["status"] == "success"]
         assert time.monotonic() < deadline, (rows, gateway.log.read_text()[-2000:])
-        time.sleep(0.1)
+        time.sleep(0.02)
+
+
+def logged_before(gateway: GatewayServer) -> list[Any]:
+    """Return the rows of earlier tests, once no more of them comes."""
+    count = -1
+    while count < (count := len(gateway.callbacks.rows)):
+        time.sleep(ONE_MORE_S)
+    return gateway.callbacks.rows
 
 
 def test_every_answer_is_told_once_with_its_tokens(gateway: GatewayServer) -> None:
     """Each dialect, whole and as a stream, by the local model and by the cloud."""
-    logged(gateway, 0, 0)
-    before = len(gateway.callbacks.rows)
+    before = len(logged_before(gateway))
     seen: dict[str, list[Usage]] = {"pocket": [], "cloud": []}
     for number, dialect in enumerate(DIALECTS):
         for stream in (False, True):
             for model, usages in seen.items():
                 answer = asked(gateway, dialect, model, stream, number)
                 usages.append(answer.usage)
-    rows = logged(gateway, before, 4 * len(DIALECTS))
+                rows = logged(gateway, before, sum(map(len, seen.values())))
     assert len(rows) == 4 * len(DIALECTS)
     for model, usages in seen.items():
         told = [usage_of(row) for row in rows if row.get("model_group") == model]
@@ -64,29 +72,29 @@ def asked(
 
 
 def test_an_answer_after_a_fallback_is_told_once_as_answered(gateway: GatewayServer) -> None:
-    before = len(gateway.callbacks.rows)
+    before = len(logged_before(gateway))
     gateway.cloud.answers["flaky"] = CloudAnswer(error=RATE_LIMIT)
     usages = []
     for model, script in (("local-first", "n=2 full=0"), ("cloud-first", "n=2")):
         answer = ask(gateway.url, "chat", body_of("chat", model, script))
         assert answer.fallback
         usages.append(answer.usage)
-    rows = logged(gateway, before, 2)
+        rows = logged(gateway, before, len(usages))
     assert sorted(map(usage_of, rows)) == sorted(usages)
 
 
 def test_no_row_has_a_key_and_each_names_its_model(gateway: GatewayServer) -> None:
-    before = len(gateway.callbacks.rows)
-    for model in ("pocket", "cloud"):
+    before = len(logged_before(gateway))
+    for number, model in enumerate(("pocket", "cloud"), 1):
         ask(gateway.url, "chat", body_of("chat", model, "n=1"))
-    rows = logged(gateway, before, 2)
+        rows = logged(gateway, before, number)
     assert {row["model_group"] for row in rows} == {"pocket", "cloud"}
     assert "sk-mock-cloud-key" not in str(rows)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_local_answer_costs_nothing_of_a_budget(gateway: GatewayServer, stream: bool) -> None:
-    before = len(gateway.callbacks.rows)
+    before = len(logged_before(gateway))
     ask(gateway.url, "messages", body_of("messages", "pocket", "n=4", stream=stream))
     (row,) = logged(gateway, before, 1)
     assert not row["response_cost"]

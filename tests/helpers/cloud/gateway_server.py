@@ -27,7 +27,10 @@ class GatewayServer(FakeServer):
                 self.run_dir, everything(cloud, WRONG_KEY, callbacks.url)
             ),
             "WRONG_KEY": WRONG_KEY_OF_ENVIRONMENT,
-            "DEFAULT_FLUSH_INTERVAL_SECONDS": "1",  # of LiteLLM's batches of log rows
+            # LiteLLM's logger loses what comes while it sends: it sends each row at once here, and
+            # tests wait for one before they cause the next.
+            "DEFAULT_BATCH_SIZE": "1",
+            "DEFAULT_FLUSH_INTERVAL_SECONDS": "3600",
         }
 
     def submits(self, after: float) -> list[dict[str, Any]]:
