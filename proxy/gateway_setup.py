@@ -14,7 +14,6 @@ from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.cloud_requests import CloudRequests
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.monitoring.gateway_records import CountedGateway
-from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
 
 LOGS_WAIT_S_MAX: Final = 2.0  # at the end, for callbacks to take what waits
@@ -29,17 +28,7 @@ class GatewaySetup:
         settings: Settings,
         routes: AdminRoutes,
     ) -> None:
-        """Build it of a `table` that was read.
-
-        Raises:
-            StartError: others could reach the server without a key.
-        """
-        if not settings.is_loopback and not settings.api_keys and not table.checks_keys:
-            raise StartError(
-                f"PROXY_HOST is {settings.proxy_host}, which others can reach, and neither "
-                f"PROXY_API_KEY nor a master_key in LITELLM_CONFIG is set. Set one, or "
-                "PROXY_HOST=127.0.0.1."
-            )
+        """`table` is of the config that LITELLM_CONFIG names."""
         self._watching: asyncio.Task[None] | None = None
         self.litellm = LiteLLMThread(
             table, settings.instance_dir, SuspendingEventLoop, settings.log_level

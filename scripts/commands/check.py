@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from hearth.commands.serve import add_settings, port_of, settings_of
+from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.model_path import check_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.paths import CODE_DIR, env_file
-from hearth.shared.settings_from_env import setting_warnings
+from hearth.shared.settings_from_env import setting_warnings, variables_in
 from hearth.shared.version import VERSION
 
 NEEDED: Final = ("mlx", "mlx_lm", "litellm", "fastapi", "uvicorn", "zmq", "llguidance")
@@ -53,8 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         file = env_file()
         source = f"{file} and the environment" if file.is_file() else "the environment"
         print(f"Settings  model {settings.model_path}, workers {settings.workers}, from {source}")
-        for text in setting_warnings(os.environ, file):
+        table = None
+        if (config := settings.litellm_config) is not None:
+            table = read_table(config, settings, os.environ, variables_in(file))
+        names = table.variables if table is not None else ()
+        for text in setting_warnings(os.environ, file, names):
             print(f"Warning   {text}")
+        if table is not None:
+            print(f"Gateway   {config}: {', '.join(table.listed)}")
         for source in (settings.model_path, *settings.models):
             print(f"Model     {check_model(source)}")
         if settings.draft_model:

@@ -270,6 +270,13 @@ def read_table(
             "LITELLM_MASTER_KEY), and PROXY_API_KEY or PROXY_API_KEYS is set too",
             "Remove one of both, so that it is clear which keys count.",
         )
+    if not settings.is_loopback and not settings.api_keys and not table.checks_keys:
+        config.refuse(
+            "general_settings",
+            f"has no master_key, PROXY_API_KEY is empty, and others can reach PROXY_HOST "
+            f"({settings.proxy_host})",
+            "Set one of both keys, or PROXY_HOST=127.0.0.1.",
+        )
     providers = config.section("litellm_settings").get("custom_provider_map") or []
     if any(isinstance(row, dict) and row.get("provider") == PROVIDER for row in providers):
         config.refuse(

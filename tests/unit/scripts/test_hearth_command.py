@@ -1,6 +1,7 @@
 """The command `hearth` is checked here: what it lists, what it imports, what it ends with."""
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -140,6 +141,21 @@ def test_check_says_what_it_found(started: Path, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     for expected in (f"Hearth    {VERSION}", "builtin:pocket, workers 3", "4321 is free", "Images"):
         assert expected in shown
+
+
+def test_check_reads_the_litellm_config(
+    started: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = started / "litellm.yaml"
+    entry = {"model_name": "far", "litellm_params": {"model": "openai/x", "api_key": "sk-12345678"}}
+    config.write_text(json.dumps({"model_list": [entry]}))
+    config.chmod(0o600)
+    monkeypatch.setenv("LITELLM_CONFIG", str(config))
+    assert check.main(["--port", "4321"]) == 0
+    assert f"Gateway   {config}: far, pocket" in capsys.readouterr().out
+    config.write_text(json.dumps({"model_list": [{"model_name": "far"}]}))
+    assert check.main(["--port", "4321"]) == 78
+    assert "litellm_params.model" in capsys.readouterr().err
 
 
 def test_check_tells_of_a_setting_that_is_not_read(
