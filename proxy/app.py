@@ -14,9 +14,9 @@ from hearth.proxy.api import chat_completions_events, legacy_completions, prefil
 from hearth.proxy.api.error_bodies import error_body, error_headers
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.responses import responses_events
-from hearth.proxy.gateway.cloud_bodies import CloudDialect
+from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
+from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.gateway import FALLBACK_HEADER, Gateway, GatewayCall
-from hearth.proxy.gateway.routing_table import Deployment
 from hearth.proxy.http.api_keys import ApiKeyCheck, ClientKeys
 from hearth.proxy.http.body_memory_budget import BodyBudget
 from hearth.proxy.http.connection_places import ConnectionPlaces

@@ -6,9 +6,9 @@ from typing import Final
 
 from hearth.proxy.event_loop import SuspendingEventLoop
 from hearth.proxy.gateway.accounts.accounts import Accounts
+from hearth.proxy.gateway.config.routing_table import RoutingTable
 from hearth.proxy.gateway.gateway import Gateway
 from hearth.proxy.gateway.litellm_thread import LiteLLMThread, LiteLLMUnavailable
-from hearth.proxy.gateway.routing_table import RoutingTable
 from hearth.proxy.http.api_keys import keys_are_apart
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.cloud_requests import CloudRequests

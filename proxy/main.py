@@ -15,7 +15,7 @@ import uvicorn
 from hearth.proxy.api.parse_any_dialect import BodyParser
 from hearth.proxy.app import ProxyApp
 from hearth.proxy.event_loop import SuspendingEventLoop
-from hearth.proxy.gateway.routing_table import read_table
+from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.proxy.gateway_setup import GatewaySetup
 from hearth.proxy.http.api_keys import keys_are_apart
 from hearth.proxy.http.connection_places import ConnectionPlaces, places_within

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("tests.helpers")  # before any of them is imported
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the network
 
 from tests.helpers.marks import marks_of  # noqa: E402
 

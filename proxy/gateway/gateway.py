@@ -14,16 +14,16 @@ import orjson
 
 from hearth.proxy.api.error_bodies import error_event
 from hearth.proxy.api.responses.response_store import ResponseStore
-from hearth.proxy.gateway import crossing
 from hearth.proxy.gateway.accounts.accounts import Accounts
 from hearth.proxy.gateway.accounts.litellm_usage import REQUEST_HEADER
-from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body, cloud_headers
-from hearth.proxy.gateway.cloud_call import CloudCall
-from hearth.proxy.gateway.cloud_failure import CloudFailure
+from hearth.proxy.gateway.cloud import crossing
+from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body, cloud_headers
+from hearth.proxy.gateway.cloud.cloud_call import CloudCall
+from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
+from hearth.proxy.gateway.cloud.reply_tap import ReplyTap
+from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_paths import PATHS
 from hearth.proxy.gateway.litellm_thread import LiteLLMThread, NoDeployment
-from hearth.proxy.gateway.reply_tap import ReplyTap
-from hearth.proxy.gateway.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.session_deployments import SessionDeployments, session_digest
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
 from hearth.proxy.request.model_names import ModelNames

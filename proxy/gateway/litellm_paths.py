@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from hearth.proxy.gateway.cloud_bodies import CloudDialect
+from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 
 PATHS: Final[dict[CloudDialect, str]] = {
     "chat": "/v1/chat/completions",

@@ -20,10 +20,10 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from hearth.proxy.gateway.cloud_call import CloudCall, scope_of
-from hearth.proxy.gateway.config_secrets import Secrets
-from hearth.proxy.gateway.merged_config import HOOKS, environment, merged_config
-from hearth.proxy.gateway.routing_table import Cause, Deployment, RoutingTable
+from hearth.proxy.gateway.cloud.cloud_call import CloudCall, scope_of
+from hearth.proxy.gateway.config.config_secrets import Secrets
+from hearth.proxy.gateway.config.merged_config import HOOKS, environment, merged_config
+from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.shared.errors import RequestError
 

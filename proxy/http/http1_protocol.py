@@ -82,6 +82,22 @@ class Http1Protocol(H11Protocol):
         self._trusted_cycle = self.cycle
         self._note_standing()
 
+    @property
+    def takes_parts(self) -> bool:
+        """Tell whether the answer under way, of unknown length, is sent in chunks."""
+        return self.conn.their_http_version == b"1.1"
+
+    async def send_part(self, content: bytes) -> None:
+        """Send a part of the answer under way as uvicorn would, without its checks and h11's.
+
+        They cost a tenth of all that the proxy does for a token.
+        """
+        assert content, "an empty chunk ends an answer"
+        if self.flow.write_paused and not self.cycle.disconnected:
+            await self.flow.drain()
+        if not self.cycle.disconnected:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(content), content))
+
     def abort(self) -> None:
         self.transport.abort()
 

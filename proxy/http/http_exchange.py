@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -53,7 +54,12 @@ class ClientConnection(Protocol):
     @property
     def places_max(self) -> int: ...
 
+    @property
+    def takes_parts(self) -> bool: ...
+
     def trust(self) -> None: ...
+
+    async def send_part(self, content: bytes) -> None: ...
 
 
 class ClientGone(RequestError):
@@ -287,14 +293,21 @@ class HttpExchange:
             TimeoutError: the client has not taken one of them for `wait_s`.
         """
         await self.start(200, list(_SSE))
+        send = self._part_sender()
         async with contextlib.aclosing(frames):
             async for frame in frames:
                 if wait_s is None:
-                    await self.body(frame, more=True)
+                    await send(frame)
                     continue
                 async with asyncio.timeout(wait_s):
-                    await self.body(frame, more=True)
+                    await send(frame)
         await self.body(b"", more=False)
+
+    def _part_sender(self) -> Callable[[bytes], Awaitable[None]]:
+        """Return what sends a part of a begun body: the connection itself, where that can."""
+        if self._connection is not None and self._connection.takes_parts and self.method != "HEAD":
+            return self._connection.send_part
+        return functools.partial(self.body, more=True)
 
 
 async def _ended(task: asyncio.Future[Any]) -> None:

@@ -13,7 +13,6 @@ from hearth.shared.wire_messages import Admitted, Delta, Failed, Finished, Progr
 
 ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
 PLAN_WAIT_S_MAX = 0.25  # an idle worker's takes a millisecond
-PACE_S = 0.015  # between two deltas of one answer: 66 a second look as smooth as any
 LOOSE_MAX = 256  # deltas that wait one by one; of more, each run becomes one
 UNREAD_BYTES_MAX = 16 * 1024 * 1024  # of one answer: a million tokens' text, or thousands' logprobs
 MERGED_CHARS_MAX = (
@@ -84,8 +83,6 @@ class AnswerStream:
         self._loose = 0  # deltas that were added since the newest were joined
         self.unread_bytes = 0
         self._wake = asyncio.Event()
-        self._over = asyncio.Event()  # set with _ended
-        self._given_at = 0.0  # when the last delta was given out
         self._silent_at = float("inf")  # when whoever waits is told that nothing came
         self._alarm: asyncio.TimerHandle | None = None  # rings then, or earlier
         self._ended = False
@@ -182,7 +179,6 @@ class AnswerStream:
     def _end(self, last: Finished | RequestError, *, cancel: bool = False) -> None:
         assert not self._ended, self.request_id
         self._ended = True
-        self._over.set()
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -223,14 +219,12 @@ class AnswerStream:
     async def next_event(self, wait_s: float | None = None) -> Delta | Finished | None:
         if not self.inbox and not await self._arrived(wait_s):
             return None
-        await self._pace()
         first = self.inbox.popleft()
         if isinstance(first, RequestError):
             self.inbox.append(first)  # whoever asks again is told again
             raise first
         if isinstance(first, Finished):
             return first
-        self._given_at = awake_s()
         given = _merged(first, self.inbox)
         self.unread_bytes -= _bytes_of(given)
         assert self.unread_bytes >= 0, (self.request_id, self.unread_bytes)
@@ -260,17 +254,6 @@ class AnswerStream:
             self._alarm = loop.call_later(left_s, self._ring)
         else:
             self._wake.set()
-
-    async def _pace(self) -> None:
-        """Let deltas gather until PACE_S after the last one; neither a first nor an end waits.
-
-        A chunk costs LiteLLM half a millisecond of CPU, which a fast model's every token would pay.
-        """
-        left_s = self._given_at + PACE_S - awake_s()
-        if left_s > 0 and not self._ended:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._over.wait()
 
 
 def _merged(first: Delta, following: deque[Delta | Finished | RequestError]) -> Delta:

@@ -26,10 +26,11 @@ from scripts.bench.servers import PROJECT_DIR, cpu_s, free_port, ready, running
 ABOUT: Final = "CPU of the proxy per chunk and request, first byte, seconds to /health, memory"
 OURS: Final = "ours"
 BESIDE: Final = "beside"
-STREAMS: Final = 8  # at once
-STREAM_S: Final = 4.0
-TOKEN_S: Final = 0.02  # between two of a stream: each is a chunk
-FAST_TOKEN_S: Final = 0.005  # two and more become one chunk
+STREAMS: Final = 32  # at once: what waking a process costs a machine is spread over them
+STREAM_S: Final = 3.0
+TOKEN_S: Final = 0.02  # between two of a stream
+FAST_STREAMS: Final = 4
+FAST_TOKEN_S: Final = 0.005
 REQUESTS: Final = 50
 FIRST_BYTES: Final = 20
 SETTLE_S: Final = 2.0  # from READY until memory is looked at
@@ -122,8 +123,8 @@ class _Proxy:
         }
 
     async def figures(self) -> Figures:
-        chunk_ms, _ = await self._streams(TOKEN_S)
-        fast_chunk_ms, fast_token_ms = await self._streams(FAST_TOKEN_S)
+        chunk_ms, _ = await self._streams(STREAMS, TOKEN_S)
+        fast_chunk_ms, fast_token_ms = await self._streams(FAST_STREAMS, FAST_TOKEN_S)
         return {
             "chunk_cpu_ms": chunk_ms,
             "fast_chunk_cpu_ms": fast_chunk_ms,
@@ -132,15 +133,15 @@ class _Proxy:
             "first_byte_ms": await self._first_byte(),
         }
 
-    async def _streams(self, token_s: float) -> tuple[float, float]:
+    async def _streams(self, streams: int, token_s: float) -> tuple[float, float]:
         """Return the CPU milliseconds of a chunk, and of a token, over several streams at once."""
         tokens = round(STREAM_S / token_s)
         asked = f"n={tokens} delay={token_s}"
         before_s = cpu_s([self._process])
-        replies = await asyncio.gather(*(self._ask(asked, stream=True) for _ in range(STREAMS)))
+        replies = await asyncio.gather(*(self._ask(asked, stream=True) for _ in range(streams)))
         used_ms = (cpu_s([self._process]) - before_s) * 1000
         count = sum(reply.count(b"data: {") for reply in replies)
-        return used_ms / count, used_ms / (tokens * STREAMS)
+        return used_ms / count, used_ms / (tokens * streams)
 
     async def _requests(self) -> float:
         """Return the CPU milliseconds of a request that is answered whole, with one token."""

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 DOCUMENTED_URL: Final = "http://127.0.0.1:4000"
 GUIDES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES: Final = {"sh", "python", "json", "toml", "dotenv", "mermaid", "text"}
+LANGUAGES: Final = {"sh", "python", "json", "toml", "yaml", "dotenv", "mermaid", "text"}
 
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NOT_RUN: Final = re.compile(r"<!-- not run: (.+) -->\n\Z")

@@ -18,8 +18,8 @@ from hearth.proxy.gateway.accounts.litellm_usage import (
     wants_texts,
 )
 from hearth.proxy.gateway.accounts.local_account import LocalAccount
+from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.gateway.litellm_paths import PATHS
-from hearth.proxy.gateway.routing_table import Deployment
 from hearth.proxy.http.http_exchange import ClientBody, HttpExchange
 from hearth.proxy.request.parsed_request import Dialect
 

@@ -11,7 +11,7 @@ from hearth.proxy.gateway.accounts.litellm_usage import (
     LocalAnswerLogs,
     RecordedAnswer,
 )
-from hearth.proxy.gateway.routing_table import Deployment
+from hearth.proxy.gateway.config.routing_table import Deployment
 from hearth.proxy.http.http_exchange import ClientBody
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.request.parsed_request import AnswerEvents, Dialect, ParsedRequest

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.helpers.servers.fake_server import FakeServer
@@ -48,6 +50,13 @@ def test_ends_on_a_signal_and_after_a_kill_leaves_no_worker() -> None:
     client.leave()
     assert not _runs(worker_pid)
     assert not any(Path(server.run_dir, "run", str(server.port)).iterdir())
+
+
+def test_the_proxy_starts_without_what_local_answers_do_not_need() -> None:
+    heavy = {"litellm", "fastapi", "aiohttp", "openai", "mlx", "numpy"}
+    code = f"import sys, hearth.proxy.main\nprint('loaded', *({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "loaded\n"
 
 
 def _runs(pid: int) -> bool:

@@ -1,16 +1,18 @@
 """Any answer, streamed: what the official SDKs add it up to is what the whole answer says."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
+from hearth.proxy.api import chat_completions, chat_completions_events
 from hearth.proxy.api.messages import messages_events, messages_request
 from hearth.proxy.api.responses import responses_events, responses_request
 from hearth.proxy.request.parsed_request import AdmittedRequest, ParsedRequest
-from hearth.shared.wire_messages import CallStart, Delta, Finished, Usage
+from hearth.shared.wire_messages import CallStart, Delta, Finished, TokenLogprob, Usage
 from tests.helpers.clients.api_events import SIGNATURE, Scripted
 from tests.helpers.clients.sdk_readers import AnthropicReader, OpenAIReader
 
@@ -106,6 +108,82 @@ def test_a_streamed_message_is_the_whole_message(rows: list[Delta], hides: bool)
         (block["id"], block["name"]) for block in told["content"] if block["type"] == "tool_use"
     ]
     assert calls == [(row.call.id, row.call.name) for row in rows if row.call]
+
+
+CHAT_TOOLS = [
+    *({"type": "function", "function": {"name": name}} for name in ("plain", "tool_search")),
+    {"type": "custom", "custom": {"name": "patch"}},
+]
+CHAT = {"messages": [{"role": "user", "content": "x"}], "tools": CHAT_TOOLS, "logprobs": True}
+
+
+def with_logprobs(rows: list[Delta]) -> list[Delta]:
+    """Return `rows` with a token's log probability in each that says something."""
+    return [
+        dataclasses.replace(row, logprobs=[TokenLogprob(at, row.text, b"", -1.0, [])])
+        if row.channel == "content"
+        else row
+        for at, row in enumerate(rows)
+    ]
+
+
+def chat_of(answers: list[list[Any]], **fields: Any) -> AdmittedRequest:
+    request = chat_completions.parse(CHAT | {"n": len(answers)} | fields)
+    first, *others = (Scripted(*rows) for rows in answers)
+    return AdmittedRequest(request, "m", first, tuple(others))
+
+
+def added_up(chunks: list[Any], index: int) -> dict[str, Any]:
+    """Return a choice as the whole answer has it, from the chunks that tell of it."""
+    own = [row for each in chunks for row in each["choices"] if row["index"] == index]
+    assert [row["finish_reason"] for row in own[:-1]] == [None] * (len(own) - 1)
+    assert own[0]["delta"] == {"role": "assistant", "content": ""}
+    calls: list[Any] = []
+    for piece in (call for row in own for call in row["delta"].get("tool_calls", ())):
+        if piece["index"] == len(calls):
+            calls.append({name: piece[name] for name in piece if name != "index"})
+        else:
+            calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
+    content = "".join(row["delta"].get("content", "") for row in own)
+    message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+    if reasoning := "".join(row["delta"].get("reasoning_content", "") for row in own):
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    logprobs = [told for row in own if "logprobs" in row for told in row["logprobs"]["content"]]
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": {"content": logprobs, "refusal": None},
+        "finish_reason": own[-1]["finish_reason"],
+    }
+
+
+@settings(max_examples=100)
+@given(st.lists(deltas().map(with_logprobs), min_size=1, max_size=3), st.booleans())
+def test_the_chunks_of_a_chat_add_up_to_the_whole_completion(
+    answers: list[list[Delta]], wants_usage: bool
+) -> None:
+    reasons = ["tool_calls" if any(row.call for row in rows) else "stop" for rows in answers]
+    final = [Finished("r", reason, None, USAGE) for reason in reasons]
+    streamed = [with_silences(rows, reason) for rows, reason in zip(answers, reasons, strict=True)]
+    options = {"stream": True, "stream_options": {"include_usage": wants_usage}}
+
+    async def collect() -> list[bytes]:
+        events = chat_completions_events.events(chat_of(streamed, **options))
+        return [frame async for frame in events]
+
+    *frames, done = asyncio.run(collect())
+    assert done == b"data: [DONE]\n\n"
+    chunks = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
+    given_whole = [[*rows, end] for rows, end in zip(answers, final, strict=True)]
+    whole = asyncio.run(chat_completions_events.whole(chat_of(given_whole)))
+    assert [added_up(chunks, index) for index in range(len(answers))] == whole["choices"]
+    told = [row["usage"] for row in chunks if "usage" in row]
+    assert told == ([whole["usage"]] if wants_usage else [])
+    for rows, choice in zip(answers, whole["choices"], strict=True):
+        spoken = "".join(row.text for row in rows if row.channel == "content")
+        assert (choice["message"]["content"] or "") == spoken
 
 
 def without_times(response: dict[str, Any]) -> dict[str, Any]:

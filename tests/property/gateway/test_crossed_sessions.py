@@ -18,8 +18,8 @@ from hearth.proxy.api import chat_completions
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
 from hearth.proxy.api.responses.response_store import ResponseStore
-from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body
-from hearth.proxy.gateway.crossing import for_cloud
+from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body
+from hearth.proxy.gateway.cloud.crossing import for_cloud
 from hearth.shared.our_ids import SIGNATURE_BEGIN, new_id
 
 CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}")

@@ -12,9 +12,9 @@ import yaml
 from hypothesis import given, settings, strategies as st
 from litellm.router_utils.fallback_event_handlers import get_fallback_model_group
 
+from hearth.proxy.gateway.config.merged_config import merged_config
+from hearth.proxy.gateway.config.routing_table import RoutingTable, read_table
 from hearth.proxy.gateway.litellm_hooks import local_model
-from hearth.proxy.gateway.merged_config import merged_config
-from hearth.proxy.gateway.routing_table import RoutingTable, read_table
 from hearth.shared.settings_from_env import load_settings
 
 # LiteLLM's late imports warn of its own types.

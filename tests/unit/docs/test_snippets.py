@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hearth.commands.main import COMMANDS
+from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.shared.settings_from_env import load_settings
 from tests.helpers.documents import GUIDES, LANGUAGES, ROOT, CodeBlock, blocks
 
@@ -23,6 +24,17 @@ def of_language(*languages: str) -> list[CodeBlock]:
 def test_every_block_names_its_language() -> None:
     assert [str(block) for block in BLOCKS if block.language not in LANGUAGES] == []
     assert len(of_language("sh")) >= 15 and len(of_language("python")) >= 3
+
+
+@pytest.mark.parametrize("block", of_language("yaml"), ids=str)
+def test_a_block_of_yaml_is_a_config_that_the_gateway_takes(
+    block: CodeBlock, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(block.text)
+    models = {"MODEL_PATH": "models/big", "PROXY_MODEL_ID": "big", "MODELS": "small=models/small"}
+    table = read_table(path, load_settings(models, None), {}, {})
+    assert {row.local for row in table.all_deployments} >= {"big", "small"}
 
 
 @pytest.mark.parametrize("block", of_language("python"), ids=str)

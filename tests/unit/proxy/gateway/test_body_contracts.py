@@ -20,8 +20,8 @@ from openai.types.responses import (
 )
 from typing_extensions import is_typeddict
 
-from hearth.proxy.gateway import cloud_fields
-from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body
+from hearth.proxy.gateway.cloud import cloud_fields
+from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body
 from hearth.shared.our_ids import is_our_response_id, response_maker
 
 OFFICIAL: dict[str, Any] = {

@@ -6,8 +6,8 @@ import orjson
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hearth.proxy.gateway import cloud_fields
-from hearth.proxy.gateway.cloud_bodies import CloudDialect, cloud_body
+from hearth.proxy.gateway.cloud import cloud_fields
+from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect, cloud_body
 from hearth.shared.errors import RequestError
 
 SINK = "https://sink.example/v1"

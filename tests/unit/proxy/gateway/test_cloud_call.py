@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hearth.proxy.gateway.cloud_call import HELD_BYTES_MAX, CloudCall, scope_of
-from hearth.proxy.gateway.config_secrets import Secrets
+from hearth.proxy.gateway.cloud.cloud_call import HELD_BYTES_MAX, CloudCall, scope_of
+from hearth.proxy.gateway.config.config_secrets import Secrets
 
 pytestmark = pytest.mark.process  # each loop has sockets
 SECRET = "sk-0123456789abcdef"

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from hearth.proxy.gateway.cloud_failure import TEXT_CHARS_MAX, failure_of
+from hearth.proxy.gateway.cloud.cloud_failure import TEXT_CHARS_MAX, failure_of
 
 
 class BadRequestError(Exception):

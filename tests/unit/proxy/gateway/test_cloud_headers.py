@@ -2,7 +2,7 @@
 
 import pytest
 
-from hearth.proxy.gateway.cloud_bodies import HEADER_CHARS_MAX, cloud_headers
+from hearth.proxy.gateway.cloud.cloud_bodies import HEADER_CHARS_MAX, cloud_headers
 
 
 def test_headers_that_litellm_acts_upon_stay_behind() -> None:

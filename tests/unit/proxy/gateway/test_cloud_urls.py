@@ -2,7 +2,7 @@
 
 import pytest
 
-from hearth.proxy.gateway.cloud_urls import check_data, check_url, is_public_url
+from hearth.proxy.gateway.cloud.cloud_urls import check_data, check_url, is_public_url
 from hearth.shared.errors import RequestError
 
 PUBLIC = (

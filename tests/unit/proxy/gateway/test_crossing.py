@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hearth.proxy.gateway.crossing import for_cloud
+from hearth.proxy.gateway.cloud.crossing import for_cloud
 from hearth.shared.our_ids import SIGNATURE_BEGIN, new_id
 
 OURS = SIGNATURE_BEGIN + new_id()

@@ -11,7 +11,9 @@ from fastapi import HTTPException, Request
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.types.router import RouterErrors
 
-from hearth.proxy.gateway import cloud_failure, fallback_lists, litellm_hooks, litellm_thread
+from hearth.proxy.gateway import litellm_hooks, litellm_thread
+from hearth.proxy.gateway.cloud import cloud_failure
+from hearth.proxy.gateway.config import fallback_lists
 from hearth.shared.settings_from_env import PROJECT_DIR
 
 

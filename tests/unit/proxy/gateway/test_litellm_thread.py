@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from hearth.proxy.event_loop import SuspendingEventLoop
-from hearth.proxy.gateway.cloud_failure import CloudFailure
+from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
+from hearth.proxy.gateway.config.routing_table import Deployment, RoutingTable, read_table
 from hearth.proxy.gateway.litellm_thread import (
     CONFIG_NAME,
     LiteLLMThread,
@@ -25,7 +26,6 @@ from hearth.proxy.gateway.litellm_thread import (
     NoDeployment,
     printing_nothing,
 )
-from hearth.proxy.gateway.routing_table import Deployment, RoutingTable, read_table
 from hearth.shared.settings_from_env import load_settings
 from tests.helpers.cloud import cloud_answers as says
 from tests.helpers.cloud.cloud_answers import CloudAnswer, CloudError

@@ -8,8 +8,8 @@ import orjson
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hearth.proxy.gateway import reply_tap
-from hearth.proxy.gateway.reply_tap import ReplyTap
+from hearth.proxy.gateway.cloud import reply_tap
+from hearth.proxy.gateway.cloud.reply_tap import ReplyTap
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 BREAKS = st.sampled_from([b"\n", b"\r\n"])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hearth.proxy.gateway.merged_config import HOOKS, environment, merged_config
-from hearth.proxy.gateway.routing_table import RoutingTable, read_table
+from hearth.proxy.gateway.config.merged_config import HOOKS, environment, merged_config
+from hearth.proxy.gateway.config.routing_table import RoutingTable, read_table
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import load_settings
 
@@ -96,8 +96,12 @@ def test_aliases_go_before_names_and_may_be_hidden(tmp_path: Path) -> None:
 def test_an_alias_of_nothing_is_warned_of_and_means_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = {"model_list": [CLOUD], "router_settings": {"model_group_alias": {"a": "gone"}}}
-    assert table_of(tmp_path, config).group_of("a") is None
+    alias = {"a": "gone", "acme/old": "gone"}  # the second would be a pattern's name
+    rows = [CLOUD, entry("acme/*", "openai/*")]
+    config = {"model_list": rows, "router_settings": {"model_group_alias": alias}}
+    table = table_of(tmp_path, config)
+    assert [table.group_of(name) for name in (*alias, "acme/new")] == [None, None, "acme/new"]
+    assert not set(alias) & set(table.listed)
     assert "'gone'" in caplog.text
 
 

@@ -413,6 +413,30 @@ def test_a_client_that_left_is_told_from_one_that_half_closed(
     assert app.ends == ["gone"]
 
 
+def test_a_stream_is_framed_in_chunks_and_for_http_1_0_and_a_head_as_they_take_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http1_protocol, "PROBE_S_MIN", 60.0)
+    events = b"data: first\n\n", b"data: last\n\n"
+    chunked = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in (*events, b""))
+    close = b"Connection: close\r\n"
+    for line, body in (
+        (b"GET / HTTP/1.1\r\n" + HOST + close, chunked),
+        (b"GET / HTTP/1.0\r\n" + HOST, b"".join(events)),
+        (b"HEAD / HTTP/1.1\r\n" + HOST + close, b""),
+    ):
+
+        async def talk(client: socket.socket, head: bytes = line, body: bytes = body) -> None:
+            await asyncio.get_running_loop().sock_sendall(client, head + b"\r\n")
+            told, found = (await read_to_end(client)).split(b"\r\n\r\n", 1)
+            assert found == body
+            assert (b"transfer-encoding: chunked" in told.lower()) is (b"1.1" in head)
+
+        app = Recorder(is_stream=True, wait_s=0.0)
+        half_closing(app, talk)
+        assert app.ends == ["answered"]
+
+
 def test_a_half_closing_client_of_http_1_0_is_answered_at_once_or_taken_for_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

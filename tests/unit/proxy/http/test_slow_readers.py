@@ -51,10 +51,9 @@ PIECES = st.tuples(
 
 
 @pytest.fixture(autouse=True, scope="module")
-def unhurried() -> Any:
-    """No pace, and few loose deltas, so that small examples reach what large answers do."""
+def joins_early() -> Any:
+    """Joins few loose deltas, so that small examples reach what large answers do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answer_module, "PACE_S", 0.0)
         patch.setattr(answer_module, "LOOSE_MAX", 4)
         yield
 

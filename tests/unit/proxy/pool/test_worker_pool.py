@@ -7,17 +7,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hearth.proxy.http.http_exchange import ClientGone
-from hearth.proxy.pool import answer_stream as answer_module, worker_pool as pool_module
+from hearth.proxy.pool import worker_pool as pool_module
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.workers import supervisor as supervisor_module
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.wire_messages import Admitted, Delta, Finished, Progress, Usage
 from hearth.shared.zmq_transport import LEASE_S, SILENCE_S_MAX
 from tests.helpers.proxy.fake_worker_pool import bench, read, request, run, start, stop
+from tests.helpers.proxy.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.process
 
@@ -367,28 +369,32 @@ def test_an_answer_the_worker_gave_up_is_an_error() -> None:
     asyncio.run(body())
 
 
-def test_deltas_gather_between_two_but_the_first_and_the_end_do_not_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pace_s = 1.0  # longer than any pause of the machine
-    monkeypatch.setattr(answer_module, "PACE_S", pace_s)
+def test_each_delta_is_given_when_it_comes_and_a_silence_when_nothing_did() -> None:
+    async def body() -> list[tuple[float, Any]]:
+        answer, _ = lone()
+        loop = asyncio.get_running_loop()
+        for seq, at in enumerate((0.0, 0.9, 1.8)):
+            loop.call_later(at, answer.take, delta(seq, "content", "x"))
+        loop.call_later(4.5, answer.take, Finished("r", "stop", None, Usage(1, 0, 1, 3)))
+        told: list[tuple[float, Any]] = []
+        while not told or not isinstance(told[-1][1], Finished):
+            row = await answer.next_event(1.0)
+            told.append((round(loop.time(), 2), row.text if isinstance(row, Delta) else row))
+        return told
 
+    told = run_in_virtual_time(body())
+    assert told[:-1] == [(0.0, "x"), (0.9, "x"), (1.8, "x"), (2.8, None), (3.8, None)]
+    assert told[-1][0] == 4.5
+
+
+def test_a_wait_without_a_limit_outlasts_an_earlier_one_with_it() -> None:
     async def body() -> None:
         answer, _ = lone()
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        answer.take(delta(0, "content", "a"))
-        assert await answer.next_event() == delta(0, "content", "a")
-        assert loop.time() - began < pace_s
-        answer.take(delta(1, "content", "b"))
-        loop.call_later(pace_s / 3, answer.take, delta(2, "content", "c"))
-        assert await answer.next_event() == delta(1, "content", "bc")
-        assert loop.time() - began >= pace_s
-        answer.take(delta(3, "content", "d"))
-        answer.take(Finished("r", "stop", None, Usage(1, 0, 1, 4)))
-        began = loop.time()
-        assert await answer.next_event() == delta(3, "content", "d")
-        assert isinstance(await answer.next_event(), Finished)
-        assert loop.time() - began < pace_s
+        loop.call_later(0.1, answer.take, delta(0, "content", "a"))
+        assert await answer.next_event(1.0) == delta(0, "content", "a")
+        loop.call_later(9.0, answer.take, delta(1, "content", "b"))
+        assert await answer.next_event() == delta(1, "content", "b")
+        answer.close()
 
-    asyncio.run(body())
+    run_in_virtual_time(body())

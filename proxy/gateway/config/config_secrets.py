@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hearth.proxy.gateway.config_file import FROM_ENVIRONMENT, ConfigFile
+from hearth.proxy.gateway.config.config_file import FROM_ENVIRONMENT, ConfigFile
 
 SECRET_CHARS_MIN: Final = 8  # what is shorter would blank out ordinary words
 MASK: Final = "***"

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from hearth.proxy.gateway.cloud_failure import CloudFailure, failure_of
-from hearth.proxy.gateway.config_secrets import Secrets
+from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure, failure_of
+from hearth.proxy.gateway.config.config_secrets import Secrets
 from hearth.proxy.http.http_exchange import App, AsgiMessage, RawHeaders, Scope
 
 HELD_BYTES_MAX: Final = 64 * 1024  # of a reply between both threads

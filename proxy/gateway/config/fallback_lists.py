@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
-from hearth.proxy.gateway.config_file import ConfigFile
+from hearth.proxy.gateway.config.config_file import ConfigFile
 
 Cause = Literal["error", "context_window", "content_policy"]
 

@@ -6,8 +6,8 @@ prints, or looks for what is new.
 
 from typing import Any, Final
 
-from hearth.proxy.gateway.fallback_lists import LISTS
-from hearth.proxy.gateway.routing_table import PROVIDER, RoutingTable
+from hearth.proxy.gateway.config.fallback_lists import LISTS
+from hearth.proxy.gateway.config.routing_table import PROVIDER, RoutingTable
 
 HOOKS: Final = "hearth.proxy.gateway.litellm_hooks"
 

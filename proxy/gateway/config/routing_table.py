@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from hearth.proxy.gateway import config_secrets
-from hearth.proxy.gateway.config_file import ConfigFile, readable_by_others
-from hearth.proxy.gateway.fallback_lists import Cause, FallbackLists
+from hearth.proxy.gateway.config import config_secrets
+from hearth.proxy.gateway.config.config_file import ConfigFile, readable_by_others
+from hearth.proxy.gateway.config.fallback_lists import Cause, FallbackLists
 from hearth.proxy.request.model_names import ListedGroup, ServedModel, models_of
 from hearth.shared.settings_from_env import Settings
 

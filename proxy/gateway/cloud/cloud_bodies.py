@@ -17,8 +17,8 @@ from hearth.proxy.api.body import (
     unknown_blocks_to_text as unknown_blocks,
 )
 from hearth.proxy.api.error_bodies import THREAD_UNSUPPORTED
-from hearth.proxy.gateway import cloud_fields as allowed
-from hearth.proxy.gateway.cloud_urls import check_data, check_url
+from hearth.proxy.gateway.cloud import cloud_fields as allowed
+from hearth.proxy.gateway.cloud.cloud_urls import check_data, check_url
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.shared.errors import RequestError
 

@@ -1,0 +1,1 @@
+"""Carries requests to other servers and replies back: allowed fields, crossings, one call."""

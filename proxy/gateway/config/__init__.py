@@ -1,0 +1,1 @@
+"""Reads the LiteLLM config of the user, and says what its names mean."""
