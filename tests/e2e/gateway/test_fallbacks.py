@@ -255,6 +255,17 @@ def test_an_anthropic_cloud_that_is_overloaded_goes_back_to_the_local_model(
             assert (seen.cloud, seen.local) == (["flaky"], 1)
 
 
+def test_a_prompt_too_long_for_an_anthropic_cloud_is_known_by_its_words(
+    gateway: GatewayServer,
+) -> None:
+    gateway.cloud.answers["flaky"] = CloudAnswer(error=answers.PROMPT_TOO_LONG)
+    for dialect in ("chat", "messages", "responses"):
+        for stream in (False, True):
+            seen = told(gateway, dialect, "claude-first", "n=2", stream)
+            held_to(seen, CLOUD_TEXT, "openai/spare", "anthropic/flaky prompt_too_long")
+            assert (seen.cloud, seen.local) == (["flaky", "spare"], 0)
+
+
 # ---------------------------------------------------------------- one group of both
 
 

@@ -69,7 +69,9 @@ def everything(cloud: MockCloud, wrong_key: str, callback_url: str) -> Entry:
             "num_retries": 0,
             "callbacks": ["our_tool"],
             "fallbacks": [{name: names} for name, names in first.items()],
-            "context_window_fallbacks": [{"local-first": ["spare"]}, {"cloud-first": ["spare"]}],
+            "context_window_fallbacks": [
+                {name: ["spare"]} for name in ("local-first", "cloud-first", "claude-first")
+            ],
             "content_policy_fallbacks": [{"cloud-first": ["strict-spare"]}],
         },
         "router_settings": {
