@@ -14,7 +14,7 @@ ANSWERED: Final = "answered"  # what comes of a whole answer from elsewhere; a l
 OTHER: Final = "other"  # what is no name of the config, or no cause of CAUSES
 # Why a request went on to another deployment, as header and log have it.
 CAUSES: Final = (
-    *("overloaded", "prompt_too_long", "model_not_loadable", "worker_lost", "stalled"),
+    *("overloaded", "prompt_too_long", "model_not_loadable", "worker_lost"),
     *("cloud_error", "timeout", "over_budget", "rate_limited", "content_policy", OTHER),
 )
 LOST: Final = ("dropped", "failed")
