@@ -201,7 +201,7 @@ class Gateway:
         """
         key = key_digest(exchange.headers)
         session = session_digest(key, group, exchange.headers, call.body)
-        preferred = self._sessions.find(session)
+        began_at = preferred = self._sessions.find(session)
         if call.dialect == "responses":
             preferred = self._stored.maker(key, call.body) or preferred
         attempts = _Attempts(group, preferred, seen={group})
@@ -220,7 +220,8 @@ class Gateway:
             except RequestError as error:
                 self._fall_back(exchange, attempts, deployment, error)
             else:
-                self._sessions.remember(session, deployment.id)
+                if not began_at:  # who fell back comes back: the session's cache is where it began
+                    self._sessions.remember(session, deployment.id)
                 return
         assert attempts.first_error is not None
         raise attempts.first_error

@@ -1,4 +1,4 @@
-"""Remembers which deployment answered each session, so that its next turn goes where a cache is."""
+"""Remembers where each session began, so that its turns go where its cache is."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ OPENING_MESSAGES_MAX: Final = 8  # that stand before the first question, and wit
 
 
 class SessionDeployments:
-    """The last deployment of each session in each group. Owner: the event loop.
+    """The first deployment of each session in each group. Owner: the event loop.
 
     Invariant: at most SESSIONS_MAX entries, the least recently used go first; no text is kept.
     """
@@ -23,7 +23,7 @@ class SessionDeployments:
         self._deployments: OrderedDict[bytes, str] = OrderedDict()
 
     def find(self, session: bytes) -> str:
-        """Return the id of the deployment that answered last; "" where none is remembered."""
+        """Return the id of the deployment that answered first; "" where none is remembered."""
         deployment_id = self._deployments.get(session, "")
         if deployment_id:
             self._deployments.move_to_end(session)
