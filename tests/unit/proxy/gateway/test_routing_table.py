@@ -84,7 +84,17 @@ def test_a_bare_name_never_leaves_by_the_pattern_of_a_provider(tmp_path: Path) -
 
 PLACES = (
     *("huggingface/https://sink.example/v1", "huggingface/http://127.0.0.1:1", "x/../files"),
-    *("huggingface/..", "x/a?b=c", "x/a#b", "x/a%2e", "x/a,x/b", "x/*", "x/a b", "x/\u00e9", "x/a\\b"),
+    *(
+        "huggingface/..",
+        "x/a?b=c",
+        "x/a#b",
+        "x/a%2e",
+        "x/a,x/b",
+        "x/*",
+        "x/a b",
+        "x/\u00e9",
+        "x/a\\b",
+    ),
 )
 NAMES = (
     *("openrouter/meta-llama/Llama-3.3-70B-Instruct:free", "vertex_ai/claude-3@2024", "x/@cf/a.b"),
