@@ -64,8 +64,10 @@ class GatewaySetup:
 
     async def _watch(self) -> None:
         """Have LiteLLM tell what its calls cost, once it is there."""
-        with contextlib.suppress(LiteLLMUnavailable):  # which it has logged
-            await self.accounts.watch_clouds(self.cloud_requests.told)
+        while not self.litellm.failure:  # which it has logged
+            with contextlib.suppress(LiteLLMUnavailable):  # it takes longer than a request waits
+                await self.accounts.watch_clouds(self.cloud_requests.told)
+                return
 
     async def close(self) -> None:
         """Tell LiteLLM what it has not been told, end it, and note what it has not told."""

@@ -23,7 +23,7 @@ from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure
 from hearth.proxy.gateway.cloud.reply_tap import ReplyTap
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.gateway.litellm_paths import PATHS
-from hearth.proxy.gateway.litellm_thread import LiteLLMThread, NoDeployment
+from hearth.proxy.gateway.litellm_thread import LiteLLMThread, LiteLLMUnavailable, NoDeployment
 from hearth.proxy.gateway.session_deployments import SessionDeployments, session_digest
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
 from hearth.proxy.request.model_names import ModelNames
@@ -137,9 +137,13 @@ class _Attempts:
         self.told.append(f"{who} {cause_word(error)}")
 
     @property
-    def header(self) -> str:
+    def fallback(self) -> str:
         """Return who failed and why, fit for a header."""
         return "; ".join(self.told).encode("ascii", "replace").decode()
+
+    @property
+    def headers(self) -> RawHeaders:
+        return [(FALLBACK_HEADER, self.fallback.encode())] if self.told else []
 
 
 class Gateway:
@@ -207,11 +211,10 @@ class Gateway:
         attempts = _Attempts(group, preferred, seen={group})
         plain_headers = list(exchange.reply_headers)
         for _ in range(ATTEMPTS_MAX):
-            deployment = await self._choose(exchange, attempts, call)
-            exchange.reply_headers[:] = plain_headers
             exchange.late_headers = list
-            if attempts.told:
-                exchange.reply_headers.append((FALLBACK_HEADER, attempts.header.encode()))
+            exchange.reply_headers[:] = [*plain_headers, *attempts.headers]
+            deployment = await self._choose(exchange, attempts, call)
+            exchange.reply_headers[:] = [*plain_headers, *attempts.headers]
             try:
                 if deployment.local:
                     await call.answer_here(deployment)
@@ -236,16 +239,20 @@ class Gateway:
         Raises:
             RequestError: there is none; the first failure is told, since it is what was asked for.
         """
+        error: RequestError
+        cause: Cause
         while True:
             try:
                 return await exchange.while_connected(self._of_group(attempts, call))
             except NoDeployment as none:
-                error = _unavailable(none)
-                if attempts.group not in attempts.tried:  # its failures named the fallbacks
-                    attempts.fail(attempts.group, error)
-                    attempts.groups[:0] = self._following(attempts.group, none.cause)
-                if not self._next_group(attempts):
-                    raise attempts.first_error or error from None
+                error, cause = _unavailable(none), none.cause
+            except LiteLLMUnavailable as unavailable:  # local groups behind it need none
+                error, cause = unavailable, "error"
+            if attempts.group not in attempts.tried:  # its failures named the fallbacks
+                attempts.fail(attempts.group, error)
+                attempts.groups[:0] = self._following(attempts.group, cause)
+            if not self._next_group(attempts):
+                raise attempts.first_error or error
 
     async def _of_group(self, attempts: _Attempts, call: GatewayCall) -> Deployment:
         """Return a deployment of the group. Raises: NoDeployment, LiteLLMUnavailable."""
@@ -322,7 +329,7 @@ class Gateway:
         """
         served_by = self.table.served_by(deployment)
         exchange.reply_headers.append((SERVED_BY_HEADER, served_by.encode()))
-        reply = CloudReply(served_by, attempts.header, awake_s())
+        reply = CloudReply(served_by, attempts.fallback, awake_s())
         try:
             await self._relay(exchange, deployment, call, reply)
         except RequestError as error:

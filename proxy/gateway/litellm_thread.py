@@ -25,11 +25,12 @@ from hearth.proxy.gateway.config.config_secrets import Secrets
 from hearth.proxy.gateway.config.merged_config import HOOKS, environment, merged_config
 from hearth.proxy.gateway.config.routing_table import Cause, Deployment, RoutingTable
 from hearth.proxy.http.http_exchange import RawHeaders
-from hearth.shared.errors import RequestError
+from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 
 log = logging.getLogger(__name__)
 
 CONFIG_NAME: Final = "litellm.yaml"
+READY_S_MAX: Final = 60.0  # that a request waits for it to be loaded
 CLOSE_S_MAX: Final = 3.0  # for its callbacks to send what they hold
 REASON_CHARS_MAX: Final = 500
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
@@ -48,13 +49,14 @@ class NoDeployment(Exception):
 
 
 class LiteLLMUnavailable(RequestError):
-    """LiteLLM could not be started, so nothing is answered through it."""
+    """LiteLLM could not be started, or not yet, so nothing is answered through it."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, retry_after_s: int | None = None) -> None:
         super().__init__(
-            f"LiteLLM could not be started with LITELLM_CONFIG: {reason} Local models are served.",
+            f"{reason} Local models are served.",
             status=503,
             code="gateway_unavailable",
+            retry_after_s=retry_after_s,
         )
 
 
@@ -99,11 +101,17 @@ class LiteLLMThread:
         """Wait until LiteLLM can be asked.
 
         Raises:
-            LiteLLMUnavailable: it never can.
+            LiteLLMUnavailable: it never can, or not within READY_S_MAX.
         """
-        await self._is_ready.wait()
+        try:
+            async with asyncio.timeout(READY_S_MAX):
+                await self._is_ready.wait()
+        except TimeoutError:
+            text = f"LiteLLM is still loading after {READY_S_MAX:g} s."
+            raise LiteLLMUnavailable(text, RETRY_AFTER_S_MAX) from None
         if self.failure:
-            raise LiteLLMUnavailable(self.failure)
+            text = f"LiteLLM could not be started with LITELLM_CONFIG: {self.failure}"
+            raise LiteLLMUnavailable(text)
 
     async def close(self) -> None:
         """End LiteLLM, and wait a little for what its callbacks still hold."""

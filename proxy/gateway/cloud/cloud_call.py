@@ -21,9 +21,7 @@ from hearth.proxy.http.http_exchange import App, AsgiMessage, RawHeaders, Scope
 HELD_BYTES_MAX: Final = 64 * 1024  # of a reply between both threads
 LEAVE_S: Final = 0.2  # for the app to see that its client is gone, before it is cancelled
 ERROR_BYTES_MAX: Final = 256 * 1024  # of a refusal's body
-_KEPT_HEADERS: Final = frozenset(
-    (b"content-type", b"cache-control", b"retry-after", b"x-request-id")
-)
+_KEPT_HEADERS: Final = frozenset((b"content-type", b"cache-control", b"retry-after"))
 
 
 class HookedCall(Protocol):

@@ -121,8 +121,10 @@ def test_every_family_is_told_as_prometheus_wants_it(http: httpx.Client) -> None
         assert all(sample.value >= 0 for sample in family.samples), name
     silent = {name for name, family in families.items() if not family.samples}
     of_vision = {f"hearth_vision_{n}" for n in ("encoder_calls", "encoder_seconds", "failures")}
-    drafting = {name for name in silent if name.startswith(("hearth_speculation", "hearth_draft"))}
-    assert silent - drafting == of_vision | {"hearth_images"}, "some draft nothing"
+    # Some models draft nothing, and without a LiteLLM config nobody else answers.
+    unused = ("hearth_speculation", "hearth_draft", "hearth_cloud")
+    used = {name for name in silent if not name.startswith(unused)}
+    assert used == of_vision | {"hearth_images"}
 
 
 @pytest.mark.parametrize("dialect", PATHS)
