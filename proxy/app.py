@@ -284,6 +284,7 @@ class ProxyApp:
             if exchange.path in _GENERATE:
                 await self._answer_on_account(gateway, exchange, dialect, body, deployment)
             else:
+                await gateway.accounts.check(exchange, deployment.group)
                 await self._answer_here(exchange, dialect, body, target)
 
         if exchange.path == prefill_endpoint.PATH:

@@ -346,7 +346,7 @@ class ResponseStore:
         """
         if type(item) is not dict or not _is_elsewhere(item.get("id")):
             return item
-        if (self._journal.named(key), item["id"]) in self._cloud_items:
+        if type(item["id"]) is str and (self._journal.named(key), item["id"]) in self._cloud_items:
             return item
         return _unsealed(item) if not item.get("encrypted_content") else _without_id(item)
 

@@ -75,6 +75,16 @@ class Accounts:
             self.logs, deployment, exchange.request_id, dialect, body, self.keeps_texts, keyed
         )
 
+    async def check(self, exchange: HttpExchange, group: str) -> None:
+        """Let a request for `group` pass that is on no account: a count, or a prompt to be read.
+
+        Raises:
+            RequestError: the client's key of LiteLLM's may not ask for it.
+        """
+        if self.keys is not None:
+            caller = KeyCaller(exchange.method, exchange.path, exchange.raw_headers)
+            await exchange.while_connected(self.keys.owner(caller, group))
+
     async def watch_clouds(self, tell: Callable[[CloudUsage], None]) -> None:
         """Have `tell` called on this loop with what each cloud call costs, from now on."""
         ours = asyncio.get_running_loop()

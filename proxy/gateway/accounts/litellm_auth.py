@@ -6,6 +6,7 @@ that loop may do so.
 
 import contextvars
 import logging
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final
 
@@ -43,11 +44,12 @@ _NO_TEXT: Final = [{"role": "user", "content": ""}]  # without messages no price
 async def owner(caller: KeyCaller, group: str) -> KeyOwner:
     """Return whose a request is; with a `group` also whether its key may ask for that now.
 
+    Nothing is reserved.
+
     Raises:
         RequestError: LiteLLM says no, with its status and reason.
     """
-    auth = await _authorise(caller, group)
-    return KeyOwner(_identity(auth, caller), auth.user_role in _ADMINS, auth)
+    return await _owner(caller, {"model": group} if group else {})
 
 
 async def begin(
@@ -58,7 +60,7 @@ async def begin(
     Raises:
         RequestError: LiteLLM says no; nothing stays reserved.
     """
-    found = await owner(caller, group)
+    found = await _owner(caller, {"model": group, "messages": _NO_TEXT, **_limit(caller)})
     data: dict[str, Any] = {"model": group, "litellm_call_id": request_id, "metadata": {}}
     LiteLLMProxyRequestSetup.add_user_api_key_auth_to_request_metadata(data, found.auth, "metadata")
     hooks: Any = proxy_server.proxy_logging_obj
@@ -83,12 +85,21 @@ async def begin(
     return found, KeyedCall(found.auth, kept or data, contextvars.copy_context())
 
 
-async def _authorise(caller: KeyCaller, group: str) -> UserAPIKeyAuth:
+async def _owner(caller: KeyCaller, asked: Mapping[str, Any]) -> KeyOwner:
+    auth = await _authorise(caller, asked)
+    return KeyOwner(_identity(auth, caller), auth.user_role in _ADMINS, auth)
+
+
+def _limit(caller: KeyCaller) -> dict[str, int]:
+    return {} if caller.tokens_max is None else {"max_tokens": caller.tokens_max}
+
+
+async def _authorise(caller: KeyCaller, asked: Mapping[str, Any]) -> UserAPIKeyAuth:
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in caller.headers}
     check: Any = user_api_key_auth  # which takes None for a header that is not there
     try:
         found: UserAPIKeyAuth = await check(
-            _request(caller, group),
+            _request(caller, asked),
             api_key=headers.get("authorization"),
             azure_api_key_header=headers.get("api-key"),
             anthropic_api_key_header=headers.get("x-api-key"),
@@ -102,12 +113,9 @@ async def _authorise(caller: KeyCaller, group: str) -> UserAPIKeyAuth:
         raise _refusal(error, is_sent=is_sent) from None
 
 
-def _request(caller: KeyCaller, group: str) -> Request:
-    """Return a request as LiteLLM's app would see it, with no text in it."""
-    fields: dict[str, Any] = {"model": group, "messages": _NO_TEXT} if group else {}
-    if caller.tokens_max is not None:
-        fields["max_tokens"] = caller.tokens_max
-    body = orjson.dumps(fields)
+def _request(caller: KeyCaller, asked: Mapping[str, Any]) -> Request:
+    """Return a request as LiteLLM's app would see it; its body is `asked`, with no text in it."""
+    body = orjson.dumps(asked)
     kept = [row for row in caller.headers if row[0] not in (b"content-length", b"content-type")]
     headers = [
         *kept,

@@ -113,13 +113,13 @@ class LiteLLMKeys:
             raise RequestError(text, status=401, code="invalid_api_key")
         return (await self.owner(KeyCaller("POST", path, rows))).identity
 
-    async def owner(self, caller: KeyCaller) -> KeyOwner:
-        """Return whose the request is, before any of its body is read.
+    async def owner(self, caller: KeyCaller, group: str = "") -> KeyOwner:
+        """Return whose the request is; with a `group` also whether its key may ask for that.
 
         Raises:
             RequestError: 401, 403 or 429 of LiteLLM's, or a 503 while it is not there yet.
         """
-        return await self._ask(lambda: self._checks.owner(caller, ""))
+        return await self._ask(lambda: self._checks.owner(caller, group))
 
     async def begin(
         self, caller: KeyCaller, group: str, dialect: Dialect, request_id: str

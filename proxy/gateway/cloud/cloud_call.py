@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from hearth.proxy.gateway.cloud.cloud_failure import CloudFailure, failure_of
+from hearth.proxy.gateway.cloud.error_events import ErrorEventRedactor
 from hearth.proxy.gateway.config.config_secrets import Secrets
 from hearth.proxy.http.http_exchange import App, AsgiMessage, RawHeaders, Scope
 
@@ -157,6 +158,7 @@ class CloudCall:
         self.is_complete = False  # LiteLLM has written its reply to the end
         self._loop = loop
         self._secrets = secrets
+        self._redactor = ErrorEventRedactor(secrets)
         self._context = context
         self._handoff = _Handoff(asyncio.get_running_loop(), loop)
         self._side = _AppSide(app, scope, body, self._handoff)
@@ -208,8 +210,9 @@ class CloudCall:
                     part += item.get("body", b"")
                     self.is_complete |= not item.get("more_body", False)
             self._waiting = []
-            if part:
-                yield self._told(bytes(part))
+            told = self._told(bytes(part), is_last=end is not None)
+            if told:
+                yield told
             if end is not None:
                 if not self.is_complete or self._context.failure is not None:
                     self.failure = self._failed(end.error, 0, b"")
@@ -220,9 +223,12 @@ class CloudCall:
             self._waiting = await self._handoff.take()
         return self._waiting.pop(0)
 
-    def _told(self, part: bytes) -> bytes:
-        """Return `part` without secrets: LiteLLM writes a cloud's own words where it broke off."""
-        return part if self._context.failure is None else self._secrets.redacted_bytes(part)
+    def _told(self, part: bytes, *, is_last: bool) -> bytes:
+        """Return what is sent on of `part`, without secrets where it tells an error."""
+        told = self._redactor.feed(part)
+        if is_last:
+            told += self._redactor.rest()
+        return told if self._context.failure is None else self._secrets.redacted_bytes(told)
 
     def _failed(self, error: BaseException | None, status: int, body: bytes) -> CloudFailure:
         found = failure_of(self._context.failure or error, status, body)

@@ -11,7 +11,8 @@ MASK: Final = "***"
 # Names of entries whose values are secret. A "max_tokens" counts, and is none.
 _SECRET_NAME: Final = re.compile(
     r"(^|_)(api_key|keys?|secrets?|token|password|passwd|credentials?|auth|authorization|cookie"
-    r"|dsn|webhook_url|database_url|redis_url|direct_url|license)$|^aws_(?!region)|api[-_]?key",
+    r"|dsn|webhook_url|database_url|redis_url|direct_url|license)$|api[-_]?key"
+    r"|^aws_(?!.*(region|profile|config|execution_env))",
     re.IGNORECASE,
 )
 # Their values are names of things, or numbers.
@@ -40,9 +41,12 @@ class Secrets:
 
 
 def secrets_of(config: ConfigFile, given: Mapping[str, str]) -> Secrets:
-    """Return the secrets that `config` holds or names, and the master key that `given` may have."""
-    texts = {given.get("LITELLM_MASTER_KEY", ""), given.get("LITELLM_SALT_KEY", "")}
-    for name, value in _leaves("", config.values):
+    """Return the secrets that `config` holds or names, and those of the environment `given`.
+
+    LiteLLM takes a provider's key, or a callback's, from there where the config names none.
+    """
+    texts: set[str] = set()
+    for name, value in (*given.items(), *_leaves("", config.values)):
         meant = config.resolved(value)
         if not isinstance(meant, str):
             continue

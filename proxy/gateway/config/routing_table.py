@@ -1,10 +1,12 @@
 """Says what a model's name means in a LiteLLM config: its group, deployments and fallbacks.
 
 LiteLLM's Router means the same by the same names; a test compares both. This needs no LiteLLM, so
-local requests are answered while LiteLLM still imports. One difference is meant: a bare name never
-matches a pattern of a provider (`claude-x` is not `anthropic/*`), since a prompt would leave the
-machine that its name does not send away. LiteLLM's own order of weights, cooldowns and budgets
-among a group's deployments is not told here: its Router chooses.
+local requests are answered while LiteLLM still imports. Two differences are meant. A bare name
+never matches a pattern of a provider (`claude-x` is not `anthropic/*`), since a prompt would leave
+the machine that its name does not send away. And what fills a star names a model and no place:
+LiteLLM sends the key of `huggingface/*` to wherever a `huggingface/https://...` points. LiteLLM's
+own order of weights, cooldowns and budgets among a group's deployments is not told here: its Router
+chooses.
 """
 
 import hashlib
@@ -26,6 +28,8 @@ __all__ = ["Cause", "Deployment", "RoutingTable", "read_table"]
 PROVIDER: Final = "hearth"  # of local models, as litellm_params.model names them
 _UNASKED: Final = {"disable_background_health_check": True}  # it would ask LiteLLM, not a worker
 HEADER_CHARS: Final = re.compile(r"[^\x20-\x7e]")
+# What a client may fill a star with: LiteLLM makes URLs of it, and several models of a list.
+_MODEL_NAME: Final = re.compile(r"(?!.*://)(?!(?:.*/)?\.\.?(?:/|$))[A-Za-z0-9_.:@/+~\[\]-]+")
 _OTHER_CHECKS: Final = ("custom_auth", "enable_jwt_auth", "enable_oauth2_auth")
 
 
@@ -51,7 +55,7 @@ class _Pattern:
     def filled(self, name: str) -> tuple[Deployment, ...]:
         """Return the deployments for `name`: its own part stands for the stars of models."""
         match = self.regex.match(name)
-        if match is None:
+        if match is None or not _MODEL_NAME.fullmatch(name):
             return ()
         return tuple(
             Deployment(row.id, name, _filled(row.model, match), row.local, row.provider)

@@ -151,6 +151,12 @@ def test_an_items_id_passes_only_for_the_key_that_was_given_it() -> None:
     assert sent(store, "other", is_apart=False, input=history)["input"] == history
 
 
+@pytest.mark.parametrize("odd", [7, [], {"a": 1}, True])
+def test_an_odd_id_of_an_item_is_no_id(odd: Any) -> None:
+    (kept_item,) = sent(ResponseStore(), is_apart=True, input=[MORE | {"id": odd}])["input"]
+    assert kept_item == MORE
+
+
 def test_references_to_a_clouds_items_are_the_items() -> None:
     store = kept(ResponseStore())
     given = [item_reference(THOUGHT["id"]), item_reference(SAID["id"]), MORE]

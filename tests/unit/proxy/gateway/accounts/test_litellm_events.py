@@ -327,6 +327,16 @@ def test_a_key_may_ask_for_its_own_models_only(told: Told) -> None:
     assert status == 403 and "priced" in text
 
 
+def test_a_question_whether_a_key_may_ask_reserves_nothing(told: Told) -> None:
+    told.child.ask("key", key="sk-asking", models=["priced"], max_budget=0.2, spend=0.0)
+    asking = caller("sk-asking", path="/v1/messages/count_tokens", tokens_max=1_000)
+    for path in ("/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/cache/prefill"):
+        assert told.child.ask("owner", caller=asking | {"path": path}, group="priced")
+        refusal = refused(told, "owner", caller=asking | {"path": path}, group="small")
+        assert refusal[0] == 403 and "small" in refusal[2]
+    assert not told.child.ask("spend", key="sk-asking")
+
+
 def test_a_keys_requests_a_minute_are_counted_and_the_next_is_a_429(told: Told) -> None:
     told.child.ask("key", key="sk-limited", rpm_limit=2)
     for name in ("l1", "l2"):

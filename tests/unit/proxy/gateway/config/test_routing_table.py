@@ -82,6 +82,38 @@ def test_a_bare_name_never_leaves_by_the_pattern_of_a_provider(tmp_path: Path) -
     assert table.group_of("claude-sonnet-4-5") is None
 
 
+PLACES = (
+    *("huggingface/https://sink.example/v1", "huggingface/http://127.0.0.1:1", "x/../files"),
+    *(
+        "huggingface/..",
+        "x/a?b=c",
+        "x/a#b",
+        "x/a%2e",
+        "x/a,x/b",
+        "x/*",
+        "x/a b",
+        "x/\u00e9",
+        "x/a\\b",
+    ),
+)
+NAMES = (
+    *("openrouter/meta-llama/Llama-3.3-70B-Instruct:free", "vertex_ai/claude-3@2024", "x/@cf/a.b"),
+    *("bedrock/arn:aws:bedrock:eu-west-1:1:inference-profile/eu.a-v2:0", "o/a..b", "x/m[1m]"),
+)
+
+
+@pytest.mark.parametrize("pattern", ["*", "huggingface/*", "x/*"])
+def test_a_star_stands_for_no_place(tmp_path: Path, pattern: str) -> None:
+    """LiteLLM would send the key there, or ask several models for one."""
+    table = table_of(tmp_path, {"model_list": [entry(pattern, pattern, api_key=KEY)]})
+    assert [name for name in PLACES if table.group_of(name) is not None] == []
+
+
+def test_a_star_stands_for_every_name_of_a_model(tmp_path: Path) -> None:
+    table = table_of(tmp_path, {"model_list": [entry("*", "*", api_key=KEY)]})
+    assert [name for name in NAMES if table.pattern_group(name) != name] == []
+
+
 def test_aliases_go_before_names_and_may_be_hidden(tmp_path: Path) -> None:
     alias = {"fast": "small", "gpt-4o": {"model": "big", "hidden": True}, "a": "acme/x"}
     rows = [CLOUD, entry("acme/*", "openai/*")]
@@ -300,6 +332,23 @@ def test_a_secret_of_the_config_is_in_no_text(tmp_path: Path, config: Any, secre
     assert table.redacted(f"it said {secret}, twice {secret}") == "it said ***, twice ***"
     said = f'{{"a":"{secret}"}}\xff'.encode("latin-1")
     assert table.secrets.redacted_bytes(said) == b'{"a":"***"}\xff'
+
+
+def test_the_keys_that_litellm_finds_in_the_environment_are_secrets(tmp_path: Path) -> None:
+    environ = {
+        "OPENAI_API_KEY": "canary.0001",
+        "LANGFUSE_SECRET_KEY": "canary.0002",
+        "AWS_SECRET_ACCESS_KEY": "canary.0003",
+        "HTTPS_PROXY": "http://user:canary.0004@proxy:3128",
+        "AWS_DEFAULT_REGION": "eu-central-1",
+        "AWS_PROFILE": "production",
+        "HOSTNAME": "an-ordinary-name",
+    }
+    secrets = table_of(tmp_path, {"model_list": [CLOUD]}, environ).secrets
+    for text in ("canary.0001", "canary.0002", "canary.0003", "canary.0004"):
+        assert secrets.redacted(f"a {text} b") == "a *** b"
+    for text in ("eu-central-1", "production", "an-ordinary-name"):
+        assert secrets.redacted(text) == text
 
 
 def test_ordinary_words_are_no_secrets(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""LiteLLM's virtual keys under attack: what one may ask for, and what it sees of another's."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from tests.helpers.cloud.cloud_answers import SERVER_ERROR, CloudAnswer
+from tests.helpers.servers.audited_server import GENERATE, ask, body_of
+from tests.helpers.servers.mock_cloud import MockCloud
+from tests.helpers.servers.virtual_key_server import (
+    CLOUD_ONLY,
+    MASTER,
+    MINE,
+    SPENT,
+    THEIRS,
+    VirtualKeyServer,
+)
+
+COUNTS: Final = {"/v1/messages/count_tokens": "messages", "/v1/responses/input_tokens": "input"}
+PREFILL: Final = "/v1/cache/prefill"
+OWN_PAGES: Final = (
+    *("/v1/models", "/v1/cache", "/v1/sessions", "/metrics", "/dashboard/events", "/v1/doctor"),
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[VirtualKeyServer]:
+    with MockCloud() as cloud, VirtualKeyServer(cloud) as server:
+        deadline = time.monotonic() + 60
+        while ask(server, "GET", "/v1/models", key=MINE)[0] != 200:
+            assert time.monotonic() < deadline, server.log.read_text()
+            time.sleep(0.1)
+        yield server
+
+
+@pytest.mark.parametrize("model", ["local", "by-alias", "other"])
+@pytest.mark.parametrize("path", [*GENERATE, *COUNTS, PREFILL])
+def test_a_key_of_one_model_has_no_other_answer_count_or_read_a_prompt(
+    server: VirtualKeyServer, path: str, model: str
+) -> None:
+    body = {"model": model, "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
+    body |= {"prompt": "Hi"} if path == "/v1/completions" else {}
+    body |= {"input": "Hi"} if path in ("/v1/responses", "/v1/responses/input_tokens") else {}
+    status, answer = ask(server, "POST", path, body, key=CLOUD_ONLY)
+    if path == PREFILL and model == "other":
+        assert status == 400 and b"served elsewhere" in answer
+    else:
+        assert status == 403 and b"is not available for this API key" in answer
+    if model != "other":
+        assert ask(server, "POST", path, body, key=MINE)[0] == 200
+
+
+def test_a_key_of_one_model_falls_back_to_no_other(server: VirtualKeyServer) -> None:
+    path = "/v1/chat/completions"
+    for key, status in ((MINE, 200), (CLOUD_ONLY, 403)):
+        cloud_body = body_of(path, "Hi", model="cloud")
+        cloud_error = CloudAnswer(error=SERVER_ERROR)
+        with_error(server, cloud_error)
+        assert ask(server, "POST", path, cloud_body, key=key)[0] == status
+        assert ask(server, "POST", path, cloud_body, key=key)[0] == 200
+
+
+def with_error(server: VirtualKeyServer, answer: CloudAnswer) -> None:
+    server.cloud.forget()
+    server.cloud.say(answer)
+
+
+@pytest.mark.parametrize("path", GENERATE)
+def test_a_key_whose_budget_is_spent_gets_nothing_from_any_side(
+    server: VirtualKeyServer, path: str
+) -> None:
+    for model in ("local", "cloud", "by-alias"):
+        status, answer = ask(server, "POST", path, body_of(path, "Hi", model=model), key=SPENT)
+        assert status == 422 and b"Budget has been exceeded" in answer
+
+
+@pytest.mark.parametrize("path", [*GENERATE, *COUNTS, PREFILL, *OWN_PAGES])
+def test_without_a_key_nothing_is_told(server: VirtualKeyServer, path: str) -> None:
+    method = "GET" if path in OWN_PAGES else "POST"
+    for more in ({}, {"Authorization": "Basic abc"}, {"Cookie": f"token={MINE}"}):
+        assert ask(server, method, path, {}, key=None, **more)[0] == 401, (path, more)
+    assert ask(server, method, f"{path}?api_key={MINE}&key={MINE}", {}, key=None)[0] == 401
+
+
+def test_another_key_sees_nothing_that_this_one_asked(server: VirtualKeyServer) -> None:
+    path = "/v1/chat/completions"
+    words = " ".join(f"word{number}" for number in range(200))
+    body = body_of(path, words, session_id="shared-name")
+
+    def cached(key: str, **more: str) -> int:
+        status, answer = ask(server, "POST", path, body, key=key, **more)
+        assert status == 200, answer
+        return int(json.loads(answer)["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    def sessions(key: str) -> list[str]:
+        told = json.loads(ask(server, "GET", "/v1/sessions", key=key)[1])
+        return [row["session"] for row in told["sessions"]]
+
+    assert cached(MINE) == 0 and cached(MINE) > 100
+    assert "shared-name" not in sessions(THEIRS) and "shared-name" in sessions(MINE)
+    assert ask(server, "GET", "/v1/sessions/shared-name", key=THEIRS)[0] == 404
+    assert cached(THEIRS, X_Api_Key=MINE + "x", Api_Key="none") == 0, "a second header changes none"
+    assert cached(MASTER) == 0, "not even the admin's key"
+
+
+@pytest.mark.parametrize("model", ["local", "cloud"])
+def test_another_keys_response_is_neither_read_nor_gone_on_from(
+    server: VirtualKeyServer, model: str
+) -> None:
+    server.cloud.forget()
+    path = "/v1/responses"
+    status, answer = ask(server, "POST", path, body_of(path, "Hi", model=model), key=MINE)
+    assert status == 200, answer
+    response: dict[str, Any] = json.loads(answer)
+    name, item = response["id"], response["output"][0]["id"]
+    assert ask(server, "GET", f"{path}/{name}", key=MINE)[0] == 200
+    reference = [{"type": "item_reference", "id": item}]
+    for target in ("local", "cloud"):
+        on = body_of(path, "on", model=target)
+        for more in ({"previous_response_id": name}, {"input": reference}):
+            asked = len(server.cloud.generations())
+            assert ask(server, "POST", path, on | more, key=THEIRS)[0] == 404, (target, more)
+            assert len(server.cloud.generations()) == asked
+    assert ask(server, "GET", f"{path}/{name}", key=THEIRS)[0] == 404
+    assert ask(server, "DELETE", f"{path}/{name}", key=THEIRS)[0] == 404
+
+
+def test_no_key_leaves_the_machine(server: VirtualKeyServer) -> None:
+    server.cloud.forget()
+    path = "/v1/chat/completions"
+    headers = {"X_LiteLLM_Api_Key": MINE, "Api_Key": MINE, "X_Api_Key": MINE}
+    assert ask(server, "POST", path, body_of(path, "Hi", model="cloud"), MINE, **headers)[0] == 200
+    (request,) = server.cloud.generations()
+    seen = f"{request.headers} {request.body!r} {request.query}"
+    assert MINE not in seen and MASTER not in seen
+    log = server.log.read_text()
+    assert [key for key in (MINE, THEIRS, CLOUD_ONLY, SPENT, MASTER) if key in log] == []

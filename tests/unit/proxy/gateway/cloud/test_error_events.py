@@ -1,0 +1,60 @@
+"""Checks that a stream's error events tell no secret, wherever they are cut, and nothing else."""
+
+import itertools
+
+import pytest
+from hypothesis import given, strategies as st
+
+from hearth.proxy.gateway.cloud.error_events import HELD_BYTES_MAX, ErrorEventRedactor
+from hearth.proxy.gateway.config.config_secrets import Secrets
+
+SECRET = "canary-0123456789"
+TEXT = b'event: content_block_delta\ndata: {"text": "%b"}\n\n' % SECRET.encode()
+ERRORS = (
+    b'event: error\ndata: {"error": {"message": "key canary-0123456789 is odd"}}\n\n',
+    b'data: {"error": {"message": "key canary-0123456789 is odd"}}\r\n\r\n',
+    b'data: {"type":"error","message":"canary-0123456789"}\n\n',
+)
+EVENTS = (TEXT, *ERRORS, b": ping\n\n", b"data: [DONE]\n\n", b"event: e\r\n\r\n", b"data: {\n\n")
+
+
+def sent(pieces: list[bytes]) -> bytes:
+    redactor = ErrorEventRedactor(Secrets(frozenset({SECRET})))
+    return b"".join([*map(redactor.feed, pieces), redactor.rest()])
+
+
+def redacted(event: bytes) -> bytes:
+    return event.replace(SECRET.encode(), b"***") if event in ERRORS else event
+
+
+@given(st.lists(st.sampled_from(EVENTS), max_size=6), st.lists(st.integers(0, 400), max_size=12))
+def test_only_errors_are_changed_however_the_stream_is_cut(
+    events: list[bytes], cuts: list[int]
+) -> None:
+    stream = b"".join(events)
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    pieces = [stream[start:end] for start, end in itertools.pairwise(places)]
+    assert sent(pieces) == b"".join(map(redacted, events))
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_that_breaks_off_tells_no_secret(error: bytes) -> None:
+    assert sent([error[:-4]]) == redacted(error)[:-4]
+
+
+def test_a_whole_json_body_passes_as_it_is() -> None:
+    body = b'{"content": "canary-0123456789", "more": "\\n\\n"}'
+    assert sent([body[:20], body[20:]]) == body
+
+
+def test_text_is_never_held() -> None:
+    redactor = ErrorEventRedactor(Secrets(frozenset({SECRET})))
+    assert redactor.feed(b'event: content_block_delta\ndata: {"te') == (
+        b'event: content_block_delta\ndata: {"te'
+    )
+
+
+def test_an_endless_error_is_not_held_for_ever() -> None:
+    redactor = ErrorEventRedactor(Secrets(frozenset({SECRET})))
+    long = b"event: error\ndata: " + b"x" * HELD_BYTES_MAX
+    assert redactor.feed(long) == long
