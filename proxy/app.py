@@ -291,7 +291,9 @@ class ProxyApp:
             await answer_here(gateway.local_deployment(group))
             return
         asked = _COUNT_CALLS.get(exchange.path) or dialect or "embeddings"
-        await gateway.serve(exchange, group, GatewayCall(asked, body.fields, answer_here))
+        await gateway.serve(
+            exchange, group, GatewayCall(asked, body.fields, body.size, answer_here)
+        )
 
 
 def _no_embeddings(model: str) -> RequestError:

@@ -4,14 +4,16 @@ Local deployments are answered by us, all others by LiteLLM. What LiteLLM's conf
 is done here, since only we know whether anything of an answer was sent.
 """
 
+import functools
 import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 
+from hearth.proxy.api.body import prompt_limits
 from hearth.proxy.api.error_bodies import error_event
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway.accounts.accounts import Accounts
@@ -25,6 +27,7 @@ from hearth.proxy.gateway.config.routing_table import Cause, Deployment, Routing
 from hearth.proxy.gateway.litellm_paths import PATHS
 from hearth.proxy.gateway.litellm_thread import LiteLLMThread, LiteLLMUnavailable, NoDeployment
 from hearth.proxy.gateway.session_deployments import SessionDeployments, session_digest
+from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, HttpExchange, RawHeaders
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.request.session_id import key_digest
@@ -32,6 +35,8 @@ from hearth.shared.errors import RETRY_AFTER_S_MAX, RequestError
 from hearth.shared.suspending_clock import awake_s
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FALLBACK_HEADER: Final = b"x-hearth-fallback"
 ATTEMPTS_MAX: Final = 16  # of one request, over all groups
@@ -92,6 +97,7 @@ class GatewayCall:
 
     dialect: CloudDialect
     body: dict[str, Any]  # as the client sent it
+    size: int  # of the body, in bytes
     answer_here: Callable[[Deployment], Awaitable[None]]  # has its local model answer
 
 
@@ -204,7 +210,9 @@ class Gateway:
             RequestError: nothing was sent, and no deployment or fallback is left.
         """
         key = key_digest(exchange.headers)
-        session = session_digest(key, group, exchange.headers, call.body)
+        session = await _on_body(
+            exchange, call.size, lambda: session_digest(key, group, exchange.headers, call.body)
+        )
         began_at = preferred = self._sessions.find(session)
         if call.dialect == "responses":
             preferred = self._stored.maker(key, call.body) or preferred
@@ -347,40 +355,71 @@ class Gateway:
         reply: CloudReply,
     ) -> None:
         """Send the request there and its reply back, with what is to be kept of it."""
+        await _on_body(exchange, call.size, lambda: prompt_limits.check_body(call.body))
+        given, whole, size = call.body, None, call.size
         key = key_digest(exchange.headers)
-        given, whole = call.body, None
         if call.dialect == "responses":
             found = self._stored.for_cloud(key, given, deployment.id, is_apart=self.is_apart)
             given, whole = found.body, found.whole
-        sent = cloud_body(call.dialect, crossing.for_cloud(call.dialect, given), deployment.group)
+            if call.body.get("previous_response_id"):
+                size += SMALL_BYTES_MAX  # with a conversation of any size
+        write = functools.partial(_cloud_json, call.dialect, given, deployment.group)
+        content = await _on_body(exchange, size, write)
         headers = cloud_headers(exchange.headers)
         headers.append((REQUEST_HEADER.encode(), exchange.request_id.encode()))
         if (keys := self.accounts.keys) is not None:
             headers += [row for row in exchange.raw_headers if row[0] in keys.headers]
-        tap = ReplyTap(call.dialect, is_stream=bool(sent.get("stream")))
-        calling = self.litellm.call(deployment, PATHS[call.dialect], orjson.dumps(sent), headers)
+        tap = ReplyTap(call.dialect, is_stream=bool(call.body.get("stream")))
+
+        async def keep(response: dict[str, Any]) -> None:
+            if whole is not None:
+                make = functools.partial(self._stored.made, whole, response, deployment.id)
+                self._stored.add(key, response, await work_on_body(size, make))
+
+        calling = self.litellm.call(deployment, PATHS[call.dialect], content, headers)
         async with await exchange.while_connected(calling) as cloud:
-            await exchange.while_connected(_copy(exchange, cloud, tap, call, reply))
-        if whole is not None and tap.response is not None:
-            self._stored.keep(key, whole, tap.response, maker=deployment.id)
+            await exchange.while_connected(_copy(exchange, cloud, tap, call, reply, keep))
+
+
+def _cloud_json(dialect: CloudDialect, body: dict[str, Any], group: str) -> bytes:
+    return orjson.dumps(cloud_body(dialect, crossing.for_cloud(dialect, body), group))
+
+
+async def _on_body(exchange: HttpExchange, size: int, work: Callable[[], T]) -> T:
+    """Return what `work` on a body of `size` bytes gives, while the client is there."""
+    working = work_on_body(size, work)
+    return await (exchange.while_connected(working) if size > SMALL_BYTES_MAX else working)
 
 
 async def _copy(
-    exchange: HttpExchange, cloud: CloudCall, tap: ReplyTap, call: GatewayCall, reply: CloudReply
+    exchange: HttpExchange,
+    cloud: CloudCall,
+    tap: ReplyTap,
+    call: GatewayCall,
+    reply: CloudReply,
+    keep: Callable[[dict[str, Any]], Awaitable[None]],
 ) -> None:
-    """Send on what LiteLLM answers. Raises: CloudError: it refused or failed."""
+    """Send on what LiteLLM answers; a response is kept before its client can read its end.
+
+    Raises:
+        CloudError: it refused or failed.
+    """
     reply.status, headers = await cloud.start()
     if cloud.failure is not None:
         raise CloudError(cloud.failure, cloud.failure.retry_after_s or _seconds(headers))
     await exchange.start(reply.status, headers)
     async for chunk in cloud.chunks():
         reply.first_byte_at = reply.first_byte_at or awake_s()
-        tap.feed(chunk)
+        await work_on_body(tap.size + len(chunk), functools.partial(tap.feed, chunk))
+        if (response := tap.taken()) is not None:
+            await keep(response)
         await exchange.body(chunk, more=True)
     if cloud.failure is not None:
         reply.error = CloudError(cloud.failure)
         if not cloud.is_complete:  # LiteLLM has not written of it
             await exchange.body(error_event(reply.error, call.dialect), more=True)
+    elif (response := await work_on_body(tap.size, tap.end)) is not None:
+        await keep(response)
     await exchange.body(b"", more=False)
 
 

@@ -168,11 +168,21 @@ class ResponseStore:
 
         `maker` is the id of the cloud deployment that made it, which may have made anything.
         """
+        self.add(key, response, self.made(body, response, maker))
+
+    def made(
+        self, body: dict[str, Any], response: dict[str, Any], maker: str
+    ) -> _StoredResponse | None:
+        """Return what is to be kept, as of `keep`. Any thread: it is of any size."""
         if body.get("store") is False or (maker and not _is_response(response)):
-            return
+            return None
         items, made = kept_json(input_items(body)), kept_json(response)
         entry = _StoredResponse(self._clock(), items, made, maker)
-        if entry.nbytes > BYTES_MAX:
+        return entry if entry.nbytes <= BYTES_MAX else None
+
+    def add(self, key: str, response: dict[str, Any], entry: _StoredResponse | None) -> None:
+        """Keep the `entry` that was made of `response`; nothing where it is None."""
+        if entry is None:
             return
         entry_key = self._entry_key(key, response["id"])
         self._add(entry_key, entry)

@@ -27,7 +27,7 @@ class ReplyTap:
         self._is_stream = is_stream
         self._parts: list[bytes] = []  # of the line that is not whole yet, or of the reply
         self._data: list[bytes] = []  # lines of the event's data
-        self._size = 0  # of both
+        self.size = 0  # of both
         self._final: dict[str, Any] | None = None  # what a stream ended with
 
     def feed(self, chunk: bytes) -> None:
@@ -44,24 +44,28 @@ class ReplyTap:
             self._line(line)
         self._hold(self._parts, rest)
 
-    @property
-    def response(self) -> dict[str, Any] | None:
-        """The final response; None before the end, and where the reply had none to keep."""
-        if self._is_stream or not self._is_read or self._size > BYTES_MAX:
-            return self._final
+    def taken(self) -> dict[str, Any] | None:
+        """Return the final response of a stream, once; None before it, and where there is none."""
+        final, self._final = self._final, None
+        return final
+
+    def end(self) -> dict[str, Any] | None:
+        """Return the response that a whole reply is, at its end; None where it is none to keep."""
+        if self._is_stream or not self._is_read or self.size > BYTES_MAX:
+            return None
         return _final_of(_json(b"".join(self._parts)))
 
     def _hold(self, parts: list[bytes], piece: bytes) -> None:
-        self._size += len(piece)
-        if self._size <= BYTES_MAX:
+        self.size += len(piece)
+        if self.size <= BYTES_MAX:
             parts.append(piece)
 
     def _line(self, line: bytes) -> None:
         if not line:
-            if self._size <= BYTES_MAX:
+            if self.size <= BYTES_MAX:
                 self._event(b"\n".join(self._data))
             self._data.clear()
-            self._size = 0
+            self.size = 0
         elif line.startswith(b"data:"):
             self._data.append(line[5:])
 

@@ -8,6 +8,7 @@ import pytest
 from tests.helpers.cloud.cloud_answers import SERVER_ERROR, CloudAnswer, CloudError
 from tests.helpers.cloud.dialect_requests import DIALECTS, ask, body_of
 from tests.helpers.cloud.gateway_server import (
+    IMPLICIT_KEY,
     WRONG_KEY,
     WRONG_KEY_OF_ENVIRONMENT,
     GatewayServer,
@@ -15,7 +16,12 @@ from tests.helpers.cloud.gateway_server import (
 )
 from tests.helpers.servers.mock_cloud import KEY
 
-SECRETS: Final = (KEY, WRONG_KEY, WRONG_KEY_OF_ENVIRONMENT)
+SECRETS: Final = (KEY, WRONG_KEY, WRONG_KEY_OF_ENVIRONMENT, IMPLICIT_KEY)
+DENIED: Final = {
+    "denied": WRONG_KEY,
+    "denied-env": WRONG_KEY_OF_ENVIRONMENT,
+    "denied-implicit": IMPLICIT_KEY,
+}
 PAGES: Final = (
     *("/", "/health", "/v1/models", "/v1/models/cloud", "/metrics", "/dashboard", "/v1/cache"),
     *("/v1/sessions", "/v1/requests", "/dashboard/events", "/openapi.json", "/docs", "/ui"),
@@ -38,7 +44,7 @@ def held(text: str, place: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("model", ["denied", "denied-env"])
+@pytest.mark.parametrize("model", DENIED)
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_key_that_the_cloud_repeats_in_its_error_is_not_told(
     gateway: GatewayServer, dialect: str, model: str, stream: bool
@@ -46,7 +52,7 @@ def test_a_key_that_the_cloud_repeats_in_its_error_is_not_told(
     answer = ask(gateway.url, dialect, body_of(dialect, model, "Hi", stream=stream))
     (request,) = gateway.cloud.generations()
     sent = request.headers["authorization"].removeprefix("Bearer ")
-    assert sent == (WRONG_KEY if model == "denied" else WRONG_KEY_OF_ENVIRONMENT)
+    assert sent == DENIED[model]
     assert answer.status >= 400
     assert "Incorrect API key provided" in answer.error, answer.raw
     held(answer.raw, dialect)
@@ -54,10 +60,11 @@ def test_a_key_that_the_cloud_repeats_in_its_error_is_not_told(
 
 
 def test_a_key_is_told_by_no_stream_that_breaks_off(gateway: GatewayServer) -> None:
-    for dialect in ("chat", "messages", "responses"):
+    streams = [("chat", "cloud"), ("messages", "cloud"), ("responses", "cloud")]
+    for dialect, model in (*streams, ("chat", "claude-cloud"), ("messages", "claude-cloud")):
         error = CloudError(500, f"Upstream said: key {KEY} is odd.", "server_error")
         gateway.cloud.say(CloudAnswer("a b c d", error=error, error_place="amid the text"))
-        answer = ask(gateway.url, dialect, body_of(dialect, "cloud", "Hi", stream=True))
+        answer = ask(gateway.url, dialect, body_of(dialect, model, "Hi", stream=True))
         assert answer.error
         held(answer.raw, dialect)
 
@@ -93,7 +100,7 @@ def test_no_log_tells_a_key(gateway: GatewayServer) -> None:
     """After failures of every kind: what libraries print of them is in the log too."""
     gateway.cloud.answers["flaky"] = CloudAnswer(error=SERVER_ERROR)
     for dialect in DIALECTS:
-        for model in ("denied", "denied-env", "cloud-first", "refused-first", "cloud"):
+        for model in (*DENIED, "cloud-first", "refused-first", "cloud"):
             for stream in (False, True):
                 body = body_of(dialect, model, "n=1", stream=stream)
                 ask(gateway.url, dialect, body)

@@ -54,6 +54,7 @@ def everything(cloud: MockCloud, wrong_key: str, callback_url: str) -> Entry:
             cloud_entry(cloud, "strict-spare", "openai/strict-spare"),
             cloud_entry(cloud, "denied", "openai/denied", api_key=wrong_key),
             cloud_entry(cloud, "denied-env", "openai/denied", api_key="os.environ/WRONG_KEY"),
+            cloud_entry(cloud, "denied-implicit", "openai/denied", api_key=None),
             cloud_entry(cloud, "denied-first", "openai/denied", api_key=wrong_key),
             cloud_entry(cloud, "cloud-first", "openai/flaky"),
             cloud_entry(cloud, "claude-first", "anthropic/flaky"),

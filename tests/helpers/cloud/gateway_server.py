@@ -12,6 +12,7 @@ from tests.helpers.worker_processes.fake_worker import MISSING
 # Not of the form sk-...: LiteLLM takes such keys out of its errors by itself.
 WRONG_KEY: Final = "canary.literal.4711"
 WRONG_KEY_OF_ENVIRONMENT: Final = "canary.environment.4712"
+IMPLICIT_KEY: Final = "canary.implicit.4713"  # which no config names, and LiteLLM takes
 
 
 class GatewayServer(FakeServer):
@@ -27,6 +28,7 @@ class GatewayServer(FakeServer):
                 self.run_dir, everything(cloud, WRONG_KEY, callbacks.url)
             ),
             "WRONG_KEY": WRONG_KEY_OF_ENVIRONMENT,
+            "OPENAI_API_KEY": IMPLICIT_KEY,
             # LiteLLM's logger loses what comes while it sends: it sends each row at once here, and
             # tests wait for one before they cause the next.
             "DEFAULT_BATCH_SIZE": "1",

@@ -97,7 +97,7 @@ class World:
                     raise errors[deployment.local]
                 await exchange.send_json(200, {"from": deployment.local})
 
-            call = GatewayCall("chat", {"messages": [], **body}, answer)
+            call = GatewayCall("chat", {"messages": [], **body}, 100, answer)
             await self.gateway.serve(exchange, group, call)
             exchange.end()
 
@@ -183,7 +183,9 @@ def test_nothing_follows_an_answer_that_has_begun(world: World) -> None:
             await exchange.start(200, [])
             raise LOST
 
-        await world.gateway.serve(exchange, "pair", GatewayCall("chat", {"messages": []}, answer))
+        await world.gateway.serve(
+            exchange, "pair", GatewayCall("chat", {"messages": []}, 100, answer)
+        )
 
     with pytest.raises(WorkerLost):
         asyncio.run(serve())
