@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -21,7 +20,6 @@ from tests.helpers.cloud.gateway_server import GatewayServer
 from tests.helpers.cloud.openai_replies import embedding
 from tests.helpers.servers.mock_cloud import MockCloud
 
-CANCEL_S_MAX: Final = 3.0  # on an idle machine it takes hundredths
 CLOUDS: Final = {"cloud": "openai/gpt-mock", "claude-cloud": "anthropic/claude-mock"}
 SCHEMA: Final = {"type": "object", "properties": {"city": {"type": "string"}}}
 CALLS: Final = (CloudCall("weather", {"city": "Oslo"}), CloudCall("weather", {"city": "Rome"}))
@@ -107,16 +105,12 @@ def test_the_cloud_models_are_listed(gateway: GatewayServer) -> None:
 
 
 def test_a_stream_comes_as_it_is_written(gateway: GatewayServer, cloud: MockCloud) -> None:
-    """The first words are there long before the last ones."""
-    text = "one two three four five six seven eight"
+    """The first words are there although the last ones never come."""
     for dialect in DIALECTS:
-        cloud.say(CloudAnswer(text, piece_s=0.1))
+        cloud.say(CloudAnswer("one two three four five six", hangs="amid the text"))
         body = body_of(dialect, "cloud", "Count.", stream=True)
-        times: list[float] = []
         with httpx.stream("POST", gateway.url + PATHS[dialect], json=body, timeout=30) as told:
-            for piece in told.iter_text():
-                times += [time.monotonic()] * ("one" in piece or "eight" in piece)
-        assert times[-1] - times[0] > 0.3, (dialect, times)
+            assert any("one" in piece for piece in told.iter_text()), dialect
 
 
 # ---------------------------------------------------------------- tools, images, logprobs
@@ -310,7 +304,7 @@ def test_an_unknown_model_of_the_cloud_is_told(gateway: GatewayServer, cloud: Mo
 # ---------------------------------------------------------------- cancels
 
 
-def leave(gateway: GatewayServer, path: str, body: dict[str, Any], *, after: bytes) -> float:
+def leave(gateway: GatewayServer, path: str, body: dict[str, Any], *, after: bytes) -> None:
     """Send a request, read until `after` comes (not at all where it is empty), and hang up."""
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -323,7 +317,6 @@ def leave(gateway: GatewayServer, path: str, body: dict[str, Any], *, after: byt
             assert piece, seen
         if not after:
             gateway.cloud.until(lambda: gateway.cloud.generations())
-    return time.monotonic()
 
 
 @pytest.mark.parametrize("model", CLOUDS)
@@ -338,9 +331,9 @@ def test_a_client_that_leaves_cancels_the_clouds_request(
         cloud.say(CloudAnswer(text, hangs=place))
         waits_for = b"one" if stream and place == "amid the text" else b""
         body = body_of(dialect, model, "Hi", stream=stream)
-        left_at = leave(gateway, PATHS[dialect], body, after=waits_for)
+        leave(gateway, PATHS[dialect], body, after=waits_for)
         (request,) = cloud.generations()
-        cloud.until(lambda request=request: request.left_at is not None, CANCEL_S_MAX + 1)
+        # Its connection is closed: by itself it would hang for as long as it is open.
+        cloud.until(lambda request=request: request.left_at is not None)
         assert request.left_at is not None
-        assert request.left_at - left_at < CANCEL_S_MAX
         assert len(cloud.generations()) == 1

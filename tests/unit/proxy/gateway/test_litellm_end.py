@@ -6,7 +6,6 @@ What stands for LiteLLM here is an app and a Router of the test's own, in the re
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,19 +150,17 @@ def test_a_stop_ends_calls_and_lets_callbacks_end(thread: Thread) -> None:
 
 
 def test_a_stop_waits_for_no_import(thread: Thread) -> None:
-    async def talk() -> float:
+    async def talk() -> None:
         thread.start()
         waiting = asyncio.create_task(thread.choose("cloud"))
         await asyncio.sleep(0.1)
-        began = time.monotonic()
         thread.end_calls(STOPS)
         with pytest.raises(LiteLLMUnavailable, match=STOPS):
             await waiting
         await thread.close()
-        assert thread._thread.is_alive()
-        return time.monotonic() - began
+        assert thread._thread.is_alive()  # amid an import that does not end
 
-    assert asyncio.run(talk()) < 1
+    asyncio.run(asyncio.wait_for(talk(), WAIT_S_MAX))
 
 
 def test_a_choice_that_does_not_come_is_waited_for_only_so_long(
