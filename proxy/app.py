@@ -135,6 +135,7 @@ class ProxyApp:
             exchange.end()
 
     async def _refuse(self, exchange: HttpExchange, error: RequestError) -> None:
+        exchange.count()
         if not exchange.is_counted:
             self.metrics.refused(_counted_as(exchange.path), error)
             if exchange.is_trusted:  # the sums are of keys that were checked

@@ -69,6 +69,10 @@ class GatewaySetup:
                 await self.accounts.watch_clouds(self.cloud_requests.told)
                 return
 
+    def end_calls(self) -> None:
+        """End each answer of another server with an error: this server stops."""
+        self.litellm.end_calls("The server is shutting down.")
+
     async def close(self) -> None:
         """Tell LiteLLM what it has not been told, end it, and note what it has not told."""
         if self._watching is not None:

@@ -45,7 +45,8 @@ _ANSWERS: Final = {  # by dialect: the module that makes its answer, whole or as
 class LocalAnswers:
     """Answers with local models. Owner: the event loop.
 
-    Invariant: each request that a worker admitted is counted and logged once, at its end.
+    Invariant: each request that a worker admitted is counted and logged once, at its end, unless it
+    ended before anything was sent and another deployment answers it.
     """
 
     def __init__(
@@ -154,7 +155,11 @@ class LocalAnswers:
             await _write(exchange, admitted)
         finally:
             _close(admitted.answers)
-            self._count_ended(exchange, [answer, *others], request, started)
+            exchange.count_later = functools.partial(
+                self._count_ended, exchange, [answer, *others], request, started
+            )
+            if exchange.has_started:
+                exchange.count()
 
     async def _open(
         self, request: ParsedRequest, request_id: str, came_at: float

@@ -215,6 +215,8 @@ class Hearth:
         self._remote.stop()
         self._routes.feed.close()
         self._pool.close()
+        if self._gateway is not None:
+            self._gateway.end_calls()
         ending = asyncio.create_task(self._supervisor.stop())
         if self._server is not None and self._server.started:
             self._server.should_exit = True

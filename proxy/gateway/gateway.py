@@ -4,6 +4,7 @@ Local deployments are answered by us, all others by LiteLLM. What LiteLLM's conf
 is done here, since only we know whether anything of an answer was sent.
 """
 
+import contextlib
 import functools
 import logging
 import math
@@ -137,10 +138,12 @@ class _Attempts:
     failed: set[str] = field(default_factory=set)  # ids of deployments
     first_error: RequestError | None = None
     told: list[str] = field(default_factory=list)  # who failed and why
+    causes: list[str] = field(default_factory=list)  # since a deployment was last tried
 
     def fail(self, who: str, error: RequestError) -> None:
         self.first_error = self.first_error or error
         self.told.append(f"{who} {cause_word(error)}")
+        self.causes.append(cause_word(error))
 
     @property
     def fallback(self) -> str:
@@ -209,19 +212,15 @@ class Gateway:
         Raises:
             RequestError: nothing was sent, and no deployment or fallback is left.
         """
-        key = key_digest(exchange.headers)
-        session = await _on_body(
-            exchange, call.size, lambda: session_digest(key, group, exchange.headers, call.body)
-        )
-        began_at = preferred = self._sessions.find(session)
-        if call.dialect == "responses":
-            preferred = self._stored.maker(key, call.body) or preferred
-        attempts = _Attempts(group, preferred, seen={group})
+        session, preferred = await self._session(exchange, group, call)
+        began_at = self._sessions.find(session)
+        attempts = _Attempts(group, began_at or preferred, seen={group})
         plain_headers = list(exchange.reply_headers)
         for _ in range(ATTEMPTS_MAX):
             exchange.late_headers = list
             exchange.reply_headers[:] = [*plain_headers, *attempts.headers]
             deployment = await self._choose(exchange, attempts, call)
+            self._go_on(exchange, attempts)
             exchange.reply_headers[:] = [*plain_headers, *attempts.headers]
             try:
                 if deployment.local:
@@ -236,6 +235,18 @@ class Gateway:
                 return
         assert attempts.first_error is not None
         raise attempts.first_error
+
+    async def _session(
+        self, exchange: HttpExchange, group: str, call: GatewayCall
+    ) -> tuple[bytes, str]:
+        """Return the session of a request, and who made the response that it goes on from."""
+        key, body, maker = key_digest(exchange.headers), call.body, ""
+        if call.dialect == "responses":
+            maker = self._stored.maker(key, body)
+            with contextlib.suppress(RequestError):  # it may be kept elsewhere
+                body = self._stored.expanded(key, body)  # whose opening is the conversation's
+        naming = functools.partial(session_digest, key, group, exchange.headers, body)
+        return await _on_body(exchange, call.size, naming), maker
 
     # ------------------------------------------------------------ who is tried
 
@@ -257,8 +268,8 @@ class Gateway:
             except LiteLLMUnavailable as unavailable:  # local groups behind it need none
                 error, cause = unavailable, "error"
             if attempts.group not in attempts.tried:  # its failures named the fallbacks
-                attempts.fail(attempts.group, error)
-                attempts.groups[:0] = self._following(attempts.group, cause)
+                _fail(exchange, attempts, attempts.group, error)
+                attempts.groups[:0] = self._following(attempts, cause)
             if not self._next_group(attempts):
                 raise attempts.first_error or error
 
@@ -271,12 +282,17 @@ class Gateway:
         local = [row for row in left if row.local]
         if local and (len(left) == 1 or not self.litellm.is_usable):
             return local[0]  # there is no choice, or nobody yet who could choose
-        return await self.litellm.choose(
-            attempts.group,
-            excluded=attempts.failed,
-            preferred=attempts.preferred,
-            request_kwargs=_routed_by(call),
-        )
+        try:
+            return await self.litellm.choose(
+                attempts.group,
+                excluded=attempts.failed,
+                preferred=attempts.preferred,
+                request_kwargs=_routed_by(call),
+            )
+        except LiteLLMUnavailable:  # it has ended, or a callback holds it up
+            if local:
+                return local[0]
+            raise
 
     def _next_group(self, attempts: _Attempts) -> bool:
         while attempts.groups:
@@ -287,9 +303,19 @@ class Gateway:
                 return True
         return False
 
-    def _following(self, group: str, cause: Cause) -> list[str]:
-        """Return the names to try behind `group`."""
-        return [*(self.table.fallbacks(group, cause) or self.table.fallbacks(group, "error"))]
+    def _following(self, attempts: _Attempts, cause: Cause) -> tuple[str, ...]:
+        """Return the names to try behind the group; none where as many were as the config lets."""
+        if len(attempts.seen) > self.table.fallbacks_max:
+            return ()
+        group = attempts.group
+        return self.table.fallbacks(group, cause) or self.table.fallbacks(group, "error")
+
+    def _go_on(self, exchange: HttpExchange, attempts: _Attempts) -> None:
+        """Count what failed before the deployment that is tried now, and the request not yet."""
+        exchange.count_later = None
+        for cause in attempts.causes:
+            self._records.fell_back(cause)
+        attempts.causes.clear()
 
     def _fall_back(
         self,
@@ -306,20 +332,14 @@ class Gateway:
         cause = cause_of(error)
         if exchange.has_started or cause is None:
             raise error
-        who = self.table.served_by(deployment)
-        attempts.fail(who, error)
+        _fail(exchange, attempts, self.table.served_by(deployment), error)
         if attempts.group not in attempts.tried:
             attempts.tried.add(attempts.group)
-            attempts.groups[:0] = self._following(attempts.group, cause)
+            attempts.groups[:0] = self._following(attempts, cause)
         attempts.failed.add(deployment.id)
         if cause != "error":  # the same model elsewhere would say the same
             rows = self.table.deployments(attempts.group)
             attempts.failed |= {row.id for row in rows if row.model == deployment.model}
-        self._records.fell_back(cause_word(error))
-        log.info(
-            "fallback id=%s from=%s cause=%s code=%s status=%d",
-            *(exchange.request_id, who, cause_word(error), error.code, error.status),
-        )
 
     # ------------------------------------------------------------ what another server answers
 
@@ -421,6 +441,14 @@ async def _copy(
     elif (response := await work_on_body(tap.size, tap.end)) is not None:
         await keep(response)
     await exchange.body(b"", more=False)
+
+
+def _fail(exchange: HttpExchange, attempts: _Attempts, who: str, error: RequestError) -> None:
+    attempts.fail(who, error)
+    log.info(
+        "attempt failed id=%s served_by=%s cause=%s code=%s status=%d",
+        *(exchange.request_id, who, cause_word(error), error.code, error.status),
+    )
 
 
 def _unavailable(none: NoDeployment) -> RequestError:

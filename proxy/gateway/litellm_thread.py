@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -31,7 +32,9 @@ log = logging.getLogger(__name__)
 
 CONFIG_NAME: Final = "litellm.yaml"
 READY_S_MAX: Final = 60.0  # that a request waits for it to be loaded
+CHOICE_S_MAX: Final = 10.0  # for its Router, which counts long prompts; a callback may hold it up
 CLOSE_S_MAX: Final = 3.0  # for its callbacks to send what they hold
+CANCEL_S_MAX: Final = 1.0  # for what ran on its loop when that ended
 REASON_CHARS_MAX: Final = 500
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 SCHEMAS: Final = "litellm.litellm_core_utils.prompt_templates.common_utils"
@@ -51,11 +54,11 @@ class NoDeployment(Exception):
 
 
 class LiteLLMUnavailable(RequestError):
-    """LiteLLM could not be started, or not yet, so nothing is answered through it."""
+    """LiteLLM could not be started, or not yet, or has ended: nothing is answered through it."""
 
     def __init__(self, reason: str, retry_after_s: int | None = None) -> None:
         super().__init__(
-            f"{reason} Local models are served.",
+            reason,
             status=503,
             code="gateway_unavailable",
             retry_after_s=retry_after_s,
@@ -76,12 +79,14 @@ class LiteLLMThread:
         log_level: str = "info",
     ) -> None:
         """`directory` is private; `make_loop` gives the loop that LiteLLM runs on."""
-        self.failure = ""  # why it cannot be used, without secrets
+        self.failure = ""  # a sentence: why it cannot be used, without secrets
         self.started_s = 0.0  # what its start took
         self._table = table
         self._path = directory / CONFIG_NAME
         self._log_level = log_level
         self._is_ready = asyncio.Event()
+        self._calls: weakref.WeakSet[CloudCall] = weakref.WeakSet()
+        self._refusal = ""  # a sentence: why no call is begun any more
         self._ours: asyncio.AbstractEventLoop | None = None
         self._loop = make_loop()
         self._thread = threading.Thread(target=self._work, name="litellm", daemon=True)
@@ -109,11 +114,18 @@ class LiteLLMThread:
             async with asyncio.timeout(READY_S_MAX):
                 await self._is_ready.wait()
         except TimeoutError:
-            text = f"LiteLLM is still loading after {READY_S_MAX:g} s."
+            text = f"LiteLLM is still loading after {READY_S_MAX:g} s. Local models are served."
             raise LiteLLMUnavailable(text, RETRY_AFTER_S_MAX) from None
         if self.failure:
-            text = f"LiteLLM could not be started with LITELLM_CONFIG: {self.failure}"
-            raise LiteLLMUnavailable(text)
+            raise LiteLLMUnavailable(self.failure)
+
+    def end_calls(self, reason: str) -> None:
+        """End each call with an error, and let none begin; `reason` is a sentence."""
+        self._refusal = reason
+        if not self._is_ready.is_set():
+            self._told(reason)  # whoever waits for it has waited enough
+        for call in tuple(self._calls):
+            call.break_off(LiteLLMUnavailable(reason))
 
     async def close(self) -> None:
         """End LiteLLM, and wait a little for what its callbacks still hold."""
@@ -122,7 +134,8 @@ class LiteLLMThread:
             return
         with contextlib.suppress(RuntimeError):  # its loop has just ended
             self._loop.call_soon_threadsafe(stop.set)
-        await asyncio.to_thread(self._thread.join, CLOSE_S_MAX)
+        if self.is_usable:  # else it was told nothing that it could hold
+            await asyncio.to_thread(self._thread.join, CLOSE_S_MAX)
 
     async def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return what `make()` returns when awaited on LiteLLM's loop.
@@ -148,10 +161,18 @@ class LiteLLMThread:
 
         Raises:
             NoDeployment: all of them are excluded, cool down, or are over a limit or a budget.
-            LiteLLMUnavailable
+            LiteLLMUnavailable: also where it has not chosen within CHOICE_S_MAX.
         """
         asked = dict(request_kwargs or {})
-        return await self.run(lambda: self._choose(group, frozenset(excluded), preferred, asked))
+        await self._open()
+        try:
+            async with asyncio.timeout(CHOICE_S_MAX):
+                return await self.run(
+                    lambda: self._choose(group, frozenset(excluded), preferred, asked)
+                )
+        except TimeoutError:
+            text = f"LiteLLM has chosen no deployment within {CHOICE_S_MAX:g} s."
+            raise LiteLLMUnavailable(text, RETRY_AFTER_S_MAX) from None
 
     async def call(
         self, deployment: Deployment, path: str, body: bytes, headers: RawHeaders
@@ -163,12 +184,12 @@ class LiteLLMThread:
 
         Raises: LiteLLMUnavailable
         """
-        await self.ready()
+        await self._open()
         routed = self._hooks.RoutedCall(pinned=deployment.id)
         if not self._table.checks_keys:
             token = (b"authorization", b"Bearer " + self._hooks.app_token.encode())
             headers = [*((k, v) for k, v in headers if k.lower() != b"authorization"), token]
-        return CloudCall(
+        call = CloudCall(
             self._server.app,
             self._loop,
             scope_of(path, headers, body, self._state),
@@ -176,6 +197,14 @@ class LiteLLMThread:
             routed,
             self._table.secrets,
         )
+        self._calls.add(call)
+        return call
+
+    async def _open(self) -> None:
+        """Wait until calls may begin. Raises: LiteLLMUnavailable"""
+        await self.ready()
+        if self._refusal:
+            raise LiteLLMUnavailable(self._refusal)
 
     async def _choose(
         self, group: str, excluded: frozenset[str], preferred: str, asked: dict[str, Any]
@@ -215,9 +244,15 @@ class LiteLLMThread:
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException as error:  # a config may make it raise anything, SystemExit too
-            self._tell(f"{type(error).__name__}: {self._reason(error)}")
+            self._path.unlink(missing_ok=True)
+            what = "has ended" if self.started_s else "could not be started with LITELLM_CONFIG"
+            reason = self._reason(error).removesuffix(".")
+            told = f"LiteLLM {what}: {type(error).__name__}: {reason}."
+            self._tell(f"{told} Local models are served.")
         finally:
             self._path.unlink(missing_ok=True)
+            with contextlib.suppress(BaseException):  # what is left may raise the same
+                self._loop.run_until_complete(_cancel_all())
 
     async def _serve(self) -> None:
         begun = time.monotonic()
@@ -257,7 +292,7 @@ class LiteLLMThread:
     def _tell(self, failure: str) -> None:
         """Let our loop know that LiteLLM can be used, or why not."""
         if failure:
-            log.error("LiteLLM cannot be used: %s", failure)
+            log.error("%s", failure)
         else:
             log.info("LiteLLM is ready wall_s=%.1f", self.started_s)
         assert self._ours is not None
@@ -265,8 +300,19 @@ class LiteLLMThread:
             self._ours.call_soon_threadsafe(self._told, failure)
 
     def _told(self, failure: str) -> None:
-        self.failure = failure
+        self.failure = self.failure or failure
         self._is_ready.set()
+        if failure and not self._refusal:
+            self.end_calls(failure)
+
+
+async def _cancel_all() -> None:
+    """Cancel what else runs on this loop, so that connections to clouds are closed."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=CANCEL_S_MAX)
 
 
 @contextlib.contextmanager

@@ -44,11 +44,30 @@ def session_digest(key: str, group: str, headers: Mapping[str, str], body: dict[
 
 
 def _opening(body: dict[str, Any]) -> list[Any]:
-    """Return what every later turn of the conversation has too: all up to its first question."""
+    """Return what every later turn of the conversation has too: all up to its first question.
+
+    A text may be a string in one turn and a part in the next, with a mark for a provider's cache.
+    """
     rows = body.get("messages", body.get("input", body.get("prompt")))
-    opening: list[Any] = [body.get("system"), body.get("instructions")]
-    for row in rows[:OPENING_MESSAGES_MAX] if isinstance(rows, list) else [rows]:
-        opening.append(row)
-        if isinstance(row, dict) and row.get("role") == "user":
+    opening = [_texts(body.get("system")), _texts(body.get("instructions"))]
+    if not isinstance(rows, list):
+        rows = [{"role": "user", "content": rows}]
+    for row in rows[:OPENING_MESSAGES_MAX]:
+        is_message = isinstance(row, dict) and "role" in row
+        opening.append([row["role"], *_texts(row.get("content"))] if is_message else [row])
+        if is_message and row["role"] == "user":
             break
     return opening
+
+
+def _texts(content: Any) -> list[Any]:
+    parts = content if isinstance(content, list) else [content]
+    return [_text(part) for part in parts]
+
+
+def _text(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    if isinstance(part.get("text"), str):
+        return part["text"]
+    return {name: value for name, value in part.items() if name != "cache_control"}

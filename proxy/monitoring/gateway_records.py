@@ -32,9 +32,10 @@ class CountedGateway:
         exchange.is_counted = True
         error = reply.error or exchange.broken_by
         status = error.status if error is not None and reply.status < 400 else reply.status
-        if isinstance(error, ClientGone):
-            status = error.status
-        outcome = outcome_elsewhere(status, is_whole=error is None)
+        is_gone = isinstance(error, ClientGone)
+        status = ClientGone().status if is_gone else status
+        seen = reply.status if exchange.has_started and not is_gone else status
+        outcome = outcome_elsewhere(seen, is_whole=error is None)
         self._metrics.answered_elsewhere(call.dialect, outcome, reply.served_by)
         key = key_digest(exchange.headers)
         ended = ANSWERED if error is None else error.code
@@ -47,7 +48,7 @@ class CountedGateway:
             session=session_of(exchange.headers, call.body, key).session,
             served_by=reply.served_by,
             fallback=reply.fallback,
-            ended=CANCELLED if isinstance(error, ClientGone) else ended,
+            ended=CANCELLED if is_gone else ended,
             status=status,
             wall_ms=round((awake_s() - began) * 1000),
             ttft_ms=None if first is None else round((first - began) * 1000),

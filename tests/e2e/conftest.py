@@ -16,8 +16,14 @@ LONGEST: Final = (
     *("test_models", "test_restart", "test_pocket_meaning", "test_bench_peers"),
     *("test_docs_snippets", "test_pocket_skills", "test_harmony", "test_security_restart"),
     *("test_remote", "test_security", "test_dashboard", "test_proxy_start", "test_origin"),
-    *("test_eval", "test_figures"),
-    *("test_clients", "test_lifecycle", "test_chaos", "test_faults"),  # with the mark `clock`
+    *("test_eval", "test_figures", "test_fallbacks", "test_crossings"),
+    *(
+        "test_clients",
+        "test_cloud_clients",
+        "test_lifecycle",
+        "test_chaos",
+        "test_faults",
+    ),  # with the mark `clock`
 )
 
 

@@ -55,6 +55,12 @@ class _Handoff:
         self._is_open = True
         self._arrived = asyncio.Event()  # of our loop
 
+    def end(self, error: BaseException | None) -> None:
+        """Let nothing follow what has come; the app goes on where it waits. On our loop."""
+        items = self._taken(is_open=False)
+        self._items = [*items, _End(error)]
+        self._arrived.set()
+
     async def put(self, item: _Item) -> None:
         """Add a part; return when there is room for the next. Called on the app's loop."""
         size = 0 if isinstance(item, _End) else len(item.get("body", b""))
@@ -178,6 +184,10 @@ class CloudCall:
         with contextlib.suppress(RuntimeError):  # its loop is closed: all its calls are
             self._loop.call_soon_threadsafe(self._side.leave)
 
+    def break_off(self, error: BaseException) -> None:
+        """End the reply by `error` for whoever reads it; what has come is read before."""
+        self._handoff.end(error)
+
     async def start(self) -> tuple[int, RawHeaders]:
         """Return the status and the headers that a client may see.
 
@@ -214,7 +224,8 @@ class CloudCall:
             if told:
                 yield told
             if end is not None:
-                if not self.is_complete or self._context.failure is not None:
+                has_failed = self._context.failure is not None or self._redactor.has_errors
+                if has_failed or not self.is_complete:
                     self.failure = self._failed(end.error, 0, b"")
                 return
 

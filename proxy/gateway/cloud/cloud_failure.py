@@ -74,7 +74,7 @@ def _kind(error: BaseException | None, status: int, told: str) -> FailureKind:
 
 
 def _status_of(error: BaseException | None) -> int:
-    found = getattr(error, "status_code", None)
+    found = getattr(error, "status_code", getattr(error, "status", None))
     return found if isinstance(found, int) and 400 <= found <= 599 else STATUS_UNKNOWN
 
 

@@ -27,6 +27,7 @@ class ErrorEventRedactor:
 
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
+        self.has_errors = False  # an error has gone by
         self._held = b""
         self._is_amid = False  # within an event that passes as it is
 
@@ -40,6 +41,7 @@ class ErrorEventRedactor:
                     self._held = data
                     break
                 self._is_amid = True
+            self.has_errors |= not self._is_amid
             end = _EVENT_END.search(data)
             if end is None:
                 passed.append(self._begun(data))

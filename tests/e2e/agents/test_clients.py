@@ -18,19 +18,17 @@ import pytest
 
 from scripts.harness.agent_worker import ideals
 from scripts.harness.model_families import family
-from tests.helpers.clients.npm_clients import NotInstallableError, node_modules
+from tests.helpers.clients.agent_projects import WORDS, installed, made_place
 from tests.helpers.clients.run_clients import AGENTS, MODEL, Agent, Place
 from tests.helpers.servers.scripted_server import Asked, ScriptedServer
 from tests.helpers.worker.recording_wire import Wire
 from tests.helpers.worker_processes.scripted_worker import (
     AGAIN,
-    FILES,
     MISSION,
     SMALL_TALK,
     THOUGHTS,
 )
 
-WORDS = ("amber", "basil", "cedar")
 SLACK = 16  # tokens that a step may prefill beyond what is new
 CHUNK = 256  # tokens of a prefill on a CPU
 SHARED_MIN = 0.80  # of the prompt of a fresh Claude Code session in a known directory
@@ -51,26 +49,6 @@ def scripted(request: pytest.FixtureRequest) -> Iterator[ScriptedServer]:
 @pytest.fixture(params=AGENTS.values(), ids=list(AGENTS))
 def agent(request: pytest.FixtureRequest) -> Agent:
     return installed(request.param)
-
-
-def installed(agent: Agent) -> Agent:
-    """Return `agent` once its files are here; skip the test where they cannot be."""
-    try:
-        node_modules(agent.package)
-    except NotInstallableError as error:
-        pytest.skip(str(error))
-    return agent
-
-
-def made_place(directory: Path, agent: Agent, url: str) -> Place:
-    """Return a new HOME for `agent`, set up for the server, and a project with the secret words."""
-    place = Place(directory / "home", directory / "project", url)
-    place.home.mkdir()
-    place.project.mkdir()
-    for (name, text), word in zip(FILES.items(), WORDS, strict=True):
-        (place.project / name).write_text(text.format(word) + "\n")
-    agent.configure(place)
-    return place
 
 
 def mission(place: Place) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import validate
 
+from hearth.shared.our_ids import is_our_signature
 from hearth.worker.stream.model_output_format import AnswerParts
 from tests.helpers.clients.sdk_conversations import (
     OSLO,
@@ -61,10 +62,10 @@ def test_thinking_is_signed_where_the_dialect_has_signatures(talk: Talk, stream:
     told = talk.user(dictation(THOUGHTFUL)).ask(stream=stream)
     if talk.__class__ is TALKS["messages"]:
         assert told.kinds == ["thinking", "text"]
-        assert len(told.raw.content[0].signature) == 22
+        assert is_our_signature(told.raw.content[0].signature)
     elif talk.__class__ is TALKS["responses"]:
         assert told.kinds == ["reasoning", "message"]
-        assert len(told.raw.output[0].encrypted_content) == 22
+        assert is_our_signature(told.raw.output[0].encrypted_content)
 
 
 @STREAMED

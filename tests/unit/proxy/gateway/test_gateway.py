@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 
 from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.gateway.accounts.accounts import Accounts
+from hearth.proxy.gateway.cloud.cloud_bodies import CloudDialect
 from hearth.proxy.gateway.config.routing_table import Deployment, read_table
 from hearth.proxy.gateway.gateway import (
     CloudReply,
@@ -67,9 +69,10 @@ CONFIG = {
     "model_list": [
         {"model_name": "pair", "litellm_params": {"model": "hearth/a"}},
         {"model_name": "pair", "litellm_params": {"model": "hearth/b"}},
+        {"model_name": "far", "litellm_params": {"model": "openai/x"}},
     ],
     "litellm_settings": {
-        "fallbacks": [{"pair": ["c", "d"]}, {"c": ["pair", "d"]}, {"d": ["c"]}],
+        "fallbacks": [{"far": ["c"]}, {"pair": ["c", "d"]}, {"c": ["pair", "d"]}, {"d": ["c"]}],
         "context_window_fallbacks": [{"pair": ["d"]}],
     },
 }
@@ -83,8 +86,17 @@ class World:
     records: Records
     sent: list[dict[str, Any]]
 
-    def ask(self, group: str, errors: dict[str, RequestError], **body: Any) -> list[str]:
-        """Return the models that were asked for `group`, of which those in `errors` refuse."""
+    def ask(
+        self,
+        group: str,
+        errors: dict[str, RequestError],
+        counted: list[str] | None = None,
+        **body: Any,
+    ) -> list[str]:
+        """Return the models that were asked for `group`, of which those in `errors` refuse.
+
+        `counted` gets those that were counted at the end of a request.
+        """
         asked = []
         self.sent.clear()
 
@@ -93,13 +105,19 @@ class World:
 
             async def answer(deployment: Deployment) -> None:
                 asked.append(deployment.local)
+                if counted is not None:
+                    exchange.count_later = partial(counted.append, deployment.local)
                 if deployment.local in errors:
                     raise errors[deployment.local]
                 await exchange.send_json(200, {"from": deployment.local})
 
-            call = GatewayCall("chat", {"messages": [], **body}, 100, answer)
-            await self.gateway.serve(exchange, group, call)
-            exchange.end()
+            dialect: CloudDialect = "responses" if "input" in body else "chat"
+            asked_of = body if "input" in body else {"messages": [], **body}
+            call = GatewayCall(dialect, asked_of, 100, answer)
+            try:
+                await self.gateway.serve(exchange, group, call)
+            finally:
+                exchange.end()
 
         asyncio.run(serve())
         return asked
@@ -166,7 +184,42 @@ def test_a_circle_ends_and_the_first_failure_is_told(world: World) -> None:
     first = Overloaded("The first is full.")
     with pytest.raises(RequestError, match="The first is full"):
         world.ask("d", {"d": first, "c": FULL, "a": LOST, "b": LOST})
-    assert world.records.causes == ["overloaded", "overloaded", "worker_lost", "worker_lost"]
+    assert world.records.causes == ["overloaded", "overloaded", "worker_lost"]
+
+
+def test_a_failure_that_nothing_follows_is_no_fallback(world: World) -> None:
+    with pytest.raises(Overloaded):
+        world.ask("b", {"b": FULL})
+    assert world.records.causes == []
+
+
+def test_a_group_of_which_none_can_be_had_is_a_fallback_too(world: World) -> None:
+    world.router.unavailable = "It does not start."
+    world.router.is_usable = True
+    assert world.ask("far", {}) == ["c"]
+    assert world.records.causes == ["other"]
+
+
+def test_no_more_fallbacks_are_begun_than_the_config_lets(world: World) -> None:
+    errors: dict[str, RequestError] = {name: FULL for name in "abcd"}
+    with pytest.raises(Overloaded):
+        world.ask("pair", errors)
+    assert world.records.causes == ["overloaded"] * 3  # a, b, c; then d, which is the last
+    world.gateway.table._fallbacks.steps_max = 1
+    asked = []
+    with pytest.raises(Overloaded):
+        asked += world.ask("d", errors)
+    assert world.records.causes[3:] == ["overloaded"]  # d; then c, behind which is nothing
+
+
+def test_an_attempt_that_another_makes_up_for_is_not_counted_as_a_request(world: World) -> None:
+    counted: list[str] = []
+    world.ask("pair", {"a": LOST}, counted=counted)
+    assert counted == ["b"]
+    counted.clear()
+    with pytest.raises(WorkerLost):
+        world.ask("b", {"b": LOST}, counted=counted)
+    assert counted == ["b"]
 
 
 def test_a_mistake_of_the_clients_is_told_at_once(world: World) -> None:
@@ -209,8 +262,36 @@ def test_without_litellm_the_local_deployments_of_a_group_answer(world: World) -
 
 def test_where_litellm_cannot_be_had_what_follows_is_local(world: World) -> None:
     world.router.unavailable = "It does not start."
-    assert world.ask("pair", {}) == ["c"]
-    assert world.fallback == "pair other"
+    assert world.ask("far", {}) == ["c"]
+    assert world.fallback == "far other"
+
+
+def test_where_litellm_does_not_choose_a_local_deployment_of_the_group_answers(
+    world: World,
+) -> None:
+    world.router.unavailable = "A callback holds it up."
+    assert world.ask("pair", {"a": FULL}) == ["a", "b"]
+    assert len(world.router.asked) == 1
+
+
+def test_a_conversation_by_response_ids_comes_back_to_where_it_began(world: World) -> None:
+    """Its later requests have the new turn alone, and no name of a session."""
+    store, first = world.gateway._stored, {"input": "The first question"}
+    assert world.ask("pair", {"a": FULL}, **first) == ["a", "b"]
+    store.keep("", first, response_of("resp_1"))
+    again = {"input": "Go on", "previous_response_id": "resp_1"}
+    assert world.ask("pair", {}, **again) == ["b"]
+    assert world.ask("pair", {"b": FULL}, **again) == ["b", "a"]
+    store.keep("", store.expanded("", again), response_of("resp_2"), maker="another")
+    assert world.ask("pair", {}, input="More", previous_response_id="resp_2") == ["b"]
+    assert world.ask("pair", {}, input="Go on") == ["a"], "another conversation"
+
+
+def response_of(response_id: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": "Yes", "annotations": []}
+    said = {"type": "message", "id": f"msg_{response_id}", "role": "assistant", "content": [part]}
+    about = {"object": "response", "status": "completed", "model": "x", "created_at": 1}
+    return {"id": response_id, **about, "output": [said]}
 
 
 @pytest.mark.parametrize(

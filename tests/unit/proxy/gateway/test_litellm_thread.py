@@ -380,5 +380,5 @@ def test_a_config_that_litellm_refuses_is_told_and_its_secrets_are_not(
 
     thread = started.run(refused())
     assert not thread.is_usable and "***" in thread.failure
-    assert "LiteLLM cannot be used" in caplog.text and WRONG_KEY not in caplog.text
+    assert "LiteLLM could not be started" in caplog.text and WRONG_KEY not in caplog.text
     assert not (tmp_path / CONFIG_NAME).exists()

@@ -12,6 +12,9 @@ from hearth.proxy.gateway.session_deployments import (
 
 FIRST = {"role": "user", "content": "What is in this folder?"}
 LATER = [{"role": "assistant", "content": "Files."}, {"role": "user", "content": "Which?"}]
+CACHED = {"type": "text", "text": FIRST["content"], "cache_control": {"type": "ephemeral"}}
+SAID = {"type": "text", "text": "s"}
+SHOWN = {"role": "user", "content": [{"type": "image", "source": {"url": "https://a.b/c"}}]}
 SYSTEM = {"role": "system", "content": "You are terse."}
 
 
@@ -26,6 +29,15 @@ def digest(body: dict[str, Any], key: str = "k", group: str = "g", **headers: st
         ({"messages": [SYSTEM, FIRST]}, {"messages": [SYSTEM, FIRST, *LATER]}),
         ({"system": "s", "messages": [FIRST]}, {"system": "s", "messages": [FIRST, *LATER]}),
         ({"input": [FIRST]}, {"input": [FIRST, *LATER]}),
+        ({"input": FIRST["content"]}, {"input": [{"type": "message", **FIRST}, *LATER]}),
+        (
+            {"messages": [{"role": "user", "content": [CACHED]}]},
+            {"messages": [{"role": "user", "content": [CACHED | {"cache_control": None}]}, *LATER]},
+        ),
+        ({"messages": [FIRST]}, {"messages": [{"role": "user", "content": [CACHED]}, *LATER]}),
+        ({"system": "s", "messages": [FIRST]}, {"system": [SAID], "messages": [FIRST, *LATER]}),
+        ({"messages": [SHOWN]}, {"messages": [SHOWN, *LATER]}),
+        ({"prompt": [1, 2, 3]}, {"prompt": [1, 2, 3]}),
     ],
 )
 def test_a_conversation_without_a_session_id_is_known_by_its_opening(

@@ -10,6 +10,7 @@ import pytest
 
 from hearth.proxy.gateway.cloud.cloud_call import HELD_BYTES_MAX, CloudCall, scope_of
 from hearth.proxy.gateway.config.config_secrets import Secrets
+from hearth.shared.errors import RequestError
 
 pytestmark = pytest.mark.process  # each loop has sockets
 SECRET = "sk-0123456789abcdef"
@@ -230,3 +231,51 @@ def test_a_caller_that_is_cancelled_leaves_its_call(apps_loop: asyncio.AbstractE
         return await asyncio.to_thread(ended.wait, 5)
 
     assert asyncio.run(talk())
+
+
+@pytest.mark.parametrize("place", ["before the head", "amid the text", "behind the end"])
+def test_a_call_that_is_broken_off_ends_at_once_behind_what_has_come(
+    apps_loop: asyncio.AbstractEventLoop, place: str
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if place != "before the head":
+            await start(send)
+            await body(send, b"half", more=place == "amid the text")
+        if place != "behind the end":
+            await asyncio.sleep(60)
+
+    async def talk() -> tuple[int, bytes, CloudCall]:
+        async with call_of(app, apps_loop) as call:
+            await asyncio.sleep(0.05)
+            call.break_off(RequestError("The server is shutting down.", status=503))
+            status, _ = await call.start()
+            data = b"" if call.failure else b"".join([part async for part in call.chunks()])
+            return status, data, call
+
+    status, data, call = asyncio.run(asyncio.wait_for(talk(), 5))
+    if place == "behind the end":
+        assert (status, data, call.failure) == (200, b"half", None)
+        return
+    assert (status, data) == ((503, b"") if place == "before the head" else (200, b"half"))
+    assert call.failure is not None and call.failure.kind == "error"
+    assert (call.failure.status, call.failure.text) == (503, "The server is shutting down.")
+
+
+def test_an_error_event_is_a_failure_although_the_app_ends_its_reply(
+    apps_loop: asyncio.AbstractEventLoop,
+) -> None:
+    """LiteLLM passes Anthropic's streams on, and tells its hooks nothing of an error in them."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await start(send)
+        await body(send, b"data: {}\n\n")
+        await body(send, b'event: error\ndata: {"type": "error"}\n\n', more=False)
+
+    async def talk() -> CloudCall:
+        async with call_of(app, apps_loop) as call:
+            await call.start()
+            assert b"".join([part async for part in call.chunks()]).count(b"\n\n") == 2
+            return call
+
+    call = asyncio.run(talk())
+    assert call.is_complete and call.failure is not None

@@ -58,3 +58,10 @@ def test_an_endless_error_is_not_held_for_ever() -> None:
     redactor = ErrorEventRedactor(Secrets(frozenset({SECRET})))
     long = b"event: error\ndata: " + b"x" * HELD_BYTES_MAX
     assert redactor.feed(long) == long
+
+
+@pytest.mark.parametrize(("event", "is_error"), [*((each, True) for each in ERRORS), (TEXT, False)])
+def test_it_says_whether_an_error_has_gone_by(event: bytes, is_error: bool) -> None:
+    redactor = ErrorEventRedactor(Secrets(frozenset({SECRET})))
+    assert b"".join([redactor.feed(event[:9]), redactor.feed(event[9:])])
+    assert redactor.has_errors is is_error
