@@ -37,6 +37,8 @@ CLOSE_S_MAX: Final = 3.0  # for its callbacks to send what they hold
 CANCEL_S_MAX: Final = 1.0  # for what ran on its loop when that ended
 REASON_CHARS_MAX: Final = 500
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
+SCHEMAS: Final = "litellm.litellm_core_utils.prompt_templates.common_utils"
+SCHEMA_BYTES_MAX: Final = 1_000_000  # of JSON that is put in place; 0.4 s of CPU
 OVER_BUDGET: Final = "crossed budget"  # as RouterErrors has it
 T = TypeVar("T")
 
@@ -282,6 +284,7 @@ class LiteLLMThread:
             self._server = importlib.import_module("litellm.proxy.proxy_server")
             litellm: Any = importlib.import_module("litellm")
             litellm.suppress_debug_info = True  # it prints where to ask for help
+            _limit_schemas()
         text = json.dumps(merged_config(self._table, self._hooks.app_token))  # JSON is YAML
         _write_private(self._path, text)
         os.environ["CONFIG_FILE_PATH"] = str(self._path)
@@ -348,6 +351,16 @@ def printing_nothing(ident: int) -> Iterator[None]:
     """Let thread `ident` print nothing: LiteLLM prints its model list at its start, in green."""
     with contextlib.redirect_stdout(_StdoutOfOthers(sys.stdout, ident)):
         yield
+
+
+def _limit_schemas() -> None:
+    """Let no schema grow over SCHEMA_BYTES_MAX when LiteLLM puts its references in their places.
+
+    It has the limit as a parameter that its code for Gemini and Bedrock leaves out: definitions
+    that name one another would fill all memory, and hold each other call up until then.
+    """
+    schemas: Any = importlib.import_module(SCHEMAS)
+    schemas.unpack_defs.__defaults__ = (SCHEMA_BYTES_MAX,)
 
 
 class _WithoutSecrets(logging.Filter):

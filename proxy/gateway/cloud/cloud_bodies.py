@@ -19,6 +19,7 @@ from hearth.proxy.api.body import (
 from hearth.proxy.api.error_bodies import THREAD_UNSUPPORTED
 from hearth.proxy.gateway.cloud import cloud_fields as allowed
 from hearth.proxy.gateway.cloud.cloud_urls import check_data, check_url
+from hearth.proxy.gateway.cloud.schema_limits import check_schemas
 from hearth.proxy.http.http_exchange import RawHeaders
 from hearth.shared.errors import RequestError
 
@@ -73,6 +74,7 @@ def cloud_body(dialect: CloudDialect, body: Row, group: str) -> Row:
     elif dialect in ("responses", "responses_count"):
         _refuse_states(body)
         found.responses(picked)
+    check_schemas(picked)
     unknown_blocks.note(found.left_out)
     return picked
 

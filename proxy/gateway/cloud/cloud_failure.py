@@ -25,6 +25,8 @@ _OPERATOR_TEXTS: Final = ("credit balance is too low", "insufficient_quota")
 _ADVICE: Final = "\n\nLiteLLM: "  # on fallbacks, of which it does not know
 # A code, and Anthropic's words from elsewhere, that LiteLLM does not look for.
 _TOO_LONG: Final = ("context_length_exceeded", "prompt is too long")
+# LiteLLM refuses to put a schema's references in their places: see litellm_thread.
+_SCHEMA: Final = "unpack_defs: inlined schema exceeded"
 _POLICY: Final = ("content_policy_violation", "content filtering policy")
 
 
@@ -46,7 +48,7 @@ def failure_of(error: BaseException | None, status: int, body: bytes) -> CloudFa
     """
     told = _message_in(body) or (str(error) if error is not None else "") or "no answer came"
     told = told.split(_ADVICE)[0]
-    code = status or _status_of(error)
+    code = 400 if _SCHEMA in told else status or _status_of(error)
     name = type(error).__name__ if error is not None else ""
     wait_s = _retry_after_s(error)
     return CloudFailure(_kind(error, code, told), code, told[:TEXT_CHARS_MAX], name, wait_s)
@@ -59,6 +61,8 @@ def _kind(error: BaseException | None, status: int, told: str) -> FailureKind:
     if "ContentPolicyViolationError" in names:
         return "content_policy"
     texts = f"{told} {error} {getattr(error, 'body', '')}"
+    if _SCHEMA in texts:
+        return "client"
     if names & _OPERATOR_CLASSES or any(row in texts for row in _OPERATOR_TEXTS):
         return "error"
     is_clients = status in _CLIENT_STATUSES and (not names or bool(names & _CLIENT_CLASSES))

@@ -50,6 +50,7 @@ def everything(cloud: MockCloud, wrong_key: str, callback_url: str) -> Entry:
             cloud_entry(cloud, "claude-cloud", "anthropic/claude-mock"),
             cloud_entry(cloud, "text-cloud", "text-completion-openai/text-mock"),
             cloud_entry(cloud, "embed-cloud", "openai/embed-mock"),
+            cloud_entry(cloud, "gemini-cloud", "gemini/gemini-mock"),
             cloud_entry(cloud, "spare", "openai/spare"),
             cloud_entry(cloud, "strict-spare", "openai/strict-spare"),
             cloud_entry(cloud, "denied", "openai/denied", api_key=wrong_key),
