@@ -1,4 +1,4 @@
-"""A stop tells whoever waits for another server, in the client's API, and waits for nothing else."""
+"""A stop tells who waits for another server, in the client's API, and waits for nothing else."""
 
 import time
 from collections.abc import Iterator
