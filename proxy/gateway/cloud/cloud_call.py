@@ -63,6 +63,9 @@ class _Handoff:
 
     async def put(self, item: _Item) -> None:
         """Add a part; return when there is room for the next. Called on the app's loop."""
+        if not self._is_open:
+            await asyncio.sleep(0)  # an app that has all of its reply would never see that we left
+            return
         size = 0 if isinstance(item, _End) else len(item.get("body", b""))
         room = None
         with self._lock:
