@@ -287,6 +287,7 @@ class FakeWorker:
         if self._lease[name] < time.monotonic():
             self._note_row({"event": "lease_expired", "request_id": name})
             del self._running[name]
+            self._port.post(peer, Finished(name, "cancelled", None, Usage(0, 0, 0, 0)))
             return
         while due <= time.monotonic():
             step = next(steps, None)
