@@ -37,6 +37,11 @@ class FallbackLists:
         steps = self._setting("max_fallbacks")
         self.steps_max: int = steps if isinstance(steps, int) else STEPS_MAX
 
+    @property
+    def has_any(self) -> bool:
+        """Tell whether anything is tried after a group that could not answer."""
+        return any(self._error.values())
+
     def after(self, names: tuple[str, ...], cause: Cause) -> tuple[str, ...]:
         """Return what is tried after the group that has these names, the full one first."""
         special = self._special.get(cause)

@@ -94,6 +94,10 @@ class RoutingTable:
         """How many fallbacks one request may take."""
         return self._fallbacks.steps_max
 
+    @property
+    def has_fallbacks(self) -> bool:
+        return self._fallbacks.has_any
+
     def redacted(self, text: str) -> str:
         """Return `text` without the secrets of the config."""
         return self.secrets.redacted(text)

@@ -285,10 +285,30 @@ def test_litellm_is_given_the_list_with_ids_and_without_fallbacks(tmp_path: Path
         f"{HOOKS}.routing_hook",
     ]
     assert (settings["num_retries"], settings["request_timeout"]) == (3, 7)
-    assert merged["router_settings"] == {"routing_strategy": "least-busy"}
+    assert set(merged["router_settings"]) == {"routing_strategy", "retry_policy"}
     general = merged["general_settings"]
     assert (general["master_key"], general["custom_auth"]) == ("token", f"{HOOKS}.authorise")
     assert table.config.section("litellm_settings")["fallbacks"]  # the table's own are kept
+
+
+@pytest.mark.parametrize(
+    ("fallbacks", "own", "policy"),
+    [
+        ([{"cloud": ["small"]}], None, {"RateLimitErrorRetries": 0}),
+        ([{"cloud": ["small"]}], {"RateLimitErrorRetries": 3}, {"RateLimitErrorRetries": 3}),
+        ([], None, None),
+    ],
+)
+def test_a_provider_that_is_full_is_not_waited_for_where_others_can_answer(
+    tmp_path: Path, fallbacks: Any, own: Any, policy: Any
+) -> None:
+    config = {
+        "model_list": [entry("cloud", "openai/x")],
+        "litellm_settings": {"fallbacks": fallbacks},
+        "router_settings": {"retry_policy": own},
+    }
+    router = merged_config(table_of(tmp_path, config), "token")["router_settings"]
+    assert router["retry_policy"] == policy
 
 
 def test_the_users_own_checks_of_keys_stay(tmp_path: Path) -> None:
