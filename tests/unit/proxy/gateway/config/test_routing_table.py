@@ -206,6 +206,34 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"model_lst": [CLOUD]}, "model_list is not there or empty"),
+        ({"model_list": [entry("a", "openai/x", api_key="os.environ/NOT_SET")]}, "os.environ/NOT_"),
+        (
+            {"model_list": [CLOUD], "litellm_settings": {"fallbacks": [{"gpt-4": ["big"]}]}},
+            "fallbacks has 'gpt-4', which no model is",
+        ),
+    ],
+)
+def test_what_is_of_no_use_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, config: Any, told: str
+) -> None:
+    table_of(tmp_path, config)
+    assert told in caplog.text
+
+
+def test_fallbacks_that_litellm_would_find_are_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [CLOUD, entry("openai/*", "openai/*"), entry("groq/llama", "groq/llama")]
+    names = ("gpt-4o", "openai/o3", "o3", "llama", "groq/llama", "big", "tiny-1b", "*")
+    fallbacks = [{name: ["small"]} for name in names]
+    table_of(tmp_path, {"model_list": rows, "litellm_settings": {"fallbacks": fallbacks}})
+    assert "which no model is" not in caplog.text
+
+
 @pytest.mark.parametrize(("config", "told"), REFUSED, ids=[row[1] for row in REFUSED])
 def test_a_config_that_cannot_be_meant_refuses_to_start(
     tmp_path: Path, config: Any, told: str
