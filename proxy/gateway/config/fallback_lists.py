@@ -21,9 +21,19 @@ Rows = dict[str, tuple[str, ...]]
 class FallbackLists:
     """What is tried after a group failed. A value that nobody changes."""
 
-    def __init__(self, config: ConfigFile, is_known: Callable[[str], bool]) -> None:
-        """Raises: StartError: a list has another shape, or parameters beside names."""
+    def __init__(
+        self,
+        config: ConfigFile,
+        is_known: Callable[[str], bool],
+        may_fail: Callable[[str], bool],
+    ) -> None:
+        """`is_known` is of names to be tried, `may_fail` of those behind which they are.
+
+        Raises:
+            StartError: a list has another shape, or parameters beside names.
+        """
         self._config = config
+        self._may_fail = may_fail
         self._is_known = is_known
         self._error = self._rows("fallbacks")
         default = self._names("default_fallbacks", self._setting("default_fallbacks") or [])
@@ -36,6 +46,11 @@ class FallbackLists:
         }
         steps = self._setting("max_fallbacks")
         self.steps_max: int = steps if isinstance(steps, int) else STEPS_MAX
+
+    @property
+    def has_any(self) -> bool:
+        """Tell whether anything is tried after a group that could not answer."""
+        return any(self._error.values())
 
     def after(self, names: tuple[str, ...], cause: Cause) -> tuple[str, ...]:
         """Return what is tried after the group that has these names, the full one first."""
@@ -62,6 +77,8 @@ class FallbackLists:
             if not isinstance(row, dict) or len(row) != 1:
                 self._refuse(name, "has an entry that is no single `model_name: [names]`")
             ((failed, names),) = row.items()
+            if failed != "*" and not self._may_fail(str(failed)):
+                self._config.warn(name, f"has {str(failed)!r}, which no model is; it is never used")
             if failed == "*" or failed not in rows:  # of these the first counts, of stars the last
                 rows[str(failed)] = self._names(f"{name} of {failed!r}", names)
         return rows

@@ -60,9 +60,17 @@ def merged_config(table: RoutingTable, token: str) -> dict[str, Any]:
         ],
     }
     values["litellm_settings"] = settings
-    values["router_settings"] = _without_fallbacks(table.config.section("router_settings"))
+    values["router_settings"] = _router(table)
     values["general_settings"] = _general(table, token)
     return values
+
+
+def _router(table: RoutingTable) -> dict[str, Any]:
+    settings = _without_fallbacks(table.config.section("router_settings"))
+    if table.has_fallbacks and not settings.get("retry_policy"):
+        # It would sleep for a provider's Retry-After, up to a minute before each of its tries.
+        settings["retry_policy"] = {"RateLimitErrorRetries": 0}
+    return settings
 
 
 def _general(table: RoutingTable, token: str) -> dict[str, Any]:

@@ -81,11 +81,12 @@ class RoutingTable:
             groups = stars if "*" in row.group else self._groups
             groups[row.group] = (*groups.get(row.group, ()), row)
         self._patterns = _ordered(stars)
+        self._pattern_names = tuple(stars)
         self._aliases, hidden = self._read_aliases()
         self.has_master_key = self._has_master_key()
         others = map(config.section("general_settings").get, _OTHER_CHECKS)
         self.checks_keys = self.has_master_key or any(others)
-        self._fallbacks = FallbackLists(config, self._is_known)
+        self._fallbacks = FallbackLists(config, self._is_known, self._may_fail)
         shown = (name for name in self._aliases if name not in hidden)
         self._names = [*self._groups, *filter(self.exact_group, shown)]
 
@@ -93,6 +94,10 @@ class RoutingTable:
     def fallbacks_max(self) -> int:
         """How many fallbacks one request may take."""
         return self._fallbacks.steps_max
+
+    @property
+    def has_fallbacks(self) -> bool:
+        return self._fallbacks.has_any
 
     def redacted(self, text: str) -> str:
         """Return `text` without the secrets of the config."""
@@ -158,6 +163,11 @@ class RoutingTable:
 
     def _is_known(self, name: str) -> bool:
         return name in self._locals or self.group_of(name) is not None
+
+    def _may_fail(self, name: str) -> bool:
+        """Tell whether `fallbacks` looks for `name`: a group, or one without its provider."""
+        rests = (group.partition("/")[2] for group in (*self._groups, *self._pattern_names))
+        return self._is_known(name) or any(rest in (name, "*") for rest in rests)
 
     def _filled(self, name: str) -> tuple[Deployment, ...]:
         """Return what the first pattern that takes `name` leads to."""
@@ -267,6 +277,10 @@ def read_table(
     """
     config = ConfigFile(path, {**in_file, **environ})
     table = RoutingTable(config, settings, environ)
+    if not config.models:
+        config.warn("model_list", "is not there or empty, so local models alone are served")
+    for name in sorted(table.variables - config.given.keys()):
+        config.warn(f"os.environ/{name}", "is set neither in the environment nor in .env")
     if table.checks_keys and settings.api_keys:
         config.refuse(
             "it",

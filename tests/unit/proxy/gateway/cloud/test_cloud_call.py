@@ -191,8 +191,7 @@ def test_leaving_a_call_ends_the_app(apps_loop: asyncio.AbstractEventLoop, heeds
                 assert (await receive())["type"] == "http.disconnect"
             elif heeds == "cancel":
                 await asyncio.sleep(60)
-            until = time.monotonic() + 30  # so that the test ends where it fails
-            while time.monotonic() < until:
+            for _ in range(5_000_000):  # so that the test ends where it fails
                 await body(send, b"x" * HELD_BYTES_MAX)
                 if heeds == "disconnect":
                     return

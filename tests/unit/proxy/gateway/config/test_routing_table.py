@@ -206,6 +206,34 @@ REFUSED: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"model_lst": [CLOUD]}, "model_list is not there or empty"),
+        ({"model_list": [entry("a", "openai/x", api_key="os.environ/NOT_SET")]}, "os.environ/NOT_"),
+        (
+            {"model_list": [CLOUD], "litellm_settings": {"fallbacks": [{"gpt-4": ["big"]}]}},
+            "fallbacks has 'gpt-4', which no model is",
+        ),
+    ],
+)
+def test_what_is_of_no_use_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, config: Any, told: str
+) -> None:
+    table_of(tmp_path, config)
+    assert told in caplog.text
+
+
+def test_fallbacks_that_litellm_would_find_are_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [CLOUD, entry("openai/*", "openai/*"), entry("groq/llama", "groq/llama")]
+    names = ("gpt-4o", "openai/o3", "o3", "llama", "groq/llama", "big", "tiny-1b", "*")
+    fallbacks = [{name: ["small"]} for name in names]
+    table_of(tmp_path, {"model_list": rows, "litellm_settings": {"fallbacks": fallbacks}})
+    assert "which no model is" not in caplog.text
+
+
 @pytest.mark.parametrize(("config", "told"), REFUSED, ids=[row[1] for row in REFUSED])
 def test_a_config_that_cannot_be_meant_refuses_to_start(
     tmp_path: Path, config: Any, told: str
@@ -285,10 +313,30 @@ def test_litellm_is_given_the_list_with_ids_and_without_fallbacks(tmp_path: Path
         f"{HOOKS}.routing_hook",
     ]
     assert (settings["num_retries"], settings["request_timeout"]) == (3, 7)
-    assert merged["router_settings"] == {"routing_strategy": "least-busy"}
+    assert set(merged["router_settings"]) == {"routing_strategy", "retry_policy"}
     general = merged["general_settings"]
     assert (general["master_key"], general["custom_auth"]) == ("token", f"{HOOKS}.authorise")
     assert table.config.section("litellm_settings")["fallbacks"]  # the table's own are kept
+
+
+@pytest.mark.parametrize(
+    ("fallbacks", "own", "policy"),
+    [
+        ([{"cloud": ["small"]}], None, {"RateLimitErrorRetries": 0}),
+        ([{"cloud": ["small"]}], {"RateLimitErrorRetries": 3}, {"RateLimitErrorRetries": 3}),
+        ([], None, None),
+    ],
+)
+def test_a_provider_that_is_full_is_not_waited_for_where_others_can_answer(
+    tmp_path: Path, fallbacks: Any, own: Any, policy: Any
+) -> None:
+    config = {
+        "model_list": [entry("cloud", "openai/x")],
+        "litellm_settings": {"fallbacks": fallbacks},
+        "router_settings": {"retry_policy": own},
+    }
+    router = merged_config(table_of(tmp_path, config), "token")["router_settings"]
+    assert router["retry_policy"] == policy
 
 
 def test_the_users_own_checks_of_keys_stay(tmp_path: Path) -> None:
