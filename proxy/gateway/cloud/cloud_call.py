@@ -8,6 +8,7 @@ cancels it soon after: the cloud's connection is closed.
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import threading
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -20,6 +21,7 @@ from hearth.proxy.http.http_exchange import App, AsgiMessage, RawHeaders, Scope
 
 HELD_BYTES_MAX: Final = 64 * 1024  # of a reply between both threads
 LEAVE_S: Final = 0.2  # for the app to see that its client is gone, before it is cancelled
+COLLECT_S: Final = 0.25  # for what held a call to let go of it, and for others to be left too
 ERROR_BYTES_MAX: Final = 256 * 1024  # of a refusal's body
 _KEPT_HEADERS: Final = frozenset((b"content-type", b"cache-control", b"retry-after"))
 
@@ -138,6 +140,10 @@ class _AppSide:
         except Exception as raised:  # what LiteLLM leaves unhandled ends this call alone
             error = raised
         await self._handoff.put(_End(error))
+        if self._gone.is_set():
+            # LiteLLM closes no Responses stream that was left between two chunks: the connection
+            # to the cloud is closed when what is left of it is collected.
+            _collect_soon(asyncio.get_running_loop())
 
     async def _receive(self) -> AsgiMessage:
         if self._body is not None:
@@ -145,6 +151,21 @@ class _AppSide:
             return {"type": "http.request", "body": body, "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
+
+
+_collecting: set[asyncio.AbstractEventLoop] = set()  # the app's loops that will
+
+
+def _collect_soon(loop: asyncio.AbstractEventLoop) -> None:
+    """Collect garbage once for all calls that are left at about one time. On the app's loop."""
+
+    def collect() -> None:
+        _collecting.discard(loop)
+        gc.collect()
+
+    if loop not in _collecting:
+        _collecting.add(loop)
+        loop.call_later(COLLECT_S, collect)
 
 
 class CloudCall:
