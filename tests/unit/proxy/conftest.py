@@ -10,7 +10,7 @@ from hearth.proxy.pool import worker_link
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the pool wait 0.4 s at most for a worker's status."""
+    """Makes the pool wait 2 s at most for a worker's status."""
     monkeypatch.setattr(worker_link, "STATUS_WAIT_S_MAX", 2.0)
 
 
