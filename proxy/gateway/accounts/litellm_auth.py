@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 from fastapi import HTTPException, Request
 from litellm.proxy import proxy_server
-from litellm.proxy._types import LitellmUserRoles, ProxyException, UserAPIKeyAuth
+from litellm.proxy._types import ProxyException, UserAPIKeyAuth
 from litellm.proxy.auth.user_api_key_auth import user_api_key_auth
 from litellm.proxy.litellm_pre_call_utils import LiteLLMProxyRequestSetup
 
@@ -37,7 +37,6 @@ _CALL_TYPES: Final[dict[Dialect, str]] = {
     "responses": "aresponses",
 }
 _LIMITED: Final = (429, 503)
-_ADMINS: Final = (LitellmUserRoles.PROXY_ADMIN,)
 _NO_TEXT: Final = [{"role": "user", "content": ""}]  # without messages no price is reserved
 
 
@@ -87,7 +86,7 @@ async def begin(
 
 async def _owner(caller: KeyCaller, asked: Mapping[str, Any]) -> KeyOwner:
     auth = await _authorise(caller, asked)
-    return KeyOwner(_identity(auth, caller), auth.user_role in _ADMINS, auth)
+    return KeyOwner(_identity(auth, caller), auth)
 
 
 def _limit(caller: KeyCaller) -> dict[str, int]:

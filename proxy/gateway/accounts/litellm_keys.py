@@ -65,7 +65,6 @@ class KeyOwner:
     """
 
     identity: str
-    is_admin: bool
     auth: Any = None  # LiteLLM's UserAPIKeyAuth
 
     @property

@@ -59,7 +59,8 @@ class LocalAccount:
                 request_id=self.request_id,
                 call=self.call,
             )
-            self.logs.tell(dataclasses.replace(entry, body_bytes=self.body.size))
+            held = self.body.size if self.keeps_texts else 0
+            self.logs.tell(dataclasses.replace(entry, body_bytes=held))
         elif self.call is not None:  # it was refused, and what its key has reserved is given back
             self.logs.tell(self._refused(error))
 

@@ -40,7 +40,7 @@ class Child:
 
     async def owner(self, caller: dict[str, Any], group: str = "") -> dict[str, Any]:
         found = await self.auth.owner(_caller(caller), group)
-        return {"digest": found.digest, "is_admin": found.is_admin}
+        return {"digest": found.digest}
 
     async def begin(self, name: str, caller: dict[str, Any], group: str) -> dict[str, Any]:
         found, call = await self.auth.begin(_caller(caller), group, "chat", name)

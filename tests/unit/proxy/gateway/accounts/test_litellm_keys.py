@@ -38,7 +38,7 @@ class LiteLLM:
         await self.answers.wait()
         if dict(caller.headers).get(b"x-api-key") != b"sk-1":
             raise RequestError("It is wrong.", status=401, code="invalid_api_key")
-        return KeyOwner("sk-1", is_admin=False)
+        return KeyOwner("sk-1")
 
     async def begin(
         self, caller: KeyCaller, group: str, dialect: Dialect, request_id: str
