@@ -141,6 +141,17 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
+def named_sources(text: str) -> tuple[tuple[str, str], ...]:
+    """Names, and what each stands for: a path or a hub id."""
+    pairs = [tuple(part.strip() for part in word.split("=", 1)) for word in words(text)]
+    names = [pair[0] for pair in pairs]
+    if any(len(pair) != 2 or not all(pair) for pair in pairs) or len({*names}) < len(names):
+        raise ValueError("name=directory or name=hub id, with commas between them, each name once")
+    if not all(name.isascii() and name.isprintable() for name in names):
+        raise ValueError("names of plain ASCII")
+    return tuple((pair[0], pair[1]) for pair in pairs)
+
+
 def api_keys(text: str) -> tuple[str, ...]:
     """Keys; a list that names none is a mistake, and would leave the server open."""
     if text and not words(text):
@@ -548,6 +559,13 @@ class Settings:
         any_text,
         "Hub id or directory of an MTP head or an assistant that drafts too, where SPECULATE "
         "drafts from text; empty = none",
+    )
+    adapters: tuple[tuple[str, str], ...] = _setting(
+        "ADAPTERS",
+        "",
+        named_sources,
+        "LoRA adapters of the model, name=directory or hub id, with commas between; a request that "
+        "names one as its model has it; empty = none",
     )
     default_temperature: float = _setting(
         "DEFAULT_TEMPERATURE", "0.1", number(0, 2), "Sampling temperature; 0 = greedy"

@@ -25,8 +25,13 @@ class ServedModel:
         """Return what its worker's environment has beyond this server's."""
         if not self.path:
             return {}
-        # A draft model fits one model alone.
-        return {"MODEL_PATH": self.path, "PROXY_MODEL_ID": self.name, "DRAFT_MODEL": ""}
+        # A draft model and adapters fit one model alone.
+        return {
+            "MODEL_PATH": self.path,
+            "PROXY_MODEL_ID": self.name,
+            "DRAFT_MODEL": "",
+            "ADAPTERS": "",
+        }
 
     @property
     def names(self) -> tuple[str, ...]:

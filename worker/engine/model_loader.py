@@ -36,6 +36,7 @@ from hearth.worker.engine.compute_dtype import (
     dtype_of,
 )
 from hearth.worker.engine.decode.draft_model import DraftModel
+from hearth.worker.engine.lora.lora_adapter import LoraAdapters
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
 from hearth.worker.engine.remote_code_check import CODE_PATTERNS, remote_code
 from hearth.worker.engine.vision.vlm_loader import (
@@ -70,6 +71,7 @@ class LoadedModel:
     vision: VisionModel | None = None  # None for a model of text alone
     dtype: ComputeDtype = ComputeDtype()
     draft_model: DraftModel | None = None  # None = DRAFT_MODEL names none
+    adapters: LoraAdapters = LoraAdapters()
 
 
 def load_model(
@@ -137,12 +139,12 @@ def load_model(
 
 
 def weights_of(loaded: LoadedModel) -> list[mx.array]:
-    """Return all weights of a model, those of its towers and of its draft model too."""
+    """Return all weights of a model, those of its towers, draft model and adapters too."""
     weights: Any = loaded.model if loaded.vision is None else loaded.vision.model
     found = [array for _, array in tree_flatten(weights.parameters())]
     if loaded.draft_model is not None:
         found += [array for _, array in tree_flatten(loaded.draft_model.head.parameters())]
-    return found
+    return found + loaded.adapters.arrays
 
 
 def _set_dtype(

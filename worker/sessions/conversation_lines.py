@@ -89,6 +89,7 @@ class Line:
     uid: bytes = field(default_factory=lambda: new_uid())
     is_restored: bool = False  # from an earlier worker, and not gone on with since
     kv_bits: int | None = None  # of its KV, which the last request asked for
+    adapter: str = ""  # that the model had for the last request
 
 
 @dataclass(eq=False, slots=True)
@@ -155,6 +156,7 @@ class LineSnapshot:
     is_restored: bool
     used_at: float
     kv_bits: int | None
+    adapter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,7 @@ class EarlierLine:
     is_restored: bool = False  # what was computed of it was computed before a restart
     used_at: float = math.inf  # monotonic seconds
     kv_bits: int | None = None  # of its KV, None = the server's
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +404,7 @@ def _snapshot(line: Line) -> LineSnapshot | None:
         return None
     return LineSnapshot(
         *(line, line.shape, line.tokens, line.prompt_tokens, line.is_restored, line.used_at),
-        line.kv_bits,
+        *(line.kv_bits, line.adapter),
     )
 
 

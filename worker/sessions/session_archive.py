@@ -50,6 +50,7 @@ class LineState:
     past: tuple[tuple[bytes, tuple[int, int]], ...]
     rows: tuple[ArchiveRow, ...]
     before: tuple[PromptShape, Tokens] | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,7 @@ def state_of(line: Line, before: tuple[PromptShape, Tokens] | None = None) -> Li
         past=tuple(line.past.items()),
         rows=tuple(line.rows),
         before=before,
+        adapter=line.adapter,
     )
 
 
@@ -238,6 +240,7 @@ class RecordWriter:
             "prompt_tokens": line.prompt_tokens,
             "past": None if before is not None else [[a, b, c] for a, (b, c) in line.past],
             "rows": line.rows[-1:] if before is not None else line.rows,
+            "adapter": line.adapter,
         }
 
 
@@ -393,6 +396,7 @@ def _grow(line: Line, row: ArchiveRow) -> None:
     )
     line.tokens, line.prompt_tokens, line.turns = tokens, row["prompt_tokens"], row["turns"]
     line.number, (line.branch_message, line.branch_token) = row["number"], row["branch"]
+    line.adapter = row.get("adapter", "")  # older records have none
     for chain, messages, count in row["past"] or ():
         line.past[chain] = (messages, count)
     line.past[line.shape.chain] = (len(names), len(tokens))

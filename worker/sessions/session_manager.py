@@ -234,7 +234,7 @@ class SessionManager:
             line.branch_token = visit.shared
         self.lines.write(line, visit.place.shape, tokens, len(visit.tokens))
         assert visit.turn is None or len(visit.turn.ids) <= len(tokens)
-        line.used_at, line.kv_bits = now, visit.kv_bits
+        line.used_at, line.kv_bits, line.adapter = now, visit.kv_bits, visit.adapter
         session = self.lines.session_of(line)
         visit.kind = _kind(session, line)
         row |= {
@@ -271,7 +271,9 @@ class SessionManager:
         idle_s = time.monotonic() - ending.usage.finish_ms / 1000 - before.used_at
         is_expired = 0 < self._rules.ttl_s <= idle_s
         cause = "restart" if before.is_restored else "expired" if is_expired else "eviction"
-        if before.kv_bits != visit.kv_bits:
+        if before.adapter != visit.adapter:
+            cause = "other adapter"
+        elif before.kv_bits != visit.kv_bits:
             cause = "other kv_bits"
         elif self._rules.is_exact and (is_answers or not ending.evictions):
             cause = "exact mode"  # what was generated, or prefilled by other cuts

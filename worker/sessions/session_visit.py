@@ -39,6 +39,7 @@ class SessionVisit:
     doubtful: int = 0  # turns whose tokens are known and whose span was not found
     ambiguous: int = 0  # echoes that more than one turn says
     kv_bits: int | None = None  # of its KV, None = the server's
+    adapter: str = ""  # that the model has for it
     header: int = 0  # the token at which the generation prompt begins
     tokens: Tokens = field(default_factory=lambda: pack([]))  # of the prompt
     shared: int = 0  # tokens that the prompt shares with its own line's last
