@@ -254,7 +254,7 @@ class ProxyApp:
         deployment: Deployment,
     ) -> None:
         """Answer with a local model, and have LiteLLM's callbacks know what came of it."""
-        target = deployment.local if self._names.others else ""
+        target = self._names.target(deployment.local)
         account = await gateway.accounts.open(exchange, dialect, deployment, body)
         error: RequestError | None = RequestError("It ended by a bug.", status=500)
         try:
@@ -281,7 +281,7 @@ class ProxyApp:
         async def answer_here(deployment: Deployment) -> None:
             if dialect is None:
                 raise _no_embeddings(deployment.local)
-            target = deployment.local if self._names.others else ""
+            target = self._names.target(deployment.local)
             if exchange.path in _GENERATE:
                 await self._answer_on_account(gateway, exchange, dialect, body, deployment)
             else:

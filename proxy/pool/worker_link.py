@@ -217,13 +217,14 @@ class WorkerLink:
             is_apart=self._is_apart,
             prediction=request.prediction,
             kv_bits=request.kv_bits,
+            adapter=request.adapter,
         )
         self._send(message)
         answer = self.answers[request_id] = AnswerStream(
             request_id,
             release,
             request.prompt.speaker.key,
-            model=request.target,
+            model=request.served_as,
             is_repeat=request.is_repeat,
         )
         return answer

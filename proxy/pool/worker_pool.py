@@ -124,7 +124,7 @@ class WorkerPool:
         lost: set[int] = set()
         full: set[int] = set()
         waiting = ModelRequest(request.target, awake_s() if came_at is None else came_at)
-        marks = marks_of(request.prompt, request.target) if request.use_kv_cache else []
+        marks = marks_of(request.prompt, request.served_as) if request.use_kv_cache else []
         while True:
             assert len(lost) < ATTEMPTS_MAX, (request_id, lost)
             link = await self._ready_link(waiting, marks, lost | full)
@@ -167,7 +167,7 @@ class WorkerPool:
     async def count(self, request: ParsedRequest) -> int:
         """Return how many tokens `request`'s prompt is."""
         waiting = ModelRequest(request.target, awake_s())
-        marks = marks_of(request.prompt, request.target)
+        marks = marks_of(request.prompt, request.served_as)
         link = await self._ready_link(waiting, marks, set())
         return await link.count(request.prompt)
 

@@ -5,10 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import mlx.core as mx
-from mlx_lm.generate import generation_stream
-from mlx_lm.models.cache import make_prompt_cache
-
 from hearth.shared.errors import StartError
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter, LoraAdapters
@@ -80,9 +76,7 @@ class LoraSetup:
                 found.name, network, found.config, arrays, sees_images=sees_images
             )
             adapter = replace(adapter, identity="\n".join(identity.parts()))
-            with mx.stream(generation_stream):
-                reason = why_not_computed(adapter, loaded.model, lambda: _new_cache(loaded))
-            if reason:
+            if reason := why_not_computed(adapter, loaded.model):
                 raise ValueError(reason)
         except Exception as error:  # whatever a file, an architecture or the device can raise
             raise _refusal(found.name, found.source, error, loaded.facts.path) from error
@@ -99,11 +93,6 @@ def _find(name: str, source: str) -> _Found:
         return _Found(name, source, directory, config, weights_file(directory, config))
     except Exception as error:  # whatever a hub or a file can raise
         raise _refusal(name, source, error) from error
-
-
-def _new_cache(loaded: LoadedModel) -> list[object]:
-    cache: list[object] = make_prompt_cache(loaded.model)
-    return cache
 
 
 def _refusal(name: str, source: str, error: Exception, model: str = "") -> StartError:

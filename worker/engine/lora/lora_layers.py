@@ -3,12 +3,14 @@
 Owner: the inference thread.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.generate import generation_stream
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from hearth.worker.engine.lora.lora_adapter import AdaptedLayer, LoraAdapter
@@ -76,9 +78,7 @@ class _Watched:
         return getattr(self._layer, name)
 
 
-def why_not_computed(
-    adapter: LoraAdapter, model: Callable[..., mx.array], new_cache: Callable[[], list[Any]]
-) -> str:
+def why_not_computed(adapter: LoraAdapter, model: Any) -> str:
     """Return why the model does not compute with an adapter; "" where it does. Tries it.
 
     Upstream may read a layer's weights past the layer, so it is watched in a forward of a prompt,
@@ -86,9 +86,10 @@ def why_not_computed(
     """
     watched = [_Watched(layer.adapted) for layer in adapter.layers]
     tried = [replace(at, adapted=to) for at, to in zip(adapter.layers, watched, strict=True)]
-    cache = new_cache()
-    with replace(adapter, layers=tuple(tried)).applied():
-        for ids, kept in (([[1, 2, 3]], cache), ([[4]], cache), ([[1], [2]], new_cache())):
+    cache = make_prompt_cache(model)
+    forwards = (([[1, 2, 3]], cache), ([[4]], cache), ([[1], [2]], make_prompt_cache(model)))
+    with mx.stream(generation_stream), replace(adapter, layers=tuple(tried)).applied():
+        for ids, kept in forwards:
             logits = model(mx.array(ids), cache=kept)
             if not mx.all(mx.isfinite(logits)).item():
                 return "its logits are no numbers"
