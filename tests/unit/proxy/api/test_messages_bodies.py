@@ -158,7 +158,7 @@ def test_tools_take_their_schema_and_hosted_ones_are_counted() -> None:
         ([user({"text": "what"})], {}, "messages[0].content[0].type"),
         ([user(5)], {}, "messages[0].content[0]"),
         ([HI], {"max_tokens": 0}, "max_tokens"),
-        ([HI], {"stop_sequences": [""]}, "stop_sequences"),
+        ([HI], {"stop_sequences": [5]}, "stop_sequences"),
         ([HI], {"thinking": {"type": "maybe"}}, "thinking.type"),
         ([HI], {"tool_choice": {"type": "any"}}, "tool_choice"),
         ([HI], {"tool_choice": {"type": "required"}}, "tool_choice.type"),
