@@ -11,12 +11,12 @@ from hearth.proxy.api.body import (
 )
 from hearth.proxy.api.body.message_content import (
     content_text,
-    join_text,
     read_content,
     result_content,
     said_texts,
 )
 from hearth.proxy.api.body.prediction import read_prediction
+from hearth.proxy.request.content_pieces import join_text
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Prompt
