@@ -34,8 +34,11 @@ async def with_documents(
     reading = _Reading(documents, owner, hold)
     for count, part in enumerate(_documents(prompt), start=1):
         if count > DOCUMENTS_MAX:
-            text = f"The request has over {DOCUMENTS_MAX} documents, which is what this server "
-            raise _refusal("too_many_documents", f"{text}reads. Send fewer.", part["param"])
+            text = (
+                f"{part['param']} is one document more than the {DOCUMENTS_MAX} that this server "
+                "reads in a request. Send fewer."
+            )
+            raise _refusal("too_many_documents", text, part["param"])
     try:
         async with asyncio.timeout(DOCUMENTS_WAIT_S_MAX):
             messages = [await reading.message(message) for message in prompt.messages]
