@@ -272,11 +272,10 @@ class ProxyApp:
         self, gateway: Gateway, exchange: HttpExchange, dialect: Dialect | None, body: ClientBody
     ) -> None:
         """Answer with whichever deployment the config means; no dialect = an embedding."""
-        name = body.fields.get("model")
+        name = self._names.named(body.fields.get("model"))
         group = gateway.group_of(name)
         if group is None:
-            self._names.check(name)  # which refuses it
-            raise AssertionError(name)
+            raise self._names.unknown(name, gateway.table.listed)
 
         async def answer_here(deployment: Deployment) -> None:
             if dialect is None:

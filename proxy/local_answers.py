@@ -9,13 +9,12 @@ from typing import Final, TypeVar
 from hearth.proxy.api import chat_completions_events, legacy_completions, prefill_endpoint
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.multi_choice_stream import merged
-from hearth.proxy.api.parse_any_dialect import BodyParser
+from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
 from hearth.proxy.api.responses import responses_events
 from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientBody, HttpExchange, RawHeaders
 from hearth.proxy.http.strict_json import read_object
-from hearth.proxy.images.prompt_images import shows_images
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.pool.answer_stream import AnswerStream
@@ -71,7 +70,7 @@ class LocalAnswers:
     async def _parse(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
     ) -> ParsedRequest:
-        """Return the request in `body`, its images read, while the client is there."""
+        """Return the request in `body`, its files read, while the client is there."""
         size = body.size
         whole = self.body_parser.expanded(dialect, body.fields, exchange.headers)
         if whole is not body.fields:  # with a conversation of any size
@@ -79,7 +78,7 @@ class LocalAnswers:
         parse = functools.partial(self.body_parser.parsed, dialect, whole, exchange.headers)
         request = await self._work(exchange, size, work_on_body(size, parse))
         completing = self.body_parser.complete(request, exchange.hold, size)
-        if shows_images(request.prompt):
+        if has_files(request):
             request = await exchange.while_connected(completing)
         else:
             request = await self._work(exchange, size, completing)

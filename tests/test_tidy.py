@@ -39,7 +39,8 @@ FULL_FOLDERS: Final = {
 ORDER: Final = (
     ("shared", "shared/suspects"),
     (
-        *("proxy/http", "proxy/images", "proxy/request", "proxy/pool", "proxy/api"),
+        *("proxy/http", "proxy/images", "proxy/request", "proxy/documents"),
+        *("proxy/pool", "proxy/api"),
         *("proxy/workers", "proxy/gateway", "proxy/monitoring", "proxy"),
     ),
     (
@@ -82,6 +83,7 @@ ONLY_IN: Final = {
         *("worker/engine/vision/vlm_loader.py", "worker/prompt/images/image_processor.py"),
         *("worker/kv/turboquant.py", "worker/engine/decode/draft_model_loader.py"),
     ),
+    "pypdf": ("proxy/documents/pdf_process.py",),
     "dotenv": ("shared/settings_from_env.py",),
 }
 HISTORY: Final = re.compile(r"#.*\b(previously|used to|no longer|round[- ]?\d|PR ?#?\d)\b", re.I)

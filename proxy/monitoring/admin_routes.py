@@ -12,7 +12,7 @@ from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_link import ReportKind
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
-from hearth.proxy.request.model_names import ListedGroup, ModelNames
+from hearth.proxy.request.model_names import ListedGroup, ModelNames, loose_name, loose_names
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.request.volatile_fields import telemetry_dropped
 from hearth.proxy.workers.remote_workers import RemoteWorker
@@ -126,8 +126,11 @@ class AdminRoutes:
         name = _rest(exchange.path, *_MODELS)
         is_anthropic = _is_anthropic(exchange)
         group = self.groups.get(name)
+        if group is None and self.names.find_exact(name) is None:
+            group = loose_names(self.groups).get(loose_name(name))
         if group is None:
-            group = ListedGroup("hearth", self.names.target(self.names.check(name)))
+            name = self.names.check(name, self.groups)
+            group = ListedGroup("hearth", self.names.target(name))
         facts = group.facts(self._facts_of)
         row = self.names.row(name, facts, is_anthropic=is_anthropic, owner=group.owner)
         await exchange.send_json(200, row)

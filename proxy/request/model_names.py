@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.settings_from_env import Settings, public_name
 from hearth.shared.wire_messages import ModelFacts
+
+V = TypeVar("V")
+
+LATEST: Final = ":latest"  # which Ollama puts behind a name without a tag
+TOLD_MAX: Final = 40  # names in one refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,27 @@ def adapters_of(settings: Settings, others: Iterable[ServedModel]) -> tuple[str,
     return tuple(names)
 
 
+def loose_name(name: str) -> str:
+    """Return what names have in common that differ in case, or in Ollama's `:latest`."""
+    return name.casefold().removesuffix(LATEST) or name
+
+
+def loose_names(known: Mapping[str, V]) -> dict[str, V]:
+    """Return `known` by loose names; of two that are one then the first counts."""
+    found: dict[str, V] = {}
+    for name, meant in known.items():
+        found.setdefault(loose_name(name), meant)
+    return found
+
+
+def _found(name: str, known: Mapping[str, str]) -> str | None:
+    """Return what `name` means, or the longest end of it behind a provider's."""
+    if name not in known:
+        ends = (row for row in known if name.endswith(f"/{row}"))
+        name = max(ends, key=len, default=name)
+    return known.get(name)
+
+
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
     """What is told of a name in the list of models: who answers to it."""
@@ -150,21 +176,24 @@ class ModelNames:
     def find(self, name: str) -> str | None:
         """Return the public name of the model, or the adapter, that `name` stands for.
 
-        Public names go first, then aliases, then paths and their last parts, then patterns, which
-        stand for the default model. Clients may put a provider before a name.
+        Public names go first, then aliases, then paths and their last parts; then all of these
+        without case and without `:latest`; then patterns, which stand for the default model.
+        Clients may put a provider before a name.
         """
-        if (found := self.find_exact(name)) is not None:
-            return found
-        is_pattern = any(fnmatchcase(name, row) for row in self.patterns)
-        return self.public if is_pattern else None
+        return self.find_exact(name) or self.find_loose(name) or self.find_pattern(name)
 
     def find_exact(self, name: str) -> str | None:
-        """Return what `find` does where `name` is no more than a pattern's: None."""
-        known = self._known()
-        if name not in known:
-            ends = (row for row in known if name.endswith(f"/{row}"))
-            name = max(ends, key=len, default=name)
-        return known.get(name)
+        return _found(name, self._known())
+
+    def find_loose(self, name: str) -> str | None:
+        return _found(loose_name(name), loose_names(self._known()))
+
+    def find_pattern(self, name: str) -> str | None:
+        loose = loose_name(name)
+        for row in self.patterns:
+            if fnmatchcase(name, row) or fnmatchcase(loose, loose_name(row)):
+                return self.public
+        return None
 
     def _known(self) -> dict[str, str]:
         """Return the public name that each name stands for."""
@@ -194,28 +223,47 @@ class ModelNames:
             return ""
         return self.public if target in self.adapters else target
 
-    def check(self, name: Any) -> str:
-        """Return `name` where this server answers to it.
+    def named(self, name: Any) -> str:
+        """Return `name`, or the default model's where a request has none.
 
         Raises:
-            RequestError: it is missing (400), or not served here (404).
+            RequestError: it is no text.
         """
-        if not isinstance(name, str) or not name:
+        if name is None or name == "":
+            return self.public
+        if not isinstance(name, str):
             raise RequestError(
-                f'model is {name!r:.60}; name one, for example "{self.public}".',
-                code="missing_model",
-                param="model",
-            )
-        if self.find(name) is None:
-            served = ", ".join((*self.listed, *self.patterns))
-            raise RequestError(
-                f"The model {name!r:.200} is not served here. Served: {served}. To have it "
-                "answered by this model add it to MODEL_ALIASES, or set CATCH_ALL_MODELS=*.",
-                status=404,
-                code="model_not_found",
+                f"model is {name!r:.60}; name one as a text, for example {self.public!r}, or leave "
+                "it out.",
+                code="invalid_model",
                 param="model",
             )
         return name
+
+    def check(self, name: Any, more: Iterable[str] = ()) -> str:
+        """Return `name`, or the default model's, where this server answers to it.
+
+        Raises:
+            RequestError: it is no text (400), or not served here (404, which also lists `more`).
+        """
+        name = self.named(name)
+        if self.find(name) is None:
+            raise self.unknown(name, more)
+        return name
+
+    def unknown(self, name: str, more: Iterable[str] = ()) -> RequestError:
+        """Return the refusal of a name that nothing has; `more` are those of a LiteLLM config."""
+        names = list(dict.fromkeys((*self.listed, *more, *self.patterns)))
+        served = ", ".join(names[:TOLD_MAX])
+        if len(names) > TOLD_MAX:
+            served += f" and {len(names) - TOLD_MAX} more, which GET /v1/models lists"
+        return RequestError(
+            f"The model {name!r:.200} is not served here. Served: {served}. To have it "
+            "answered by the default model add it to MODEL_ALIASES, or set CATCH_ALL_MODELS=*.",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
 
     def listing(
         self,

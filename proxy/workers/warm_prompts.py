@@ -56,7 +56,7 @@ class WarmPrompts:
         request = self.body_parser.read(
             prefill_endpoint.dialect_of(body, headers, {}), body, headers
         )
-        model = self._names.check(body.get("model", self._names.public))
+        model = self._names.check(body.get("model"))
         target = self._names.target(model)
         request = dataclasses.replace(
             prefill_endpoint.prepared(request),

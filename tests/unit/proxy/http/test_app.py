@@ -122,10 +122,12 @@ def test_names_aliases_and_patterns_are_served_and_others_listed_in_the_404() ->
         names.check("other")
     assert caught.value.status == 404
     assert "pocket, mine, claude-*" in str(caught.value)
-    for missing in (None, "", 5, ["pocket"]):
+    for missing in (None, ""):
+        assert names.check(missing) == "pocket"
+    for wrong in (5, ["pocket"], False, {}):
         with pytest.raises(RequestError) as caught:
-            names.check(missing)
-        assert caught.value.status == 400
+            names.check(wrong)
+        assert (caught.value.status, caught.value.param) == (400, "model")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_another_name_is_refused_with_the_remedy_which_helps() -> None:
     aliased = ModelNames.of(load_settings(settings | {"MODEL_ALIASES": "o3, o4"}, None))
     for name in ("o3", "o4", "org/model", "local/org/model", "x/o4"):
         assert aliased.check(name) == name
-    for name in ("model", "xorg/model", "o3/x", ""):
+    for name in ("model", "xorg/model", "o3/x"):
         with pytest.raises(RequestError):
             aliased.check(name)
 
