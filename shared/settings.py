@@ -4,13 +4,13 @@ Read by `hearth.shared.settings_from_env`, which everything else imports them fr
 """
 
 import dataclasses
-import ipaddress
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
+from hearth.shared.listen_addresses import is_address, is_host_name, is_loopback
 from hearth.shared.paths import DEFAULT_LOG_ROOT, PROJECT_DIR
 
 POCKET: Final = "builtin:pocket"
@@ -176,12 +176,9 @@ def log_directory(text: str) -> Path:
     return path(text) if text else DEFAULT_LOG_ROOT
 
 
-def address(text: str) -> str:
-    if text != "localhost":
-        try:
-            ipaddress.ip_address(text)
-        except ValueError:
-            raise ValueError("an IP address or localhost") from None
+def listen_host(text: str) -> str:
+    if not is_address(text) and not is_host_name(text):
+        raise ValueError("an IP address, localhost or a name of this machine")
     return text
 
 
@@ -220,8 +217,9 @@ class Settings:
     proxy_host: str = _setting(
         "PROXY_HOST",
         "127.0.0.1",
-        address,
-        "Address to listen on; any but loopback needs PROXY_API_KEY",
+        listen_host,
+        "Address to listen on, or a name, of which all addresses are; any but loopback needs "
+        "PROXY_API_KEY",
     )
     proxy_port: int = _setting("PROXY_PORT", "4000", integer(1, 65535), "Port to listen on")
     proxy_api_key: str = _setting(
@@ -243,11 +241,19 @@ class Settings:
         "A LiteLLM config.yaml with cloud models, other servers, fallbacks, budgets; empty = none, "
         "and nothing leaves this machine",
     )
+    allowed_hosts: tuple[str, ...] = _setting(
+        "ALLOWED_HOSTS",
+        "",
+        words,
+        "Names that it is served under where no key is asked for, as mac.local, *.local or "
+        "host.docker.internal, comma-separated",
+    )
     cors_origins: tuple[str, ...] = _setting(
         "CORS_ORIGINS",
         "",
         words,
-        "Web origins that may use the API from a browser, comma-separated",
+        "Web origins that may use the API from a browser, as http://localhost:* or app://*, "
+        "comma-separated",
     )
     workers: int = _setting(
         "WORKERS",
@@ -625,7 +631,7 @@ class Settings:
 
     @property
     def is_loopback(self) -> bool:
-        return self.proxy_host == "localhost" or ipaddress.ip_address(self.proxy_host).is_loopback
+        return is_loopback(self.proxy_host)
 
 
 def public_name(model_path: str) -> str:
