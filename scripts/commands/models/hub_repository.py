@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import httpx
-from huggingface_hub import HfApi, constants, resolve_revision
+from huggingface_hub import HfApi, ResolvedRevision, constants, get_token, resolve_revision
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -45,7 +45,7 @@ class HubModel:
     """One revision of a repository: the files of it that serving takes. Immutable."""
 
     hub_id: str
-    revision: str  # a commit; also a ResolvedRevision, which the hub's library knows
+    revision: ResolvedRevision  # the branch, and the commit that it stood for
     files: tuple[HubFile, ...]
     code: tuple[str, ...]  # Python files, which are not among `files`
 
@@ -60,7 +60,7 @@ class HubModel:
 
     @property
     def snapshot(self) -> Path:
-        return self.folder / "snapshots" / str(self.revision)
+        return self.folder / "snapshots" / self.revision.resolved
 
 
 def look_up(hub_id: str, runs_code: bool) -> HubModel:
@@ -159,8 +159,8 @@ def _offline(hub_id: str) -> str:
 
 def _not_found(hub_id: str, error: HfHubHTTPError) -> str:
     """Return the text for a repository that is not there, or not for this token: both are a 401."""
-    has_token = bool(error.request.headers.get("authorization"))
-    token = "the token that was sent may not see it" if has_token else "no token was sent"
+    is_sent = get_token() is not None
+    token = "the token that was sent may not see it" if is_sent else "no token was sent"
     return (
         f"{_endpoint()} knows no {hub_id} ({error.response.status_code}): it is not there, or it "
         f"is private and {token}. Check the name; for a private one log in (`hf auth login`) or "

@@ -88,7 +88,9 @@ def pull(options: argparse.Namespace, settings: Settings, console: Console) -> i
         model = look_up(hub_id, runs_code)
         if model.code and not runs_code:
             raise ModelError(_brings_code(hub_id, list(model.code)))
-        say(f"{hub_id} {str(model.revision)[:12]}: {model.weight_bytes / 1e9:.1f} GB of weights")
+        say(
+            f"{hub_id} {model.revision.resolved[:12]}: {model.weight_bytes / 1e9:.1f} GB of weights"
+        )
         fetch_small(model)
         if not runs_code and (found := remote_code(model.snapshot)):
             raise ModelError(_brings_code(hub_id, found))

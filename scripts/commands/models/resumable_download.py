@@ -46,7 +46,7 @@ class ResumableDownload:
     ) -> None:
         assert file.is_large, file
         self._file = file
-        self._url = hf_hub_url(model.hub_id, file.path, revision=str(model.revision))
+        self._url = hf_hub_url(model.hub_id, file.path, revision=model.revision.resolved)
         self._hub_id = model.hub_id
         self._on_bytes = on_bytes
         self._is_over = is_over
@@ -110,7 +110,6 @@ class ResumableDownload:
                     if tries >= TRIES_MAX:
                         raise self._given_up(error, target.tell()) from error
                     time.sleep(min(self._wait_s * 2**tries, WAIT_S_MAX))
-            target.flush()
             os.fsync(target.fileno())
         if self._digest.hexdigest() != self._file.digest:
             self.partial.unlink()
@@ -140,19 +139,21 @@ class ResumableDownload:
         ) as answer:
             if answer.status_code in _LATER:
                 raise _TryAgain(f"it answered {answer.status_code}")
+            if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                raise ModelError(self._short(here, "it has no more"))
             hf_raise_for_status(answer)
             if here and answer.status_code != httpx.codes.PARTIAL_CONTENT:
                 target.truncate(0)  # this hub begins each answer anew
                 self._read_again(target)
-            for part in answer.iter_raw(READ_BYTES):
+            for part in answer.iter_raw():
                 if target.tell() + len(part) > self._file.nbytes:
                     raise ModelError(self._too_long())
                 target.write(part)
+                target.flush()  # what is told to be here outlives this process
                 self._digest.update(part)
                 self._tell(target.tell())
                 if self._is_over():
                     raise ModelError(f"{self._file.path} was left: what came is kept.")
-        target.flush()
         if target.tell() < self._file.nbytes:
             raise _TryAgain("its answer ended early")
 
@@ -173,12 +174,15 @@ class ResumableDownload:
     # ------------------------------------------------------------ what is told
 
     def _given_up(self, error: Exception, here: int) -> Exception:
-        if not isinstance(error, _TryAgain):
-            return error
-        return ModelError(
+        is_short = isinstance(error, _TryAgain)
+        reason = f"{TRIES_MAX} tries in a row brought no more: {error}"
+        return ModelError(self._short(here, reason)) if is_short else error
+
+    def _short(self, here: int, reason: str) -> str:
+        return (
             f"{self._file.path} of {self._hub_id} stays short: {here:,} of {self._file.nbytes:,} "
-            f"bytes came, and {TRIES_MAX} tries in a row brought no more ({error}). Pull again "
-            "later: what came is kept. If it stays so, the mirror (HF_ENDPOINT) lacks the rest."
+            f"bytes came ({reason}). Pull again later: what came is kept. If it stays so, use "
+            "another mirror (HF_ENDPOINT)."
         )
 
     def _too_long(self) -> str:
