@@ -36,7 +36,7 @@ from hearth.commands.models.hub_repository import (
     remedies,
 )
 from hearth.commands.models.memory_lines import memory_lines
-from hearth.commands.models.resumable_download import ResumableDownload
+from hearth.commands.models.resumable_download import ResumableDownload, remove_leftovers
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import catalogued
 from hearth.shared.paths import env_file
@@ -107,6 +107,7 @@ def pull(options: argparse.Namespace, settings: Settings, console: Console) -> i
             return 0
         fetch_large(model, console)
         snapshot_download(hub_id, revision=model.revision, allow_patterns=_patterns(model.files))
+        remove_leftovers(model)
     say(f"{hub_id} is whole and checked. Serve it: hearth serve --model {options.model}")
     return 0
 

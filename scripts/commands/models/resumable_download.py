@@ -6,12 +6,13 @@ SHA-256 is the one that the hub told: a file under that name is whole. The libra
 two processes from fetching the same file.
 """
 
+import contextlib
 import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from errno import EDQUOT, ENOSPC
+from pathlib import Path
 from typing import BinaryIO, Final
 
 import filelock
@@ -26,6 +27,7 @@ TRIES_MAX: Final = 5  # in a row without a byte
 WAIT_S: Final = 1.0  # before the second try, twice as long before the next
 WAIT_S_MAX: Final = 60.0
 LOCK_TOLD_AFTER_S: Final = 1.0
+LEFTOVER_LOCK_S: Final = 0.05  # one that is locked is being fetched
 _LATER: Final = frozenset((408, 429, 500, 502, 503, 504))
 
 
@@ -53,7 +55,7 @@ class ResumableDownload:
         self._wait_s = wait_s
         self.blob = model.folder / "blobs" / file.digest
         self.partial = self.blob.with_name(f"{file.digest}.incomplete")
-        self._lock = model.folder.parent / ".locks" / model.folder.name / f"{file.digest}.lock"
+        self._lock = _lock_of(model, file.digest)
         self._here = 0  # bytes that `on_bytes` knows of
         self._digest = hashlib.sha256()
 
@@ -87,7 +89,7 @@ class ResumableDownload:
                     raise ModelError(self._full()) from error
                 raise
 
-    @contextmanager
+    @contextlib.contextmanager
     def _alone(self, say: Callable[[str], None]) -> Iterator[None]:
         try:
             with WeakFileLock(self._lock, timeout=LOCK_TOLD_AFTER_S):
@@ -207,6 +209,19 @@ class ResumableDownload:
             f"into {self.blob.parent}. Make room there, or set HF_HOME to a larger disk, and pull "
             "again: what came is kept."
         )
+
+
+def remove_leftovers(model: HubModel) -> None:
+    """Remove what killed downloads of the hub's own library left, which nothing goes on with."""
+    for path in (model.folder / "blobs").glob("*.*.incomplete"):
+        lock = _lock_of(model, path.name.partition(".")[0])
+        with contextlib.suppress(filelock.Timeout), WeakFileLock(lock, timeout=LEFTOVER_LOCK_S):
+            path.unlink(missing_ok=True)
+
+
+def _lock_of(model: HubModel, digest: str) -> Path:
+    """Return the file by which the hub's library locks a blob."""
+    return model.folder.parent / ".locks" / model.folder.name / f"{digest}.lock"
 
 
 class _TryAgain(Exception):

@@ -7,6 +7,7 @@ redirect to another host name, as the real hub sends to its store.
 
 import hashlib
 import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -59,7 +60,7 @@ class LocalHub:
         self.ranges: list[str] = []  # of the requests for large files, "" = all of it
         self.tokens_of_store: list[str] = []  # what the store was sent as authorization
         self.reached = threading.Event()  # an answer waits, as planted
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
+        self._server = _HubServer(("127.0.0.1", 0), _handler_of(self))
         self._server.daemon_threads = True
 
     @property
@@ -105,6 +106,13 @@ def large_digest(content: bytes) -> str:
 
 def is_large(name: str) -> bool:
     return name.endswith(LARGE_SUFFIX)
+
+
+class _HubServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that is gone; print what else goes wrong."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 def _handler_of(hub: LocalHub) -> type[BaseHTTPRequestHandler]:
