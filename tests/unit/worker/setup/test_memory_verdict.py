@@ -3,12 +3,14 @@
 import functools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
+from hearth.shared.models.catalogue import catalogued
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.cache.cache_budget import MB
 from hearth.worker.engine.engine import Engine
@@ -19,8 +21,11 @@ from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.setup.cut_rule_setup import cut_rule_of
 from hearth.worker.setup.memory_setup import WorkerMemory
-from hearth.worker.setup.memory_verdict import memory_verdict
+from hearth.worker.setup.memory_verdict import SHORT_TOKENS, memory_verdict
 from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES, fixture_dir
+from scripts.harness.mac.imagined_worker import ImaginedWorker
+from scripts.harness.mac.mac_hardware import MACS
+from scripts.harness.mac.real_model_sizes import MODELS
 from scripts.harness.socketless_worker import loaded
 
 DEPTHS = (1, 300, 5000, 100_000)
@@ -120,3 +125,74 @@ def test_what_nobody_knows_is_told_and_its_weights_still_count(tmp_path: Path) -
     assert "no_such_architecture" in verdict.unknown and verdict.fits
     assert verdict.kv_bytes is None and verdict.context_tokens == 0
     assert not memory_verdict(tmp_path, settings_of(tmp_path), 10**15).fits
+
+
+# What makes a fixture's config one of real size, by the fixture: as scripts/harness/mac has them.
+REAL_SIZES: dict[str, tuple[str, dict[str, object]]] = {
+    "qwen3_5": (
+        "Qwen3.5-27B",
+        {
+            **{"hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 17_408},
+            **{"num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256},
+            **{"linear_num_value_heads": 48, "linear_num_key_heads": 16},
+            **{"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+            "full_attention_interval": 4,
+        },
+    ),
+    "gpt_oss": (
+        "gpt-oss-20b",
+        {
+            **{"hidden_size": 2880, "num_hidden_layers": 24, "intermediate_size": 2880},
+            **{"num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32},
+            "layer_types": ["sliding_attention", "full_attention"] * 12,
+        },
+    ),
+    "glm4_moe_lite": (
+        "GLM-4.7-Flash",
+        {
+            **{"hidden_size": 2048, "num_hidden_layers": 47, "num_attention_heads": 20},
+            **{"num_key_value_heads": 20, "kv_lora_rank": 512, "n_routed_experts": 64},
+            **{"qk_nope_head_dim": 192, "v_head_dim": 256, "moe_intermediate_size": 1536},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REAL_SIZES)
+def test_a_config_of_real_size_tells_the_kv_of_a_model_of_real_size(
+    name: str, tmp_path: Path
+) -> None:
+    real_name, sizes = REAL_SIZES[name]
+    real = next(model for model in MODELS if model.name == real_name)
+    config = json.loads((fixture_dir(name) / "config.json").read_text())
+    config |= {"torch_dtype": "bfloat16", **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = settings_of(tmp_path, KV_BITS="off")
+    verdict = memory_verdict(tmp_path, settings, real.weight_bytes, 0)
+    assert verdict.kv_bytes is not None, verdict.unknown
+    for tokens in (8192, 131_072):
+        assert verdict.kv_bytes(tokens) == pytest.approx(real.slot_bytes(tokens), rel=0.01)
+
+
+ON_MACS = {
+    "gpt-oss-20b": "gpt-oss-20b",
+    "qwen3.8-27b": "Qwen3.5-27B",
+    "glm-4.7-flash": "GLM-4.7-Flash",
+    "qwen3.6-35b": "Qwen3.5-35B-A3B",
+    "gpt-oss-120b": "gpt-oss-120b",
+}
+
+
+@pytest.mark.parametrize("alias", ON_MACS)
+def test_a_recommended_model_has_room_for_a_long_context_on_the_mac_that_is_told(
+    alias: str,
+) -> None:
+    """By the architecture of ON_MACS, with the catalogue's bytes of weights."""
+    told = catalogued(alias)
+    assert told is not None
+    architecture = next(model for model in MODELS if model.name == ON_MACS[alias])
+    mac = next(mac for mac in MACS if mac.memory_gb == told.memory_gb)
+    model = replace(architecture, weight_bytes=told.weight_bytes)
+    worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
+    worker.start()
+    assert worker.context() >= SHORT_TOKENS
