@@ -22,7 +22,7 @@ _DEPTH_MAX: Final = 2  # owner/name below a folder of models
 
 
 @dataclass(frozen=True, slots=True)
-class LocalModel:
+class FoundModel:
     """A checkpoint that was found on disk. Immutable."""
 
     name: str  # owner/name, as the hub or its folders have it
@@ -45,7 +45,7 @@ class LocalModel:
         return bool(there) and indexed_files(self.directory) <= there
 
 
-def local_models(home: Path | None = None) -> list[LocalModel]:
+def local_models(home: Path | None = None) -> list[FoundModel]:
     """Return all that is found, by name; a model in two places is there twice.
 
     `home` is whose folders are looked at, by default this user's.
@@ -61,14 +61,14 @@ def local_models(home: Path | None = None) -> list[LocalModel]:
     return sorted(found, key=lambda model: (model.name.lower(), model.place))
 
 
-def hub_models(cache: Path) -> Iterator[LocalModel]:
+def hub_models(cache: Path) -> Iterator[FoundModel]:
     """Yield the models of the hub's cache that have a config: what its ref `main` stands for."""
     for folder in _folders(cache):
         if folder.name.startswith(_HUB_FOLDER):
             name = folder.name.removeprefix(_HUB_FOLDER).replace("--", "/", 1)
             snapshot = _snapshot(folder)
             if snapshot is not None and (snapshot / "config.json").is_file():
-                yield LocalModel(name, snapshot, HUB)
+                yield FoundModel(name, snapshot, HUB)
 
 
 def app_folders(home: Path) -> Iterator[tuple[Path, str]]:
@@ -83,7 +83,7 @@ def app_folders(home: Path) -> Iterator[tuple[Path, str]]:
     yield home / ".omlx/models", OMLX
 
 
-def matching(name: str, models: list[LocalModel]) -> list[LocalModel]:
+def matching(name: str, models: list[FoundModel]) -> list[FoundModel]:
     """Return the models that `name` means, in any case: all of a name, or what is behind its owner.
 
     One that lies in several places is returned once, the hub's before others'.
@@ -92,7 +92,7 @@ def matching(name: str, models: list[LocalModel]) -> list[LocalModel]:
     whole = [model for model in models if model.name.lower() == wanted]
     if "/" not in wanted and not whole:
         whole = [model for model in models if model.name.lower().rpartition("/")[2] == wanted]
-    by_name: dict[str, LocalModel] = {}
+    by_name: dict[str, FoundModel] = {}
     for model in sorted(whole, key=lambda model: model.place != HUB):
         by_name.setdefault(model.name.lower(), model)
     return list(by_name.values())
@@ -121,12 +121,12 @@ def indexed_files(directory: Path) -> set[str]:
     return {name for name in names if isinstance(name, str)}
 
 
-def _below(folder: Path, place: str, prefix: str = "", depth: int = 1) -> Iterator[LocalModel]:
+def _below(folder: Path, place: str, prefix: str = "", depth: int = 1) -> Iterator[FoundModel]:
     for each in _folders(folder):
         name = f"{prefix}{each.name}"
         if (each / "config.json").is_file():
             if weight_files(each):
-                yield LocalModel(name, each, place)
+                yield FoundModel(name, each, place)
         elif depth < _DEPTH_MAX:
             yield from _below(each, place, f"{name}/", depth + 1)
 

@@ -20,10 +20,10 @@ from hearth.commands.models.running_server import served_names
 from hearth.commands.server_client import table
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import LOOKED_UP, SOURCE, CatalogueModel, catalogued, fitting
-from hearth.shared.models.local_models import HUB, LocalModel, local_models
+from hearth.shared.models.local_models import HUB, FoundModel, local_models
 from hearth.shared.models.model_path import named_model
 from hearth.shared.paths import env_file
-from hearth.shared.settings_from_env import POCKET, Settings, load_settings
+from hearth.shared.settings_from_env import POCKET, Settings, load_settings, public_name
 from hearth.worker.engine.mlx_memory import machine_bytes
 from hearth.worker.setup.memory_verdict import MemoryVerdict, memory_verdict
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     models = local_models()
     served = served_names(settings)
-    rows = [(POCKET, "with the code", "0.0", "", "", _state(POCKET, served))]
+    rows = [_pocket_row(served)]
     told = []
     for model in models:
         verdict = memory_verdict(model.directory, settings, model.weight_bytes)
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _row(model: LocalModel, verdict: MemoryVerdict, state: str) -> tuple[str, ...]:
+def _row(model: FoundModel, verdict: MemoryVerdict, state: str) -> tuple[str, ...]:
     is_whole = model.is_whole
     if not is_whole:
         more = f"not whole: hearth pull {_shown(model.name)}" if model.place == HUB else "not whole"
@@ -80,7 +80,7 @@ def _context(verdict: MemoryVerdict) -> str:
     return f"{verdict.context_tokens:,}" if verdict.fits else "does not fit"
 
 
-def _is_served(model: LocalModel, settings: Settings, served: Sequence[str]) -> bool:
+def _is_served(model: FoundModel, settings: Settings, served: Sequence[str]) -> bool:
     """Whether one of the names that the server lists is this model's."""
     names = {model.name.lower(), model.directory.name.lower()}
     if (known := catalogued(model.name)) is not None:
@@ -94,11 +94,12 @@ def _is_served(model: LocalModel, settings: Settings, served: Sequence[str]) -> 
     return not names.isdisjoint(name.lower() for name in served)
 
 
-def _state(source: str, served: Sequence[str]) -> str:
-    return "served" if source.removeprefix("builtin:") in served else ""
+def _pocket_row(served: Sequence[str]) -> tuple[str, ...]:
+    state = "served" if public_name(POCKET) in served else ""
+    return (POCKET, "with the code", "0.0", "", "", state)
 
 
-def _recommended(models: Sequence[LocalModel]) -> str:
+def _recommended(models: Sequence[FoundModel]) -> str:
     """Return the part of the catalogue that fits this machine and is not here."""
     here = {model.name.lower() for model in models}
     rows = [

@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from tests.helpers.servers.hub_pulls import HUB_ID, SHARD_BYTES, SHARDS, PullHome, pull_home
-from tests.helpers.servers.local_hub import large_digest
+from tests.helpers.hub.hub_pulls import HUB_ID, SHARD_BYTES, SHARDS, PullHome, pull_home
+from tests.helpers.hub.local_hub import large_digest
 
 # What a pull is amid when it is killed: what the hub holds, and the bytes of a shard before that.
 PLACES: Final = {

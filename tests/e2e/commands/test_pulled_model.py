@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.servers.hub_pulls import HUB_ID, PullHome
-from tests.helpers.servers.local_hub import HubRepository, LocalHub
+from tests.helpers.hub.hub_pulls import HUB_ID, PullHome
+from tests.helpers.hub.local_hub import HubRepository, LocalHub
 from tests.helpers.servers.server import Server
 
 FORETOLD = re.compile(r"It fits with a context of ([\d,]+) tokens")

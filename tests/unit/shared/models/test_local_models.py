@@ -14,7 +14,7 @@ from hearth.shared.models.local_models import (
     HUB,
     LM_STUDIO,
     OMLX,
-    LocalModel,
+    FoundModel,
     hub_models,
     local_models,
     matching,
@@ -113,7 +113,7 @@ def test_a_model_lacks_what_its_index_names_or_links_to_nothing(home: Path) -> N
 def test_a_name_means_its_model_in_any_case_and_the_whole_name_comes_first(
     names: list[str], wanted: str
 ) -> None:
-    models = [LocalModel(name, Path(name), HUB) for name in dict.fromkeys(names)]
+    models = [FoundModel(name, Path(name), HUB) for name in dict.fromkeys(names)]
     found = {model.name.lower() for model in matching(wanted.upper(), models)}
     whole = {name.lower() for name in names if name.lower() == wanted.lower()}
     tails = {n.lower() for n in names if n.lower().rpartition("/")[2] == wanted.lower()}

@@ -13,7 +13,7 @@ from typing import Final
 
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
-from tests.helpers.servers.local_hub import HubRepository, LocalHub
+from tests.helpers.hub.local_hub import HubRepository, LocalHub
 from tests.helpers.servers.server import free_port
 
 HUB_ID: Final = "owner/tiny-model"
