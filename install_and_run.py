@@ -44,7 +44,7 @@ import json, os, sys
 from hearth.shared.settings_from_env import load_settings, setting_warnings
 from hearth.shared.paths import env_file
 from hearth.shared.errors import StartError
-from hearth.shared.model_path import check_model
+from hearth.shared.models.model_path import check_model
 try:
     found = load_settings(os.environ, env_file())
     sources = (found.model_path, *found.models) if "--check" in sys.argv else ()

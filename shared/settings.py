@@ -197,7 +197,7 @@ class Settings:
         "MODEL_PATH",
         POCKET,
         required_text,
-        "Hub id or directory of the model; builtin:pocket needs no download",
+        "Hub id, directory or name of the model (hearth models); builtin:pocket needs no download",
     )
     proxy_model_id: str = _setting(
         "PROXY_MODEL_ID",

@@ -23,7 +23,7 @@ from mlx_lm.utils import (
 )
 
 from hearth.shared.errors import StartError
-from hearth.shared.model_path import named_model
+from hearth.shared.models.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import POCKET, Settings
 from hearth.shared.wire_messages import ModelFacts
@@ -96,7 +96,7 @@ def load_model(
     source = str(POCKET_DIR if named == POCKET else named)
     model: Any
     try:
-        runs_code = may_run_code(settings, settings.model_path)
+        runs_code = may_run_code(settings, source)
         begin("files", 0)
         directory = present(source, runs_code)
         nbytes = weight_bytes(directory)
@@ -249,7 +249,7 @@ def _facts(
 ) -> ModelFacts:
     """Return what is known of `model`; `weights` are those of its towers too."""
     text = config.get("text_config") or config
-    positions = _positions(text, tokenizer)
+    positions = context_tokens(text, tokenizer)
     return ModelFacts(
         name=settings.model_name,
         path=source,
@@ -265,7 +265,7 @@ def _facts(
     )
 
 
-def _positions(config: dict[str, Any], tokenizer: Any) -> int:
+def context_tokens(config: dict[str, Any], tokenizer: Any) -> int:
     """Return the longest context that the model was made for, whatever name the config uses."""
     found = [config.get(name) for name in POSITION_NAMES]
     found.append(getattr(tokenizer, "model_max_length", None))
