@@ -25,6 +25,7 @@ class Command:
 
 COMMANDS: Final = {
     "serve": Command("serve", "starts the server and its workers"),
+    "run": Command("chat.command", "talks with a model in the terminal"),
     "service": Command("service.command", "runs the server from login on (launchd, systemd)"),
     "check": Command("check", "says whether a start would succeed: packages, settings, port"),
     "doctor": Command("doctor", "checks the model on this machine, and says what auto means"),
