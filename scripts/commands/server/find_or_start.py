@@ -90,20 +90,16 @@ class _Asker:
             raise ValueError("no object")
         return told
 
-    def is_hearth(self) -> bool:
-        """Whether a Hearth answers, ready or not. Sends no key: it may be anybody."""
-        try:
-            return _Asker(self.base_url, "").get("/").get("name") == "hearth"
-        except (OSError, ValueError, _Refused):
-            return False
+    def workers(self) -> list[Row] | None:
+        """Return the workers' rows of /health; None while no Hearth answers.
 
-    def workers(self) -> list[Row]:
-        """Return the workers' rows of /health; none while it does not answer."""
+        Sends no key: it may be anybody who answers.
+        """
         try:
-            rows: list[Row] = self.get("/health")["workers"]
+            rows: list[Row] = _Asker(self.base_url, "").get("/health")["workers"]
             return rows
-        except (OSError, ValueError, _Refused):
-            return []
+        except (OSError, ValueError, LookupError, _Refused):
+            return None
 
 
 # ---------------------------------------------------------------- finding and starting
@@ -122,7 +118,7 @@ def find_or_start(
     console = console or Console(stderr=True)
     key = next(iter(settings.api_keys), "")
     found = _Asker(url_of(settings.proxy_host, settings.proxy_port), key)
-    if found.is_hearth() or _begins(settings, found):
+    if found.workers() is not None or _begins(settings, found):
         _wait_until_ready(found, None, console)
         yield _server_for(found, _names_of(settings, model), is_ours=False)
         return
@@ -132,15 +128,16 @@ def find_or_start(
         began = time.monotonic()
         _wait_until_ready(asker, child, console)
         server = _server_for(asker, (), is_ours=True)
-        console.print(
-            f"The server is ready after {time.monotonic() - began:.0f} s and ends with this "
-            "command. `hearth service install` keeps one running.",
-            style="dim",
-            highlight=False,
-        )
+        ready_s = time.monotonic() - began
+        _say(console, f"The server is ready after {ready_s:.0f} s and ends with this command.")
+        _say(console, "`hearth service install` keeps one running.")
         yield server
     finally:
         child.end()
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, style="dim", highlight=False, markup=False)
 
 
 def _begins(settings: Settings, asker: _Asker) -> bool:
@@ -148,7 +145,7 @@ def _begins(settings: Settings, asker: _Asker) -> bool:
     supervisor, _ = read_pid_file(settings.instance_dir / PID_FILE)
     deadline = time.monotonic() + ANSWER_S_MAX
     while supervisor and supervisor.is_running and time.monotonic() < deadline:
-        if asker.is_hearth():
+        if asker.workers() is not None:
             return True
         time.sleep(POLL_S)
     return False
@@ -157,14 +154,14 @@ def _begins(settings: Settings, asker: _Asker) -> bool:
 def _start(settings: Settings, model: str, console: Console) -> ChildServer:
     """Start a server on PROXY_PORT, or on a free port where something else has that."""
     port = settings.proxy_port
+    source = "" if model == settings.model_name else model  # the settings name it better
     try:
         take_port(settings.proxy_host, port, settings.instance_dir, is_check=True)
     except StartError:
         port = _free_port(settings)
-        about = f"Port {settings.proxy_port} is taken; the server is started on {port}."
-        console.print(about, style="dim", highlight=False)
+        _say(console, f"Port {settings.proxy_port} is taken; the server is started on {port}.")
     directory: Path = settings.run_dir / str(port)
-    return ChildServer(port, model, directory, settings.shutdown_flush_seconds)
+    return ChildServer(port, source, directory, settings.shutdown_flush_seconds)
 
 
 def _free_port(settings: Settings) -> int:
@@ -186,11 +183,10 @@ def _wait_until_ready(asker: _Asker, child: ChildServer | None, console: Console
         StartError: it ended, or will never be ready.
     """
     deadline = time.monotonic() + START_S_MAX
+    if _serves(asker.workers() or []):
+        return
     with _load_bar(console) as show:
-        while True:
-            workers = asker.workers()
-            if any(row["state"] in _SERVES for row in workers):
-                return
+        while not _serves(workers := asker.workers() or []):
             if child is not None and child.exit_status is not None:
                 raise child.failure()
             restarts = max((row["restarts"] for row in workers), default=0)
@@ -199,6 +195,10 @@ def _wait_until_ready(asker: _Asker, child: ChildServer | None, console: Console
             step, held_mb, of_mb = ("", 0, 0) if child is None else child.loading()
             show(step, held_mb, of_mb)
             time.sleep(POLL_S)
+
+
+def _serves(workers: list[Row]) -> bool:
+    return any(row["state"] in _SERVES for row in workers)
 
 
 def _never_ready(asker: _Asker, child: ChildServer | None, restarts: int) -> StartError:
