@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "models": Command("models.list_models", "lists models: on this disk, and for this machine"),
     "pull": Command("models.pull_model", "fetches a model, checked, if it fits this machine"),
     "rm": Command("models.remove_model", "removes a fetched model"),
+    "run": Command("chat.command", "talks with a model in the terminal"),
     "service": Command("service.command", "runs the server from login on (launchd, systemd)"),
     "check": Command("check", "says whether a start would succeed: packages, settings, port"),
     "doctor": Command("doctor", "checks the model on this machine, and says what auto means"),
