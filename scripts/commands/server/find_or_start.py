@@ -1,0 +1,297 @@
+"""Finds the server that the settings describe, or starts one for as long as a command runs.
+
+    with find_or_start(settings, "qwen3-8b") as server:
+        ask(server.base_url, server.key, server.model)
+
+Everything that it says goes to stderr: what a command prints is its answer.
+"""
+
+import contextlib
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from hearth.commands.server.child_server import ChildServer
+from hearth.shared.errors import StartError
+from hearth.shared.paths import env_file
+from hearth.shared.processes import PID_FILE, can_listen, read_pid_file, take_port, url_of
+from hearth.shared.settings_from_env import Settings, public_name
+
+POLL_S: Final = 0.2
+ANSWER_S_MAX: Final = 10.0  # for /health, which asks no worker
+START_S_MAX: Final = 1800.0  # until a model is loaded; hundreds of GB from a slow disk
+RESTARTS_MAX: Final = 3  # of a worker that has not been ready: more would fail the same way
+_ERROR_BYTES_MAX: Final = 2_000
+_SERVES: Final = {"ready", "unloaded"}  # states of a worker that the next request is answered by
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that answers now, and the model to ask it for."""
+
+    base_url: str  # without a path
+    key: str  # "" = none is needed
+    model: str  # the name to send
+    context_tokens: int | None  # None = another server's model, which does not tell
+    takes_images: bool
+    is_ours: bool  # started by this command, and ends with it
+
+
+# ---------------------------------------------------------------- asking a server
+
+
+class _Refused(Exception):
+    """The server answered with another status than 200."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Asks one server, directly: no HTTP proxy of the environment stands before this machine."""
+
+    base_url: str
+    key: str
+
+    def get(self, path: str, body: Row | None = None, wait_s: float = ANSWER_S_MAX) -> Row:
+        """Return the answer, a POST's where there is a `body`.
+
+        Raises:
+            _Refused: it is none.
+            OSError, ValueError: nobody answers, or something that is no Hearth does.
+        """
+        headers = {"content-type": "application/json"}
+        if self.key:
+            headers["authorization"] = f"Bearer {self.key}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.base_url + path, data, headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=wait_s) as answer:
+                told = json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                text = error.read(_ERROR_BYTES_MAX).decode(errors="replace")
+            raise _Refused(error.code, text) from None
+        if not isinstance(told, dict):
+            raise ValueError("no object")
+        return told
+
+    def is_hearth(self) -> bool:
+        """Whether a Hearth answers, ready or not. Sends no key: it may be anybody."""
+        try:
+            return _Asker(self.base_url, "").get("/").get("name") == "hearth"
+        except (OSError, ValueError, _Refused):
+            return False
+
+    def workers(self) -> list[Row]:
+        """Return the workers' rows of /health; none while it does not answer."""
+        try:
+            rows: list[Row] = self.get("/health")["workers"]
+            return rows
+        except (OSError, ValueError, _Refused):
+            return []
+
+
+# ---------------------------------------------------------------- finding and starting
+
+
+@contextlib.contextmanager
+def find_or_start(
+    settings: Settings, model: str = "", console: Console | None = None
+) -> Iterator[RunningServer]:
+    """Give a server that serves `model` ("" = its default one), ready to be asked.
+
+    Raises:
+        StartError: the server that runs does not serve that, or wants another key, or the one
+            started here ended. The text says which, with the log's last lines.
+    """
+    console = console or Console(stderr=True)
+    key = next(iter(settings.api_keys), "")
+    found = _Asker(url_of(settings.proxy_host, settings.proxy_port), key)
+    if found.is_hearth() or _begins(settings, found):
+        _wait_until_ready(found, None, console)
+        yield _server_for(found, settings, model, is_ours=False)
+        return
+    child = _start(settings, model, console)
+    asker = _Asker(url_of(settings.proxy_host, child.port), key)
+    try:
+        began = time.monotonic()
+        _wait_until_ready(asker, child, console)
+        server = _server_for(asker, settings, model, is_ours=True)
+        console.print(
+            f"The server is ready after {time.monotonic() - began:.0f} s and ends with this "
+            "command. `hearth service install` keeps one running.",
+            style="dim",
+            highlight=False,
+        )
+        yield server
+    finally:
+        child.end()
+
+
+def _begins(settings: Settings, asker: _Asker) -> bool:
+    """Wait for a Hearth that has the port and does not answer yet; whether it then does."""
+    supervisor, _ = read_pid_file(settings.instance_dir / PID_FILE)
+    deadline = time.monotonic() + ANSWER_S_MAX
+    while supervisor and supervisor.is_running and time.monotonic() < deadline:
+        if asker.is_hearth():
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def _start(settings: Settings, model: str, console: Console) -> ChildServer:
+    """Start a server on PROXY_PORT, or on a free port where something else has that."""
+    port = settings.proxy_port
+    try:
+        take_port(settings.proxy_host, port, settings.instance_dir, is_check=True)
+    except StartError:
+        port = _free_port(settings)
+        about = f"Port {settings.proxy_port} is taken; the server is started on {port}."
+        console.print(about, style="dim", highlight=False)
+    directory: Path = settings.run_dir / str(port)
+    return ChildServer(port, model, directory, settings.shutdown_flush_seconds)
+
+
+def _free_port(settings: Settings) -> int:
+    """Raises: StartError: the next hundred ports are taken."""
+    first = settings.proxy_port + 1 if settings.proxy_port < 65_000 else 4001
+    for port in range(first, first + 100):
+        if can_listen(settings.proxy_host, port):
+            return port
+    raise StartError(f"No port from {first} to {first + 99} is free. Set PROXY_PORT.")
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def _wait_until_ready(asker: _Asker, child: ChildServer | None, console: Console) -> None:
+    """Wait until a worker serves, and show how far its load has come.
+
+    Raises:
+        StartError: it ended, or will never be ready.
+    """
+    deadline = time.monotonic() + START_S_MAX
+    with _load_bar(console) as show:
+        while True:
+            workers = asker.workers()
+            if any(row["state"] in _SERVES for row in workers):
+                return
+            if child is not None and child.exit_status is not None:
+                raise child.failure()
+            restarts = max((row["restarts"] for row in workers), default=0)
+            if restarts >= RESTARTS_MAX or time.monotonic() > deadline:
+                raise _never_ready(asker, child, restarts)
+            step, held_mb, of_mb = ("", 0, 0) if child is None else child.loading()
+            show(step, held_mb, of_mb)
+            time.sleep(POLL_S)
+
+
+def _never_ready(asker: _Asker, child: ChildServer | None, restarts: int) -> StartError:
+    if child is not None:
+        return child.failure()
+    return StartError(
+        f"The server at {asker.base_url} has no worker that is ready (restarts: {restarts}). Its "
+        "log says why: `hearth service logs`, or the terminal that it was started in."
+    )
+
+
+@contextlib.contextmanager
+def _load_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """Give what shows a step of the load, its MB and of how many; a line where no terminal is."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[megabytes]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("the server starts", total=None, megabytes="")
+
+        def show(step: str, held_mb: int, of_mb: int) -> None:
+            progress.update(
+                task,
+                description=f"loading: {step}" if step else "the server starts",
+                total=of_mb or None,
+                completed=min(held_mb, of_mb),
+                megabytes=f"{held_mb:,} of {of_mb:,} MB" if of_mb else "",
+            )
+
+        yield show
+
+
+# ---------------------------------------------------------------- the model
+
+
+def _server_for(asker: _Asker, settings: Settings, model: str, *, is_ours: bool) -> RunningServer:
+    """Raises: StartError: it does not serve `model`, or does not take the key."""
+    try:
+        listed: list[Row] = asker.get("/v1/models")["data"]
+        row = _row_of(asker, settings, model, listed, is_ours=is_ours)
+        if row["owned_by"] == "hearth" and "context_length" not in row:
+            row = _loaded(asker, row["id"])
+    except _Refused as refused:
+        if refused.status in (401, 403):
+            raise _wants_key(asker, refused.status) from None
+        text = f"{asker.base_url} answers with {refused.status}: {refused}"
+        raise StartError(text) from None
+    except (OSError, ValueError) as error:
+        raise StartError(f"{asker.base_url} does not answer any more: {error}") from None
+    return RunningServer(
+        asker.base_url,
+        asker.key,
+        row["id"],
+        row.get("context_length"),
+        "image" in row.get("architecture", {}).get("input_modalities", ()),
+        is_ours,
+    )
+
+
+def _row_of(
+    asker: _Asker, settings: Settings, model: str, listed: list[Row], *, is_ours: bool
+) -> Row:
+    """Return the row of /v1/models for `model`, which may be a name, a hub id or a directory."""
+    if not model or is_ours:  # the one that it was started with is the first
+        return next((row for row in listed if row["owned_by"] == "hearth"), listed[0])
+    names = [model, public_name(model)]
+    if model == settings.model_path:
+        names.append(settings.model_name)
+    for name in dict.fromkeys(names):
+        with contextlib.suppress(_Refused):
+            return asker.get(f"/v1/models/{quote(name, safe='/:')}")
+    served = ", ".join(row["id"] for row in listed)
+    port = settings.proxy_port
+    raise StartError(
+        f"The server at {asker.base_url} serves {served}, not {model!r:.200}. Name one of these, "
+        f"start that server with MODELS={model:.200}, or start another one beside it: "
+        f"PROXY_PORT={port + 1 if port < 65535 else 4000} hearth run {model:.200}"
+    )
+
+
+def _loaded(asker: _Asker, name: str) -> Row:
+    """Have the server load the model `name`, and return its row, which then tells its context."""
+    body = {"model": name, "messages": [{"role": "user", "content": "?"}]}
+    asker.get("/v1/messages/count_tokens", body, START_S_MAX)
+    return asker.get(f"/v1/models/{quote(name, safe='/:')}")
+
+
+def _wants_key(asker: _Asker, status: int) -> StartError:
+    return StartError(
+        f"The server at {asker.base_url} answers with {status}: it wants another key. Set "
+        f"PROXY_API_KEY in {env_file()}, or in the environment, to one that it takes."
+    )
