@@ -27,6 +27,8 @@ COMMANDS: Final = {
     "serve": Command("serve", "starts the server and its workers"),
     "service": Command("service.command", "runs the server from login on (launchd, systemd)"),
     "check": Command("check", "says whether a start would succeed: packages, settings, port"),
+    "launch": Command("agents.launch", "starts an agent set up for this server"),
+    "connect": Command("agents.connect", "writes this server into an agent's settings"),
     "doctor": Command("doctor", "checks the model on this machine, and says what auto means"),
     "top": Command("top", "shows what a running server does, once a second"),
     "why": Command("why", "says why requests of a session lost what was kept"),
