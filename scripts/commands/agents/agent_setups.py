@@ -74,10 +74,10 @@ def _codex_provider(endpoint: Endpoint) -> Values:
 
 
 def _codex_settings(endpoint: Endpoint, provider: Values) -> Values:
-    return _told(
-        model=endpoint.model,
-        model_provider=OURS,
+    return _told(  # each key goes to the top of the file
         model_context_window=endpoint.context_tokens,
+        model_provider=OURS,
+        model=endpoint.model,
         model_providers={OURS: provider},
     )
 

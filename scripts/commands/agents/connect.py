@@ -78,8 +78,9 @@ def undo(name: str, options: argparse.Namespace) -> int:
     for each in (key_file(surroundings), surroundings.directory / connection.RECORD):
         each.unlink(missing_ok=True)
     connection.remove_directories(files)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # another agent is connected
         surroundings.directory.rmdir()
+        surroundings.directory.parent.rmdir()
     for change in changes:
         for entry in change.kept:
             place = ".".join(str(key) for key in entry.keys)
