@@ -31,6 +31,8 @@ COMMANDS: Final = {
     "run": Command("chat.command", "talks with a model in the terminal"),
     "service": Command("service.command", "runs the server from login on (launchd, systemd)"),
     "check": Command("check", "says whether a start would succeed: packages, settings, port"),
+    "launch": Command("agents.launch", "starts an agent set up for this server"),
+    "connect": Command("agents.connect", "writes this server into an agent's settings"),
     "doctor": Command("doctor", "checks the model on this machine, and says what auto means"),
     "top": Command("top", "shows what a running server does, once a second"),
     "why": Command("why", "says why requests of a session lost what was kept"),
