@@ -414,6 +414,12 @@ class Settings:
         boolean,
         "Also log snippets of prompts where a prefix broke",
     )
+    session_titles: bool = _setting(
+        "SESSION_TITLES",
+        "true",
+        boolean,
+        "Show sessions by the first words asked in them; held in memory only, in no log or file",
+    )
     max_kv_size: int = _setting(
         "MAX_KV_SIZE",
         "196608",

@@ -124,6 +124,7 @@ class Worker:
         self._jobs = PromptLanes()
         self._inbox: Inbox = queue.SimpleQueue()
         self._parts: ServingParts | None = None
+        self._steps: StartSteps | None = None  # of its start
         self._sessions: SessionManager | None = None  # to be closed, even if the start is cut short
         self._kv_manager: KVManager | NullKVManager | None = None
         self._memory: WorkerMemory | None = None
@@ -195,7 +196,7 @@ class Worker:
     def _load_and_serve(self) -> None:
         """Load the model, make all that serves it, and compute until the worker ends."""
         memory = self._memory = WorkerMemory(self._settings, self._endpoint)
-        steps = StartSteps(held_bytes, on_step=self._shutdown.note_step)
+        steps = self._steps = StartSteps(held_bytes, on_step=self._shutdown.note_step)
         loaded, vision = load_all(self._settings, steps, memory, self._shutdown.is_begun)
         doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0 or self._is_on_network)
         self._settings = doctor.settings
@@ -294,9 +295,8 @@ class Worker:
         settings = self._settings
         is_stored = settings.max_kv_size_gb != 0
         directory = turns_directory(settings.kv_cache_dir, loaded) if is_stored else None
-        return make_sessions(
-            settings, chunk, is_exact(loaded, settings), self._worker_id, directory
-        )
+        exact, name = is_exact(loaded, settings), loaded.facts.name
+        return make_sessions(settings, chunk, exact, self._worker_id, directory, name)
 
     def _scheduler_config(
         self,
@@ -419,7 +419,8 @@ class Worker:
     def _heartbeat(self, arriving: Sequence[str]) -> Heartbeat:
         parts = self._parts
         if parts is None:
-            return Heartbeat("loading", 0, 0, 0, 0, None)
+            steps = self._steps
+            return Heartbeat("loading", 0, 0, 0, 0, None) if steps is None else steps.heartbeat()
         load = parts.scheduler.load(len(arriving))
         queue = [*load.queue, *arriving]
         return Heartbeat(

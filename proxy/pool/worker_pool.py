@@ -5,7 +5,7 @@ now waits; one whose worker dies or is full before it admitted goes to another o
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,6 +163,15 @@ class WorkerPool:
             for answer in link.answers.values()
             if answer.is_prefilling and key in ("", answer.key)
         ]
+
+    def with_askers(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return rows about running requests, each with its `worker`, with who asked them."""
+        told = []
+        for row in rows:
+            link = self.links.get(row["worker"])
+            answer = link.answers.get(row["request_id"]) if link is not None else None
+            told.append(row if answer is None else row | answer.asked_by())
+        return told
 
     async def count(self, request: ParsedRequest) -> int:
         """Return how many tokens `request`'s prompt is."""

@@ -189,12 +189,16 @@ def family_of(prompt: Prompt) -> str:
 
 
 def asker_of(prompt: Prompt) -> str:
-    """Return whose turn for a slot a request uses.
+    """Return whose turn for a slot a request uses: its session's, its sub-agents included.
 
-    That is its session's, its sub-agents included; requests that name none share their key's.
+    A conversation that no client names has a turn of its own once it goes on. First questions
+    share one turn of their client: a program that asks a hundred at once is one asker.
     """
     speaker = prompt.speaker
-    return f"{speaker.key}/{speaker.parent or speaker.session}"
+    if named := speaker.parent or speaker.session:
+        return f"{speaker.key}/{named}"
+    goes_on = any(row["role"] == "assistant" for row in prompt.messages)
+    return f"{speaker.key}//{speaker.conversation if goes_on else speaker.client}"
 
 
 def _shown_tools(prompt: Prompt, names: Sequence[str]) -> list[Any]:

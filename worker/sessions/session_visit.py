@@ -1,5 +1,6 @@
 """Holds what the sessions know of one request, from its arrival to its end."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,7 @@ class SessionVisit:
     divergence: Divergence | None = None
     said: TurnContent | None = None  # what was answered
     turn: Turn | None = None  # the same as tokens, where all that was sampled was delivered
+    arrived_at: float = field(default_factory=time.time)
 
     def set_prompt(self, tokens: Tokens, header: int, kept: frozenset[int]) -> None:
         """Take the prompt's tokens, and which turns stand in it as they were sampled."""
