@@ -162,12 +162,13 @@ class Chat:
         self.conversation.question(line, self.images)
         self.turn = turn = Turn()
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(self._answer(turn))
+            asyncio.run(self.answer(turn))
         if self.conversation.answered(turn):
             self.images = []
         self._tell_end(turn)
 
-    async def _answer(self, turn: Turn) -> None:
+    async def answer(self, turn: Turn) -> None:
+        """Ask, and draw what comes until the answer ends or is cancelled."""
         body = {"model": self.server.model, "messages": self.conversation.messages}
         async with AnswerView(self.console, turn).drawn():
             await ask(self.server, body, self.conversation.session, turn)
