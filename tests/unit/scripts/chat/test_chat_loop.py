@@ -136,7 +136,7 @@ def test_models_are_listed_and_changed(talk: Talk, monkeypatch: pytest.MonkeyPat
         return RunningServer(server.base_url, "", "other", None, False, False)
 
     monkeypatch.setattr(chat_loop, "with_model", other)
-    monkeypatch.setattr(chat_loop, "served_names", lambda server: ["pocket", "other\x1b[2J"])
+    monkeypatch.setattr(chat_loop, "names_served", lambda server: ["pocket", "other\x1b[2J"])
     shown = talk("/model", "/model none", "/model other", "/image x.png")
     assert "* pocket\n  other[2J\n" in shown
     assert "It serves pocket, other, not that." in shown
