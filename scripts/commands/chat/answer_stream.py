@@ -16,6 +16,7 @@ PATH: Final = "/v1/chat/completions"
 CONNECT_S_MAX: Final = 10.0
 # Without a word: a stream says something every 5 s; before it, another model may be loaded.
 SILENCE_S_MAX: Final = 1800.0
+CUT_SHORT: Final = "The answer ended where the context does."  # finish_reason "length"
 _ERROR_CHARS_MAX: Final = 2_000
 
 Row = dict[str, Any]

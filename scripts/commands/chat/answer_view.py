@@ -51,39 +51,45 @@ class AnswerView:
             finally:
                 drawing.cancel()
                 live.update(Text(), refresh=True)
-        self._fold_thinking()
-        self._print(self._text[self._printed :])
+        if left := [*self._folded_thinking(), *self._blocks(self._text[self._printed :])]:
+            self._console.print(*left)
 
     async def _draw_often(self, live: Live) -> None:
         while True:
-            self._print_finished()
-            live.update(self._now(), refresh=True)
+            finished = self._finished()
+            live.update(self._now(), refresh=True)  # it is drawn again below what is printed now
+            if finished:
+                self._console.print(*finished)
             await asyncio.sleep(DRAWN_EVERY_S)
 
     @property
     def _text(self) -> str:
         return shown(self._turn.text)
 
-    def _print_finished(self) -> None:
+    def _finished(self) -> list[RenderableType]:
+        """Return what is to stand above from now on: it is not drawn anew."""
         text = self._text
-        if text:
-            self._fold_thinking()
+        finished = self._folded_thinking() if text else []
         rest = text[self._printed :]
-        if count := finished_chars(rest):
-            self._print(rest[:count])
-            self._printed += count
+        count = finished_chars(rest)
+        finished += self._blocks(rest[:count])
+        self._printed += count
+        return finished
 
-    def _print(self, text: str) -> None:
-        """Print blocks of the answer, with a line between them and those above."""
-        if text.strip():
-            self._console.print(*([Text()] if self._printed else []), AnswerMarkdown(text))
+    def _blocks(self, text: str) -> list[RenderableType]:
+        """Return blocks of the answer, with a line between them and those above."""
+        if not text.strip():
+            return []
+        return [*([Text()] if self._printed else []), AnswerMarkdown(text)]
 
-    def _fold_thinking(self) -> None:
-        """Leave a line in the place of the thinking, once it is over."""
-        if self._thought_until is None and (thinking := self._turn.thinking):
-            self._thought_until = time.monotonic()
-            text = f"thought for {self._thought_s():.1f} s, {len(thinking.split()):,} words"
-            self._console.print(Text(f"{text} (/think shows it)", style=_DIM))
+    def _folded_thinking(self) -> list[RenderableType]:
+        """Return the line in the place of the thinking, once, when that is over."""
+        thinking = self._turn.thinking
+        if self._thought_until is not None or not thinking:
+            return []
+        self._thought_until = time.monotonic()
+        text = f"thought for {self._thought_s():.1f} s, {len(thinking.split()):,} words"
+        return [Text(f"{text} (/think shows it)", style=_DIM)]
 
     def _thought_s(self) -> float:
         until = self._thought_until or time.monotonic()
@@ -96,8 +102,8 @@ class AnswerView:
         lines_max = max(1, self._console.height - SPARE_LINES)
         if text.strip():
             block = text[-LIVE_CHARS_MAX:]
-            drawn = AnswerMarkdown(block) if len(text) <= LIVE_CHARS_MAX else Text(block)
-            return Tail(Group(*([Text()] if self._printed else []), drawn), lines_max)
+            is_short = len(text) <= LIVE_CHARS_MAX
+            return Tail(Group(*self._blocks(block)) if is_short else Text(block), lines_max)
         if turn.thinking:
             return self._thinking_line()
         if turn.first_s is None and turn.prompt_tokens:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from hearth.commands.chat.answer_stream import Turn, ask
+from hearth.commands.chat.answer_stream import CUT_SHORT, Turn, ask
 from hearth.commands.chat.answer_view import AnswerView
 from hearth.commands.chat.conversation import (
     Conversation,
@@ -22,7 +22,7 @@ from hearth.commands.chat.conversation import (
 )
 from hearth.commands.chat.terminal_text import shown, shown_name
 from hearth.commands.chat.turn_figures import footer, why_lines
-from hearth.commands.server.find_or_start import RunningServer, served_names, with_model
+from hearth.commands.server.find_or_start import RunningServer, names_served, with_model
 from hearth.shared.errors import StartError
 
 PROMPT: Final = "> "
@@ -148,7 +148,7 @@ class Chat:
                     self.server = with_model(self.server, name)
                 self.say(f"{self.server.model}{self._about_context()}", "dim")
                 return
-            for row in served_names(self.server):
+            for row in names_served(self.server):
                 self.say(f"{'*' if row == self.server.model else ' '} {shown_name(row)}")
         except StartError as error:
             self.say(str(error), "red")
@@ -162,12 +162,13 @@ class Chat:
         self.conversation.question(line, self.images)
         self.turn = turn = Turn()
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(self._answer(turn))
+            asyncio.run(self.answer(turn))
         if self.conversation.answered(turn):
             self.images = []
         self._tell_end(turn)
 
-    async def _answer(self, turn: Turn) -> None:
+    async def answer(self, turn: Turn) -> None:
+        """Ask, and draw what comes until the answer ends or is cancelled."""
         body = {"model": self.server.model, "messages": self.conversation.messages}
         async with AnswerView(self.console, turn).drawn():
             await ask(self.server, body, self.conversation.session, turn)
@@ -178,7 +179,7 @@ class Chat:
         elif not turn.reading.is_complete:
             self.say("stopped", "dim")
         elif turn.finish_reason == "length":
-            self.say("The answer ended where the context does; /clear begins anew.", "yellow")
+            self.say(f"{CUT_SHORT} /clear begins anew.", "yellow")
         if line := footer(turn):
             self.say(f"{line} (/why)", "dim")
         self.console.print()

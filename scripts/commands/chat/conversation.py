@@ -12,6 +12,7 @@ IMAGE_BYTES_MAX: Final = 20 * 1024 * 1024  # as the server has it
 IMAGES_MAX: Final = 100  # of a request, as the server has it
 _MARKS: Final = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
 _SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+_SENTENCE_ENDS: Final = ".,;:!?)"  # behind a path they are not of it
 
 Row = dict[str, Any]
 
@@ -55,15 +56,21 @@ def image_paths(text: str) -> dict[str, Path]:
     backslashes. What names no file stays text.
     """
     found = {}
-    for word, plain in _words(text):
-        if plain.lower().endswith(_SUFFIXES):
-            path = Path(plain).expanduser()
-            if path.is_file():
-                found[word] = path
+    for word, plain in word_places(text):
+        name = plain.rstrip(_SENTENCE_ENDS)
+        if name.lower().endswith(_SUFFIXES) and (path := _home_expanded(name)).is_file():
+            found[word.rstrip(_SENTENCE_ENDS)] = path
     return found
 
 
-def _words(text: str) -> list[tuple[str, str]]:
+def _home_expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # ~ of a user who is none
+        return Path(name)
+
+
+def word_places(text: str) -> list[tuple[str, str]]:
     """Return the words of `text` as they stand there, and without quotes and backslashes."""
     words, start, plain, quote = [], None, "", ""
     characters = iter(enumerate(text + " "))

@@ -6,7 +6,7 @@ from typing import Final, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from hearth.commands.chat.answer_stream import Turn, ask
+from hearth.commands.chat.answer_stream import CUT_SHORT, Turn, ask
 from hearth.commands.chat.conversation import Conversation, ImageError, image_paths, read_image
 from hearth.commands.chat.terminal_text import shown
 from hearth.commands.server.find_or_start import RunningServer
@@ -69,7 +69,7 @@ async def answer_once(server: RunningServer, question: str, out: TextIO) -> int:
     with PlainWriter(turn, out) as writer:
         await ask(server, body, conversation.session, turn, writer.write_news)
         writer.end_line()
-    if turn.error:
-        print(shown(turn.error), file=sys.stderr)
-        return BROKEN
-    return ANSWERED
+    problem = turn.error or (CUT_SHORT if turn.finish_reason == "length" else "")
+    if problem:
+        print(shown(problem), file=sys.stderr)
+    return BROKEN if problem else ANSWERED

@@ -21,7 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from hearth.commands.server.child_server import ChildServer
+from hearth.commands.server.fetch_missing import fetch_missing
 from hearth.shared.errors import StartError
+from hearth.shared.models.model_path import named_model
 from hearth.shared.paths import env_file
 from hearth.shared.processes import PID_FILE, can_listen, read_pid_file, take_port, url_of
 from hearth.shared.settings_from_env import Settings, public_name
@@ -111,6 +113,8 @@ def find_or_start(
 ) -> Iterator[RunningServer]:
     """Give a server that serves `model` ("" = its default one), ready to be asked.
 
+    A model that is not on this disk is fetched before a server is started with it.
+
     Raises:
         StartError: the server that runs does not serve that, or wants another key, or the one
             started here ended. The text says which, with the log's last lines.
@@ -120,9 +124,11 @@ def find_or_start(
     found = _Asker(url_of(settings.proxy_host, settings.proxy_port), key)
     if found.workers() is not None or _begins(settings, found):
         _wait_until_ready(found, None, console)
-        yield _server_for(found, _names_of(settings, model), is_ours=False)
+        yield _server_for(found, _names_of(model, settings), is_ours=False)
         return
-    child = _start(settings, model, console)
+    source = "" if model == settings.model_name else model  # the settings name it better
+    fetch_missing(source or settings.model_path, settings, console)
+    child = _start(settings, source, console)
     asker = _Asker(url_of(settings.proxy_host, child.port), key)
     try:
         began = time.monotonic()
@@ -151,10 +157,9 @@ def _begins(settings: Settings, asker: _Asker) -> bool:
     return False
 
 
-def _start(settings: Settings, model: str, console: Console) -> ChildServer:
+def _start(settings: Settings, source: str, console: Console) -> ChildServer:
     """Start a server on PROXY_PORT, or on a free port where something else has that."""
     port = settings.proxy_port
-    source = "" if model == settings.model_name else model  # the settings name it better
     try:
         take_port(settings.proxy_host, port, settings.instance_dir, is_check=True)
     except StartError:
@@ -238,7 +243,7 @@ def _load_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 # ---------------------------------------------------------------- the model
 
 
-def served_names(server: RunningServer) -> list[str]:
+def names_served(server: RunningServer) -> list[str]:
     """Return the names that `server` lists. Raises: StartError: it does not tell."""
     with _told_as_start_errors(server.base_url):
         return [row["id"] for row in _listed(_Asker(server.base_url, server.key))]
@@ -247,15 +252,20 @@ def served_names(server: RunningServer) -> list[str]:
 def with_model(server: RunningServer, model: str) -> RunningServer:
     """Return `server` with the model `model`, loaded. Raises: StartError: it does not serve it."""
     asker = _Asker(server.base_url, server.key)
-    return _server_for(asker, (model, public_name(model)), is_ours=server.is_ours)
+    return _server_for(asker, _names_of(model), is_ours=server.is_ours)
 
 
-def _names_of(settings: Settings, model: str) -> tuple[str, ...]:
-    """Return what a server may call `model`, which is a name, a hub id or a directory."""
+def _names_of(model: str, settings: Settings | None = None) -> tuple[str, ...]:
+    """Return what a server may call `model`: a name, an alias, a hub id or a directory."""
     if not model:
         return ()
-    named_by_setting = [settings.model_name] if model == settings.model_path else []
-    return (model, public_name(model), *named_by_setting)
+    names = [model, public_name(model)]
+    if settings is not None and model == settings.model_path:
+        names.append(settings.model_name)
+    with contextlib.suppress(StartError):  # it may be a name that the server alone knows
+        named = str(named_model(model))
+        names += [named, public_name(named)]
+    return tuple(names)
 
 
 def _server_for(asker: _Asker, names: Sequence[str], *, is_ours: bool) -> RunningServer:

@@ -15,6 +15,8 @@ from hearth.shared.processes import PID_FILE, process_started, read_pid_file
 from hearth.shared.settings_from_env import PROJECT_DIR
 from scripts.fixtures.fixture_cache import fixture_dir
 from tests.helpers.clients.terminal import WAIT_S, Terminal, in_terminal, python_module
+from tests.helpers.hub.hub_pulls import HUB_ID, PullHome
+from tests.helpers.hub.local_hub import HubRepository, LocalHub
 from tests.helpers.servers.scripted_server import ScriptedServer
 from tests.helpers.servers.server import Server
 from tests.helpers.worker_processes.scripted_worker import DICTATION, FREEDOM
@@ -186,11 +188,37 @@ def test_the_server_ends_however_the_chat_does(settings: dict[str, str], number:
     until_gone(pids)
 
 
-def test_a_start_that_fails_shows_the_end_of_its_log(settings: dict[str, str]) -> None:
-    asked = once(settings, "/no/such/model", "Who?")
+def test_a_start_that_fails_shows_the_end_of_its_log(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "unheard_of"}')
+    asked = once(settings, str(tmp_path), "Who?")
     assert (asked.returncode, asked.stdout) == (2, "")
     assert "did not start (exit status 78)" in asked.stderr
-    assert "neither a directory nor a hub id" in asked.stderr
+    assert "Hearth cannot start: " in asked.stderr
+    asked = once(settings, "/no/such/model", "Who?")  # nothing is started with this
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert asked.stderr.startswith("MODEL is '/no/such/model', which is neither a directory nor")
+
+
+def test_a_model_that_is_not_on_this_disk_is_fetched_first_if_it_fits(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    files = {path.name: path.read_bytes() for path in fixture_dir("qwen3").iterdir()}
+    with LocalHub({HUB_ID: HubRepository(files)}).running() as hub:
+        user = PullHome(hub, tmp_path / "home")
+        environ = settings | user.environment | {"MAX_KV_SIZE": "256"}
+        for name in ("RUN_DIR", "PROXY_PORT", "KV_CACHE_DIR"):
+            environ[name] = settings[name]
+        asked = once(environ | {"MEMORY_LIMIT_MB": "1"}, HUB_ID, "Who?")
+        assert (asked.returncode, asked.stdout) == (2, "")
+        assert f"hearth pull {HUB_ID} --anyway" in asked.stderr
+        assert not (user.snapshot / "model.safetensors").exists()
+        asked = once(environ, HUB_ID, "Who?")
+    assert user.is_whole() and f"{HUB_ID} is whole and checked" in asked.stderr
+    # Random weights know no end; so it is told that this one is none.
+    assert asked.returncode == 1
+    assert asked.stderr.endswith("The answer ended where the context does.\n")
 
 
 def test_a_port_that_something_else_has_is_left_alone(settings: dict[str, str]) -> None:
