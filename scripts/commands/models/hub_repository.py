@@ -47,7 +47,10 @@ class HubModel:
     hub_id: str
     revision: ResolvedRevision  # the branch, and the commit that it stood for
     files: tuple[HubFile, ...]
-    code: tuple[str, ...]  # Python files, which are not among `files`
+
+    @property
+    def code(self) -> list[str]:
+        return [file.path for file in self.files if file.path.endswith(CODE_SUFFIX)]
 
     @property
     def weight_bytes(self) -> int:
@@ -63,24 +66,17 @@ class HubModel:
         return self.folder / "snapshots" / self.revision.resolved
 
 
-def look_up(hub_id: str, runs_code: bool) -> HubModel:
-    """Return what the hub has under `hub_id` now, without a byte of it.
-
-    `runs_code` takes Python files too. Call it within `remedies`.
+def look_up(hub_id: str) -> HubModel:
+    """Return what the hub has under `hub_id` now, without a byte of it. Call it within `remedies`.
 
     Raises:
         ModelError: there is nothing that could be served.
     """
     revision = resolve_revision(hub_id)
     info = HfApi().model_info(hub_id, revision=revision, files_metadata=True)
-    files, code = [], []
+    files = []
     for sibling in info.siblings or ():
-        is_code = sibling.rfilename.endswith(CODE_SUFFIX)
         if not _is_wanted(sibling.rfilename):
-            continue
-        if is_code:
-            code.append(sibling.rfilename)
-        if is_code and not runs_code:
             continue
         digest = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
         if sibling.size is None or digest is None:
@@ -92,7 +88,7 @@ def look_up(hub_id: str, runs_code: bool) -> HubModel:
         files.append(HubFile(sibling.rfilename, sibling.size, digest.lower(), is_large))
     names = {file.path for file in files}
     _refuse_unservable(hub_id, names, [s.rfilename for s in info.siblings or ()])
-    return HubModel(hub_id, revision, tuple(files), tuple(code))
+    return HubModel(hub_id, revision, tuple(files))
 
 
 def _is_wanted(name: str) -> bool:

@@ -84,10 +84,10 @@ def pull(options: argparse.Namespace, settings: Settings, console: Console) -> i
     hub_id = hub_id_of(options.model)
     say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
     with remedies(hub_id):
+        model = look_up(hub_id)
         runs_code = may_run_code(settings, hub_id)
-        model = look_up(hub_id, runs_code)
         if model.code and not runs_code:
-            raise ModelError(_brings_code(hub_id, list(model.code)))
+            raise ModelError(_brings_code(hub_id, model.code))
         say(
             f"{hub_id} {model.revision.resolved[:12]}: {model.weight_bytes / 1e9:.1f} GB of weights"
         )
