@@ -1,4 +1,4 @@
-"""What a chat draws is checked here: markdown, the wait, the prefill, the thinking in a line."""
+"""The drawing of an answer is checked here: markdown, the wait, the prefill, the thinking."""
 
 import asyncio
 import io
