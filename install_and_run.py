@@ -67,8 +67,8 @@ Installs Hearth into .venv if needed and starts it. Settings are read from the e
 then from .env; the options below come before both.
 
 commands:
-  service ACTION            install what is missing, then do what `hearth service ACTION` does:
-                            install, start, stop, status, logs, uninstall
+  run, launch, pull, ...    install what is missing, then be `hearth run`, `hearth launch`, ... in
+                            this directory; `.venv/bin/hearth --help` lists all commands
   test                      install what the tests need and run all of them
   test fast                 run those that need no process and no model: under a minute
   test [pytest arguments]   run pytest with these arguments
@@ -76,6 +76,8 @@ commands:
 examples:
   python3 install_and_run.py
   python3 install_and_run.py --model mlx-community/Qwen3-8B-4bit --port 4001
+  python3 install_and_run.py run qwen3.5-9b
+  python3 install_and_run.py launch claude --model qwen3.5-9b
   python3 install_and_run.py test tests/unit -q"""
 PYTHON_HELP = (
     "Hearth needs Python 3.11, 3.12 or 3.13 with venv, this is Python {}, at {}, and no working "
@@ -498,9 +500,11 @@ def start_tests(arguments: "list[str]") -> None:
     become([str(VENV / "bin/python"), "-m", module, *arguments], environ)
 
 
-def become(command: "list[str]", environ: "dict[str, str]") -> "NoReturn":
+def become(
+    command: "list[str]", environ: "dict[str, str]", directory: "Path" = PROJECT
+) -> "NoReturn":
     """Replace this process by `command`, so that signals reach it and its status is ours."""
-    os.chdir(str(PROJECT))
+    os.chdir(str(directory))
     os.execve(command[0], command, environ)
 
 
@@ -543,8 +547,9 @@ def on_signal(number: int, frame: object) -> None:
 
 def run(arguments: "list[str]") -> None:
     """Do what `arguments` ask; returns only where nothing is to be started."""
-    is_test, is_service = (arguments[:1] == [word] for word in ("test", "service"))
-    options = parse([] if is_test or is_service else arguments)
+    is_test = arguments[:1] == ["test"]
+    is_command = not is_test and arguments[:1] != [] and not arguments[0].startswith("-")
+    options = parse([] if is_test or is_command else arguments)
     problem = platform_problem(platform.system(), platform.machine(), platform.mac_ver()[0])
     problem = problem or (cuda_problem() if options.cuda else None)
     if problem:
@@ -561,9 +566,10 @@ def run(arguments: "list[str]") -> None:
         if is_test:
             start_tests(arguments[1:])
         write_env(PROJECT)
-        if is_service:
-            main = [str(VENV / "bin/python"), "-m", "hearth.commands.main"]
-            become([*main, *arguments], clean_environment())
+        if is_command:
+            # -P: what lies in the user's directory is imported by nothing of ours.
+            main = [str(VENV / "bin/python"), "-P", "-m", "hearth.commands.main"]
+            become([*main, *arguments], clean_environment(), Path.cwd())
         start(version, options)
     except StartError as error:
         raise Stop(str(error)) from None

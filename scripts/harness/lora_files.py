@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.tuner.dora import DoRALinear
 from mlx_lm.tuner.utils import load_adapters
 
 from hearth.shared.settings_from_env import load_settings
@@ -55,6 +56,7 @@ def write_adapter(
     *,
     kind: str = "lora",
     keys: Sequence[str] | None = None,
+    scale: float = SCALE,
     **config: Any,
 ) -> Path:
     """Write an adapter as mlx-lm does, of the layers called `keys` in each block, by default all.
@@ -68,11 +70,12 @@ def write_adapter(
     for path, layer in used.items():
         parts = random_parts(layer)
         if kind == "dora":
-            parts["m"] = mx.random.uniform(0.8, 1.2, (layer.weight.shape[0],))
+            lengths = DoRALinear.from_base(layer).m
+            parts["m"] = lengths * mx.random.uniform(0.8, 1.2, lengths.shape)
         weights |= {f"{path}.{name}": array for name, array in parts.items()}
     directory.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(directory / MLX_LM_WEIGHTS), weights)
-    parameters = {"rank": RANK, "scale": SCALE, "dropout": 0.3}
+    parameters = {"rank": RANK, "scale": scale, "dropout": 0.3}
     told: dict[str, Any] = {
         "fine_tune_type": kind,
         "num_layers": -1,

@@ -237,7 +237,7 @@ def test_a_repository_without_weights_that_mlx_loads_is_refused(user: PullHome) 
 
 
 def test_a_model_that_does_not_fit_is_not_fetched_unless_asked(user: PullHome) -> None:
-    user.environment["MEMORY_LIMIT_MB"] = "256"
+    user.environment["MEMORY_LIMIT_MB"] = "110"
     status, said = user.pull()
     assert status == 2 and "It does not fit" in said and "--anyway" in said
     assert user.hub.served[SHARDS[0]] == 0

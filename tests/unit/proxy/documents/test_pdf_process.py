@@ -291,9 +291,11 @@ def test_a_process_that_the_system_ends_blames_no_pdf(program: Path, body: str) 
 def test_one_that_stands_still_is_ended(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf_client, "READ_S_MAX", 0.5)
     program.write_text("import time\ntime.sleep(60)\n")
+    began = time.monotonic()
     with pytest.raises(RequestError) as caught:
         pages(b"x" * 3 * MB)
     assert caught.value.status == 503 and "within 0.5 s" in str(caught.value)
+    assert time.monotonic() - began < 30
     assert not children()
 
 
@@ -308,19 +310,21 @@ def test_one_that_answers_without_an_end_is_ended(
     assert not children()
 
 
-def test_a_client_that_leaves_ends_it(program: Path) -> None:
-    program.write_text("import time\ntime.sleep(60)\n")
+def test_a_client_that_leaves_ends_it(program: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    program.write_text(f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(60)\n")
 
     async def leave() -> None:
         task = asyncio.create_task(pdf_pages(b"x"))
-        while not children():
+        while not begun.exists():
             await asyncio.sleep(0.01)
+        assert children()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert not children()
 
-    asyncio.run(asyncio.wait_for(leave(), 60))
+    asyncio.run(asyncio.wait_for(leave(), 30))
 
 
 def test_a_tree_of_some_levels_is_no_bomb() -> None:

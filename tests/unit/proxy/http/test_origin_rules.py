@@ -1,12 +1,22 @@
 """Checks the Host and Origin rules: names, addresses, patterns, and what a 403 says."""
 
 import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
+from hearth.proxy.app import ProxyApp
+from hearth.proxy.http.api_keys import Headers
 from hearth.proxy.http.origin_rules import OriginRules
+from hearth.proxy.monitoring.admin_routes import AdminRoutes
+from hearth.proxy.pool.worker_pool import WorkerPool
+from hearth.proxy.workers.supervisor import Supervisor
 from hearth.shared.errors import RequestError, StartError
+from hearth.shared.settings_from_env import load_settings
+from tests.helpers.proxy.proxy_app import ask
 
 NAMES = ("mac.local", "*.lan", "Host.Docker.Internal", "[fd7a::1]", "192.168.1.5")
 
@@ -257,3 +267,22 @@ def test_a_page_behind_tls_is_our_own_where_its_name_is_listed() -> None:
     assert asked_by(rules, f"https://{host}", host) is None
     assert asked_by(rules, "https://hearth.example:8443", host) == "refused"
     assert asked_by(OriginRules("127.0.0.1", ()), f"https://{host}", host) == "refused"
+
+
+class TheirKeys:
+    """Stands for LiteLLM's check, which knows no key here."""
+
+    async def identity(self, headers: Headers, path: str = "") -> str | None:
+        raise RequestError("An API key is required.", status=401)
+
+
+def test_where_litellm_checks_keys_any_name_leads_to_its_check_and_none_past_it(
+    tmp_path: Path,
+) -> None:
+    settings, pool = load_settings({"MAX_KV_SIZE_GB": "0"}, None), WorkerPool()
+    routes = AdminRoutes(settings, "0", Supervisor(["true"], 1, tmp_path, pool, {}), pool)
+    gateway: Any = SimpleNamespace(accounts=SimpleNamespace(keys=TheirKeys()))
+    app = ProxyApp(settings, pool, routes, gateway=gateway)
+    host = (b"host", b"evil.example")
+    told = [ask(app, "GET", path, host=host).status for path in ("/v1/models", "/health", "/x")]
+    assert told == [401, 403, 401]
