@@ -122,7 +122,8 @@ class Chat:
         if self.turn is None:
             self.say("Nothing was answered yet.", "dim")
         elif command == "/why":
-            lines = why_lines(self.turn, self.conversation.session, self.server.base_url)
+            key = " --key $PROXY_API_KEY" if self.server.key else ""
+            lines = why_lines(self.turn, self.conversation.session, self.server.base_url + key)
             self.say("\n".join(lines))
         else:
             thinking = self.turn.thinking.strip() or "The last answer has none."

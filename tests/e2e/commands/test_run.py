@@ -24,6 +24,7 @@ from tests.helpers.worker_processes.scripted_worker import DICTATION, FREEDOM
 COMMAND = ("hearth.commands.main", "run")
 READY = b"/help lists the commands"
 FIGURES = b"(/why)"
+PROMPT = b"\r\n> "  # before it Ctrl-D would be the terminal's own
 
 
 def once(
@@ -70,6 +71,7 @@ def test_a_chat_goes_on_with_what_is_kept_and_says_so(
     told = f"{len(second.ids)} tokens: {second.cached} were kept in a live cache"
     assert told.encode() in chat.read
     assert b"lost     nothing" in chat.read
+    chat.until(PROMPT, at)
     chat.type("\x04")
     assert chat.wait() == 0
     assert b"Traceback" not in chat.read
@@ -169,7 +171,7 @@ def test_a_server_is_started_where_none_runs_and_ends_with_the_chat(
         assert b"`hearth service install` keeps one running." in chat.read
         pids = children(settings)
         chat.type("Who are you?\r")
-        chat.until(FIGURES)
+        chat.until(PROMPT, chat.until(FIGURES))
         assert b"I am Pocket" in chat.read
         found = once(settings, "pocket", "Who are you?")  # a second one asks the same server
         assert "I am Pocket" in found.stdout and "service install" not in found.stderr
@@ -252,7 +254,8 @@ def test_an_image_is_sent_by_its_path_in_a_message(tmp_path: Path) -> None:
         at = chat.until(b"/no/such.png cannot be read: No such file or directory.")
         chat.type(f"What is in '{picture}' here?\r")
         at = chat.until(b"With the message: a red one.png", at)
-        chat.until(b"The answer ended where the context does", at)
+        at = chat.until(b"The answer ended where the context does", at)
+        chat.until(PROMPT, at)
         chat.type("\x04")
         assert chat.wait() == 0
         (recent,) = server.get("/v1/sessions")["recent"]

@@ -1,4 +1,4 @@
-"""What a chat shows and reads holds for any text: none is lost, and a terminal obeys none."""
+"""Any text is shown by a chat without loss, and none of it is obeyed by the terminal."""
 
 import unicodedata
 

@@ -25,7 +25,7 @@ DISTRIBUTIONS = {
 # What comes with a dependency that could not work without it.
 BROUGHT = {
     **{"transformers": "mlx-lm", "tokenizers": "mlx-lm", "jinja2": "mlx-lm"},
-    **{"httpx": "huggingface-hub", "filelock": "huggingface-hub"},
+    **{"httpx": "huggingface-hub", "filelock": "huggingface-hub", "markdown_it": "rich"},
 }
 
 

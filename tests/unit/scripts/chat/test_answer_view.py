@@ -1,4 +1,4 @@
-"""What a chat draws is checked here: markdown, the wait, the prefill, the thinking in a line."""
+"""The drawing of an answer is checked here: markdown, the wait, the prefill, the thinking."""
 
 import asyncio
 import io
@@ -52,6 +52,10 @@ def test_an_answer_about_tags_keeps_them_and_its_line_breaks() -> None:
         "",
         "<div>",
     ]
+
+
+def test_a_heading_begins_where_the_text_does() -> None:
+    assert drawn(AnswerMarkdown("# Head\n\ntext")) == ["Head", "", "text"]
 
 
 def test_a_link_shows_where_it_leads() -> None:
