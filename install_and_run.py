@@ -17,7 +17,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -45,7 +44,7 @@ import json, os, sys
 from hearth.shared.settings_from_env import load_settings, setting_warnings
 from hearth.shared.paths import env_file
 from hearth.shared.errors import StartError
-from hearth.shared.model_path import check_model
+from hearth.shared.models.model_path import check_model
 try:
     found = load_settings(os.environ, env_file())
     sources = (found.model_path, *found.models) if "--check" in sys.argv else ()
@@ -68,8 +67,8 @@ Installs Hearth into .venv if needed and starts it. Settings are read from the e
 then from .env; the options below come before both.
 
 commands:
-  service ACTION            install what is missing, then do what `hearth service ACTION` does:
-                            install, start, stop, status, logs, uninstall
+  run, launch, pull, ...    install what is missing, then be `hearth run`, `hearth launch`, ... in
+                            this directory; `.venv/bin/hearth --help` lists all commands
   test                      install what the tests need and run all of them
   test fast                 run those that need no process and no model: under a minute
   test [pytest arguments]   run pytest with these arguments
@@ -77,6 +76,8 @@ commands:
 examples:
   python3 install_and_run.py
   python3 install_and_run.py --model mlx-community/Qwen3-8B-4bit --port 4001
+  python3 install_and_run.py run qwen3.5-9b
+  python3 install_and_run.py launch claude --model qwen3.5-9b
   python3 install_and_run.py test tests/unit -q"""
 PYTHON_HELP = (
     "Hearth needs Python 3.11, 3.12 or 3.13 with venv, this is Python {}, at {}, and no working "
@@ -359,14 +360,15 @@ def current_version(venv: Path, extras: "list[str]") -> "str | None":
 
 def install(venv: Path, extras: "list[str]", lock: int) -> str:
     """Make `venv` or go on with a half made one; return its Python's version."""
+    from hearth.shared.install_progress import InstallProgress
     from hearth.shared.pip_runner import PipStep
 
     if "cuda" in extras or not read_stamp(venv).get("requirements"):
         check_disk(venv, DISK_BYTES_CUDA if "cuda" in extras else DISK_BYTES)
-    began = time.monotonic()
+    progress = InstallProgress(venv)
     venv.mkdir(exist_ok=True)
     with (venv / "install.log").open("w", encoding="utf-8") as log:
-        step = PipStep(log, lock, PROJECT, clean_environment())
+        step = PipStep(log, lock, PROJECT, clean_environment(), progress)
         version = make_venv(venv, step)
         stamp = wanted_stamp(venv, extras, version)
         write_stamp(venv, {**stamp, "requirements": []})
@@ -375,12 +377,19 @@ def install(venv: Path, extras: "list[str]", lock: int) -> str:
         if "cuda" in stamp["extras"] and list(venv.glob("lib/*/site-packages/mlx_cpu-*")):
             # removing it takes their common libmlx.so along, so the other must be unpacked anew
             step.run([*pip, "uninstall", "--yes", "mlx-cpu", "mlx-cuda-13"])
-        quiet = ["--no-input", "--no-user", "--disable-pip-version-check", "--progress-bar=off"]
+        quiet = ["--no-input", "--no-user", "--disable-pip-version-check", progress_bar(pip)]
         step.run([*pip, "install", *quiet, *stamp["requirements"]])
         step.run([*pip, "install", *quiet, "--no-deps", "--editable", str(PROJECT)])
     write_stamp(venv, stamp)
-    say(f"Installed into {venv} in {time.monotonic() - began:.0f} s.")
+    say(f"Installed {progress.summary()} into {venv} in {progress.seconds:.0f} s.")
     return version
+
+
+def progress_bar(pip: "list[str]") -> str:
+    """Return the option that has pip say how many bytes have come; before pip 24.1 none does."""
+    said = re.match(r"pip (\d+)\.(\d+)", output_of([*pip, "--version"]))
+    is_new = said is not None and tuple(map(int, said.groups())) >= (24, 1)
+    return "--progress-bar=raw" if is_new else "--progress-bar=off"
 
 
 def make_venv(venv: Path, step: "PipStep") -> str:
@@ -491,9 +500,11 @@ def start_tests(arguments: "list[str]") -> None:
     become([str(VENV / "bin/python"), "-m", module, *arguments], environ)
 
 
-def become(command: "list[str]", environ: "dict[str, str]") -> "NoReturn":
+def become(
+    command: "list[str]", environ: "dict[str, str]", directory: "Path" = PROJECT
+) -> "NoReturn":
     """Replace this process by `command`, so that signals reach it and its status is ours."""
-    os.chdir(str(PROJECT))
+    os.chdir(str(directory))
     os.execve(command[0], command, environ)
 
 
@@ -536,8 +547,9 @@ def on_signal(number: int, frame: object) -> None:
 
 def run(arguments: "list[str]") -> None:
     """Do what `arguments` ask; returns only where nothing is to be started."""
-    is_test, is_service = (arguments[:1] == [word] for word in ("test", "service"))
-    options = parse([] if is_test or is_service else arguments)
+    is_test = arguments[:1] == ["test"]
+    is_command = not is_test and arguments[:1] != [] and not arguments[0].startswith("-")
+    options = parse([] if is_test or is_command else arguments)
     problem = platform_problem(platform.system(), platform.machine(), platform.mac_ver()[0])
     problem = problem or (cuda_problem() if options.cuda else None)
     if problem:
@@ -554,9 +566,10 @@ def run(arguments: "list[str]") -> None:
         if is_test:
             start_tests(arguments[1:])
         write_env(PROJECT)
-        if is_service:
-            main = [str(VENV / "bin/python"), "-m", "hearth.commands.main"]
-            become([*main, *arguments], clean_environment())
+        if is_command:
+            # -P: what lies in the user's directory is imported by nothing of ours.
+            main = [str(VENV / "bin/python"), "-P", "-m", "hearth.commands.main"]
+            become([*main, *arguments], clean_environment(), Path.cwd())
         start(version, options)
     except StartError as error:
         raise Stop(str(error)) from None

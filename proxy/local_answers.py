@@ -82,7 +82,10 @@ class LocalAnswers:
             request = await exchange.while_connected(completing)
         else:
             request = await self._work(exchange, size, completing)
-        return dataclasses.replace(request, target=target)
+        names = self._names
+        return dataclasses.replace(
+            request, target=names.model_of(target), adapter=names.adapter_of(target)
+        )
 
     async def _work(self, exchange: HttpExchange, size: int, work: Awaitable[T]) -> T:
         """Return what `work` on a body of `size` bytes gives, while the client is there."""
@@ -114,7 +117,7 @@ class LocalAnswers:
         answer = await exchange.while_connected(opening)
         exchange.on_disconnect(answer.close)
         try:
-            name = request.target or self._names.public
+            name = request.served_as or self._names.public
             result = await prefill_endpoint.prefill_result(answer, request, name)
             await exchange.send_json(200, result)
         finally:
@@ -138,7 +141,7 @@ class LocalAnswers:
         started = awake_s()
         opening = self._open(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
-        name = request.target or self._names.public
+        name = request.served_as or self._names.public
         read = answer if account is None else account.admitted(request, [answer, *others])
         admitted = AdmittedRequest(request, name, read, tuple(others))
         if request.dialect == "responses" and request.is_stored:
@@ -192,7 +195,7 @@ class LocalAnswers:
         exchange.is_counted = True
         broken = exchange.broken_by
         self._metrics.ended(request, answers, broken)
-        served_by = served_here(request.target or self._names.public)
+        served_by = served_here(request.served_as or self._names.public)
         self._requests.note(request, answers, started, broken, served_by=served_by)
         answer = answers[0]
         log.info(

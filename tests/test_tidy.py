@@ -37,7 +37,7 @@ FULL_FOLDERS: Final = {
 # The rooms of each top, from the lowest to the highest: one imports only those before it. A folder
 # in a room belongs to it.
 ORDER: Final = (
-    ("shared", "shared/suspects"),
+    ("shared", "shared/models", "shared/suspects"),
     (
         *("proxy/http", "proxy/images", "proxy/request", "proxy/documents"),
         *("proxy/pool", "proxy/api"),
@@ -76,6 +76,7 @@ ONLY_IN: Final = {
     "litellm": ("proxy/gateway/",),
     "mlx": (
         *("worker/engine/", "worker/kv/", "worker/doctor/", "worker/setup/kv_setup.py"),
+        "worker/setup/unloaded_model.py",
         *("worker/constraint/token_mask.py", "worker/stream/logprobs.py"),
         "worker/threads/inference_thread.py",
     ),

@@ -21,7 +21,8 @@ from hearth.proxy.images.image_fetch import ImageFetcher
 from hearth.proxy.images.prompt_images import shows_images, with_images
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
-from hearth.proxy.request.session_id import key_digest, session_of
+from hearth.proxy.request.session_id import conversation_of, key_digest, session_of
+from hearth.proxy.request.session_title import title_of
 from hearth.shared.settings import KV_BITS
 from hearth.shared.settings_from_env import Settings
 
@@ -55,6 +56,7 @@ class BodyParser:
         self.documents = DocumentReader()
         self._uses_kv_cache = settings.use_kv_cache
         self._is_apart = is_apart or len(settings.api_keys) > 1
+        self._shows_titles = settings.session_titles
         self._stored = stored
 
     def read(
@@ -84,6 +86,8 @@ class BodyParser:
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=self._uses_kv_cache)
         unknown_blocks.note(request.left_out)
         speaker = session_of(headers, body, key)
+        if self._shows_titles:
+            speaker = dataclasses.replace(speaker, title=title_of(request.prompt.messages))
         prompt = dataclasses.replace(request.prompt, speaker=speaker)
         more = tuple(dataclasses.replace(each, speaker=speaker) for each in request.more_prompts)
         return dataclasses.replace(
@@ -117,5 +121,11 @@ class BodyParser:
             prompt = await with_images(prompt, self.images, hold)
         naming = functools.partial(self._digester.names, prompt.messages, owner)
         names, delta_chars = await work_on_body(size, naming)
-        prompt = dataclasses.replace(prompt, names=names, delta_chars=delta_chars)
+        conversation = conversation_of(prompt.speaker, prompt.messages, names)
+        prompt = dataclasses.replace(
+            prompt,
+            names=names,
+            delta_chars=delta_chars,
+            speaker=dataclasses.replace(prompt.speaker, conversation=conversation),
+        )
         return dataclasses.replace(request, prompt=prompt)

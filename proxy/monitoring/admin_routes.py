@@ -7,6 +7,7 @@ from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
 from hearth.proxy.monitoring import request_metrics
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
+from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_link import ReportKind
@@ -18,7 +19,7 @@ from hearth.proxy.workers.remote_workers import RemoteWorker
 from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.wire_messages import Usage
+from hearth.shared.wire_messages import ModelFacts, Usage
 
 _MODELS: Final = ("/v1/models/", "/models/")
 _PROMPTS: Final = "/v1/cache/prompts/"
@@ -58,6 +59,7 @@ class AdminRoutes:
         self.names = ModelNames.of(settings)
         self.groups: Mapping[str, ListedGroup] = {}  # of a LiteLLM config
         self.metrics = request_metrics.RequestMetrics(version, self.names.public)
+        self.metrics.gateway.know(map(served_here, self.names.adapters), is_cloud=False)
         directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb != 0 else None
         self.stored = ResponseStore(directory=directory)
         self._table: dict[str, Methods] = {
@@ -113,9 +115,12 @@ class AdminRoutes:
 
     async def _models(self, exchange: HttpExchange) -> None:
         is_anthropic = _is_anthropic(exchange)
-        facts_of = self._pool.facts_of
-        listing = self.names.listing(facts_of, self.groups, is_anthropic=is_anthropic)
+        listing = self.names.listing(self._facts_of, self.groups, is_anthropic=is_anthropic)
         await exchange.send_json(200, listing)
+
+    def _facts_of(self, target: str) -> ModelFacts | None:
+        """Return what is known of a target: of an adapter, what is known of its model."""
+        return self._pool.facts_of(self.names.model_of(target))
 
     async def _model(self, exchange: HttpExchange) -> None:
         name = _rest(exchange.path, *_MODELS)
@@ -126,7 +131,7 @@ class AdminRoutes:
         if group is None:
             name = self.names.check(name, self.groups)
             group = ListedGroup("hearth", self.names.target(name))
-        facts = group.facts(self._pool.facts_of)
+        facts = group.facts(self._facts_of)
         row = self.names.row(name, facts, is_anthropic=is_anthropic, owner=group.owner)
         await exchange.send_json(200, row)
 

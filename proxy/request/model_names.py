@@ -30,8 +30,13 @@ class ServedModel:
         """Return what its worker's environment has beyond this server's."""
         if not self.path:
             return {}
-        # A draft model fits one model alone.
-        return {"MODEL_PATH": self.path, "PROXY_MODEL_ID": self.name, "DRAFT_MODEL": ""}
+        # A draft model and adapters fit one model alone.
+        return {
+            "MODEL_PATH": self.path,
+            "PROXY_MODEL_ID": self.name,
+            "DRAFT_MODEL": "",
+            "ADAPTERS": "",
+        }
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -78,6 +83,23 @@ def _model(entry: str) -> ServedModel:
     return ServedModel(name, path)
 
 
+def adapters_of(settings: Settings, others: Iterable[ServedModel]) -> tuple[str, ...]:
+    """Return the names of the default model's adapters.
+
+    Raises:
+        StartError: one has the name of a model.
+    """
+    names = [name for name, _ in settings.adapters]
+    taken = {settings.model_name, *settings.model_aliases, *(model.name for model in others)}
+    for name in names:
+        if name in taken:
+            raise StartError(
+                f"ADAPTERS has {name!r}, which is the name of a model already. Give the adapter "
+                "another."
+            )
+    return tuple(names)
+
+
 def loose_name(name: str) -> str:
     """Return what names have in common that differ in case, or in Ollama's `:latest`."""
     return name.casefold().removesuffix(LATEST) or name
@@ -122,6 +144,7 @@ class ModelNames:
     aliases: tuple[str, ...]
     patterns: tuple[str, ...]
     others: tuple[ServedModel, ...] = ()
+    adapters: tuple[str, ...] = ()  # of the default model: each is a name of its own
     since: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -137,6 +160,7 @@ class ModelNames:
             settings.model_aliases,
             settings.catch_all_models,
             tuple(others),
+            adapters_of(settings, others),
         )
 
     @property
@@ -146,10 +170,11 @@ class ModelNames:
 
     @property
     def listed(self) -> list[str]:
-        return list(dict.fromkeys((self.public, *self.aliases, *(row.name for row in self.others))))
+        others = (row.name for row in self.others)
+        return list(dict.fromkeys((self.public, *self.aliases, *self.adapters, *others)))
 
     def find(self, name: str) -> str | None:
-        """Return the public name of the model that `name` stands for.
+        """Return the public name of the model, or the adapter, that `name` stands for.
 
         Public names go first, then aliases, then paths and their last parts; then all of these
         without case and without `:latest`; then patterns, which stand for the default model.
@@ -173,6 +198,7 @@ class ModelNames:
     def _known(self) -> dict[str, str]:
         """Return the public name that each name stands for."""
         known = {self.public: self.public} | {model.name: model.name for model in self.others}
+        known |= {name: name for name in self.adapters}
         for name in self.aliases:
             known.setdefault(name, self.public)
         for model in self.others:
@@ -181,11 +207,21 @@ class ModelNames:
         return known
 
     def target(self, name: str) -> str:
-        """Return the model that `name` asks for; "" where there is no choice.
+        """Return the model, or the adapter, that `name` asks for; "" where there is no choice.
 
         `name` has passed `check`.
         """
-        return (self.find(name) or self.public) if self.others else ""
+        return (self.find(name) or self.public) if self.others or self.adapters else ""
+
+    def adapter_of(self, target: str) -> str:
+        """Return `target`, of `self.target`, where it is an adapter; else ""."""
+        return target if target in self.adapters else ""
+
+    def model_of(self, target: str) -> str:
+        """Return the model of `target`, an adapter's too; "" where there is one model only."""
+        if not self.others:
+            return ""
+        return self.public if target in self.adapters else target
 
     def named(self, name: Any) -> str:
         """Return `name`, or the default model's where a request has none.
@@ -267,6 +303,8 @@ class ModelNames:
             tokens = facts.context_tokens if facts is not None else None
             return row | {"max_input_tokens": tokens, "max_tokens": tokens}
         row = {"id": name, "object": "model", "created": self.since, "owned_by": owner}
+        if name in self.adapters:  # as vLLM tells it
+            row["parent"] = self.public
         if facts is None:
             return row
         return row | {

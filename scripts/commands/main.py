@@ -25,8 +25,14 @@ class Command:
 
 COMMANDS: Final = {
     "serve": Command("serve", "starts the server and its workers"),
+    "models": Command("models.list_models", "lists models: on this disk, and for this machine"),
+    "pull": Command("models.pull_model", "fetches a model, checked, if it fits this machine"),
+    "rm": Command("models.remove_model", "removes a fetched model"),
+    "run": Command("chat.command", "talks with a model in the terminal"),
     "service": Command("service.command", "runs the server from login on (launchd, systemd)"),
     "check": Command("check", "says whether a start would succeed: packages, settings, port"),
+    "launch": Command("agents.launch", "starts an agent set up for this server"),
+    "connect": Command("agents.connect", "writes this server into an agent's settings"),
     "doctor": Command("doctor", "checks the model on this machine, and says what auto means"),
     "top": Command("top", "shows what a running server does, once a second"),
     "why": Command("why", "says why requests of a session lost what was kept"),

@@ -7,6 +7,7 @@ from typing import Any
 from hearth.worker.cache.block_hash import Tokens, pack, prefix_hashes
 from hearth.worker.cache.image_keys import ImageRun, PromptImage, image_borders, keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
+from hearth.worker.engine.model_loader import LoadedModel
 from scripts.harness.image_files import painted
 from scripts.harness.processed_images import picture_of
 from scripts.harness.socketless_worker import Answer, Machine, loaded, marks, vocabulary
@@ -29,8 +30,9 @@ def shown(name: str, number: int) -> tuple[int, ...]:
 class LookingMachine(Machine):
     """A machine that is given keys, of texts and of `shown` images."""
 
-    def __init__(self, name: str, **more: Any) -> None:
-        super().__init__(loaded(name), marks(name), vocabulary(name), **more)
+    def __init__(self, name: str, model: LoadedModel | None = None, **more: Any) -> None:
+        """`model` stands in the place of the fixture's."""
+        super().__init__(model or loaded(name), marks(name), vocabulary(name), **more)
         numbers = range(2 * len(SIZES))
         self._album = {shown(name, n)[0]: picture(name, n) for n in numbers}
 

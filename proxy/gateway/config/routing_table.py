@@ -218,7 +218,8 @@ class RoutingTable:
                 about = _UNASKED | about
             entries.append({**row, "model_info": about})
         named = {row["model_name"] for row in entries}
-        for model in models_of(settings):
+        adapters = (ServedModel(name) for name, _ in settings.adapters)
+        for model in (*models_of(settings), *adapters):
             if model.name not in named:
                 entries.append(_local_entry(model))
         return entries
@@ -326,6 +327,8 @@ def local_names(settings: Settings) -> dict[str, str]:
     for model in (ServedModel(default.name, settings.model_path), *others):
         for name in model.names:
             found.setdefault(name, model.name)
+    for name, _ in settings.adapters:
+        found.setdefault(name, name)
     for alias in settings.model_aliases:
         found.setdefault(alias, default.name)
     return found

@@ -20,6 +20,7 @@ CODEX: Final = "@openai/codex@0.169.0"
 OPENCODE: Final = "opencode-ai@1.18.33"
 PI: Final = "@earendil-works/pi-coding-agent@0.87.1"
 OPENCLAW: Final = "openclaw@2026.9.6"
+QWEN_CODE: Final = "@qwen-code/qwen-code@0.24.4"
 INSTALL_WAIT_S_MAX: Final = 300
 UNREACHABLE: Final = re.compile(
     r"ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH"
@@ -78,7 +79,7 @@ def _install(package: str, target: Path) -> None:
 
 def main() -> int:
     """Install every client that can be installed here."""
-    for package in (NODE, CLAUDE_CODE, CODEX, OPENCODE, PI, OPENCLAW):
+    for package in (NODE, CLAUDE_CODE, CODEX, OPENCODE, PI, OPENCLAW, QWEN_CODE):
         try:
             node_modules(package)
         except NotInstallableError as error:

@@ -82,7 +82,7 @@ class Agent:
             "LANG": "C.UTF-8",
             **self.environment(place),
         }
-        return _run([str(binary), *self.command(prompt, before)], place.project, environment)
+        return run_command([str(binary), *self.command(prompt, before)], place.project, environment)
 
     def warnings(self, place: Place, *runs: Run) -> list[str]:
         """Return the lines of the logs that tell of a server that was not understood."""
@@ -96,7 +96,8 @@ class Agent:
         ]
 
 
-def _run(command: list[str], cwd: Path, environment: Mapping[str, str]) -> Run:
+def run_command(command: list[str], cwd: Path, environment: Mapping[str, str]) -> Run:
+    """Run `command` to its end, with nothing to read."""
     began = time.monotonic()
     process = subprocess.Popen(
         command,
@@ -290,6 +291,37 @@ def _openclaw_said(run: Run) -> str:
     return str(row["payloads"][-1]["text"])
 
 
+def _qwen_configure(place: Place) -> None:
+    model = {
+        "id": MODEL,
+        "baseUrl": f"{place.url}/v1",
+        "envKey": "HEARTH_KEY",
+        "generationConfig": {"contextWindowSize": CONTEXT_TOKENS},
+    }
+    settings = {
+        "$version": 4,  # else it writes it there
+        "modelProviders": {"openai": [model]},
+        "security": {"auth": {"selectedType": "openai"}},
+        "model": {"name": MODEL},
+        "memory": {"enableManagedAutoMemory": False},  # a request of its own after each turn
+        "privacy": {"usageStatisticsEnabled": False},
+        "general": {"enableAutoUpdate": False},
+    }
+    place.write(".qwen/settings.json", json.dumps(settings))
+
+
+def _qwen_environment(place: Place) -> dict[str, str]:
+    return {"HEARTH_KEY": "local", "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"}
+
+
+def _qwen_command(prompt: str, before: Run | None) -> list[str]:
+    return ["--yolo", "-o", "json", *(["--continue"] if before else []), prompt]
+
+
+def _qwen_said(run: Run) -> str:
+    return str(json.loads(run.out)[-1]["result"])
+
+
 AGENTS: Final = {
     agent.name: agent
     for agent in (
@@ -355,6 +387,16 @@ AGENTS: Final = {
             _openclaw_command,
             _openclaw_said,
             harmless=r"SQLite",  # its own store, which it tidies on a thread that may come too late
+        ),
+        Agent(
+            "Qwen Code",
+            npm_clients.QWEN_CODE,
+            "qwen",
+            _qwen_configure,
+            _qwen_environment,
+            _qwen_command,
+            _qwen_said,
+            harmless=r"Ripgrep not available",
         ),
     )
 }

@@ -27,7 +27,8 @@ class Bench:
     def __init__(self, directory: Path, count: int, **environ: str) -> None:
         self.log = directory / "log"
         self.pool = WorkerPool()
-        environment = {**os.environ, "FAKE_WORKER_LOG": str(self.log), "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep)
+        environment = {**os.environ, "FAKE_WORKER_LOG": str(self.log), "PYTHONPATH": path}
         self.supervisor = Supervisor(COMMAND, count, directory, self.pool, environment | environ)
 
     def events(self, kind: str) -> list[dict[str, Any]]:

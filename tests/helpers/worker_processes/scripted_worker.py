@@ -51,6 +51,7 @@ READERS: Final = {
     "Read": ("file_path", "{}"),
     "exec_command": ("cmd", "cat {}"),
     "shell": ("command", "cat {}"),
+    "read_file": ("file_path", "{}"),
     "read": ("path", "{}"),
 }
 _WORDS: Final = re.compile(r"The (first|second|third) secret word is (\w+)\.")

@@ -80,22 +80,28 @@ def test_the_supported_versions_are_those_of_the_package() -> None:
     assert 'requires-python = ">=3.11,<3.14"' in text
 
 
-def test_service_commands_install_what_is_missing_and_go_on_as_hearth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "words",
+    [["service", "logs", "-n", "3"], ["launch", "claude", "--model", "x", "--", "-p", "hi"]],
+    ids=["service", "launch"],
+)
+def test_commands_install_what_is_missing_and_go_on_as_hearth_where_the_user_is(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared: list[list[str]] = []
-    became: list[list[str]] = []
+    became: list[tuple[list[str], Path]] = []
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(install_and_run, "VENV", tmp_path)
     monkeypatch.setattr(install_and_run, "prepare", lambda _, extras: prepared.append(extras))
     monkeypatch.setattr(install_and_run, "write_env", lambda project: None)
 
-    def become(command: list[str], environ: dict[str, str]) -> NoReturn:
-        became.append(command)
+    def become(command: list[str], environ: dict[str, str], directory: Path) -> NoReturn:
+        became.append((command, directory))
         raise Stop("became", 0)
 
     monkeypatch.setattr(install_and_run, "become", become)
     monkeypatch.setattr(install_and_run, "is_usable_here", lambda: True)
     monkeypatch.setattr(install_and_run.signal, "getsignal", lambda number: signal.SIG_IGN)
-    assert install_and_run.main(["service", "logs", "-n", "3"]) == 0
-    hearth = [str(tmp_path / "bin/python"), "-m", "hearth.commands.main"]
-    assert (prepared, became) == ([[]], [[*hearth, "service", "logs", "-n", "3"]])
+    assert install_and_run.main(words) == 0
+    hearth = [str(tmp_path / "bin/python"), "-P", "-m", "hearth.commands.main"]
+    assert (prepared, became) == ([[]], [([*hearth, *words], tmp_path)])

@@ -103,7 +103,7 @@ def test_a_worker_is_told_its_model_and_its_name(tmp_path: Path) -> None:
     assert other == ServedModel("a=b", str(directory))
     assert other.environ == {
         **{"MODEL_PATH": str(directory), "PROXY_MODEL_ID": "a=b"},
-        "DRAFT_MODEL": "",  # which fits one model alone
+        **{"DRAFT_MODEL": "", "ADAPTERS": ""},  # which fit one model alone
     }
 
 

@@ -248,3 +248,8 @@ def test_a_file_that_is_not_there_or_too_large_refuses_to_start(tmp_path: Path) 
         file.truncate(BODY_BYTES_MAX + 1)
     with pytest.raises(StartError, match=f"{BODY_BYTES_MAX:,} are read at most"):
         named_warmer(tmp_path, str(large))
+
+
+def test_a_prompt_that_names_an_adapter_is_read_with_it(tmp_path: Path) -> None:
+    made = warmer(tmp_path, [CHAT, CHAT | {"model": "law"}], ADAPTERS="law=owner/law-lora")
+    assert sorted(request.adapter for request in made._requests.values()) == ["", "law"]

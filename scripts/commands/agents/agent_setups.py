@@ -1,0 +1,355 @@
+"""Sets up the agents that Hearth knows: each one's variables, files and options, as values."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any, Final
+
+from hearth.commands.agents import json_text
+from hearth.commands.agents.agent_setup import (
+    KEY_VARIABLE,
+    Agent,
+    ConfigFile,
+    Endpoint,
+    Launch,
+    Surroundings,
+    json_of,
+    key_file,
+)
+from hearth.commands.agents.config_values import OURS, Values
+
+TITLE: Final = "Hearth"
+
+
+def _told(**values: Any) -> Values:
+    """Return `values` without those that are not known."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+# ---------------------------------------------------------------- Claude Code
+
+CLAUDE_NAMES: Final = ("OPUS", "SONNET", "HAIKU")
+# Any of these, set, has it ask another provider.
+CLAUDE_PROVIDERS: Final = ("BEDROCK", "VERTEX", "FOUNDRY")
+
+
+def _claude_environment(endpoint: Endpoint) -> dict[str, str]:
+    context = endpoint.context_tokens
+    return {
+        "ANTHROPIC_BASE_URL": endpoint.base_url,
+        "ANTHROPIC_MODEL": endpoint.model,
+        **{f"ANTHROPIC_DEFAULT_{name}_MODEL": endpoint.model for name in CLAUDE_NAMES},
+        **({"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context)} if context else {}),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+
+
+def _launch_claude(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
+    environment = _claude_environment(endpoint) | {"ANTHROPIC_AUTH_TOKEN": endpoint.sent_key}
+    others = tuple(f"CLAUDE_CODE_USE_{name}" for name in CLAUDE_PROVIDERS)
+    removed = ("ANTHROPIC_API_KEY", *others)
+    # The user's own settings.json may set the same variables, and comes before the environment.
+    settings = {"env": environment | dict.fromkeys(removed, "")}
+    file = surroundings.directory / "settings.json"
+    return Launch(
+        ("--settings", str(file)), environment, removed, files={file.name: json_of(settings)}
+    )
+
+
+def _claude_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
+    settings: Values = {"env": _claude_environment(endpoint)}
+    if endpoint.key:
+        settings["apiKeyHelper"] = f"cat {shlex.quote(str(key_file(surroundings)))}"
+    else:
+        settings["env"]["ANTHROPIC_AUTH_TOKEN"] = endpoint.sent_key
+    path = surroundings.folder("CLAUDE_CONFIG_DIR", ".claude") / "settings.json"
+    return [ConfigFile(path, "json", lambda present: settings)]
+
+
+# ---------------------------------------------------------------- Codex
+
+
+def _codex_provider(endpoint: Endpoint) -> Values:
+    return {"name": TITLE, "base_url": endpoint.v1, "wire_api": "responses"}
+
+
+def _codex_settings(endpoint: Endpoint, provider: Values) -> Values:
+    return _told(  # each key goes to the top of the file
+        model_context_window=endpoint.context_tokens,
+        model_provider=OURS,
+        model=endpoint.model,
+        model_providers={OURS: provider},
+    )
+
+
+def _launch_codex(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
+    provider = _codex_provider(endpoint) | {"env_key": KEY_VARIABLE}
+    options: list[str] = []
+    for name, value in _codex_settings(endpoint, {}).items():
+        if name != "model_providers":
+            options += ["-c", f"{name}={json.dumps(value)}"]
+    for name, value in provider.items():
+        options += ["-c", f"model_providers.{OURS}.{name}={json.dumps(value)}"]
+    return Launch(tuple(options), {KEY_VARIABLE: endpoint.sent_key})
+
+
+def _codex_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
+    provider = _codex_provider(endpoint)
+    if endpoint.key:
+        provider["auth"] = {"command": "cat", "args": [str(key_file(surroundings))]}
+    settings = _codex_settings(endpoint, provider)
+    path = surroundings.folder("CODEX_HOME", ".codex") / "config.toml"
+    return [ConfigFile(path, "toml", lambda present: settings)]
+
+
+# ---------------------------------------------------------------- opencode
+
+
+def _opencode_settings(endpoint: Endpoint, key: str) -> Values:
+    limit = {"context": endpoint.context_tokens, "output": endpoint.answer_tokens}
+    model: Values = {"name": endpoint.model, "reasoning": True, "tool_call": True}
+    if endpoint.context_tokens:
+        model["limit"] = limit
+    if endpoint.takes_images:
+        model |= {"attachment": True, "modalities": {"input": endpoint.inputs, "output": ["text"]}}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": TITLE,
+        "options": {"baseURL": endpoint.v1, "apiKey": key},
+        "models": {endpoint.model: model},
+    }
+    return {"model": f"{OURS}/{endpoint.model}", "provider": {OURS: provider}}
+
+
+def _launch_opencode(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
+    settings = _opencode_settings(endpoint, f"{{env:{KEY_VARIABLE}}}")
+    settings |= {"small_model": settings["model"], "enabled_providers": [OURS]}
+    variable = "OPENCODE_CONFIG_CONTENT"  # comes before all its files
+    own = json_text.values_of(surroundings.environ.get(variable, ""))
+    content = own | settings
+    content["provider"] = own.get("provider", {}) | settings["provider"]
+    return Launch(
+        environment={variable: json.dumps(content), KEY_VARIABLE: endpoint.sent_key},
+    )
+
+
+def _opencode_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
+    key = f"{{file:{key_file(surroundings)}}}" if endpoint.key else endpoint.sent_key
+    settings = _opencode_settings(endpoint, key)
+
+    def wanted(present: Values) -> Values:
+        is_listed = isinstance(present.get("enabled_providers"), list)
+        return settings | ({"enabled_providers": [OURS]} if is_listed else {})
+
+    folder = surroundings.folder("XDG_CONFIG_HOME", ".config") / "opencode"
+    path = folder / "opencode.jsonc"  # comes before opencode.json
+    if not path.exists():
+        path = folder / "opencode.json"
+    return [ConfigFile(path, "json5", wanted)]
+
+
+# ---------------------------------------------------------------- PI
+
+
+def _pi_provider(endpoint: Endpoint, key: str) -> Values:
+    model = _told(
+        id=endpoint.model,
+        name=endpoint.model,
+        reasoning=True,
+        input=endpoint.inputs,
+        contextWindow=endpoint.context_tokens,
+        maxTokens=endpoint.answer_tokens,
+        cost=dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
+    )
+    api = "openai-completions"
+    return {"baseUrl": endpoint.v1, "api": api, "apiKey": key, "models": [model]}
+
+
+def _launch_pi(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
+    """A provider comes by an extension: its files stay as they are, and all of them apply."""
+    provider = json_of({"name": TITLE} | _pi_provider(endpoint, f"${KEY_VARIABLE}"))
+    extension = f'export default (pi) => pi.registerProvider("{OURS}", {provider});\n'
+    file = surroundings.directory / "hearth.js"
+    return Launch(
+        ("--extension", str(file), "--provider", OURS, "--model", endpoint.model),
+        {KEY_VARIABLE: endpoint.sent_key},
+        files={file.name: extension},
+    )
+
+
+def _pi_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
+    folder = surroundings.folder("PI_CODING_AGENT_DIR", ".pi/agent")
+    command = f"!cat {shlex.quote(str(key_file(surroundings)))}"
+    provider = _pi_provider(endpoint, command if endpoint.key else endpoint.sent_key)
+    models: Values = {"providers": {OURS: provider}}
+    settings: Values = {"defaultProvider": OURS, "defaultModel": endpoint.model}
+    return [
+        ConfigFile(folder / "models.json", "json5", lambda present: models),
+        ConfigFile(folder / "settings.json", "json", lambda present: settings),
+    ]
+
+
+# ---------------------------------------------------------------- Qwen Code
+
+QWEN_SYSTEM: Final = "QWEN_CODE_SYSTEM_SETTINGS_PATH"
+QWEN_DEFAULTS: Final = "QWEN_CODE_SYSTEM_DEFAULTS_PATH"
+QWEN_SYSTEM_PATHS: Final = (
+    "/etc/qwen-code/settings.json",
+    "/Library/Application Support/QwenCode/settings.json",
+)
+
+
+def _qwen_settings(endpoint: Endpoint) -> Values:
+    model: Values = {
+        "id": endpoint.model,
+        "name": f"{TITLE}: {endpoint.model}",
+        "baseUrl": endpoint.v1,
+        "envKey": KEY_VARIABLE,
+    }
+    if endpoint.context_tokens:
+        model["generationConfig"] = {"contextWindowSize": endpoint.context_tokens}
+    return {
+        "modelProviders": {"openai": [model]},
+        "security": {"auth": {"selectedType": "openai"}},
+        "model": {"name": endpoint.model},
+    }
+
+
+def _launch_qwen(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
+    """Settings of the system come before a user's, so ours are among them for this start."""
+    paths = [Path(path) for path in QWEN_SYSTEM_PATHS]
+    if named := surroundings.environ.get(QWEN_SYSTEM):
+        paths = [Path(named)]
+    system = next((path for path in paths if path.is_file()), paths[0])
+    settings = json_text.values_of(system.read_text()) if system.is_file() else {}
+    file = surroundings.directory / "settings.json"
+    defaults = surroundings.environ.get(QWEN_DEFAULTS) or str(
+        system.parent / "system-defaults.json"
+    )
+    return Launch(
+        environment={
+            QWEN_SYSTEM: str(file),
+            QWEN_DEFAULTS: defaults,
+            KEY_VARIABLE: endpoint.sent_key,
+        },
+        files={file.name: json_of(_merged(settings, _qwen_settings(endpoint)))},
+    )
+
+
+def _qwen_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
+    settings = _qwen_settings(endpoint) | {"env": {KEY_VARIABLE: endpoint.sent_key}}
+    path = surroundings.folder("QWEN_HOME", ".qwen") / "settings.json"
+    return [ConfigFile(path, "json5", lambda present: settings, holds_key=bool(endpoint.key))]
+
+
+def _merged(values: Values, over: Values) -> Values:
+    made = dict(values)
+    for name, value in over.items():
+        there = made.get(name)
+        both = isinstance(value, dict) and isinstance(there, dict)
+        made[name] = _merged(there, value) if both else value
+    return made
+
+
+# ---------------------------------------------------------------- OpenClaw
+
+
+def _openclaw_settings(endpoint: Endpoint, key: str | Values) -> Values:
+    model = _told(
+        id=endpoint.model,
+        name=endpoint.model,
+        reasoning=True,
+        input=endpoint.inputs,
+        contextWindow=endpoint.context_tokens,
+        maxTokens=endpoint.answer_tokens,
+    )
+    provider = {
+        "baseUrl": endpoint.v1,
+        "apiKey": key,
+        "api": "openai-completions",
+        "models": [model],
+    }
+    name = f"{OURS}/{endpoint.model}"
+    return {
+        "agents": {"defaults": {"model": {"primary": name}}},
+        "models": {"providers": {OURS: provider}},
+    }
+
+
+def _openclaw_path(surroundings: Surroundings) -> Path:
+    if named := surroundings.environ.get("OPENCLAW_CONFIG_PATH"):
+        return Path(named).expanduser()
+    return surroundings.folder("OPENCLAW_STATE_DIR", ".openclaw") / "openclaw.json"
+
+
+def _launch_openclaw(endpoint: Endpoint, surroundings: Surroundings) -> Launch:
+    """Its configuration is one of ours that includes the user's."""
+    own = _openclaw_path(surroundings)
+    settings = _openclaw_settings(endpoint, f"${{{KEY_VARIABLE}}}")
+    roots = surroundings.environ.get("OPENCLAW_INCLUDE_ROOTS")
+    if own.is_file():
+        settings = {"$include": str(own.absolute())} | settings
+    folders = [str(own.absolute().parent), str(own.resolve().parent), *([roots] if roots else [])]
+    file = surroundings.directory / "openclaw.json"
+    return Launch(
+        environment={
+            "OPENCLAW_CONFIG_PATH": str(file),
+            "OPENCLAW_INCLUDE_ROOTS": ":".join(dict.fromkeys(folders)),
+            KEY_VARIABLE: endpoint.sent_key,
+        },
+        files={file.name: json_of(settings)},
+        default_arguments=("chat",),
+    )
+
+
+def _openclaw_files(endpoint: Endpoint, surroundings: Surroundings) -> list[ConfigFile]:
+    key: str | Values = endpoint.sent_key
+    if endpoint.key:
+        key = {"source": "file", "provider": OURS, "id": "value"}
+    settings = _openclaw_settings(endpoint, key)
+    if endpoint.key:
+        source = {"source": "file", "path": str(key_file(surroundings)), "mode": "singleValue"}
+        settings["secrets"] = {"providers": {OURS: source}}
+    return [ConfigFile(_openclaw_path(surroundings), "json5", lambda present: settings)]
+
+
+# ---------------------------------------------------------------- all
+
+AGENTS: Final = {
+    "claude": Agent(
+        "Claude Code",
+        "claude",
+        "@anthropic-ai/claude-code",
+        _launch_claude,
+        _claude_files,
+        "a managed settings file comes before these, and a --settings of yours instead of them",
+        context_tokens_min=65_536,
+    ),
+    "codex": Agent("Codex", "codex", "@openai/codex", _launch_codex, _codex_files),
+    "opencode": Agent(
+        "opencode",
+        "opencode",
+        "opencode-ai",
+        _launch_opencode,
+        _opencode_files,
+        "only Hearth's provider is on, so an agent of yours with another model finds none",
+    ),
+    "pi": Agent("PI", "pi", "@earendil-works/pi-coding-agent", _launch_pi, _pi_files),
+    "qwen": Agent(
+        "Qwen Code",
+        "qwen",
+        "@qwen-code/qwen-code",
+        _launch_qwen,
+        _qwen_files,
+        "models of your own modelProviders.openai are not listed",
+    ),
+    "openclaw": Agent(
+        "OpenClaw",
+        "openclaw",
+        "openclaw",
+        _launch_openclaw,
+        _openclaw_files,
+        "a gateway that runs keeps its own configuration, and changes that OpenClaw makes to its "
+        "configuration meanwhile are not kept",
+    ),
+}

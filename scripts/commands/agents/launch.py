@@ -1,0 +1,155 @@
+"""Starts an agent that is set up for this server, and leaves its own configuration as it is.
+
+    hearth launch claude
+    hearth launch codex --model qwen3-8b -- exec "What is in this folder?"
+
+The agents are claude (Claude Code), codex, opencode, pi, qwen (Qwen Code) and openclaw. What stands
+after -- is for the agent. Variables and temporary files set it up, with the context that fits; its
+user's own settings apply beside them. A server is started for it where none runs.
+Exit status: the agent's; 2: it is not installed, or there is no server for it.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from hearth.commands.agents.agent_setup import Agent, Endpoint, Launch, Surroundings
+from hearth.commands.agents.agent_setups import AGENTS
+from hearth.commands.agents.config_values import ConfigError
+from hearth.commands.server.find_or_start import RunningServer, find_or_start
+from hearth.shared.errors import StartError
+from hearth.shared.paths import env_file
+from hearth.shared.settings_from_env import load_settings
+
+CANNOT: Final = 2
+FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP)
+
+
+def endpoint_of(server: RunningServer) -> Endpoint:
+    return Endpoint(
+        server.base_url, server.key, server.model, server.context_tokens, server.takes_images
+    )
+
+
+def about(agent: Agent, endpoint: Endpoint) -> list[str]:
+    """Return what is said of a setup: the model, its context, and what does not go well."""
+    context = endpoint.context_tokens
+    fits = f" with {context:,} tokens of context" if context else ""
+    lines = [f"{agent.title} asks {endpoint.model} at {endpoint.base_url}{fits}."]
+    if context and context < agent.context_tokens_min:
+        lines.append(
+            f"{agent.title} wants {agent.context_tokens_min:,} tokens or more, and will compact "
+            "early. Less is kept of other models, or a smaller one has more (docs/settings.md: "
+            "MAX_KV_SIZE)."
+        )
+    return lines
+
+
+def environment_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the agent: its user's, with what `launch` sets and removes."""
+    kept = {name: text for name, text in environ.items() if name not in launch.removed}
+    return {**kept, **launch.environment}
+
+
+def write_files(launch: Launch, directory: Path) -> None:
+    for name, text in launch.files.items():
+        descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+def run_agent(binary: str, launch: Launch, given: Sequence[str]) -> int:
+    """Run the agent in this terminal; return its exit status, as a shell tells it."""
+    command = [binary, *launch.arguments, *(given or launch.default_arguments)]
+    with _signals_for_child() as forward_to:
+        process = subprocess.Popen(command, env=environment_of(launch, os.environ))
+        forward_to.append(process)
+        status = process.wait()
+    return status if status >= 0 else 128 - status
+
+
+@contextmanager
+def _signals_for_child() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Leave Ctrl-C to the agent, which is in the same terminal, and pass on what ends us."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        for child in children:
+            child.send_signal(number)
+
+    def nothing(_number: int, _: FrameType | None) -> None:
+        """A handler, not SIG_IGN: that a child would inherit."""
+
+    handlers = {number: forward for number in FORWARDED} | {signal.SIGINT: nothing}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield children
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def launch(options: argparse.Namespace) -> int:
+    """Raises: StartError, ConfigError: the agent cannot be started."""
+    agent = AGENTS[options.agent]
+    binary = shutil.which(agent.binary)
+    if binary is None:
+        raise StartError(
+            f"{agent.title} is not installed: there is no {agent.binary} on PATH. Install it: "
+            f"npm install -g {agent.package}"
+        )
+    settings = load_settings(os.environ, env_file())
+    with (
+        find_or_start(settings, options.model) as server,
+        tempfile.TemporaryDirectory(prefix="hearth-launch-") as directory,
+    ):
+        endpoint = endpoint_of(server)
+        surroundings = Surroundings(Path.home(), os.environ, Path(directory))
+        setup = agent.launch(endpoint, surroundings)
+        write_files(setup, surroundings.directory)
+        lines = about(agent, endpoint)
+        if agent.apart:
+            lines.append(f"Your own settings apply beside this; {agent.apart}.")
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
+        return run_agent(binary, setup, options.arguments)
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    ours, theirs = given, []
+    if "--" in given:
+        at = given.index("--")
+        ours, theirs = given[:at], given[at + 1 :]
+    parser = argparse.ArgumentParser(
+        prog="hearth launch",
+        usage="hearth launch [-h] [--model MODEL] AGENT [-- ...]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("agent", metavar="AGENT", choices=AGENTS, help=", ".join(AGENTS))
+    parser.add_argument("--model", default="", help="default the first that the server lists")
+    options = parser.parse_args(ours)
+    options.arguments = theirs
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return launch(options_of(arguments))
+    except (StartError, ConfigError) as error:
+        print(error, file=sys.stderr)
+        return CANNOT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

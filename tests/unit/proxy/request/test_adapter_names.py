@@ -1,0 +1,84 @@
+"""An adapter is a name of the default model: listed, chosen and told as one of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hearth.proxy.gateway.config.routing_table import local_names
+from hearth.proxy.pool.cache_affinity import marks_of
+from hearth.proxy.request.model_names import ModelNames
+from hearth.proxy.request.parsed_request import ParsedRequest
+from hearth.shared.errors import StartError
+from hearth.shared.settings_from_env import load_settings
+from hearth.shared.wire_messages import MessageName, Prompt, Sampling, Speaker
+from tests.helpers.proxy.proxy_app import app_of, ask
+from tests.helpers.worker_processes.fake_worker import FACTS
+
+ONE = {"ADAPTERS": "law=~/adapters/law, code=owner/code-lora"}
+
+
+def names(**environ: str) -> ModelNames:
+    return ModelNames.of(load_settings(ONE | environ, None))
+
+
+@pytest.mark.parametrize("others", ["", "big=owner/Big"])
+def test_an_adapter_is_a_name_and_its_model_answers(others: str) -> None:
+    known = names(MODELS=others)
+    assert known.listed == ["pocket", "law", "code", *(["big"] if others else [])]
+    for name, adapter in (("law", "law"), ("openai/code", "code"), ("pocket", ""), ("gpt-5", "")):
+        target = known.target(known.check(name))
+        assert known.adapter_of(target) == adapter
+        assert known.model_of(target) == ("pocket" if others else "")
+    if others:
+        big = known.target("big")
+        assert (known.adapter_of(big), known.model_of(big)) == ("", "big")
+
+
+def test_an_adapter_is_listed_with_its_models_facts_and_who_that_is() -> None:
+    known = names()
+    listed = known.listing(lambda _: FACTS, {}, is_anthropic=False)["data"]
+    rows = {row["id"]: row for row in listed}
+    assert rows["law"]["parent"] == "pocket" and "parent" not in rows["pocket"]
+    assert rows["law"]["context_length"] == rows["pocket"]["context_length"]
+
+
+def test_the_list_of_models_tells_an_adapters_context(tmp_path: Path) -> None:
+    edge = app_of(tmp_path, MODELS="big=owner/Big", **ONE)
+    asked: list[str] = []
+    edge.routes._pool = type(
+        "Pool", (), {"facts_of": lambda _, model: asked.append(model) or FACTS}
+    )()
+    reply = ask(edge, "GET", "/v1/models/law")
+    assert reply.status == 200 and "n_ctx" in reply.json["meta"]
+    assert asked == ["pocket"]
+
+
+@pytest.mark.parametrize("name", ["pocket", "mine", "big"])
+def test_an_adapter_cannot_have_the_name_of_a_model(name: str) -> None:
+    environ = {"MODELS": "big=owner/Big", "MODEL_ALIASES": "mine", "ADAPTERS": f"{name}=a/b"}
+    with pytest.raises(StartError, match="the name of a model already"):
+        ModelNames.of(load_settings(environ, None))
+
+
+@pytest.mark.parametrize("text", ["law", "law=", "=a/b", "law=a/b, law=c/d", "l\u00e4w=a/b"])
+def test_an_entry_that_is_no_name_with_a_source_refuses_the_start(text: str) -> None:
+    with pytest.raises(StartError, match="ADAPTERS is"):
+        load_settings({"ADAPTERS": text}, None)
+
+
+def test_a_config_of_litellm_knows_adapters_by_their_names() -> None:
+    assert local_names(load_settings(ONE, None))["law"] == "law"
+
+
+def request(**fields: Any) -> ParsedRequest:
+    prompt = Prompt([], speaker=Speaker(session="s"), names=[MessageName(b"m", b"m")])
+    return ParsedRequest("chat", "x", prompt, Sampling(), stream=False, body={}, **fields)
+
+
+def test_what_answers_is_told_by_the_adapters_name_and_found_apart() -> None:
+    plain, law = request(target="pocket"), request(target="pocket", adapter="law")
+    assert (plain.served_as, law.served_as, request().served_as) == ("pocket", "law", "")
+    marks = [set(marks_of(each.prompt, each.served_as)) for each in (plain, law)]
+    assert marks[0].isdisjoint(marks[1])
+    assert [each.adapter for each in law.submissions()] == ["law"]

@@ -1,0 +1,164 @@
+"""Finding a server is checked here against one that answers as it is told to."""
+
+import dataclasses
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hearth.commands.server.find_or_start import (
+    RunningServer,
+    find_or_start,
+    names_served,
+    with_model,
+)
+from hearth.shared.errors import StartError
+from hearth.shared.settings_from_env import Settings, load_settings
+
+pytestmark = pytest.mark.process
+
+KEY = "sk-of-this-server"
+LOADED = {
+    "id": "local",
+    "owned_by": "hearth",
+    "context_length": 4_096,
+    "architecture": {"input_modalities": ["text", "image"]},
+}
+UNLOADED = {"id": "other", "owned_by": "hearth"}
+CLOUD = {"id": "far", "owned_by": "openai"}
+
+
+class ToldServer:
+    """Answers as a Hearth with a key, three models and one worker; what it tells can be changed."""
+
+    def __init__(self) -> None:
+        self.worker: dict[str, Any] = {"state": "ready", "restarts": 0}
+        self.rows = {row["id"]: dict(row) for row in (CLOUD, LOADED, UNLOADED)}
+        self.asked: list[tuple[str, str]] = []  # paths with the keys that came with them
+
+    def answer(self, path: str, key: str) -> tuple[int, dict[str, Any]]:
+        self.asked.append((path, key))
+        name = path.removeprefix("/v1/models/")
+        if path == "/health":
+            return 200, {"workers": [self.worker]}
+        if key != f"Bearer {KEY}":
+            return 401, {"error": {"message": "no key"}}
+        if path == "/v1/models":
+            return 200, {"data": list(self.rows.values())}
+        if path == "/v1/messages/count_tokens":
+            self.rows["other"]["context_length"] = 2_048
+            return 200, {"input_tokens": 3}
+        return (200, self.rows[name]) if name in self.rows else (404, {})
+
+
+@pytest.fixture
+def told() -> Iterator[tuple[ToldServer, Settings]]:
+    """A server, and the settings by which it is found."""
+    server = ToldServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            key = self.headers.get("authorization", "")
+            status, body = server.answer(self.path, key)
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        settings = load_settings({"PROXY_API_KEY": KEY}, None)
+        yield server, dataclasses.replace(settings, proxy_port=listening.server_address[1])
+        listening.shutdown()
+
+
+def found(settings: Settings, model: str = "") -> RunningServer:
+    with find_or_start(settings, model, Console(file=io.StringIO())) as server:
+        return server
+
+
+def test_the_default_is_the_first_local_model_and_its_facts_are_told(
+    told: tuple[ToldServer, Settings],
+) -> None:
+    _, settings = told
+    url = f"http://127.0.0.1:{settings.proxy_port}"
+    assert found(settings) == RunningServer(url, KEY, "local", 4_096, True, False)
+    assert names_served(found(settings)) == ["far", "local", "other"]
+
+
+def test_the_key_is_sent_to_none_that_may_be_anybody(told: tuple[ToldServer, Settings]) -> None:
+    server, settings = told
+    found(settings)
+    keys = {path: key for path, key in server.asked}
+    assert keys["/health"] == "" and keys["/v1/models"] == f"Bearer {KEY}"
+
+
+def test_a_model_that_is_not_loaded_is_loaded_to_tell_its_context(
+    told: tuple[ToldServer, Settings],
+) -> None:
+    server, settings = told
+    assert found(settings, "other").context_tokens == 2_048
+    assert [path for path, _ in server.asked].count("/v1/messages/count_tokens") == 1
+    assert with_model(found(settings), "far").context_tokens is None
+
+
+def test_a_path_is_found_by_the_name_that_a_server_gives_it(
+    told: tuple[ToldServer, Settings], tmp_path: Any
+) -> None:
+    _, settings = told
+    (tmp_path / "local").mkdir()
+    assert found(settings, str(tmp_path / "local")).model == "local"
+    named = dataclasses.replace(settings, model_path="owner/x", proxy_model_id="other")
+    assert found(named, "owner/x").model == "other"
+
+
+def test_what_is_not_served_is_refused_with_what_is(told: tuple[ToldServer, Settings]) -> None:
+    _, settings = told
+    with pytest.raises(StartError, match="serves far, local, other, not 'none'") as error:
+        found(settings, "none")
+    assert f"PROXY_PORT={settings.proxy_port + 1} " in str(error.value)
+
+
+def test_another_key_is_asked_for(told: tuple[ToldServer, Settings]) -> None:
+    _, settings = told
+    for key in ("", "sk-other"):
+        with pytest.raises(StartError, match="answers with 401: it wants another key"):
+            found(dataclasses.replace(settings, proxy_api_key=key))
+
+
+def test_a_server_whose_worker_dies_again_and_again_is_not_waited_for(
+    told: tuple[ToldServer, Settings],
+) -> None:
+    server, settings = told
+    server.worker = {"state": "restarting", "restarts": 3}
+    with pytest.raises(StartError, match=r"no worker that is ready \(restarts: 3\)"):
+        found(settings)
+
+
+def test_a_server_that_loads_is_waited_for(told: tuple[ToldServer, Settings]) -> None:
+    server, settings = told
+    server.worker = {"state": "loading", "restarts": 0}
+    ready = threading.Timer(0.5, lambda: server.worker.update(state="ready"))
+    ready.start()
+    assert found(settings).model == "local"
+    ready.join()
+    assert [path for path, _ in server.asked].count("/health") >= 3
+
+
+def test_what_answers_with_something_else_is_told(told: tuple[ToldServer, Settings]) -> None:
+    server, settings = told
+    server.rows = {}
+    with pytest.raises(StartError, match="does not answer as a Hearth does: IndexError"):
+        found(settings)

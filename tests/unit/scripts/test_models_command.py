@@ -1,0 +1,185 @@
+"""Checks what `hearth models` and its sisters show: progress, capabilities, sums, names."""
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+from rich.console import Console
+
+from hearth.commands.models import list_models
+from hearth.commands.models.download_progress import LINE_EVERY_S, DownloadProgress
+from hearth.commands.models.hub_repository import ModelError
+from hearth.commands.models.memory_lines import memory_lines, sentence
+from hearth.commands.models.model_capabilities import capabilities
+from hearth.commands.models.pull_model import git_digest, hub_id_of
+from hearth.commands.models.running_server import served_names
+from hearth.shared.models.local_models import OMLX, FoundModel
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.setup.memory_verdict import MemoryVerdict
+from scripts.fixtures.fixture_cache import fixture_dir
+
+GB = 1024**3
+
+
+@pytest.mark.parametrize(
+    "content, digest",
+    [  # as `git hash-object` names them
+        (b"", "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"),
+        (b"hello\n", "ce013625030ba8dba906f756967f9e9ca394464a"),
+    ],
+)
+def test_a_small_file_has_the_name_that_git_gives_it(content: bytes, digest: str) -> None:
+    assert git_digest(content) == digest
+
+
+@given(steps=st.lists(st.tuples(st.integers(-50, 100), st.floats(0, 20)), max_size=30))
+def test_without_a_terminal_progress_is_a_line_every_few_seconds(
+    steps: list[tuple[int, float]],
+) -> None:
+    now, shown = [0.0], io.StringIO()
+    console = Console(file=shown, width=200)
+    lines, here, told_at = 0, 0, 0.0
+    with DownloadProgress(console, "model", 1000 * 10**6, lambda: now[0]) as progress:
+        for change, seconds in steps:
+            now[0] += seconds
+            here += change
+            progress.advance(change * 10**6)
+            if now[0] - told_at >= LINE_EVERY_S:
+                lines, told_at = lines + 1, now[0]
+                assert f"model: {here:,.1f} of 1,000.0 MB ({here / 1000:.0%}" in shown.getvalue()
+            assert len(shown.getvalue().splitlines()) == lines
+    assert len(shown.getvalue().splitlines()) == lines + 1, "the last line tells the end"
+    assert "\x1b" not in shown.getvalue()
+
+
+def test_on_a_terminal_progress_is_a_bar_and_what_is_said_stands_above_it() -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=120)
+    with DownloadProgress(console, "model", 2 * 10**6) as progress:
+        progress.advance(10**6)
+        progress.say("[red]waiting[/red]")
+    assert "━" in shown.getvalue() and "1.0/2.0 MB" in shown.getvalue()
+    assert "[red]waiting[/red]" in shown.getvalue(), "names are no markup"
+
+
+def test_a_models_files_tell_what_it_takes(tmp_path: Path) -> None:
+    assert capabilities(fixture_dir("qwen3_5_vl"))[0] == "images"
+    assert "images" not in capabilities(fixture_dir("qwen3_5"))
+    assert capabilities(tmp_path) == ()
+    for template, takes in (
+        ("{{ tools }}", ("tools",)),
+        ("<think>", ("thinking",)),
+        ("{% if tools %}{{ enable_thinking }}{% endif %}", ("tools", "thinking")),
+        ("plain", ()),
+    ):
+        config = tmp_path / "tokenizer_config.json"
+        config.write_text(json.dumps({"chat_template": template}))
+        assert capabilities(tmp_path) == takes
+        config.write_text(json.dumps({"chat_template": [{"name": "a", "template": template}]}))
+        assert capabilities(tmp_path) == takes
+        (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+        config.write_text("{}")
+        assert capabilities(tmp_path) == takes
+        (tmp_path / "chat_template.json").unlink()
+    (tmp_path / "chat_template.jinja").write_text("{{ tools }} <think>")
+    assert capabilities(tmp_path) == ("tools", "thinking")
+
+
+def verdict(**more: object) -> MemoryVerdict:
+    sums: dict[str, object] = {
+        **{"machine_bytes": 16 * GB, "limit": 10 * GB, "weight_bytes": 6 * GB},
+        **{"beside_bytes": GB // 2, "reserve_bytes": GB // 2, "model_tokens": 131_072},
+        **{"kv_bytes": lambda tokens: tokens * 65_536, "forward_bytes": lambda _tokens: GB // 4},
+    }
+    return MemoryVerdict(**{**sums, **more})  # type: ignore[arg-type]
+
+
+def test_a_verdict_tells_what_fits_and_the_sums_behind_it() -> None:
+    told = "\n".join(memory_lines(verdict(context_tokens=45_000, context_by="memory")))
+    assert "It fits with a context of 45,000 tokens, of 131,072." in told
+    assert "KV at  32,768           2.00 + 0.25 to read it; fits" in told
+    assert "KV at 131,072           8.00 + 0.25 to read it; does not fit" in told
+    short = "\n".join(memory_lines(verdict(model_tokens=40_960, context_tokens=40_960)))
+    assert "KV at 131,072" not in short
+
+
+@pytest.mark.parametrize(
+    "more, told",
+    [
+        ({"context_tokens": 131_072, "context_by": "model"}, "131,072 tokens, all of it."),
+        ({"context_tokens": 9000, "context_by": "setting"}, "9,000 tokens that MAX_KV_SIZE allows"),
+        ({"weight_bytes": 11 * GB}, "does not fit: this machine gives a worker 10.0 GB"),
+        ({"context_tokens": 0}, "no room for a context of 256 tokens beside its weights"),
+        ({"unknown": "no such type"}, "Its weights fit (6.0 of 10.0 GB). What its context takes"),
+        ({"unknown": "no such type", "weight_bytes": 11 * GB}, "does not fit"),
+    ],
+)
+def test_a_sentence_says_whether_a_model_fits(more: dict[str, object], told: str) -> None:
+    assert told in sentence(verdict(**more))
+
+
+@pytest.mark.parametrize("name", ["no-such-alias", "/a/b", "~/a", "./a", "a/b/c", "", "https://x"])
+def test_what_is_no_hub_id_is_not_asked_for(name: str) -> None:
+    with pytest.raises(ModelError, match="neither an alias nor a hub id"):
+        hub_id_of(name)
+
+
+def test_a_name_cannot_move_the_cursor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(10))
+    model = FoundModel("owner/\x1b[2Jname\r\n", tmp_path, OMLX)
+    monkeypatch.setattr(list_models, "local_models", lambda: [model])
+    monkeypatch.setattr(list_models, "served_names", lambda _settings: ())
+    assert list_models.main([]) == 0
+    shown = capsys.readouterr().out
+    assert "owner/?[2Jname??" in shown and "\x1b" not in shown
+
+
+@contextmanager
+def answering(body: bytes, keys: list[str]) -> Iterator[int]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            keys.append(self.headers["authorization"])
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "body, names",
+    [
+        (b'{"data": [{"id": "one"}, {"id": 2}, "three", {"id": "two"}]}', ("one", "two")),
+        (b'{"data": null}', ()),
+        (b"[]", ()),
+        (b"<html>", ()),
+        (b"[" * 100_000, ()),
+    ],
+)
+def test_what_listens_is_asked_for_its_models_and_believed_only_what_reads_so(
+    body: bytes, names: tuple[str, ...]
+) -> None:
+    keys: list[str] = []
+    with answering(body, keys) as port:
+        environ = {"PROXY_PORT": str(port), "PROXY_API_KEY": "secret"}
+        assert served_names(load_settings(environ, None)) == names
+    assert keys == ["Bearer secret"]
+    assert served_names(load_settings({"PROXY_PORT": str(port)}, None)) == ()
