@@ -103,7 +103,7 @@ RAW = {
     "big integer": BASE + b'"seed":' + b"9" * 40 + b"}",
     "NaN temperature": BASE + b'"temperature":NaN}',
     "zero tokens": BASE.replace(b":2,", b":0,") + b'"top_p":1}',
-    "minus one tokens": BASE.replace(b":2,", b":-1,") + b'"top_p":1}',
+    "minus nine tokens": BASE.replace(b":2,", b":-9,") + b'"top_p":1}',
 }
 TOOLS = {
     "/v1/chat/completions": b'{"type":"function","function":{"name":"f","parameters":%s}}',
