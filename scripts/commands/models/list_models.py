@@ -25,7 +25,7 @@ from hearth.shared.models.model_path import named_model
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import POCKET, Settings, load_settings, public_name
 from hearth.worker.engine.mlx_memory import machine_bytes
-from hearth.worker.setup.memory_verdict import MemoryVerdict, memory_verdict
+from hearth.worker.verdict.memory_verdict import MemoryVerdict, memory_verdict
 
 _CONTROLS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _HEAD: Final = ("model", "where", "GB", "context here", "takes", "")

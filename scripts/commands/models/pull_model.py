@@ -43,7 +43,7 @@ from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.engine.model_loader import may_run_code
 from hearth.worker.engine.remote_code_check import remote_code
-from hearth.worker.setup.memory_verdict import memory_verdict
+from hearth.worker.verdict.memory_verdict import memory_verdict
 
 FILES_AT_ONCE: Final = 4  # a hub gives one connection less than many a line can take
 DISK_SPARE_BYTES: Final = 256 * 1024**2  # of the volume, left free

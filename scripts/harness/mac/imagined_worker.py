@@ -19,7 +19,7 @@ from hearth.worker.engine.prefill_lengths import lengths_for
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup.kv_room import KVRoom, divide_room
 from hearth.worker.setup.memory_setup import WorkerMemory
-from hearth.worker.setup.memory_verdict import BESIDE_MAC_BYTES
+from hearth.worker.verdict.memory_verdict import BESIDE_MAC_BYTES
 from scripts.harness.mac.fake_mac import FakeMac
 from scripts.harness.mac.kv_churn import KVChurn
 from scripts.harness.mac.mac_hardware import MB, Mac

@@ -21,7 +21,7 @@ from hearth.commands.models.pull_model import git_digest, hub_id_of
 from hearth.commands.models.running_server import served_names
 from hearth.shared.models.local_models import OMLX, FoundModel
 from hearth.shared.settings_from_env import load_settings
-from hearth.worker.setup.memory_verdict import MemoryVerdict
+from hearth.worker.verdict.memory_verdict import MemoryVerdict
 from scripts.fixtures.fixture_cache import fixture_dir
 
 GB = 1024**3

@@ -21,7 +21,7 @@ from hearth.worker.engine.prefill_lengths import prefill_lengths
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.setup.memory_setup import CONTEXT_TOKENS_MIN, fitting_tokens
-from hearth.worker.setup.unloaded_model import unloaded_model, unloaded_probe
+from hearth.worker.verdict.unloaded_model import unloaded_model, unloaded_probe
 
 # What a worker takes beside its arrays once its model is loaded: Python, libraries, a tokenizer.
 # On Linux measured with three tiny models (99 MB: /v1/cache, beside_arrays_bytes); on a Mac, whose

@@ -21,7 +21,7 @@ from hearth.worker.kv.layer_adapters import LayerMap
 from hearth.worker.kv.quantise_kv import QuantFormat
 from hearth.worker.setup.cut_rule_setup import cut_rule_of
 from hearth.worker.setup.memory_setup import WorkerMemory
-from hearth.worker.setup.memory_verdict import SHORT_TOKENS, memory_verdict
+from hearth.worker.verdict.memory_verdict import SHORT_TOKENS, memory_verdict
 from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES, fixture_dir
 from scripts.harness.mac.imagined_worker import ImaginedWorker
 from scripts.harness.mac.mac_hardware import MACS
