@@ -118,15 +118,24 @@ def _watch_memory() -> None:
 
 
 def _resident_bytes() -> int:
-    """Return the most memory that this process had so far."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    """Return the memory that this process holds; on macOS the most that it held so far.
+
+    On Linux that most counts what the proxy held when it started this process.
+    """
+    try:
+        return _pages_taken()[1] * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _virtual_bytes() -> int:
     """Return the address space that is taken. Raises OSError where the system does not tell."""
+    return _pages_taken()[0] * resource.getpagesize()
+
+
+def _pages_taken() -> list[int]:
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
+        return [int(count) for count in file.read().split()]
 
 
 def main() -> None:
