@@ -332,7 +332,7 @@ def test_a_session_is_told_by_its_first_words_and_its_client_and_opens_for_its_i
     seen: Seen,
 ) -> None:
     assert seen.closed == 0, "of many sessions none is open by itself"
-    assert list(seen.lines)[0] == "Mend it", "and not by its id"
+    assert next(iter(seen.lines)) == "Mend it", "and not by its id"
     about, *_ = seen.abouts
     words = "Pi 1.2 · 2 turns · 46 tok/s · ▲ 70 lost · "
     assert about.startswith(words) and about.endswith(" d ago")
