@@ -15,7 +15,7 @@ from hearth.shared.logging_setup import CLEAR_LINE, is_terminal
 
 DRAW_EVERY_S: Final = 0.5
 LONG_S: Final = 2.0  # a prefill is shown once it has taken so long
-BAR_CELLS: Final = 24
+BAR_CELLS: Final = 12  # a line fits 80 columns
 _MB: Final = 2**20
 _GB: Final = 2**30
 
@@ -85,11 +85,11 @@ class TerminalProgress:
         done, whole = row["done_tokens"], row["prompt_tokens"]
         since, first = self._seen[row["request_id"]]
         name = row["client"] or "a client"
-        text = f"{name} {_bar(done, whole)} {done:,} of {whole:,} prompt tokens"
+        text = f"{name}: prompt {_bar(done, whole)} of {whole:,}"
         if now <= since or done <= first:
             return text
         speed = (done - first) / (now - since)
-        return f"{text}, {speed:,.0f} tokens/s, {_time((whole - done) / speed)} left"
+        return f"{text}, {speed:,.0f} tok/s, {_time((whole - done) / speed)} left"
 
 
 def _load_text(row: dict[str, Any]) -> str:
@@ -108,5 +108,5 @@ def _bar(done: int, whole: int) -> str:
 
 
 def _time(seconds: float) -> str:
-    minutes, rest = divmod(max(0, round(seconds)), 60)
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+    whole = max(0, round(seconds))
+    return f"{whole} s" if whole < 100 else f"{whole // 60} min"

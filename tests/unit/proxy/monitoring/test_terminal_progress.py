@@ -60,8 +60,8 @@ def root_handlers() -> Iterator[None]:
 def test_a_load_tells_its_step_and_how_much_of_it_is_there() -> None:
     stage = Stage()
     stage.workers = [LOAD, READY]
-    bar = "[######..................] 25 %"
-    assert stage.progress.text() == f"worker 0 loads: weights {bar} 5.0 of 20.0 GB, 1 min 15 s"
+    bar = "[###.........] 25 %"
+    assert stage.progress.text() == f"worker 0 loads: weights {bar} 5.0 of 20.0 GB, 75 s"
     unknown = {**LOAD["loading"], "step": "files", "of_bytes": 0, "held_bytes": 0, "s": 3.0}
     stage.workers = [LOAD | {"loading": unknown}]
     assert stage.progress.text() == "worker 0 loads: files, 3 s"
@@ -70,15 +70,13 @@ def test_a_load_tells_its_step_and_how_much_of_it_is_there() -> None:
 def test_a_prefill_tells_who_waits_how_far_it_is_and_how_long_it_takes_yet() -> None:
     stage = Stage()
     stage.prefills = [PREFILL]
-    assert (
-        stage.progress.text()
-        == "Pi 1.2 [###.....................] 12 % 1,000 of 8,000 prompt tokens"
-    )
+    assert stage.progress.text() == "Pi 1.2: prompt [#...........] 12 % of 8,000"
     stage.now = 10.0
     stage.prefills = [PREFILL | {"done_tokens": 2_000}]
-    assert stage.progress.text().endswith(
-        "2,000 of 8,000 prompt tokens, 100 tokens/s, 1 min 00 s left"
-    )
+    told = "Pi 1.2: prompt [###.........] 25 % of 8,000, 100 tok/s, 60 s left"
+    assert stage.progress.text() == told
+    stage.prefills = [PREFILL | {"done_tokens": 1_100}]
+    assert stage.progress.text().endswith(", 10 tok/s, 11 min left")
     assert "never told" not in stage.progress.text()
 
 
@@ -89,7 +87,7 @@ def test_short_prefills_are_not_worth_a_line_and_of_many_the_longest_is_told() -
     longer = PREFILL | {"request_id": "q", "prompt_tokens": 90_000, "client": ""}
     stage.prefills = [PREFILL, longer]
     text = stage.progress.text()
-    assert text.startswith("a client [") and text.endswith("  (and 1 more)")
+    assert text.startswith("a client: prompt [") and text.endswith("  (and 1 more)")
 
 
 def test_the_line_is_drawn_over_itself_and_cleared_once() -> None:
