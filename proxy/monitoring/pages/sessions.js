@@ -4,7 +4,7 @@
 import { ago, count, counted, element, seconds, speed } from "./format.js";
 
 const BAR_PX = 30;
-const CARD_TURNS_MAX = 14; // bars of a card that is closed
+const CARD_TURNS_MAX = 10; // bars of a card that is closed
 const OPEN_MAX = 3; // with so many sessions all are open, until somebody closes one
 const LOSSES_MAX = 5; // of a session, told in words
 const SOURCES = { slot: "from a live slot", ram: "from RAM", ssd: "from SSD" };
@@ -158,16 +158,17 @@ function lastTurns(lines) {
 function cardHead(session, lines, promptMax) {
   const turns = session.turns ?? lines.reduce((sum, line) => sum + line.turns, 0);
   const title = element("h3", { dir: "auto", title: nameOf(session) }, nameOf(session));
-  const words = [
-    session.client,
+  const used = element("span", { className: "used" });
+  const parts = [
+    session.client ?? "",
+    session.lost ? element("b", { className: "lost" }, `▲ ${count(session.lost)} lost`) : "",
+    used,
     lines.length > 1 ? counted(lines.length, "line", "lines") : "",
     counted(turns, "turn", "turns"),
     session.decode_speed ? `${speed(session.decode_speed)} tok/s` : "",
   ];
-  const about = element("p", { className: "about" }, words.filter(Boolean).join(" · "));
-  if (session.lost) about.append(" · ", element("b", { className: "lost" }, `▲ ${count(session.lost)} lost`));
-  const used = element("span", { className: "used" });
-  about.append(used);
+  const told = parts.filter(Boolean).flatMap((part) => [" · ", part]).slice(1);
+  const about = element("p", { className: "about" }, ...told);
   const bars = element("span", { className: "bars" }, ...lastTurns(lines).map((turn) => element("span", {}, ...turnBars(turn, promptMax))));
   bars.setAttribute("aria-hidden", "true");
   return [element("div", { className: "words" }, title, about), bars, used];
@@ -241,7 +242,7 @@ export class Sessions {
     for (const [session, { made, used, usedAt }] of this.drawn) {
       const isRunning = running.has(session);
       made.classList.toggle("runs", isRunning);
-      used.textContent = isRunning ? " · runs now" : usedAt ? ` · ${ago(Date.now() / 1000 - usedAt)}` : "";
+      used.textContent = isRunning ? "runs now" : usedAt ? ago(Date.now() / 1000 - usedAt) : "new";
     }
   }
 }
