@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, TextIO
 
@@ -31,9 +32,9 @@ class Discreet(logging.Formatter):
         return "".join(lines).rstrip()
 
 
-def is_terminal(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that can clear a line."""
-    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+def is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether `stream` is a terminal that can clear a line, as the TERM of `environ` says."""
+    return stream.isatty() and environ.get("TERM", "") not in ("", "dumb")
 
 
 def configure(level: str, process: str, shows_text: bool = False) -> None:
@@ -43,7 +44,7 @@ def configure(level: str, process: str, shows_text: bool = False) -> None:
     """
     handler = logging.StreamHandler(sys.stderr)
     formatter = logging.Formatter if shows_text else Discreet
-    begin = CLEAR_LINE if is_terminal(sys.stderr) else ""
+    begin = CLEAR_LINE if is_terminal(sys.stderr, os.environ) else ""
     handler.setFormatter(formatter(begin + _FORMAT.format(process=process), "%H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [handler]

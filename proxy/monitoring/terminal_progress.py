@@ -6,6 +6,7 @@ what a prompt says.
 """
 
 import asyncio
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ class TerminalProgress:
 
     async def run(self) -> None:
         """Draw until cancelled."""
-        while is_terminal(self._stream):
+        while is_terminal(self._stream, os.environ):
             self.draw()
             await asyncio.sleep(DRAW_EVERY_S)
 

@@ -1,4 +1,4 @@
-"""Forty conversations of twelve clients on the dashboard: can a person tell them apart?
+"""Checks that a person can tell forty conversations of twelve clients apart on the dashboard.
 
 Their pictures go to HEARTH_ARTEFACTS, or to the test's own directory.
 """

@@ -143,24 +143,6 @@ def test_all_figures_stand_in_eighty_columns() -> None:
     ]
 
 
-def test_the_speeds_of_now_and_of_the_middle_are_told() -> None:
-    sums = TOTALS | {"decode_speed": 45.5, "speed": 812.0}
-    worker = CACHE | {"answers_running": 2, "answers_tokens_per_s": 61.2}
-    text = drawn(replace(SNAPSHOT, cache={"workers": [worker], "totals": sums}))
-    told = "61 decoded now, 2 answers, 46 decoded by an answer, 812 prefilled"
-    assert f"\ntokens/s {told}\n" in text
-    assert "\ntokens/s -\n" in drawn(SNAPSHOT)
-
-
-def test_sessions_and_requests_are_called_by_the_first_words_asked() -> None:
-    titled = SESSION | {"title": "Mend the test\x1b[31m", "agent": ""}
-    text = drawn(with_("sessions", recent=[REQUEST], sessions=[titled]), width=120)
-    assert text.count("Mend the test?[31m") == 2 and "\x1b" not in text
-    assert "6f0c3a5e" not in text
-    reads = PREFILL | {"title": "Mend the test"}
-    assert "Mend the test" in drawn(with_("health", prefills=[reads]))
-
-
 def test_no_line_is_wider_than_the_terminal() -> None:
     for width in (60, 80, 100, 160):
         assert max(cell_len(line) for line in drawn(SNAPSHOT, width=width).splitlines()) <= width
