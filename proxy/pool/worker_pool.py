@@ -165,13 +165,17 @@ class WorkerPool:
         ]
 
     def with_askers(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return rows about running requests, each with its `worker`, with who asked them."""
-        told = []
-        for row in rows:
-            link = self.links.get(row["worker"])
-            answer = link.answers.get(row["request_id"]) if link is not None else None
-            told.append(row if answer is None else row | answer.asked_by())
-        return told
+        """Return rows about requests, each with its `worker`, with who asked them.
+
+        Those that have ended meanwhile are left out.
+        """
+        answers = {
+            (link.worker_id, request_id): answer
+            for link in self.links.values()
+            for request_id, answer in link.answers.items()
+        }
+        known = ((row, answers.get((row["worker"], row["request_id"]))) for row in rows)
+        return [row | answer.asked_by() for row, answer in known if answer is not None]
 
     async def count(self, request: ParsedRequest) -> int:
         """Return how many tokens `request`'s prompt is."""

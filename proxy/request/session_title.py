@@ -73,11 +73,11 @@ def _own_words(text: str) -> str:
     inside: list[str] = []  # of tags that hold what the person said
     at = 0
     while (tag := _TAG.search(text, at)) is not None:
-        end = text.find(f"</{tag.group(1)}>", tag.end())
-        if end < 0:
+        close = text.find(f"</{tag.group(1)}>", tag.end())
+        if close < 0:
             break
         outside.append(text[at : tag.start()])
         if tag.group(1) in _WORDS_TAGS:
-            inside.append(text[tag.end() : end].strip())
-        at = text.index(">", end) + 1
+            inside.append(text[tag.end() : close].strip())
+        at = text.index(">", close) + 1
     return " ".join(inside) if any(inside) else "".join((*outside, text[at:]))

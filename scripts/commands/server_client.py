@@ -28,6 +28,7 @@ COUNTERS: Final = (
 CHAT: Final = "/v1/chat/completions"
 MESSAGES: Final = "/v1/messages"
 ERROR_CHARS_MAX: Final = 300
+NAME_CHARS_MAX: Final = 200  # of a name that a client chose, on a terminal
 MISSES_TOLD_MAX: Final = 5  # by a verdict
 # A line whose every request costs only what is new in it stays within this: 16 tokens, and a
 # generation prompt of 8.
@@ -296,9 +297,16 @@ def _log_rows(path: Path) -> list[Row]:
 # ---------------------------------------------------------------- telling
 
 
+def plain(text: str) -> str:
+    """Return `text` on one line, with nothing in it that a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in text[:NAME_CHARS_MAX])
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return `rows` in columns, numbers to the right."""
-    shown = [[f"{cell:,}" if type(cell) is int else str(cell) for cell in row] for row in rows]
+    shown = [
+        [f"{cell:,}" if type(cell) is int else plain(str(cell)) for cell in row] for row in rows
+    ]
     columns = list(zip(head, *shown, strict=True))
     widths = [max(map(len, column)) for column in columns]
     fits = [str.rjust if _is_numeric(column[1:]) else str.ljust for column in columns]

@@ -5,7 +5,7 @@ the terminal as a control character or as markup.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,10 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hearth.commands.inspect_cache import MUST_BE_ZERO
-from hearth.commands.server_client import Row, counts_of
+from hearth.commands.server_client import Row, counts_of, plain
 
 FULL_SHARE: Final = 0.8  # of the budget: from here on something is about to go
-NAME_CHARS_MAX: Final = 200
 FIGURE_MAX: Final = 2**63  # what is more, or is no number, would overflow or mean nothing
 SESSIONS_LIVE: Final = 4
 REQUESTS_MIN: Final = 3
@@ -69,9 +68,11 @@ def view(snapshot: Snapshot, limits: Limits) -> Group:
     parts += speculation_lines(workers)
     if drafts := draft_rows(workers):
         parts += [Text(), draft_table(drafts)]
+    sessions = rows_of(snapshot.sessions, "sessions")
     if recent := rows_of(snapshot.sessions, "recent"):
-        parts += [Text(), request_table(recent[: limits.requests], limits.is_narrow)]
-    if sessions := rows_of(snapshot.sessions, "sessions"):
+        names = session_names(sessions)
+        parts += [Text(), request_table(recent[: limits.requests], names, limits.is_narrow)]
+    if sessions:
         parts += [Text(), session_table(sessions[: limits.sessions])]
         if (rest := len(sessions) - limits.sessions) > 0:
             parts.append(Text(f"and {rest:,} sessions more"))
@@ -86,7 +87,7 @@ def limits_in(height: int, snapshot: Snapshot, width: int = WIDTH_MIN) -> Limits
     told = len(workers) + len(kept) + len(warnings(kept)) + len(vision_lines(kept))
     told += len(cloud_lines(snapshot.cache))
     told += len(speculation_lines(kept)) + (drafts + 2 if drafts else 0)
-    used = 9 + told + (prefills + 2 if prefills else 0) + SESSIONS_LIVE + 3
+    used = 10 + told + (prefills + 2 if prefills else 0) + SESSIONS_LIVE + 3
     return Limits(max(REQUESTS_MIN, height - used), SESSIONS_LIVE, width < WIDTH_MIN)
 
 
@@ -145,11 +146,12 @@ def warnings(workers: Sequence[Row]) -> list[RenderableType]:
 
 
 def prefill_table(prefills: Sequence[Row]) -> Table:
-    made = columns("<prefilling:12", "<", ">tokens:10", ">of:10", ">%:3", ">age:6")
+    made = columns("<prefilling:24", "<", ">tokens:10", ">of:10", ">%:3", ">age:6")
     for row in prefills:
         done, prompt = figure(row, "done_tokens"), figure(row, "prompt_tokens")
         figures = (bar(done, prompt, None), f"{done:,}", f"{prompt:,}", percent(done, prompt))
-        made.add_row(cell(row, "request_id"), *figures, seconds(number(row, "age_s")))
+        name = cell(row, "title") if row.get("title") else cell(row, "request_id")
+        made.add_row(name, *figures, seconds(number(row, "age_s")))
     return made
 
 
@@ -176,12 +178,24 @@ def totals(cache: Row) -> Text:
     """Return the hit rate of all requests since the server started, and what workers lost."""
     names = ("requests", "prompt_tokens", "cached_tokens", "prefilled_tokens")
     requests, prompt, cached, read = (figure(inner(cache, "totals"), name) for name in names)
-    lost = sum(figure(counts_in(row), "lost_tokens") for row in rows_of(cache, "workers"))
+    workers = rows_of(cache, "workers")
+    lost = sum(figure(counts_in(row), "lost_tokens") for row in workers)
     rate = f"{100 * cached / prompt:.1f} %" if prompt else "-"
     return Text(
         f"hit rate {rate} of {prompt:,} tokens in {requests:,} requests\n"
-        f"tokens   {cached:,} saved, {read:,} prefilled, {lost:,} lost"
+        f"tokens   {cached:,} saved, {read:,} prefilled, {lost:,} lost\n"
+        f"tokens/s {speeds(inner(cache, 'totals'), workers)}"
     )
+
+
+def speeds(sums: Row, workers: Sequence[Row]) -> str:
+    """Return how fast answers are written, now and in the middle, and prompts are read."""
+    now = sum(number(row, "answers_tokens_per_s") for row in workers)
+    running = sum(figure(row, "answers_running") for row in workers)
+    told = [f"{now:,.0f} decoded now, {running:,} answers"] if now else []
+    names = {"decode_speed": "decoded by an answer", "speed": "prefilled"}
+    told += [f"{number(sums, name):,.0f} {word}" for name, word in names.items() if sums.get(name)]
+    return ", ".join(told) or "-"
 
 
 def cloud_lines(cache: Row) -> list[RenderableType]:
@@ -250,15 +264,22 @@ def draft_table(rows: Sequence[tuple[str, str, int, int]]) -> Table:
     return made
 
 
-def request_table(recent: Sequence[Row], is_narrow: bool) -> Table:
+def session_names(sessions: Iterable[Row]) -> dict[str, str]:
+    """Return the first words that were asked in each session, by its id."""
+    return {word(row, "session"): word(row, "title") for row in sessions if row.get("title")}
+
+
+def request_table(recent: Sequence[Row], names: Mapping[str, str], is_narrow: bool) -> Table:
+    """Return a row for each request; `names` are what sessions are called, by their ids."""
     made = columns(*(() if is_narrow else ("<time:8",)), "<session:*2", ">prompt:7", ">cached:7")
     more(made, ">prefill:7", "<source:6", ">first:6")
     more(made, *(() if is_narrow else (">tok/s:5",)), "<lost or waited:*3")
     for row in recent:
+        name = names.get(word(row, "session")) or word(row, "session") or "anonymous"
         at = time.strftime("%H:%M:%S", time.localtime(number(row, "at") % DATES_MAX_S))
         made.add_row(
             *(() if is_narrow else (at,)),
-            Text(word(row, "session") or "anonymous"),
+            Text(name),
             *(count(row, name) for name in ("prompt", "cached", "prefilled")),
             Text("cloud") if row.get("cloud") is True else cell(row, "source"),
             seconds(number(row, "ttft_ms") / 1000),
@@ -269,11 +290,17 @@ def request_table(recent: Sequence[Row], is_narrow: bool) -> Table:
 
 
 def session_table(sessions: Sequence[Row]) -> Table:
-    made = columns("<session", "<agent:12", ">lines:5", ">turns:6", ">idle:6", ">worker:6")
+    """Return a row for each session: its agent, its first words or else its id, its client."""
+    made = columns("<session", "<client:16", ">turns:5", ">tok/s:5", ">lost:6", ">idle:6")
     for row in sessions:
-        names = (cell(row, "session"), cell(row, "agent"))
-        figures = (count(row, "lines"), count(row, "turns"), seconds(number(row, "idle_s")))
-        made.add_row(*names, *figures, cell(row, "worker"))
+        name = word(row, "title") if row.get("title") else word(row, "session")
+        if row.get("agent"):
+            name = f"{word(row, 'agent')}: {name}"
+        client = word(row, "client") if row.get("client") else "-"
+        speed_now = f"{number(row, 'decode_speed'):.0f}" if row.get("decode_speed") else "-"
+        figures = (count(row, "turns"), speed_now, count(row, "lost"))
+        idle = seconds(number(row, "idle_s"))
+        made.add_row(Text(name), Text(client), *figures, idle)
     return made
 
 
@@ -358,11 +385,6 @@ def seconds(amount: float) -> str:
 
 def tone(state: str) -> str:
     return "green" if state in _GOOD else "bold red" if state in _BAD else "yellow"
-
-
-def plain(text: str) -> str:
-    """Return `text` on one line, with nothing in it that a terminal would obey."""
-    return "".join(c if c.isprintable() else "?" for c in text[:NAME_CHARS_MAX])
 
 
 def word(row: Row, name: str) -> str:

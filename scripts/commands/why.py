@@ -2,13 +2,14 @@
 
     hearth why [SESSION] --base-url http://127.0.0.1:4000 [--key K]
 
-SESSION is a session's id, or a file of its cache trace (LOG_ROOT); without it, all are listed.
+SESSION is a session's id, as the list without it has them, or a file of its cache trace (LOG_ROOT).
 Exit status 0: nothing was lost, or all is explained; 1: something unexplained was; 2: the session
 is not known, or the server does not answer.
 """
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 
 from hearth.commands.server_client import (
@@ -25,6 +26,11 @@ from hearth.commands.server_client import (
     verdict,
 )
 
+TITLE_CHARS = 40  # of a title in the list
+SESSION_HEAD = (
+    *("session", "first words", "client", "model", "begun"),
+    *("turns", "lost", "tok/s", "idle s"),
+)
 HEAD = -1  # the "message" that tools and template options are part of
 
 
@@ -87,9 +93,28 @@ def judge(lines: Sequence[Line], slack: int) -> int:
 def session_rows(told: Row) -> list[tuple[object, ...]]:
     """Return a row of the table for each session of `GET /v1/sessions`, as it lists them."""
     return [
-        (row["session"] or "-", row["agent"] or "-", row["lines"], row["turns"], row["idle_s"])
+        (
+            row["session"] or "-",
+            (row.get("title") or "-")[:TITLE_CHARS],
+            row.get("client") or "-",
+            row.get("model") or "-",
+            _clock(row.get("begun_at")),
+            row["turns"],
+            row.get("lost") or 0,
+            row.get("decode_speed") or "-",
+            row["idle_s"],
+        )
         for row in told["sessions"]
     ]
+
+
+def _clock(at: float | None) -> str:
+    """Return a time of day, with the date where that is not today's."""
+    if not at:
+        return "-"
+    then = time.localtime(at)
+    is_today = then[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M" if is_today else "%Y-%m-%d %H:%M", then)
 
 
 async def list_sessions(options: argparse.Namespace) -> int:
@@ -98,7 +123,7 @@ async def list_sessions(options: argparse.Namespace) -> int:
         rows = session_rows(await server.get("/v1/sessions"))
     if not rows:
         return verdict([], "no session yet: ask the server something first")
-    print(table(("session", "agent", "lines", "turns", "idle s"), rows))
+    print(table(SESSION_HEAD, rows))
     return verdict([], f"{len(rows):,} sessions; `hearth why SESSION` says what one of them lost")
 
 

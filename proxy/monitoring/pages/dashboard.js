@@ -1,12 +1,14 @@
 // The page's one connection, and everything that is plain text: sums, tables, workers.
 
 import { Charts } from "./charts.js";
-import { bytes, clock, count, counted, element, NONE, percent, ratio, seconds, speed, tableBody, whenChanged } from "./format.js";
+import { ago, bytes, clock, count, counted, element, NONE, percent, ratio, seconds, speed, tableBody, whenChanged } from "./format.js";
 import { lossText, Sessions } from "./sessions.js";
 
 const REQUESTS_MAX = 200; // as many as the server tells
 const FULL = 0.8; // of the budget, or of the memory limit
 const NOW_MAX = 8; // rows of what runs and who waits
+const LOSSES_MAX = 3; // told in words, the last
+const CAUSES_MAX = 3; // of losses, the largest
 const EVICTIONS_MAX = 12; // entries that made way last
 
 // How a prompt relates to what is kept, the best first.
@@ -37,16 +39,21 @@ function put(id, value, text) {
   byId(id).dataset.value = value ?? "";
 }
 
+let lastTotals = {}; // the sums as they came last
+
 function showTotals(totals) {
+  lastTotals = totals;
+  showDecode([]);
   put("hit", totals.hit_rate, percent(totals.hit_rate));
+  byId("hit-note").textContent = `of ${count(totals.prompt_tokens)} prompt tokens were cached`;
   put("match", totals.match_share, percent(totals.match_share));
   byId("match-note").textContent = `of each prompt was cached; ${count(totals.match_tokens)} tokens`;
   put("saved", totals.cached_tokens, count(totals.cached_tokens));
-  byId("saved-note").textContent = `not read twice; ${count(totals.prefilled_tokens)} prefilled`;
-  put("seconds", totals.saved_s, seconds(totals.saved_s));
-  byId("seconds-note").textContent = totals.speed
-    ? `at ${count(totals.speed)} tokens/s, as measured here`
-    : "once a prompt was read";
+  byId("saved-note").textContent = `${count(totals.prefilled_tokens)} were read`;
+  put("seconds", totals.saved_s, totals.saved_s ? seconds(totals.saved_s) : "");
+  byId("seconds-note").textContent = totals.speed ? `at ${count(totals.speed)} tokens/s` : "";
+  put("lost", totals.lost_tokens, count(totals.lost_tokens));
+  byId("lost-note").textContent = lostText(Object.entries(totals.lost_by_cause ?? {}));
   put("forwards", totals.forwards_per_token, ratio(totals.forwards_per_token));
   byId("drafts-note").textContent = acceptedText(totals.accepted_prediction_tokens, totals.rejected_prediction_tokens);
   put("count", totals.requests, count(totals.requests));
@@ -54,6 +61,34 @@ function showTotals(totals) {
   showClouds(totals.cloud ?? {});
   put("left", totals.disconnects, `${counted(totals.disconnects, "client", "clients")} left early`);
   showMatches(totals.matches ?? {});
+}
+
+function lostText(causes) {
+  if (!causes.length) return "nothing was read again";
+  const rest = causes.length > CAUSES_MAX ? " and others" : "";
+  return `to: ${causes.slice(0, CAUSES_MAX).map(([cause, tokens]) => `${cause} ${count(tokens)}`).join(", ")}${rest}`;
+}
+
+// What is written now, or else the middle of what was.
+function showDecode(answers) {
+  const paced = answers.filter((row) => row.tokens_per_s !== null);
+  const now = paced.reduce((total, row) => total + row.tokens_per_s, 0);
+  const value = paced.length ? now : lastTotals.decode_speed;
+  put("decode", value, value ? `${speed(value)} tok/s` : NONE);
+  const middle = lastTotals.decode_speed ? `median ${speed(lastTotals.decode_speed)} of an answer` : "";
+  const running = paced.length ? `now, of ${counted(paced.length, "answer", "answers")}` : "";
+  byId("decode-note").textContent = [running, middle].filter(Boolean).join("; ") || "no answer of 16 tokens yet";
+}
+
+const showLosses = whenChanged((rows) => {
+  byId("losses").hidden = !rows.length;
+  byId("loss-rows").replaceChildren(...rows.map(([at, name, loss]) =>
+    element("li", {}, `${clock(at)} · `, element("b", { dir: "auto" }, name), ` lost ${lossText(loss)}. ${loss.remedy ?? ""}`)));
+});
+
+function tellLosses() {
+  const lossy = requests.filter((row) => row.divergence).slice(-LOSSES_MAX).toReversed();
+  showLosses(lossy.map((row) => [row.at ?? 0, sessions.name(row.session), row.divergence]));
 }
 
 // What others answered: none of it is in the figures beside it.
@@ -89,10 +124,11 @@ function showRequests(rows) {
   charts.requests(requests.filter((row) => !row.cloud));
   byId("request-table").classList.toggle("sees", requests.some((row) => row.images));
   byId("request-table").classList.toggle("many", new Set(requests.map(servedText)).size > 1);
+  tellLosses();
   fillRequests(
     requests.toReversed().map((row) => [
       count(row.number),
-      row.session,
+      sessions.name(row.session),
       count(row.prompt),
       count(row.cached),
       row.cloud ? NONE : count(row.prefilled),
@@ -120,6 +156,7 @@ function milliseconds(value) {
 
 // What runs and who waits: the part of the page for those who wait now.
 const showNow = whenChanged(({ workers, prefills, queue, answers }) => {
+  const loads = workers.filter((worker) => worker.loading);
   const sum = (name) => workers.reduce((total, worker) => total + (worker[name] ?? 0), 0);
   // Heartbeats are up to a second old: what is told to run now runs.
   const running = Math.max(sum("running"), answers.length + prefills.length);
@@ -127,36 +164,50 @@ const showNow = whenChanged(({ workers, prefills, queue, answers }) => {
   byId("now").textContent = running + waiting
     ? `${count(running)} running, ${count(waiting)} waiting for a slot.`
     : "Nothing runs, nobody waits.";
-  const told = answers.filter((row) => row.tokens_per_s !== null);
-  const sped = told.reduce((total, row) => total + row.tokens_per_s, 0);
-  if (answers.length) byId("now").append(` ${counted(answers.length, "answer is", "answers are")} written${told.length ? `, ${speed(sped)} tokens/s` : ""}.`);
+  showDecode(answers);
+  if (answers.length) byId("now").append(` ${counted(answers.length, "answer is", "answers are")} written.`);
   byId("now").dataset.answers = answers.length;
-  const rows = [...answers.map(answerItem), ...prefills.map(prefillItem), ...queue.map(queueItem)];
+  const rows = [...loads.map(loadItem), ...answers.map(answerItem), ...prefills.map(prefillItem), ...queue.map(queueItem)];
   const more = rows.length - NOW_MAX;
   if (more > 0) rows.splice(NOW_MAX, more, element("li", {}, `and ${count(more)} more`));
   byId("now-rows").hidden = !rows.length;
   byId("now-rows").replaceChildren(...rows);
 });
 
-function requestText(row) {
-  return `request ${row.request_id.slice(0, 12)} on worker ${row.worker}, asked ${seconds(row.age_s)} ago`;
+// Who asked, and when: a name that people know, or else the request's.
+function nowItem(row, text, ...before) {
+  const name = row.title || (row.session ? sessions.name(row.session) : `Request ${row.request_id.slice(0, 12)}`);
+  const who = element("b", { dir: "auto", title: name }, name);
+  const client = row.client ? ` · ${row.client}` : "";
+  return element("li", {}, who, ...before, element("span", {}, ` ${text}${client} · asked ${ago(row.age_s)}`));
 }
 
 function answerItem(row) {
   const pace = row.tokens_per_s === null ? "" : `, ${speed(row.tokens_per_s)} tokens/s`;
-  return element("li", {}, element("span", {}, `Writes its answer: ${count(row.completion_tokens)} tokens${pace} · ${requestText(row)}`));
+  return nowItem(row, `writes its answer: ${counted(row.completion_tokens, "token", "tokens")}${pace}`);
+}
+
+function progressBar(done, whole, name) {
+  const progress = element("progress", { max: Math.max(1, whole), value: done });
+  progress.setAttribute("aria-label", name);
+  return progress;
 }
 
 function prefillItem(row) {
   const { done_tokens: done, prompt_tokens: prompt } = row;
-  const text = `Reading its prompt: ${count(done)} of ${count(prompt)} tokens, ${count(row.cached_tokens)} cached · ${requestText(row)}`;
-  const progress = element("progress", { max: Math.max(1, prompt), value: done });
-  progress.setAttribute("aria-label", `Prompt of request ${row.request_id.slice(0, 12)}, tokens read`);
-  return element("li", {}, progress, element("span", {}, text));
+  const text = `reads its prompt: ${count(done)} of ${count(prompt)} tokens, ${count(row.cached_tokens)} cached`;
+  return nowItem(row, text, progressBar(done, prompt, `Prompt of request ${row.request_id.slice(0, 12)}, tokens read`));
 }
 
 function queueItem(row) {
-  return element("li", {}, element("span", {}, `Waits for a slot, place ${count(row.position)} · ${requestText(row)}`));
+  return nowItem(row, `waits for a slot, place ${count(row.position)}`);
+}
+
+function loadItem({ id, loading }) {
+  const { step, s, held_bytes: held, of_bytes: whole } = loading;
+  const text = ` loads: ${step}${whole ? `, ${bytes(held)} of ${bytes(whole)}` : ""}, ${seconds(s)}`;
+  const parts = whole ? [progressBar(held, whole, `Load of worker ${id}, bytes`)] : [];
+  return element("li", {}, element("b", {}, `Worker ${id}`), ...parts, element("span", {}, text));
 }
 
 function runningText(worker) {
@@ -291,17 +342,34 @@ const sayStatus = whenChanged(([text, isBad, again]) => {
   byId("status").className = isBad ? "bad" : "";
 });
 
-function showRest(sessionCount) {
-  const rest = sessionCount - sessions.count;
+// Of the sessions that are not shown: how many, and whose, as far as the clients' names tell.
+function showRest(clients) {
+  const all = Object.values(clients).reduce((total, each) => total + each, 0);
+  const rest = all - sessions.count;
   byId("trees-note").hidden = rest <= 0 || !sessions.count;
-  byId("trees-note").textContent = `and ${counted(rest, "session", "sessions")} used before these (GET /v1/sessions lists them)`;
+  const named = Object.entries(clients).map(([client, number]) => `${count(number)} of ${client || "unnamed clients"}`);
+  byId("trees-note").textContent = `and ${counted(rest, "session", "sessions")} used before these (hearth why lists them). All ${count(all)}: ${named.join(", ")}.`;
 }
 
-function showState({ workers, entries, held, answers = [], prefills = [], queue = [], sessions: sessionCount = 0 }) {
-  showNow({ workers: workers.map(({ running, waiting }) => ({ running, waiting })), prefills, queue, answers });
-  showRest(sessionCount);
+function showMemory(workers) {
+  const sum = (read) => workers.reduce((total, worker) => total + (read(worker) ?? 0), 0);
+  const limit = sum((worker) => worker.cache?.memory_limit_bytes);
+  const used = sum((worker) => worker.active_bytes);
+  const budget = sum((worker) => worker.cache?.budget_bytes);
+  put("memory", used, bytes(used));
+  const kept = budget ? `; kept KV ${bytes(sum((worker) => worker.cache?.bytes))} of ${bytes(budget)}` : "";
+  byId("memory-note").textContent = `${limit ? `of ${bytes(limit)}` : "in use"}${kept}`;
+}
+
+function showState({ workers, entries, held, answers = [], prefills = [], queue = [], sessions: clients = {} }) {
+  const loads = workers.map(({ id, running, waiting, loading }) => ({ id, running, waiting, loading }));
+  showNow({ workers: loads, prefills, queue, answers });
+  showRest(clients);
+  sessions.age(new Set([...answers, ...prefills].map((row) => row.session)));
+  tellLosses();
+  showMemory(workers);
   charts.sample(workers);
-  showWorkers(workers.map((worker) => ({ ...worker, heartbeat_age_s: null, steps: null, wait_s: null })));
+  showWorkers(workers.map((worker) => ({ ...worker, heartbeat_age_s: null, steps: null, wait_s: null, loading: null })));
   const ready = workers.filter((worker) => worker.state === "ready").length;
   const models = [...new Set(workers.map((worker) => worker.model).filter(Boolean))].join(", ");
   sayStatus([`Live · ${models} · ${ready} of ${workers.length} workers ready`, false]);
@@ -334,9 +402,9 @@ function connect() {
   const stream = new EventSource("/dashboard/events");
   const on = (kind, take) => stream.addEventListener(kind, (event) => take(JSON.parse(event.data)));
   on("snapshot", (told) => {
+    sessions.show(told.sessions);
     showTotals(told.totals);
     showRequests(told.requests);
-    sessions.show(told.sessions);
     showState(told.state);
   });
   on("requests", (told) => {
@@ -344,7 +412,10 @@ function connect() {
     showRequests([...requests, ...told.requests]);
   });
   on("state", (told) => showState(told.state));
-  on("sessions", (told) => sessions.show(told.sessions, told.order));
+  on("sessions", (told) => {
+    sessions.show(told.sessions, told.order);
+    showRequests(requests); // which have names now
+  });
   stream.addEventListener("error", () => {
     const isOver = stream.readyState === EventSource.CLOSED;
     const text = isOver

@@ -48,6 +48,14 @@ export function seconds(value) {
   return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
 }
 
+// How long ago something was, as roughly as people say it.
+export function ago(value) {
+  if (value < 10) return "just now";
+  if (value < 60) return `${WHOLE.format(value)} s ago`;
+  if (value < 3600) return `${Math.floor(value / 60)} min ago`;
+  return value < 86400 ? `${Math.floor(value / 3600)} h ago` : `${Math.floor(value / 86400)} d ago`;
+}
+
 // Short enough for an axis, whatever the unit is.
 export function secondsTick(value) {
   return value < 60 ? seconds(value) : `${WHOLE.format(value)} s`;

@@ -1,9 +1,12 @@
-// Sessions as trees of lines, each turn a bar that can be reached and read without colour.
+// Sessions as cards, each with a line of words and its turns as bars; an open one shows its lines,
+// each turn of which can be reached and read without colour.
 
-import { count, element, seconds } from "./format.js";
+import { ago, count, counted, element, seconds, speed } from "./format.js";
 
-const BAR_PX = 50;
-const LOSSES_MAX = 3; // told in words under a line
+const BAR_PX = 30;
+const CARD_TURNS_MAX = 10; // bars of a card that is closed
+const OPEN_MAX = 3; // with so many sessions all are open, until somebody closes one
+const LOSSES_MAX = 5; // of a session, told in words
 const SOURCES = { slot: "from a live slot", ram: "from RAM", ssd: "from SSD" };
 
 export function lossText(loss) {
@@ -16,11 +19,16 @@ function turnText(turn) {
   const parts = [
     `Turn ${turn.turn}: ${count(turn.prompt)} tokens`,
     `${count(turn.cached)} cached${source}, ${count(turn.prefilled)} prefilled`,
-    `first token after ${seconds(turn.ttft_ms / 1000)}`,
+    `first token after ${seconds(turn.ttft_ms / 1000)}${paceText(turn)}`,
   ];
   if (turn.match && turn.match !== "none") parts.push(`match: ${turn.match === "lcp" ? "common prefix" : turn.match}`);
   if (turn.divergence) parts.push(`Lost ${lossText(turn.divergence)}`, turn.divergence.remedy ?? "");
   return parts.filter(Boolean).join("\n");
+}
+
+function paceText({ completion, finish_ms: finish, ttft_ms: first }) {
+  if (!(finish > first) || !(completion > 16)) return "";
+  return `, then ${speed((1000 * (completion - 1)) / (finish - first))} tokens/s`;
 }
 
 // The one tooltip of the page. Escape hides it; the bars' names say all that it says.
@@ -53,14 +61,19 @@ function bar(kind, px) {
   return made;
 }
 
-function turnButton(turn, promptMax, tip) {
-  const whole = Math.max(6, (BAR_PX * turn.prompt) / promptMax);
+// A turn's bars: what was lost as a mark, what was read, what was kept.
+function turnBars(turn, promptMax) {
+  const whole = Math.max(4, (BAR_PX * turn.prompt) / promptMax);
   const read = turn.prompt ? (whole * turn.prefilled) / turn.prompt : 0;
   const parts = [element("span", { className: "mark" }, turn.divergence ? "▲" : "")];
   if (turn.prefilled) parts.push(bar("read", Math.max(2, read)));
   if (turn.cached) parts.push(bar(turn.source, Math.max(2, whole - read)));
+  return parts;
+}
+
+function turnButton(turn, promptMax, tip) {
   const text = turnText(turn);
-  const button = element("button", { type: "button", tabIndex: -1 }, ...parts);
+  const button = element("button", { type: "button", tabIndex: -1 }, ...turnBars(turn, promptMax));
   button.setAttribute("aria-label", text.replaceAll("\n", ". "));
   button.dataset.key = turn.request_id;
   for (const name of ["focus", "mouseenter", "click"]) button.addEventListener(name, () => tip.show(button, text));
@@ -84,25 +97,24 @@ function rove(list) {
   });
 }
 
-function lineItem(line, children, promptMax, tip) {
+function lineItem(line, session, promptMax, tip) {
   const name = `Line ${line.line}${line.isElsewhere ? ` of worker ${line.worker}` : ""}`;
   const agent = line.agent ? `, agent ${line.agent}` : "";
   const parent = line.parent !== null ? ` of line ${line.parent} at message ${line.branch_message + 1}` : "";
-  const head = `${name} · ${line.kind}${parent}${agent} · ${count(line.turns)} ${line.turns === 1 ? "turn" : "turns"} · ${count(line.tokens)} tokens`;
+  const head = `${name} · ${line.kind}${parent}${agent} · ${counted(line.turns, "turn", "turns")} · ${count(line.tokens)} tokens`;
   const turns = element("ul", { className: "turns" });
   turns.setAttribute("aria-label", `${name}, turns; arrow keys go along them`);
   turns.append(...line.requests.map((turn) => element("li", {}, turnButton(turn, promptMax, tip))));
   rove(turns);
-  const item = element("li", {}, element("p", { className: "line-head" }, head), turns);
-  const losses = line.requests.filter((turn) => turn.divergence).slice(-LOSSES_MAX);
-  if (losses.length) item.append(element("ul", { className: "losses" }, ...losses.map(lossItem)));
-  if (children.length) item.append(element("ul", { className: "lines" }, ...children));
+  const item = element("li", {});
+  if (line.title && line.title !== session.title) item.append(element("p", { className: "line-title", dir: "auto", title: line.title }, line.title));
+  item.append(element("p", { className: "line-head" }, head), turns);
   return item;
 }
 
-function lossItem(turn) {
+function lossItem([line, turn]) {
   const remedy = turn.divergence.remedy ? `. ${turn.divergence.remedy}` : "";
-  return element("li", {}, element("b", {}, `Turn ${turn.turn}`), ` lost ${lossText(turn.divergence)}${remedy}`);
+  return element("li", {}, element("b", {}, `Line ${line.line}, turn ${turn.turn}`), ` lost ${lossText(turn.divergence)}${remedy}`);
 }
 
 // A worker that starts reads what others wrote down: lines all of whose turns another one tells
@@ -120,30 +132,78 @@ function distinct(lines) {
   return kept.map((line) => ({ ...line, isElsewhere }));
 }
 
-function tree(session, tip) {
+// Lines in the order of the tree: each before its branches.
+function inOrder(lines) {
   const id = (line, number) => `${line.worker}/${number}`;
-  const lines = distinct(session.lines);
   const known = new Set(lines.map((line) => id(line, line.line)));
   const under = new Map();
   for (const line of lines.toSorted((a, b) => a.worker - b.worker || a.line - b.line)) {
     const parent = line.parent !== null && known.has(id(line, line.parent)) ? id(line, line.parent) : "";
     under.set(parent, [...(under.get(parent) ?? []), line]);
   }
+  const walk = (parent) => (under.get(parent) ?? []).flatMap((line) => [line, ...walk(id(line, line.line))]);
+  return walk("");
+}
+
+function nameOf(session) {
+  return session.title || session.session;
+}
+
+// The last turns of all lines, in the order of their ends, for the card.
+function lastTurns(lines) {
+  const turns = lines.flatMap((line) => line.requests);
+  return turns.toSorted((a, b) => (a.at < b.at ? -1 : a.at > b.at ? 1 : 0)).slice(-CARD_TURNS_MAX);
+}
+
+function cardHead(session, lines, promptMax) {
+  const turns = session.turns ?? lines.reduce((sum, line) => sum + line.turns, 0);
+  const title = element("h3", { dir: "auto", title: nameOf(session) }, nameOf(session));
+  const used = element("span", { className: "used" });
+  const parts = [
+    session.client ?? "",
+    session.lost ? element("b", { className: "lost" }, `▲ ${count(session.lost)} lost`) : "",
+    used,
+    lines.length > 1 ? counted(lines.length, "line", "lines") : "",
+    counted(turns, "turn", "turns"),
+    session.decode_speed ? `${speed(session.decode_speed)} tok/s` : "",
+  ];
+  const told = parts.filter(Boolean).flatMap((part) => [" · ", part]).slice(1);
+  const about = element("p", { className: "about" }, ...told);
+  const bars = element("span", { className: "bars" }, ...lastTurns(lines).map((turn) => element("span", {}, ...turnBars(turn, promptMax))));
+  bars.setAttribute("aria-hidden", "true");
+  return [element("div", { className: "words" }, title, about), bars, used];
+}
+
+function cardBody(session, lines, promptMax, tip) {
+  if (!lines.length) return [element("p", { className: "line-head" }, "Its first turn has not ended yet.")];
+  const begun = session.begun_at ? ` · begun ${new Date(session.begun_at * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })}` : "";
+  const model = session.model ? ` · model ${session.model}` : "";
+  const about = element("p", { className: "line-head ids" }, element("code", {}, session.session), `${model}${begun}`);
+  const list = element("ul", { className: "lines" }, ...inOrder(lines).map((line) => lineItem(line, session, promptMax, tip)));
+  const losses = lines.flatMap((line) => line.requests.filter((turn) => turn.divergence).map((turn) => [line, turn])).slice(-LOSSES_MAX);
+  return losses.length ? [about, list, element("ul", { className: "losses" }, ...losses.map(lossItem))] : [about, list];
+}
+
+// A session's card. Its lines are drawn when it is opened: most never are.
+function card(session, tip, isOpen) {
+  const lines = distinct(session.lines);
   const promptMax = Math.max(1, ...lines.flatMap((line) => line.requests.map((turn) => turn.prompt)));
-  const items = (parent) => (under.get(parent) ?? []).map((line) =>
-    lineItem(line, items(id(line, line.line)), promptMax, tip));
-  const title = element("h3", { dir: "auto" }, session.session);
-  const body = lines.length
-    ? element("ul", { className: "lines" }, ...items(""))
-    : element("p", { className: "line-head" }, "Its first turn has not ended yet.");
-  return element("article", { className: "tree" }, title, body);
+  const [words, bars, used] = cardHead(session, lines, promptMax);
+  const made = element("details", { className: "tree" }, element("summary", {}, words, bars));
+  const fill = () => {
+    if (made.open && made.childElementCount === 1) made.append(...cardBody(session, lines, promptMax, tip));
+  };
+  made.addEventListener("toggle", fill);
+  made.open = isOpen;
+  fill();
+  return { made, used, usedAt: session.used_at };
 }
 
 export class Sessions {
   constructor(place, tip) {
     this.place = place;
     this.tip = new Tip(tip);
-    this.drawn = new Map(); // session -> [what was told, its element]
+    this.drawn = new Map(); // session -> { told, made, used, usedAt }
     this.empty = place.firstElementChild;
   }
 
@@ -151,21 +211,38 @@ export class Sessions {
     return this.drawn.size;
   }
 
+  // What a session is called; its id where no title is known.
+  name(session) {
+    const drawn = this.drawn.get(session);
+    return drawn ? drawn.made.querySelector("h3").textContent : session;
+  }
+
   // Takes the sessions that changed, and shows those of `order`. Draws anew only what differs, and
-  // leaves the focus where it was.
+  // leaves the focus where it was, and open what is open.
   show(changed, order = changed.map((each) => each.session)) {
     const focused = this.place.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     for (const session of changed) {
       const told = JSON.stringify(session);
-      if (this.drawn.get(session.session)?.[0] !== told)
-        this.drawn.set(session.session, [told, tree(session, this.tip)]);
+      const before = this.drawn.get(session.session);
+      const isOpen = before ? before.made.open : order.length <= OPEN_MAX;
+      if (before?.told !== told) this.drawn.set(session.session, { told, ...card(session, this.tip, isOpen) });
     }
-    const drawn = new Map(order.map((name) => [name, this.drawn.get(name)]));
-    this.drawn = drawn;
-    const articles = [...drawn.values()].map(([, article]) => article);
-    this.place.replaceChildren(...(articles.length ? articles : [this.empty]));
+    this.drawn = new Map(order.map((name) => [name, this.drawn.get(name)]));
+    const cards = [...this.drawn.values()].map(({ made }) => made);
+    this.place.replaceChildren(...(cards.length ? cards : [this.empty]));
     const again = [...this.place.querySelectorAll("button")].find((each) => each.dataset.key === focused);
     if (focused && again) again.focus();
     else this.tip.hide();
+    this.age(this.running ?? new Set());
+  }
+
+  // Says of each when it was used last; `running` are those that are answered now.
+  age(running) {
+    this.running = running;
+    for (const [session, { made, used, usedAt }] of this.drawn) {
+      const isRunning = running.has(session);
+      made.classList.toggle("runs", isRunning);
+      used.textContent = isRunning ? "runs now" : usedAt ? ago(Date.now() / 1000 - usedAt) : "new";
+    }
   }
 }

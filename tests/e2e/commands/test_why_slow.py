@@ -15,7 +15,7 @@ GUIDE = ROOT / "docs" / "why-slow.md"
 COMMANDS = [line for block in blocks(GUIDE) for line in block.text.splitlines()]
 # What a command is known by -> what it shows.
 SHOWS = {
-    "hearth top --once": ("hit rate", "my-session"),
+    "hearth top --once": ("hit rate", "What is the code of the gate?"),
     "hearth why my-session": ("tool added", "List tools in a stable order", "all explained"),
     "/v1/sessions/my-session": ('"cause":"tool added"',),
     "hearth cache": ("evictions", "within their bounds"),
@@ -102,9 +102,16 @@ def test_a_start_tells_the_seconds_of_its_steps(lossy: Server) -> None:
         assert re.search(rf" {step}_s=\d+\.\d\b", ready), ready
 
 
-def test_sessions_without_a_name_are_told_together(lossy: Server) -> None:
+def test_a_conversation_without_a_name_is_told_by_its_client_and_first_words(
+    lossy: Server,
+) -> None:
     ask(lossy, "", HEAD, QUESTION)
-    assert lossy.get("/v1/sessions/anonymous")["lines"]
+    row = lossy.get("/v1/sessions")["sessions"][0]
+    assert row["session"].startswith("python-httpx-")
+    assert row["title"] and row["title"] in QUESTION["content"]
+    assert row["client"].startswith("python httpx ") and row["model"] == "local"
+    assert lossy.get(f"/v1/sessions/{row['session']}")["lines"]
+    assert lossy.get("/v1/sessions")["recent"][0]["session"] == row["session"]
 
 
 def test_what_the_terminal_and_the_guide_read_is_told_in_the_routes(lossy: Server) -> None:

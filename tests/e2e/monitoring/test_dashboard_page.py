@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,22 +67,33 @@ WORKER: Row = {
 }
 ANSWERS: list[Row] = [
     {"request_id": f"answer{number}0123456789", "worker": 0, "completion_tokens": 1_024 + number}
-    | {"tokens_per_s": speed, "age_s": 42.25}
+    | {"tokens_per_s": speed, "age_s": 42.25, "title": f"Ask {number}", "client": "Pi 1.2"}
     for number, speed in enumerate((7.5, 30.0, None))
 ]
 PREFILL: Row = {
     **{"request_id": "f7ab611a805640fb", "worker": 0, "prompt_tokens": 41_200},
     **{"cached_tokens": 1_024, "done_tokens": 10_300, "age_s": 42.25},
+    **{"title": "", "client": "", "session": ""},
 }
+LOADING = {"step": "weights", "s": 12.0, "held_bytes": 4 * 2**30, "of_bytes": 20 * 2**30}
 WAITING: Row = {"request_id": "0123456789abcdef", "worker": 0, "position": 1, "age_s": 3.5}
 STATE: Row = {
-    "workers": [WORKER, {"id": 1, "state": "dead", "problem": "It was killed.", "cache": None}],
+    "workers": [
+        WORKER,
+        {
+            "id": 1,
+            "state": "loading",
+            "problem": "It was killed.",
+            "cache": None,
+            "loading": LOADING,
+        },
+    ],
     "prefills": [PREFILL],
     "queue": [WAITING] * 20,
     "answers": ANSWERS,
     "entries": [],
     "held": 345,
-    "sessions": 42,
+    "sessions": {"Pi 1.2": 40, "": 2},
 }
 
 
@@ -110,7 +122,9 @@ def line(worker: int, turns: int, number: int = 1) -> Row:
 
 
 SESSIONS = [
-    {"session": LONG, "lines": [line(0, 1), line(1, 2)]},  # worker 0 knows the first turn only
+    {"session": LONG, "title": "Mend it", "client": "Pi 1.2", "model": "m", "lost": 70}
+    | {"begun_at": 1.5e9, "used_at": 1.5e9, "decode_speed": 45.5, "turns": 2}
+    | {"lines": [line(0, 1), line(1, 2)]},  # worker 0 knows the first turn only
     {"session": "both", "lines": [line(0, 1, number=2), line(1, 1, number=3)]},
     {"session": "new", "lines": []},
     *({"session": name, "lines": [line(0, 1, number=9)]} for name in NAMES[1:]),
@@ -122,6 +136,7 @@ SNAPSHOT = {
     "totals": {
         **{"requests": 300, "cached_tokens": 12_000, "prefilled_tokens": 18_000, "hit_rate": 0.4},
         **{"completion_tokens": 7, "speed": 1000, "saved_s": 12, "decode_speed": 45.5},
+        **{"prompt_tokens": 30_000, "lost_tokens": 70, "lost_by_cause": {"system prompt": 70}},
         **{"match_share": 0.4, "match_tokens": 40, "disconnects": 1},
         **{"accepted_prediction_tokens": 119, "rejected_prediction_tokens": 1_121},
         **{"decode_forwards": 62, "forwards_per_token": 0.62},
@@ -140,6 +155,9 @@ CHANGED = {
 
 @dataclass
 class Seen:
+    closed: int = -1  # sessions that are open by themselves
+    cards: dict[str, str] = field(default_factory=dict)
+    abouts: list[str] = field(default_factory=list)
     now: list[str] = field(default_factory=list)
     progress: list[Any] = field(default_factory=list)
     lines: dict[str, list[str]] = field(default_factory=dict)
@@ -193,7 +211,7 @@ async def lines_shown(tab: Page) -> dict[str, list[str]]:
     return dict(
         await tab.value(
             "[...document.querySelectorAll('.tree')].map((t) => [t.querySelector('h3').textContent,"
-            " [...t.querySelectorAll('.line-head')].map((p) => p.textContent)])"
+            " [...t.querySelectorAll('.line-head:not(.ids)')].map((p) => p.textContent)])"
         )
     )
 
@@ -205,9 +223,17 @@ async def read(tab: Page, seen: Seen) -> None:
         ".map((each) => each.textContent)"
     )
     seen.progress = await tab.value(
-        "(() => { const p = document.querySelector('progress'); return [p.value, p.max]; })()"
+        "[...document.querySelectorAll('progress')].map((p) => [p.value, p.max])"
     )
     seen.lines = await lines_shown(tab)
+    seen.abouts = await tab.value(
+        "[...document.querySelectorAll('.tree .about')].map((each) => each.textContent)"
+    )
+    seen.cards = await tab.value(
+        "Object.fromEntries([...document.querySelectorAll('.cards > div')].map((each) =>"
+        " [each.firstChild.textContent, [...each.querySelectorAll('dd:not([hidden])')]"
+        ".map((dd) => dd.textContent.trim()).filter(Boolean).join(' | ')]))"
+    )
     seen.rest = await tab.value("document.getElementById('trees-note').textContent")
     await tab.value("document.getElementById('requests').open = true")
     seen.cells = await tab.value(
@@ -244,6 +270,9 @@ async def watched(artefacts: Path, devtools: str) -> Seen:
         await tab.open(str(server.make_url("/dashboard")))
         await tab.until("document.getElementById('status').textContent.startsWith('Live')")
         await tab.until("document.querySelectorAll('.u-legend').length >= 3")
+        seen.closed = await tab.value("document.querySelectorAll('.tree[open]').length")
+        await tab.value("document.querySelectorAll('.tree').forEach((each) => (each.open = true))")
+        await tab.until("document.querySelectorAll('.line-head').length > 8")
         await tab.value(CHECKS)
         await read(tab, seen)
         for width, scheme in ((1180, "light"), (768, "dark"), (590, "light"), (360, "dark")):
@@ -270,45 +299,70 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         yield asyncio.run(watched(artefacts, devtools))
 
 
-def test_who_waits_sees_whose_prompt_is_read_how_far_and_who_is_before_them(seen: Seen) -> None:
-    summed, *answers, prefill, first, more = [*seen.now[:6], seen.now[-1]]
-    assert summed == "4 running, 1 waiting for a slot. 3 answers are written, 38 tokens/s."
-    asked = " · request answer{}01234 on worker 0, asked 42.3 s ago"
+def test_who_waits_sees_what_loads_whose_prompt_is_read_and_who_is_before_them(seen: Seen) -> None:
+    summed, load, *answers, prefill, first, more = [*seen.now[:7], seen.now[-1]]
+    assert summed == "4 running, 1 waiting for a slot. 3 answers are written."
+    assert load == "Worker 1 loads: weights, 4.0 GB of 20.0 GB, 12.0 s"
+    asked = " · Pi 1.2 · asked 42 s ago"
     assert answers == [
-        "Writes its answer: 1,024 tokens, 7.5 tokens/s" + asked.format(0),
-        "Writes its answer: 1,025 tokens, 30 tokens/s" + asked.format(1),
-        "Writes its answer: 1,026 tokens" + asked.format(2),
+        f"Ask 0 writes its answer: 1,024 tokens, 7.5 tokens/s{asked}",
+        f"Ask 1 writes its answer: 1,025 tokens, 30 tokens/s{asked}",
+        f"Ask 2 writes its answer: 1,026 tokens{asked}",
     ]
     assert prefill == (
-        "Reading its prompt: 10,300 of 41,200 tokens, 1,024 cached · "
-        "request f7ab611a8056 on worker 0, asked 42.3 s ago"
+        "Request f7ab611a8056 reads its prompt: 10,300 of 41,200 tokens, 1,024 cached · "
+        "asked 42 s ago"
     )
-    assert seen.progress == [10_300, 41_200]
-    assert first.startswith("Waits for a slot, place 1 · request 0123456789ab")
-    assert len(seen.now) == 1 + 9 and more == "and 16 more"
+    assert seen.progress == [[4 * 2**30, 20 * 2**30], [10_300, 41_200]]
+    assert first.startswith("Request 0123456789ab waits for a slot, place 1")
+    assert len(seen.now) == 1 + 9 and more == "and 17 more"
+
+
+def test_the_first_screen_says_how_fast_how_much_is_kept_and_what_was_lost(seen: Seen) -> None:
+    assert seen.cards == {
+        "Decode speed": "38 tok/s | now, of 2 answers; median 46 of an answer",
+        "Hit rate": "40.0 % | of 30,000 prompt tokens were cached",
+        "Tokens saved": "12,000 | 18,000 were read | 12.0 s at 1,000 tokens/s",
+        "Tokens lost": "70 | to: system prompt 70",
+        "Memory": "900 B | of 1000 B; kept KV 95 B of 100 B",
+        "Requests": "300 | 7 tokens written here | 1 client left early",
+    }
+
+
+def test_a_session_is_told_by_its_first_words_and_its_client_and_opens_for_its_id(
+    seen: Seen,
+) -> None:
+    assert seen.closed == 0, "of many sessions none is open by itself"
+    assert next(iter(seen.lines)) == "Mend it", "and not by its id"
+    about, *_ = seen.abouts
+    assert re.fullmatch(r"Pi 1\.2 · ▲ 70 lost · [\d,]+ d ago · 2 turns · 46 tok/s", about)
+    assert list(seen.lines)[1] == "both", "which has no title"
 
 
 def test_a_turn_that_two_workers_know_is_shown_once(seen: Seen) -> None:
-    assert seen.lines[LONG] == ["Line 1 · main · 2 turns · 100 tokens"]
+    assert seen.lines["Mend it"] == ["Line 1 · main · 2 turns · 100 tokens"]
     assert seen.lines["both"] == [
         "Line 2 of worker 0 · main · 1 turn · 100 tokens",
         "Line 3 of worker 1 · main · 1 turn · 100 tokens",
     ]
     assert seen.lines["new"] == ["Its first turn has not ended yet."]
-    assert seen.rest.startswith("and 36 sessions used before these")
+    assert seen.rest == (
+        "and 36 sessions used before these (hearth why lists them). "
+        "All 42: 40 of Pi 1.2, 2 of unnamed clients."
+    )
 
 
 def test_sessions_that_did_not_change_are_kept_and_all_are_put_in_order(seen: Seen) -> None:
     assert list(seen.changed.items()) == [
         ("new", ["Line 4 · main · 1 turn · 100 tokens"]),
-        (LONG, seen.lines[LONG]),
+        ("Mend it", seen.lines["Mend it"]),
     ]
 
 
 def test_names_are_text_and_leave_the_other_columns_their_place(seen: Seen) -> None:
     assert seen.hurt is None
-    assert [row[1] for row in reversed(seen.cells)] == NAMES * 50
-    assert set(NAMES) < set(seen.lines)
+    assert [row[1] for row in reversed(seen.cells)] == ["Mend it", *NAMES[1:]] * 50
+    assert set(NAMES[1:]) < set(seen.lines)
     assert seen.beyond == 0
 
 

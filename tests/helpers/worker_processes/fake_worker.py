@@ -259,7 +259,10 @@ class FakeWorker:
     def _told(self, status: Status) -> Told | Failed:
         """Tell about a cache in which each prompt is an entry of a byte a token, and a line."""
         if status.what == "sessions":
-            rows = [{"session": name, "lines": len(ids)} for name, ids in self._sessions.items()]
+            rows = [
+                {"session": name, "client": "", "lines": len(ids)}
+                for name, ids in self._sessions.items()
+            ]
             return Told(status.request_id, {"sessions": rows})
         if status.what in ("session", "tree"):
             lines = [{"request_id": name} for name in self._sessions.get(status.about, ())]

@@ -183,7 +183,7 @@ def test_a_session_is_asked_of_the_server_under_its_quoted_id(capsys: Any) -> No
     assert played(why.why, why.options_of, FakeServer()) == 0
     assert "no session yet" in capsys.readouterr().out
     assert played(why.why, why.options_of, fake) == 0
-    assert re.search(r"(?m)^a/b c +- +1 +", capsys.readouterr().out)
+    assert re.search(r"(?m)^a/b c +- +- +- +- +2 +0 +- +1.5$", capsys.readouterr().out)
 
 
 # ---------------------------------------------------------------- inspect_cache

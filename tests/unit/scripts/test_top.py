@@ -82,6 +82,9 @@ SESSION: Row = {
     "agent": "reviewer",
     "lines": 2,
     "turns": 31,
+    "client": "Claude Code 2.1",
+    "lost": 70,
+    "decode_speed": 45.5,
     "idle_s": 4.0,
     "worker": 0,
 }
@@ -135,8 +138,8 @@ def test_all_figures_stand_in_eighty_columns() -> None:
         *("10:39:15", "6f0c3a5e-…", "41,200", "40,960", "240", "ssd", "84", "ms", "40"),
         *("1,234", "history", "r…"),
     ]
-    assert line_of(text, "6f0c3a5e-claude") == [
-        *("6f0c3a5e-claude", "reviewer", "2", "31", "4.0", "s", "0")
+    assert line_of(text, "reviewer: 6f0c3a5e-claude") == [
+        *("reviewer:", "6f0c3a5e-claude", "Claude", "Code", "2.1", "31", "46", "70", "4.0", "s")
     ]
 
 

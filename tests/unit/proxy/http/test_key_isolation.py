@@ -71,16 +71,26 @@ def test_another_keys_sessions_are_not_listed_nor_told_though_their_names_are_th
     desk.ask(QUESTION, SAID, speaker=MINE)
     desk.ask([*QUESTION, {"role": "user", "content": "other"}], SAID, speaker=THEIRS)
     sessions = desk.sessions
-    assert [len(sessions.reports.sessions(key)) for key in ("mine", "theirs", "no", "")] == [
-        1,
-        1,
-        0,
-        2,
-    ]
+    counts = [len(sessions.reports.sessions(key)) for key in ("mine", "theirs", "no", "")]
+    assert counts == [1, 1, 0, 2]
     told = {key: sessions.reports.session("s1", key) for key in ("mine", "theirs", "no")}
     assert told["mine"] is not None and told["theirs"] is not None and told["no"] is None
     assert [len(told["mine"]["lines"]), len(told["theirs"]["lines"])] == [1, 1]
     assert told["mine"]["lines"][0]["turns"] == 2
+
+
+@pytest.mark.parametrize("session", ["s1", ""])
+def test_a_key_is_told_its_own_titles_only(session: str) -> None:
+    desk = Desk()
+    for key in ("mine", "theirs"):
+        speaker = Speaker(key, session, client="pi", conversation="pi-1", title=f"words of {key}")
+        desk.ask(QUESTION, SAID, speaker=speaker)
+    reports, label = desk.sessions.reports, session or "pi-1"
+    for key, other in (("mine", "theirs"), ("theirs", "mine")):
+        told = [reports.sessions(key), reports.session(label, key), reports.brief(label, key)]
+        for report in told:
+            assert f"words of {key}" in str(report) and f"words of {other}" not in str(report)
+    assert reports.session(label, "no") is None
 
 
 def logged(shows_text: bool) -> str:

@@ -236,7 +236,7 @@ def test_a_page_that_is_opened_after_a_bug_is_told_of_the_workers_again() -> Non
     async def body() -> None:
         workers = Workers()
         feed = feed_of(workers)
-        told, workers.sessions = workers.sessions, [{"session": "s"}]  # no idle_s
+        told, workers.sessions = workers.sessions, [{"session": "s", "client": ""}]  # no idle_s
         with feed.listening("") as first:
             await read_until(first, "state")
             while feed.is_polling:

@@ -189,6 +189,7 @@ def test_a_prompt_is_being_read_from_its_first_chunk_to_the_first_word() -> None
         "prompt_tokens": 1000,
         "cached_tokens": 256,
         "done_tokens": 999,
+        **{"session": "anonymous", "client": "", "title": ""},
     }
 
 

@@ -58,7 +58,7 @@ def test_a_worker_is_told_who_speaks_and_what_each_message_is_known_by() -> None
                 "session": "s",
                 "agent": "",
                 "parent": "",
-                "client": "",
+                **{"client": "", "client_name": "", "conversation": "", "title": "n=1"},
             }
             first, second, third = prompt["names"]
             assert first == third
@@ -136,8 +136,8 @@ def test_all_workers_tell_of_their_sessions_and_each_row_says_whose_it_is() -> N
             reply = await made.ask("GET", "/v1/sessions")
             assert reply.status == 200
             rows = {row.pop("session"): row for row in reply.json["sessions"]}
-            assert rows["a b/c"] == {"lines": 1, "worker": 1}
-            assert rows["d"] == {"lines": 1, "worker": 0}
+            assert rows["a b/c"] == {"client": "", "lines": 1, "worker": 1}
+            assert rows["d"] == {"client": "", "lines": 1, "worker": 0}
             assert (reply.json["object"], reply.json["errors"]) == ("list", [])
             recent = reply.json["recent"]
             assert [row["session"] for row in recent] == ["d", "a b/c"], "newest first"
