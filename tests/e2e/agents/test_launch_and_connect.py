@@ -1,4 +1,4 @@
-"""`hearth launch` and `hearth connect` set up the six real agents, and their users keep their files.
+"""`hearth launch` and `hearth connect` set up the six real agents; their users keep their files.
 
 Each user has another server in the files, and the server here wants a key.
 """

@@ -1,7 +1,7 @@
-"""Holds what users of the agents have in their configuration files: other servers, and their wishes.
+"""Holds what users of the agents have in their configuration files: other servers, and wishes.
 
-Each asks a server that does not exist, so that an agent which works does not go by it; and each lets
-its agent read files without asking, so that one which works does go by the rest.
+Each asks a server that does not exist, so that an agent which works does not go by it; and each
+lets its agent read files without asking, so that one which works does go by the rest.
 """
 
 import json
