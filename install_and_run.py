@@ -17,7 +17,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -45,7 +44,7 @@ import json, os, sys
 from hearth.shared.settings_from_env import load_settings, setting_warnings
 from hearth.shared.paths import env_file
 from hearth.shared.errors import StartError
-from hearth.shared.model_path import check_model
+from hearth.shared.models.model_path import check_model
 try:
     found = load_settings(os.environ, env_file())
     sources = (found.model_path, *found.models) if "--check" in sys.argv else ()
@@ -359,14 +358,15 @@ def current_version(venv: Path, extras: "list[str]") -> "str | None":
 
 def install(venv: Path, extras: "list[str]", lock: int) -> str:
     """Make `venv` or go on with a half made one; return its Python's version."""
+    from hearth.shared.install_progress import InstallProgress
     from hearth.shared.pip_runner import PipStep
 
     if "cuda" in extras or not read_stamp(venv).get("requirements"):
         check_disk(venv, DISK_BYTES_CUDA if "cuda" in extras else DISK_BYTES)
-    began = time.monotonic()
+    progress = InstallProgress(venv)
     venv.mkdir(exist_ok=True)
     with (venv / "install.log").open("w", encoding="utf-8") as log:
-        step = PipStep(log, lock, PROJECT, clean_environment())
+        step = PipStep(log, lock, PROJECT, clean_environment(), progress)
         version = make_venv(venv, step)
         stamp = wanted_stamp(venv, extras, version)
         write_stamp(venv, {**stamp, "requirements": []})
@@ -375,12 +375,19 @@ def install(venv: Path, extras: "list[str]", lock: int) -> str:
         if "cuda" in stamp["extras"] and list(venv.glob("lib/*/site-packages/mlx_cpu-*")):
             # removing it takes their common libmlx.so along, so the other must be unpacked anew
             step.run([*pip, "uninstall", "--yes", "mlx-cpu", "mlx-cuda-13"])
-        quiet = ["--no-input", "--no-user", "--disable-pip-version-check", "--progress-bar=off"]
+        quiet = ["--no-input", "--no-user", "--disable-pip-version-check", progress_bar(pip)]
         step.run([*pip, "install", *quiet, *stamp["requirements"]])
         step.run([*pip, "install", *quiet, "--no-deps", "--editable", str(PROJECT)])
     write_stamp(venv, stamp)
-    say(f"Installed into {venv} in {time.monotonic() - began:.0f} s.")
+    say(f"Installed {progress.summary()} into {venv} in {progress.seconds:.0f} s.")
     return version
+
+
+def progress_bar(pip: "list[str]") -> str:
+    """Return the option that has pip say how many bytes have come; before pip 24.1 none does."""
+    said = re.match(r"pip (\d+)\.(\d+)", output_of([*pip, "--version"]))
+    is_new = said is not None and tuple(map(int, said.groups())) >= (24, 1)
+    return "--progress-bar=raw" if is_new else "--progress-bar=off"
 
 
 def make_venv(venv: Path, step: "PipStep") -> str:

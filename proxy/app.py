@@ -97,9 +97,12 @@ class ProxyApp:
     ) -> None:
         """`places` are the listener's; without a `gateway` only local models answer."""
         self._gateway = gateway
-        self._origins = OriginRules(settings.proxy_host, settings.cors_origins)
+        self._origins = OriginRules(
+            settings.proxy_host, settings.cors_origins, settings.allowed_hosts
+        )
         own = None if gateway is None else gateway.accounts.keys
         self._keys: ClientKeys = own or ApiKeyCheck(settings.api_keys)
+        self._has_keys = own is not None or bool(settings.api_keys)
         self._names = routes.names
         self.stored = routes.stored
         self.metrics = routes.metrics
@@ -181,7 +184,9 @@ class ProxyApp:
                 code="too_many_headers",
             )
         hosts = [value for name, value in exchange.raw_headers if name == b"host"]
-        self._origins.check_host([host.decode("latin-1") for host in hosts])
+        self._origins.check_host(
+            [host.decode("latin-1") for host in hosts], is_key_needed=self._needs_key(exchange)
+        )
         origin = self._origins.check_origin(
             exchange.headers, exchange.scope.get("scheme", "http"), exchange.method
         )
@@ -199,6 +204,14 @@ class ProxyApp:
             if exchange.path != _OPEN_PATH:
                 raise
         await self._dispatch(exchange)
+
+    def _needs_key(self, exchange: HttpExchange) -> bool:
+        """Return whether nothing is answered to the request without a key in its headers.
+
+        The dashboard is not of these: a browser sends its cookie along by itself.
+        """
+        is_open = exchange.path == _OPEN_PATH or Dashboard.serves(exchange)
+        return self._has_keys and not is_open
 
     async def _trust(self, exchange: HttpExchange) -> None:
         """Know the request by its key. Raises: RequestError: it has none that is accepted."""
@@ -254,7 +267,7 @@ class ProxyApp:
         deployment: Deployment,
     ) -> None:
         """Answer with a local model, and have LiteLLM's callbacks know what came of it."""
-        target = deployment.local if self._names.others else ""
+        target = self._names.target(deployment.local)
         account = await gateway.accounts.open(exchange, dialect, deployment, body)
         error: RequestError | None = RequestError("It ended by a bug.", status=500)
         try:
@@ -272,16 +285,15 @@ class ProxyApp:
         self, gateway: Gateway, exchange: HttpExchange, dialect: Dialect | None, body: ClientBody
     ) -> None:
         """Answer with whichever deployment the config means; no dialect = an embedding."""
-        name = body.fields.get("model")
+        name = self._names.named(body.fields.get("model"))
         group = gateway.group_of(name)
         if group is None:
-            self._names.check(name)  # which refuses it
-            raise AssertionError(name)
+            raise self._names.unknown(name, gateway.table.listed)
 
         async def answer_here(deployment: Deployment) -> None:
             if dialect is None:
                 raise _no_embeddings(deployment.local)
-            target = deployment.local if self._names.others else ""
+            target = self._names.target(deployment.local)
             if exchange.path in _GENERATE:
                 await self._answer_on_account(gateway, exchange, dialect, body, deployment)
             else:

@@ -9,13 +9,12 @@ from typing import Final, TypeVar
 from hearth.proxy.api import chat_completions_events, legacy_completions, prefill_endpoint
 from hearth.proxy.api.messages import messages_events
 from hearth.proxy.api.multi_choice_stream import merged
-from hearth.proxy.api.parse_any_dialect import BodyParser
+from hearth.proxy.api.parse_any_dialect import BodyParser, has_files
 from hearth.proxy.api.responses import responses_events
 from hearth.proxy.gateway.accounts.local_account import LocalAccount
 from hearth.proxy.http.body_threads import SMALL_BYTES_MAX, work_on_body
 from hearth.proxy.http.http_exchange import SERVED_BY_HEADER, ClientBody, HttpExchange, RawHeaders
 from hearth.proxy.http.strict_json import read_object
-from hearth.proxy.images.prompt_images import shows_images
 from hearth.proxy.monitoring.admin_routes import AdminRoutes
 from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.pool.answer_stream import AnswerStream
@@ -71,7 +70,7 @@ class LocalAnswers:
     async def _parse(
         self, exchange: HttpExchange, dialect: Dialect, body: ClientBody, target: str
     ) -> ParsedRequest:
-        """Return the request in `body`, its images read, while the client is there."""
+        """Return the request in `body`, its files read, while the client is there."""
         size = body.size
         whole = self.body_parser.expanded(dialect, body.fields, exchange.headers)
         if whole is not body.fields:  # with a conversation of any size
@@ -79,11 +78,14 @@ class LocalAnswers:
         parse = functools.partial(self.body_parser.parsed, dialect, whole, exchange.headers)
         request = await self._work(exchange, size, work_on_body(size, parse))
         completing = self.body_parser.complete(request, exchange.hold, size)
-        if shows_images(request.prompt):
+        if has_files(request):
             request = await exchange.while_connected(completing)
         else:
             request = await self._work(exchange, size, completing)
-        return dataclasses.replace(request, target=target)
+        names = self._names
+        return dataclasses.replace(
+            request, target=names.model_of(target), adapter=names.adapter_of(target)
+        )
 
     async def _work(self, exchange: HttpExchange, size: int, work: Awaitable[T]) -> T:
         """Return what `work` on a body of `size` bytes gives, while the client is there."""
@@ -115,7 +117,7 @@ class LocalAnswers:
         answer = await exchange.while_connected(opening)
         exchange.on_disconnect(answer.close)
         try:
-            name = request.target or self._names.public
+            name = request.served_as or self._names.public
             result = await prefill_endpoint.prefill_result(answer, request, name)
             await exchange.send_json(200, result)
         finally:
@@ -139,7 +141,7 @@ class LocalAnswers:
         started = awake_s()
         opening = self._open(request, exchange.request_id, started)
         answer, *others = await exchange.while_connected(opening)
-        name = request.target or self._names.public
+        name = request.served_as or self._names.public
         read = answer if account is None else account.admitted(request, [answer, *others])
         admitted = AdmittedRequest(request, name, read, tuple(others))
         if request.dialect == "responses" and request.is_stored:
@@ -193,7 +195,7 @@ class LocalAnswers:
         exchange.is_counted = True
         broken = exchange.broken_by
         self._metrics.ended(request, answers, broken)
-        served_by = served_here(request.target or self._names.public)
+        served_by = served_here(request.served_as or self._names.public)
         self._requests.note(request, answers, started, broken, served_by=served_by)
         answer = answers[0]
         log.info(

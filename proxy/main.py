@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -35,6 +36,7 @@ from hearth.proxy.workers.warm_prompts import WarmPrompts
 from hearth.shared import logging_setup as logs
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
 from hearth.shared.glibc_malloc import malloc_environment, map_large_blocks
+from hearth.shared.listen_addresses import listen_addresses
 from hearth.shared.macos_network_hints import listening_hint
 from hearth.shared.open_files import open_files_max, raise_open_file_limit
 from hearth.shared.openblas_preload import openblas_environment
@@ -80,7 +82,8 @@ class Hearth:
         self._settings = settings
         self._directory = private_directory(settings.instance_dir)
         self._version = VERSION
-        OriginRules(settings.proxy_host, settings.cors_origins)  # refuses a bad CORS_ORIGINS now
+        # refuses a bad CORS_ORIGINS or ALLOWED_HOSTS now
+        OriginRules(settings.proxy_host, settings.cors_origins, settings.allowed_hosts)
         table = None
         if (path := settings.litellm_config) is not None:
             table = read_table(path, settings, environ, variables_in(env_file()))
@@ -125,7 +128,7 @@ class Hearth:
             self._gateway = GatewaySetup(table, settings, self._routes)
         self._pid_file = PidFile(self._directory, settings.proxy_host, settings.proxy_port)
         self._supervisor.on_change = self._write_pid_file
-        self._socket = bind(settings.proxy_host, settings.proxy_port)
+        self._sockets = bind_all(settings.proxy_host, settings.proxy_port)
         self._server: _Server | None = None
         self._stop = asyncio.Event()
         self._signals = StopSignals(self._stop.set, self._end_now)
@@ -195,7 +198,7 @@ class Hearth:
         swapping = asyncio.create_task(self._swap_models(), name="model swapper")
         swapping.add_done_callback(_log_bug)
         try:
-            await self._server.serve(sockets=[self._socket])
+            await self._server.serve(sockets=self._sockets)
         finally:
             swapping.cancel()
             await app.keep_awake.close()
@@ -226,7 +229,8 @@ class Hearth:
         if self._gateway is not None:
             await self._gateway.close()
         self._routes.stored.close()
-        self._socket.close()
+        for each in self._sockets:
+            each.close()
         self._remove_files()
 
     def _remove_files(self) -> None:
@@ -240,13 +244,24 @@ def _log_bug(swapping: asyncio.Task[None]) -> None:
         log.error("no model is loaded or unloaded any more", exc_info=error)
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_all(host: str, port: int) -> list[socket.socket]:
+    """Return a socket for each address of `host`.
+
+    Raises:
+        StartError: one of them is not this machine's, or something else has its port.
+    """
+    with contextlib.ExitStack() as bound:
+        found = [bound.enter_context(bind(each, port)) for each in listen_addresses(host)]
+        bound.pop_all()
+    return found
+
+
+def bind(address: str, port: int) -> socket.socket:
     """Return a socket bound to exactly this address.
 
     Raises:
         StartError: something else has it.
     """
-    address = "127.0.0.1" if host == "localhost" else host
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -255,9 +270,12 @@ def bind(host: str, port: int) -> socket.socket:
         bound.listen(BACKLOG)  # two processes may bind one port on Linux; only one may listen
     except OSError as error:
         bound.close()
+        setting, remedy = "PROXY_PORT", "Stop what uses it, or set PROXY_PORT."
+        if error.errno == errno.EADDRNOTAVAIL:
+            setting, remedy = "PROXY_HOST", "Set PROXY_HOST to an address of this machine."
+        where = f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
         raise StartError(
-            f"PROXY_PORT: {host}:{port} can not be listened on ({error.strerror}). Stop what uses "
-            "it, or set PROXY_PORT."
+            f"{setting}: {where} can not be listened on ({error.strerror}). {remedy}"
         ) from None
     return bound
 

@@ -1,12 +1,12 @@
 """Makes the lines that a start prints for the person who started it."""
 
-import ipaddress
 import json
 from pathlib import Path
 from typing import Final
 
 from hearth.proxy.request.model_names import models_of
 from hearth.shared.paths import DEFAULT_LOG_ROOT, IS_CHECKOUT, PROJECT_DIR
+from hearth.shared.processes import url_of
 from hearth.shared.settings_from_env import Settings
 from hearth.shared.wire_messages import ModelFacts
 
@@ -36,21 +36,9 @@ def moved_traces_line(settings: Settings, old_root: Path = PROJECT_DIR / "logs")
     )
 
 
-def base_url(settings: Settings) -> str:
-    """Return where a client on this machine finds the server."""
-    host = settings.proxy_host
-    if host != "localhost":
-        address = ipaddress.ip_address(host)
-        if address.is_unspecified:
-            host = "127.0.0.1"
-        elif address.version == 6:
-            host = f"[{host}]"
-    return f"http://{host}:{settings.proxy_port}"
-
-
 def ready_lines(settings: Settings, facts: ModelFacts) -> list[str]:
     """Return what is served, where, and a first request to paste."""
-    url = base_url(settings)
+    url = url_of(settings.proxy_host, settings.proxy_port)
     ask = {"model": facts.name, "messages": [{"role": "user", "content": "Hello"}]}
     key = ' -H "Authorization: Bearer $PROXY_API_KEY"' if settings.api_keys else ""
     body = json.dumps(ask, ensure_ascii=False).replace("'", "'\\''")

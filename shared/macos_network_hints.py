@@ -6,10 +6,11 @@ Source: Apple's technote TN3179.
 """
 
 import errno
-import ipaddress
 import os
 import sys
 from typing import Final
+
+from hearth.shared.listen_addresses import is_loopback
 
 MACOS: Final = "darwin"
 
@@ -42,7 +43,7 @@ def refused_hint(error: OSError, platform: str = sys.platform) -> str:
 
 def listening_hint(host: str, program: str, platform: str = sys.platform) -> str:
     """Return what to do where others cannot reach `program` on `host`; "" where nothing asks."""
-    if platform != MACOS or _is_loopback(host):
+    if platform != MACOS or is_loopback(host):
         return ""
     tool = "/usr/libexec/ApplicationFirewall/socketfilterfw"
     return (
@@ -50,10 +51,3 @@ def listening_hint(host: str, program: str, platform: str = sys.platform) -> str
         "Python may accept connections, and drops them until then. Without a screen: "
         f"sudo {tool} --add {program} && sudo {tool} --unblockapp {program}"
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,4 +1,4 @@
-"""Runs pip for install_and_run.py: one install at a time, its output in brief, its end complete.
+"""Runs pip for install_and_run.py: one install at a time, with a bar, its end complete.
 
 Standard library only: it runs before anything is installed.
 """
@@ -6,6 +6,7 @@ Standard library only: it runs before anything is installed.
 import contextlib
 import fcntl
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -13,10 +14,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Final, TextIO
 
 from hearth.shared.errors import StartError
+from hearth.shared.install_progress import InstallProgress
 
+TICK_S: Final = 0.2  # a bar in a terminal is drawn anew
+PLAIN_LINE_S: Final = 10.0  # without a terminal: a line at least so often
+_READ_BYTES: Final = 65_536
 _LOG_TAIL_LINES = 20
 _SESSION_WAIT_S = 1.2  # after each of three signals
 
@@ -37,17 +42,25 @@ def only_one(directory: Path) -> Iterator[int]:
 
 
 class PipStep:
-    """Runs the commands of an install: everything into the log, in brief to the terminal.
+    """Runs the commands of an install: everything into the log, how far it is to the terminal.
 
     `lock` is open in the commands too, so that one that outlives us keeps others waiting.
     """
 
-    def __init__(self, log: TextIO, lock: int, directory: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        log: TextIO,
+        lock: int,
+        directory: Path,
+        environ: Mapping[str, str],
+        progress: InstallProgress,
+    ) -> None:
         self.log = log
         self._lock = lock
         self._directory = directory
         self._environ = environ
-        self._phase = ""
+        self._progress = progress
+        self._said: tuple[str, float] = ("", 0.0)  # the stage that was shown last, and when
 
     def run(self, command: list[str]) -> None:
         """Run `command`; if it is interrupted, end all of its processes.
@@ -58,6 +71,7 @@ class PipStep:
         print("$", *command, file=self.log, flush=True)
         process = subprocess.Popen(
             command,
+            bufsize=0,
             cwd=self._directory,
             env=self._environ,
             stdin=subprocess.DEVNULL,
@@ -69,31 +83,36 @@ class PipStep:
         assert process.stdout is not None
         with process.stdout:
             try:
-                for line in process.stdout:
-                    self._take(line.decode("utf-8", "replace"))
+                for line in lines_and_pauses(process.stdout.fileno(), TICK_S):
+                    self._take(line)
                 status = process.wait()
+                self._progress.look()
             except BaseException:
                 end_session(process)
                 raise
             finally:
-                self._show("", "")
+                if sys.stderr.isatty():
+                    print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         if status:
             raise StartError(self._failure(command, status))
 
     def _take(self, line: str) -> None:
-        self.log.write(line)
-        self.log.flush()
-        found = condensed(line)
-        if found:
-            self._show(*found)
-
-    def _show(self, phase: str, detail: str) -> None:
-        if sys.stderr.isatty():
+        """Take a line of the command's, or "" where it has said nothing for TICK_S."""
+        if line and self._progress.take(line):
+            self.log.write(line)
+            self.log.flush()
+        stage, now = self._progress.stage, time.monotonic()
+        said_stage, said_at = self._said
+        is_terminal = sys.stderr.isatty()
+        if stage == said_stage and now - said_at < (TICK_S if is_terminal else PLAIN_LINE_S):
+            return
+        self._progress.look()
+        self._said = (stage, now)
+        if is_terminal:
             columns = shutil.get_terminal_size().columns
-            print("\r\x1b[K" + detail[: columns - 1], end="", file=sys.stderr, flush=True)
-        elif phase and phase != self._phase:
-            print(phase, file=sys.stderr, flush=True)
-        self._phase = phase or self._phase
+            print("\r\x1b[K" + self._progress.line(columns), end="", file=sys.stderr, flush=True)
+        else:
+            print(self._progress.line(), file=sys.stderr, flush=True)
 
     def _failure(self, command: list[str], status: int) -> str:
         self.log.flush()
@@ -105,22 +124,20 @@ class PipStep:
         )
 
 
-def condensed(line: str) -> tuple[str, str] | None:
-    """Return the phase and the news in a line of pip's output; None where there is no news."""
-    words = line.split()
-    if words[:3] == ["Installing", "collected", "packages:"]:
-        text = f"Installing packages ({len(words) - 3})"
-        return text, text + " (a minute or so)"
-    collecting = "Collecting and downloading packages"
-    if words[:1] in (["Collecting"], ["Downloading"]):
-        return collecting, " ".join(words[:4])
-    if words[:3] == ["Requirement", "already", "satisfied:"]:
-        return collecting, "Found " + " ".join(words[3:4])
-    if words[:2] == ["Using", "cached"]:
-        return collecting, "Found " + " ".join(words[2:3])
-    if words[:2] == ["Building", "wheel"]:
-        return "Building packages", " ".join(words)
-    return None
+def lines_and_pauses(descriptor: int, pause_s: float) -> Iterator[str]:
+    """Yield each line until the end, and "" whenever there was none for `pause_s`."""
+    rest = b""
+    while True:
+        if not select.select([descriptor], [], [], pause_s)[0]:
+            yield ""
+            continue
+        part = os.read(descriptor, _READ_BYTES)
+        *whole, rest = (rest + part).split(b"\n")
+        yield from (line.decode("utf-8", "replace") + "\n" for line in whole)
+        if not part:
+            break
+    if rest:
+        yield rest.decode("utf-8", "replace") + "\n"
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:

@@ -7,6 +7,7 @@ supervisor writes both, its own and its children's, into `hearth.json` in its in
 import calendar
 import contextlib
 import errno
+import ipaddress
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hearth.shared.errors import StartError
+from hearth.shared.listen_addresses import is_address, listen_addresses
 from hearth.shared.read_small_file import read_small_file
 from hearth.shared.stop_signals import SAY_AFTER_S
 from hearth.shared.stop_times import CHUNK_WAIT_S, END_WAIT_S
@@ -158,26 +160,32 @@ def take_port(host: str, port: int, instance_dir: Path, *, is_check: bool = Fals
 
 
 def can_listen(host: str, port: int) -> bool:
-    """Tell whether a server could listen on `host` and `port` now.
+    """Tell whether a server could listen on all addresses of `host` and on `port` now.
 
     Raises:
         StartError: none ever could.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not all([_can_listen(address, port) for address in listen_addresses(host)]):
+        return False
+    # macOS binds 127.0.0.1 although another has 0.0.0.0
+    return sys.platform != "darwin" or port_holder(port) is None
+
+
+def _can_listen(address: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((address, port))
             probe.listen(1)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return False
             raise StartError(
-                f"Can't listen on {host}, port {port}: {error.strerror}. Set PROXY_HOST to an "
+                f"Can't listen on {address}, port {port}: {error.strerror}. Set PROXY_HOST to an "
                 "address of this machine and PROXY_PORT to a port above 1023."
             ) from None
-    # macOS binds 127.0.0.1 although another has 0.0.0.0
-    return sys.platform != "darwin" or port_holder(port) is None
+    return True
 
 
 def _is_held_by(processes: Iterable[IdentifiedProcess], port: int) -> bool:
@@ -201,7 +209,9 @@ def _sweep(instance_dir: Path) -> None:
 
 def url_of(host: str, port: int) -> str:
     """Return where a server that listens on `host` is reached from this machine."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    shown = host
+    if is_address(host) and (address := ipaddress.ip_address(host)).is_unspecified:
+        shown = "127.0.0.1" if address.version == 4 else "::1"
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
 
 

@@ -4,13 +4,13 @@ Read by `hearth.shared.settings_from_env`, which everything else imports them fr
 """
 
 import dataclasses
-import ipaddress
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
 
+from hearth.shared.listen_addresses import is_address, is_host_name, is_loopback
 from hearth.shared.paths import DEFAULT_LOG_ROOT, PROJECT_DIR
 
 POCKET: Final = "builtin:pocket"
@@ -141,6 +141,17 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
+def named_sources(text: str) -> tuple[tuple[str, str], ...]:
+    """Names, and what each stands for: a path or a hub id."""
+    pairs = [tuple(part.strip() for part in word.split("=", 1)) for word in words(text)]
+    names = [pair[0] for pair in pairs]
+    if any(len(pair) != 2 or not all(pair) for pair in pairs) or len({*names}) < len(names):
+        raise ValueError("name=directory or name=hub id, with commas between them, each name once")
+    if not all(name.isascii() and name.isprintable() for name in names):
+        raise ValueError("names of plain ASCII")
+    return tuple((pair[0], pair[1]) for pair in pairs)
+
+
 def api_keys(text: str) -> tuple[str, ...]:
     """Keys; a list that names none is a mistake, and would leave the server open."""
     if text and not words(text):
@@ -165,12 +176,9 @@ def log_directory(text: str) -> Path:
     return path(text) if text else DEFAULT_LOG_ROOT
 
 
-def address(text: str) -> str:
-    if text != "localhost":
-        try:
-            ipaddress.ip_address(text)
-        except ValueError:
-            raise ValueError("an IP address or localhost") from None
+def listen_host(text: str) -> str:
+    if not is_address(text) and not is_host_name(text):
+        raise ValueError("an IP address, localhost or a name of this machine")
     return text
 
 
@@ -189,7 +197,7 @@ class Settings:
         "MODEL_PATH",
         POCKET,
         required_text,
-        "Hub id or directory of the model; builtin:pocket needs no download",
+        "Hub id, directory or name of the model (hearth models); builtin:pocket needs no download",
     )
     proxy_model_id: str = _setting(
         "PROXY_MODEL_ID",
@@ -209,8 +217,9 @@ class Settings:
     proxy_host: str = _setting(
         "PROXY_HOST",
         "127.0.0.1",
-        address,
-        "Address to listen on; any but loopback needs PROXY_API_KEY",
+        listen_host,
+        "Address to listen on, or a name, of which all addresses are; any but loopback needs "
+        "PROXY_API_KEY",
     )
     proxy_port: int = _setting("PROXY_PORT", "4000", integer(1, 65535), "Port to listen on")
     proxy_api_key: str = _setting(
@@ -232,11 +241,19 @@ class Settings:
         "A LiteLLM config.yaml with cloud models, other servers, fallbacks, budgets; empty = none, "
         "and nothing leaves this machine",
     )
+    allowed_hosts: tuple[str, ...] = _setting(
+        "ALLOWED_HOSTS",
+        "",
+        words,
+        "Names that it is served under where no key is asked for, as mac.local, *.local or "
+        "host.docker.internal, comma-separated",
+    )
     cors_origins: tuple[str, ...] = _setting(
         "CORS_ORIGINS",
         "",
         words,
-        "Web origins that may use the API from a browser, comma-separated",
+        "Web origins that may use the API from a browser, as http://localhost:* or app://*, "
+        "comma-separated",
     )
     workers: int = _setting(
         "WORKERS",
@@ -397,6 +414,12 @@ class Settings:
         boolean,
         "Also log snippets of prompts where a prefix broke",
     )
+    session_titles: bool = _setting(
+        "SESSION_TITLES",
+        "true",
+        boolean,
+        "Show sessions by the first words asked in them; held in memory only, in no log or file",
+    )
     max_kv_size: int = _setting(
         "MAX_KV_SIZE",
         "196608",
@@ -549,6 +572,13 @@ class Settings:
         "Hub id or directory of an MTP head or an assistant that drafts too, where SPECULATE "
         "drafts from text; empty = none",
     )
+    adapters: tuple[tuple[str, str], ...] = _setting(
+        "ADAPTERS",
+        "",
+        named_sources,
+        "LoRA adapters of the model, name=directory or hub id, with commas between; a request that "
+        "names one as its model has it; empty = none",
+    )
     default_temperature: float = _setting(
         "DEFAULT_TEMPERATURE", "0.1", number(0, 2), "Sampling temperature; 0 = greedy"
     )
@@ -607,7 +637,7 @@ class Settings:
 
     @property
     def is_loopback(self) -> bool:
-        return self.proxy_host == "localhost" or ipaddress.ip_address(self.proxy_host).is_loopback
+        return is_loopback(self.proxy_host)
 
 
 def public_name(model_path: str) -> str:

@@ -16,7 +16,7 @@ import msgpack
 
 from hearth.shared.errors import WireError
 
-PROTOCOL_VERSION: Final = 10
+PROTOCOL_VERSION: Final = 11
 FRAME_BYTES_MAX: Final = 80 * 1024 * 1024  # a 64 MB request body, and room for its envelope
 
 
@@ -59,7 +59,15 @@ class Speaker:
     session: str = ""
     agent: str = ""  # of a sub-agent inside the session
     parent: str = ""  # the session that this one works for
-    client: str = field(default="", compare=False)  # "claude-code", where the program is known
+    client: str = field(default="", compare=False)  # the program: "claude-code", "opencode"
+    client_name: str = field(default="", compare=False)  # the same for people: "Claude Code 2.1"
+    conversation: str = field(default="", compare=False)  # what stands for `session` where none is
+    title: str = field(default="", compare=False, repr=False)  # first words; in memory only
+
+    @property
+    def label(self) -> str:
+        """The name of the session in reports: the client's own, or else what it is told by."""
+        return self.session or self.conversation or self.client or "anonymous"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,7 @@ class Submit:
     is_apart: bool = False  # there are several API keys: what is kept of this serves its key only
     prediction: str = ""  # the client's guess of the answer's text
     kv_bits: int | None = None  # of its KV while it runs: 0 = raw, 4, 8; None = the setting's
+    adapter: str = ""  # of ADAPTERS, that the model is to have; "" = none
 
     @property
     def owner(self) -> str:
@@ -244,6 +253,10 @@ class Heartbeat:
     model: ModelFacts | None
     wait_s: float = 0.0  # estimated, until a request that came now would hold one
     queue: list[str] = field(default_factory=list)  # ids of the first that wait, the next one first
+    step: str = ""  # of a start: "weights", "cache"; "" once it is ready
+    step_s: float = 0.0  # that it has taken by now
+    step_bytes: int = 0  # that the step brings into memory, where that is known
+    held_bytes: int = 0  # of them, those that are there
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,10 @@ FULL_FOLDERS: Final = {
 # The rooms of each top, from the lowest to the highest: one imports only those before it. A folder
 # in a room belongs to it.
 ORDER: Final = (
-    ("shared", "shared/suspects"),
+    ("shared", "shared/models", "shared/suspects"),
     (
-        *("proxy/http", "proxy/images", "proxy/request", "proxy/pool", "proxy/api"),
+        *("proxy/http", "proxy/images", "proxy/request", "proxy/documents"),
+        *("proxy/pool", "proxy/api"),
         *("proxy/workers", "proxy/gateway", "proxy/monitoring", "proxy"),
     ),
     (
@@ -75,6 +76,7 @@ ONLY_IN: Final = {
     "litellm": ("proxy/gateway/",),
     "mlx": (
         *("worker/engine/", "worker/kv/", "worker/doctor/", "worker/setup/kv_setup.py"),
+        "worker/setup/unloaded_model.py",
         *("worker/constraint/token_mask.py", "worker/stream/logprobs.py"),
         "worker/threads/inference_thread.py",
     ),
@@ -82,6 +84,7 @@ ONLY_IN: Final = {
         *("worker/engine/vision/vlm_loader.py", "worker/prompt/images/image_processor.py"),
         *("worker/kv/turboquant.py", "worker/engine/decode/draft_model_loader.py"),
     ),
+    "pypdf": ("proxy/documents/pdf_process.py",),
     "dotenv": ("shared/settings_from_env.py",),
 }
 HISTORY: Final = re.compile(r"#.*\b(previously|used to|no longer|round[- ]?\d|PR ?#?\d)\b", re.I)

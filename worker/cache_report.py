@@ -3,11 +3,12 @@
 import bisect
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from hearth.shared.wire_messages import ModelFacts
-from hearth.worker.cache.block_hash import PrefixHash, key_root
+from hearth.worker.cache.block_hash import PrefixHash, adapter_root, key_root
 from hearth.worker.cache.conversation_priority import LinePriority
 from hearth.worker.cache.extent_store import Extent, Joint
 from hearth.worker.kv.kv_manager import KVManager
@@ -29,17 +30,20 @@ def cache_report(
     key: str = "",
     facts: ModelFacts | None = None,
     batch_bytes: int = 0,
+    adapters: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return budget, use, lines, live slots and pins. Inference thread.
 
     Sums are over all; the rest is of the API key with this digest, "" = everyone's. `batch_bytes`
-    are those of live caches that are in a batch, not in their slots.
+    are those of live caches that are in a batch, not in their slots; `adapters` tells the bytes of
+    each adapter, by its name.
     """
     report: dict[str, Any] = {"counts": dict(kv_manager.counts), "idle_tokens": idle_tokens}
     if isinstance(kv_manager, NullKVManager):
         return {"reuses": False, **report}
     store, budget = kv_manager.store, kv_manager.store.budget
-    roots = _roots_of(kv_manager, key_root(store.root.name, key)) if key else None
+    root = key_root(store.root.name, key)
+    roots = _roots_of(kv_manager, root, adapters.values()) if key else None
     lines = _lines(kv_manager, store.extents if roots is None else _under(roots), facts)
     return {
         "reuses": True,
@@ -74,13 +78,16 @@ def _slot(kv_manager: KVManager, slot: LiveSlot) -> dict[str, Any]:
         "busy": slot.is_busy,
         "batched": not slot.cache,  # its rows are in a batch, with its bytes
         "line": slot.line.number if slot.line is not None else None,
+        "adapter": slot.adapter or None,
     }
 
 
-def _roots_of(kv_manager: KVManager, name: PrefixHash) -> list[Joint]:
-    """Return a key's root, and its roots of KV in other bits, as far as there are any."""
-    found = map(kv_manager.store.joint, roots_of(kv_manager.rules, name))
-    return [root for root in found if root is not None]
+def _roots_of(kv_manager: KVManager, name: PrefixHash, adapters: Iterable[str]) -> list[Joint]:
+    """Return a key's root, and its roots of adapters and other bits, as far as there are any."""
+    names = [name, *(adapter_root(name, identity) for identity in adapters)]
+    found = [store_name for each in names for store_name in roots_of(kv_manager.rules, each)]
+    joints = map(kv_manager.store.joint, found)
+    return [root for root in joints if root is not None]
 
 
 def _is_of(root: Joint, roots: Sequence[Joint] | None) -> bool:

@@ -44,7 +44,7 @@ from hearth.worker.engine.decode.sampler import TokenChoice, make_token_choice
 from hearth.worker.engine.engine import Engine, leave_device
 from hearth.worker.engine.forward_memory import forward_of
 from hearth.worker.engine.mlx_memory import held_bytes
-from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
+from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.prompt.prefill_cuts import CutRule
@@ -64,10 +64,10 @@ from hearth.worker.schedule.turn_recorder import TurnRecorder
 from hearth.worker.sessions.session_manager import SessionManager
 from hearth.worker.setup.concurrency import running_max
 from hearth.worker.setup.cut_rule_setup import cut_rule_of, with_goal_beside
-from hearth.worker.setup.doctor_setup import ModelDoctor, is_float16_good
-from hearth.worker.setup.draft_model_setup import DraftModelSetup
+from hearth.worker.setup.doctor_setup import ModelDoctor
 from hearth.worker.setup.draft_setup import are_trees_cheap, is_on_cpu, make_draft_policy
-from hearth.worker.setup.kv_setup import cache_root, identify, is_exact, make_kv_manager
+from hearth.worker.setup.kv_setup import cache_root, is_exact, make_kv_manager
+from hearth.worker.setup.load_setup import load_all
 from hearth.worker.setup.memory_setup import WorkerMemory, relief_of
 from hearth.worker.setup.prompt_and_session_setup import (
     make_builder,
@@ -78,12 +78,7 @@ from hearth.worker.setup.prompt_and_session_setup import (
 from hearth.worker.setup.requested_bits_setup import make_requested_bits
 from hearth.worker.setup.suspect_setup import SuspectParts, make_suspect_parts
 from hearth.worker.setup.upkeep_setup import evictions_of, expire_of, sweep_of
-from hearth.worker.setup.vision_setup import (
-    VisionParts,
-    image_grid,
-    make_vision,
-    with_image_support,
-)
+from hearth.worker.setup.vision_setup import VisionParts, image_grid
 from hearth.worker.shutdown import Shutdown
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.threads.image_thread import ImageThread
@@ -129,6 +124,7 @@ class Worker:
         self._jobs = PromptLanes()
         self._inbox: Inbox = queue.SimpleQueue()
         self._parts: ServingParts | None = None
+        self._steps: StartSteps | None = None  # of its start
         self._sessions: SessionManager | None = None  # to be closed, even if the start is cut short
         self._kv_manager: KVManager | NullKVManager | None = None
         self._memory: WorkerMemory | None = None
@@ -200,8 +196,8 @@ class Worker:
     def _load_and_serve(self) -> None:
         """Load the model, make all that serves it, and compute until the worker ends."""
         memory = self._memory = WorkerMemory(self._settings, self._endpoint)
-        steps = StartSteps(held_bytes, on_step=self._shutdown.note_step)
-        loaded, vision = self._load(steps, memory)
+        steps = self._steps = StartSteps(held_bytes, on_step=self._shutdown.note_step)
+        loaded, vision = load_all(self._settings, steps, memory, self._shutdown.is_begun)
         doctor = ModelDoctor(self._settings, loaded, self._worker_id == 0 or self._is_on_network)
         self._settings = doctor.settings
         engine = self._make_engine(loaded, vision, doctor.found)
@@ -223,20 +219,6 @@ class Worker:
             parts.scheduler.leave_forwards()
             if not self._shutdown.exit_code:
                 parts.kv_manager.hand_over()
-
-    def _load(
-        self, steps: StartSteps, memory: WorkerMemory
-    ) -> tuple[LoadedModel, VisionParts | None]:
-        """Load the weights, what encodes images, and what drafts."""
-        settings = self._settings
-        is_good = functools.partial(is_float16_good, settings)
-        name = functools.partial(identify, settings, self._shutdown.is_begun)
-        drafts = DraftModelSetup(settings, memory.admit)
-        loaded = drafts.load(load_model(settings, steps.begin, drafts.admit, is_good, name))
-        steps.begin("images")
-        vision = make_vision(loaded, settings)
-        memory.loaded(weight.nbytes for weight in weights_of(loaded))
-        return with_image_support(loaded, vision), vision
 
     def _make_engine(
         self, loaded: LoadedModel, vision: VisionParts | None, found: Findings | None
@@ -313,9 +295,8 @@ class Worker:
         settings = self._settings
         is_stored = settings.max_kv_size_gb != 0
         directory = turns_directory(settings.kv_cache_dir, loaded) if is_stored else None
-        return make_sessions(
-            settings, chunk, is_exact(loaded, settings), self._worker_id, directory
-        )
+        exact, name = is_exact(loaded, settings), loaded.facts.name
+        return make_sessions(settings, chunk, exact, self._worker_id, directory, name)
 
     def _scheduler_config(
         self,
@@ -380,7 +361,9 @@ class Worker:
             message.key,
             parts.loaded.facts,
             scheduler.batch_bytes,
+            parts.loaded.adapters.identities,
         )
+        report["adapters"] = parts.loaded.adapters.report()
         report["quantisation"] = quantisation_report(kv_manager)
         report["dtype"] = parts.loaded.dtype.row()
         report["trunks"] = scheduler.trunks_report()
@@ -414,7 +397,7 @@ class Worker:
         )
         root = cache_root(loaded, self._settings)
         facts = prompt_facts(loaded, root, builder, vocabulary, cut_rule, self._requested_bits)
-        facts = replace(facts, drafts=self._draft_policy)
+        facts = replace(facts, drafts=self._draft_policy, adapters=loaded.adapters.identities)
         prompts = SessionPromptBuilder(builder, sessions, facts)
         thread = PromptThread(prompts, facts, self._settings, suspects)
         for number, lane in enumerate(self._jobs.lanes):
@@ -436,7 +419,8 @@ class Worker:
     def _heartbeat(self, arriving: Sequence[str]) -> Heartbeat:
         parts = self._parts
         if parts is None:
-            return Heartbeat("loading", 0, 0, 0, 0, None)
+            steps = self._steps
+            return Heartbeat("loading", 0, 0, 0, 0, None) if steps is None else steps.heartbeat()
         load = parts.scheduler.load(len(arriving))
         queue = [*load.queue, *arriving]
         return Heartbeat(

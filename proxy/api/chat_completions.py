@@ -11,18 +11,19 @@ from hearth.proxy.api.body import (
 )
 from hearth.proxy.api.body.message_content import (
     content_text,
-    join_text,
     read_content,
     result_content,
     said_texts,
 )
 from hearth.proxy.api.body.prediction import read_prediction
+from hearth.proxy.request.content_pieces import join_text
 from hearth.proxy.request.parsed_request import ParsedRequest
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, Prompt
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _ROLE_SHOWN: Final = {"developer": "system", "function": "tool"}  # as chat templates know them
+_LIMITS: Final = ("max_completion_tokens", "max_tokens", "n_predict")  # the last is llama.cpp's
 CHOICES_MAX: Final = 8  # answers to one request
 
 
@@ -37,7 +38,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     thought = thinking_options.read(body)
     choices = fields.integer(body, "n", 1, CHOICES_MAX) or 1
     stream_options = fields.optional_record(body, "stream_options")
-    limit = sampling_params.read_max_tokens(body, "max_completion_tokens", "max_tokens")
+    limit = sampling_params.read_max_tokens(body, *_LIMITS)
     return ParsedRequest(
         dialect="chat",
         model=str(body.get("model") or ""),

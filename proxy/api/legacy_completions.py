@@ -37,7 +37,7 @@ def parse(body: dict[str, Any]) -> ParsedRequest:
     top_logprobs = fields.integer(body, "logprobs", 0, LOGPROBS_MAX)
     _refuse_unsupported(body, prompts[0], count, top_logprobs)
     stream_options = fields.optional_record(body, "stream_options")
-    limit = sampling_params.read_max_tokens(body, "max_tokens")
+    limit = sampling_params.read_max_tokens(body, "max_tokens", "n_predict")
     return ParsedRequest(
         dialect="completions",
         model=str(body.get("model") or ""),

@@ -14,12 +14,15 @@ from hearth.proxy.api.body import (
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
 from hearth.proxy.api.responses.response_store import ResponseStore
+from hearth.proxy.documents.document_reader import DocumentReader
+from hearth.proxy.documents.prompt_documents import holds_documents, with_documents
 from hearth.proxy.http.body_threads import work_on_body
 from hearth.proxy.images.image_fetch import ImageFetcher
 from hearth.proxy.images.prompt_images import shows_images, with_images
 from hearth.proxy.request.message_digests import MessageDigester
 from hearth.proxy.request.parsed_request import Dialect, ParsedRequest
-from hearth.proxy.request.session_id import key_digest, session_of
+from hearth.proxy.request.session_id import conversation_of, key_digest, session_of
+from hearth.proxy.request.session_title import title_of
 from hearth.shared.settings import KV_BITS
 from hearth.shared.settings_from_env import Settings
 
@@ -31,8 +34,16 @@ _PARSERS: Final = {
 }
 
 
+def has_files(request: ParsedRequest) -> bool:
+    """Return whether `complete` has images or documents to read."""
+    return shows_images(request.prompt) or holds_documents(request.prompt)
+
+
 class BodyParser:
-    """Parses bodies, reads their images, and names their messages. Owner: the event loop."""
+    """Parses bodies, reads their images and documents, and names their messages.
+
+    Owner: the event loop.
+    """
 
     def __init__(
         self, settings: Settings, stored: ResponseStore, *, is_apart: bool = False
@@ -42,8 +53,10 @@ class BodyParser:
             settings.cache_canonicalize_tool_context, settings.cache_norm_safety_check
         )
         self.images = ImageFetcher(settings.allow_image_urls)
+        self.documents = DocumentReader()
         self._uses_kv_cache = settings.use_kv_cache
         self._is_apart = is_apart or len(settings.api_keys) > 1
+        self._shows_titles = settings.session_titles
         self._stored = stored
 
     def read(
@@ -73,6 +86,8 @@ class BodyParser:
         use_kv_cache = fields.boolean(body, "use_kv_cache", default=self._uses_kv_cache)
         unknown_blocks.note(request.left_out)
         speaker = session_of(headers, body, key)
+        if self._shows_titles:
+            speaker = dataclasses.replace(speaker, title=title_of(request.prompt.messages))
         prompt = dataclasses.replace(request.prompt, speaker=speaker)
         more = tuple(dataclasses.replace(each, speaker=speaker) for each in request.more_prompts)
         return dataclasses.replace(
@@ -89,19 +104,28 @@ class BodyParser:
         hold: Callable[[int], None] = lambda _: None,
         size: int = 0,
     ) -> ParsedRequest:
-        """Return a request of `read` with its images read and its messages named.
+        """Return a request of `read` with its images and documents read, its messages named.
 
-        It waits only where there are images, or where `size`, its body's, is that of a large one.
-        `hold` is told the bytes that are kept of images.
+        It waits only where `has_files` tells so, or where `size`, its body's, is that of a large
+        one. `hold` is told the bytes that are kept of images, and the sizes of documents' texts.
 
         Raises:
-            RequestError: an image cannot be had; or what `hold` raises.
+            RequestError: an image or a document cannot be had; or what `hold` raises.
         """
         prompt = request.prompt
+        owner = prompt.speaker.key if self._is_apart else ""
+        if holds_documents(prompt):
+            prompt, chars = await with_documents(prompt, self.documents, owner, hold)
+            size += chars
         if shows_images(prompt):
             prompt = await with_images(prompt, self.images, hold)
-        owner = prompt.speaker.key if self._is_apart else ""
         naming = functools.partial(self._digester.names, prompt.messages, owner)
         names, delta_chars = await work_on_body(size, naming)
-        prompt = dataclasses.replace(prompt, names=names, delta_chars=delta_chars)
+        conversation = conversation_of(prompt.speaker, prompt.messages, names)
+        prompt = dataclasses.replace(
+            prompt,
+            names=names,
+            delta_chars=delta_chars,
+            speaker=dataclasses.replace(prompt.speaker, conversation=conversation),
+        )
         return dataclasses.replace(request, prompt=prompt)

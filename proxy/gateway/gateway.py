@@ -179,19 +179,19 @@ class Gateway:
         self._records = records
         self._sessions = SessionDeployments()
 
-    def group_of(self, name: Any) -> str | None:
+    def group_of(self, name: str) -> str | None:
         """Return the group that `name` stands for; None where nothing here has that name.
 
-        A name in the config goes before our own names and aliases, a pattern in it behind them and
-        before CATCH_ALL_MODELS. Each local model is a group of its own.
+        A name in the config goes before our own names and aliases; then both without case; then
+        a pattern in the config, and CATCH_ALL_MODELS. Each local model is a group of its own.
         """
-        if not isinstance(name, str) or not name:
-            return None
         return (
             self.table.exact_group(name)
             or self._names.find_exact(name)
+            or self.table.loose_group(name)
+            or self._names.find_loose(name)
             or self.table.pattern_group(name)
-            or self._names.find(name)
+            or self._names.find_pattern(name)
         )
 
     def local_deployment(self, group: str) -> Deployment:

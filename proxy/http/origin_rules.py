@@ -1,8 +1,9 @@
 """Decides who may talk to this server from a browser: the Host and Origin rules, without any I/O.
 
 A web page that the user happens to visit must not reach a server on the user's own machine. A page
-can not choose the Host it is sent under except by DNS (rebinding), hence no DNS name but localhost;
-and a browser marks every cross-origin request that could do harm with an Origin.
+can not choose the Host it is sent under except by DNS (rebinding), hence no DNS name but localhost
+and those that ALLOWED_HOSTS lists; and a browser marks every cross-origin request that could do
+harm with an Origin. Where a key is demanded the Host says nothing: no such page has the key.
 """
 
 import ipaddress
@@ -11,40 +12,62 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from hearth.shared.errors import RequestError, StartError
+from hearth.shared.listen_addresses import is_address, is_host_name, listen_addresses
 
-_HOST: Final = re.compile(r"(\[[0-9a-f:.%]+\]|[^\[\]:@/]+)(?::[0-9]{1,5})?", re.IGNORECASE)
-_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
+_HOST: Final = re.compile(r"(\[[0-9a-f:.%]+\]|[^\[\]:@/\s]+)(?::[0-9]{1,5})?", re.IGNORECASE)
+_ORIGIN: Final = re.compile(
+    r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[^\[\]:/\s]+)(?::([0-9]+|\*))?"
+)
+_WEB: Final = ("http", "https")  # whose pages anybody may make
 
 
 class OriginRules:
     """Decides from a request's headers alone whether a browser may have been tricked into it."""
 
-    def __init__(self, bind_host: str, cors_origins: Iterable[str]) -> None:
-        """Raises: StartError: one of `cors_origins` is not an origin."""
+    def __init__(
+        self, bind_host: str, cors_origins: Iterable[str], allowed_hosts: Iterable[str] = ()
+    ) -> None:
+        """Raises: StartError: one of `cors_origins` or of `allowed_hosts` is none."""
         self._bind = bind_host.lower()
-        self._any_address = _is_wildcard(bind_host)
-        self._listed = frozenset(_origin(text) for text in cors_origins)
+        addresses = [ipaddress.ip_address(each) for each in listen_addresses(bind_host)]
+        self._any_address = any(address.is_unspecified for address in addresses)
+        own = {"localhost", _plain(self._bind), *map(str, addresses)}
+        listed = [_allowed_host(text) for text in allowed_hosts]
+        self._listed = frozenset(name for name in listed if not name.startswith("."))
+        self._suffixes = tuple(name for name in listed if name.startswith("."))
+        self._own = own | self._listed
+        self._origins = [_origin_pattern(text) for text in cors_origins]
 
-    def check_host(self, hosts: list[str]) -> None:
-        """Refuse (403) a request that was not addressed to loopback or to the bind address."""
+    def check_host(self, hosts: list[str], *, is_key_needed: bool = False) -> None:
+        """Refuse (403) a request that was addressed to none of this server's names.
+
+        Any one name will do where the answer needs a key.
+        """
         name = _host_name(hosts[0]) if len(hosts) == 1 else None
-        if name is None or not self._is_ours(name):
+        if name is None:
             shown = ", ".join(hosts) or "missing"
-            raise RequestError(
-                f"The Host header is {shown!r:.120}; this server answers to localhost, loopback "
-                f"addresses and {self._bind}.",
-                status=403,
-                code="host_refused",
-            )
+            remedy = "Send one, with the name or address that this server is reached by."
+        elif is_key_needed or self._is_ours(name):
+            return
+        else:
+            shown = hosts[0]
+            remedy = f"Add {name:.80} to ALLOWED_HOSTS to have it served under that name too."
+        raise RequestError(
+            f"The Host header is {shown!r:.120}; where no key is asked for, this server answers to "
+            f"localhost, loopback addresses, {self._bind} and what ALLOWED_HOSTS lists. {remedy}",
+            status=403,
+            code="host_refused",
+        )
 
     def _is_ours(self, name: str) -> bool:
-        if name in ("localhost", self._bind):
+        if name in self._own or self._is_listed(name):
             return True
-        try:
-            address = ipaddress.ip_address(name)
-        except ValueError:
+        if not is_address(name):
             return False
-        return address.is_loopback or self._any_address
+        return ipaddress.ip_address(name).is_loopback or self._any_address
+
+    def _is_listed(self, name: str) -> bool:
+        return name in self._listed or (name.endswith(self._suffixes) and is_host_name(name))
 
     def check_origin(self, headers: Mapping[str, str], scheme: str, method: str) -> str | None:
         """Return the listed origin that the answer may be shown to; None where there is none.
@@ -54,15 +77,22 @@ class OriginRules:
         """
         origin = headers.get("origin")
         if origin is not None:
-            if origin.lower() in self._listed:
+            if any(pattern.fullmatch(origin.lower()) for pattern in self._origins):
                 return origin
-            if origin.lower() == f"{scheme}://{headers.get('host', '')}".lower():
+            if self._is_own_page(origin.lower(), scheme, headers.get("host", "").lower()):
                 return None
             raise self._refusal(origin)
         navigates = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not navigates:
             raise self._refusal("another site's page")
         return None
+
+    def _is_own_page(self, origin: str, scheme: str, host: str) -> bool:
+        """Return whether `origin` is this server's own, perhaps behind a listed name's TLS."""
+        if origin == f"{scheme}://{host}":
+            return True
+        name = _host_name(host)
+        return name is not None and self._is_listed(name) and origin == f"https://{host}"
 
     @staticmethod
     def _refusal(origin: str) -> RequestError:
@@ -76,17 +106,50 @@ class OriginRules:
 
 def _host_name(host: str) -> str | None:
     match = _HOST.fullmatch(host.strip())
-    return match[1].strip("[]").lower() if match else None
+    return _plain(match[1].strip("[]").lower()) if match else None
 
 
-def _is_wildcard(bind_host: str) -> bool:
-    return bind_host != "localhost" and ipaddress.ip_address(bind_host).is_unspecified
+def _plain(name: str) -> str:
+    """Return the one spelling of `name`: mac.local. is mac.local, and [::0] is ::."""
+    return str(ipaddress.ip_address(name)) if is_address(name) else name.removesuffix(".")
 
 
-def _origin(text: str) -> str:
-    text = text.rstrip("/").lower()
-    if not _ORIGIN.fullmatch(text):
+def _allowed_host(text: str) -> str:
+    """Return a name or an address; of a pattern what its names end with, as .local of *.local.
+
+    Raises:
+        StartError: it is neither.
+    """
+    name = text.lower().removeprefix("*.")
+    if is_host_name(name):
+        return text.lower().removeprefix("*").removesuffix(".")
+    if is_address(text.strip("[]")):
+        return _plain(text.strip("[]").lower())
+    raise StartError(
+        f"ALLOWED_HOSTS holds {text!r}; allowed are names and addresses without scheme and port, "
+        "such as host.docker.internal, mac.local or 192.168.1.5, and patterns such as *.local, "
+        "which hold a name behind the star."
+    )
+
+
+def _origin_pattern(text: str) -> re.Pattern[str]:
+    """Return what an origin must match in full; text is an origin, or has * for host or port.
+
+    Raises:
+        StartError: it is none, or it would let in every page of the web.
+    """
+    match = _ORIGIN.fullmatch(text.rstrip("/").lower())
+    scheme, host, port = match.groups() if match else ("", "", "")
+    rest = host.removeprefix("*.") if host != "*" else ""
+    if match is None or "*" in rest or (host == "*" and scheme in _WEB):
         raise StartError(
-            f"CORS_ORIGINS holds {text!r}; allowed are origins such as http://localhost:3000."
+            f"CORS_ORIGINS holds {text!r}; allowed are origins such as http://localhost:3000, and "
+            "patterns such as http://localhost:*, https://*.example.com and, of schemes that no "
+            "page of the web has, app://* and vscode-webview://*."
         )
-    return text
+    if host == "*":
+        return re.compile(re.escape(f"{scheme}://") + r"[^/\s]+")
+    some = r"[^/:@\s]+\." if host.startswith("*.") else ""
+    any_port = {None: "", "*": "(:[0-9]{1,5})?"}
+    behind = any_port.get(port, f":{port}")
+    return re.compile(re.escape(f"{scheme}://") + some + re.escape(rest) + behind)

@@ -10,7 +10,6 @@ time, and in slices, between which the loop can have the interpreter.
 """
 
 import asyncio
-import binascii
 import importlib
 import ipaddress
 import re
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 if TYPE_CHECKING:  # a quarter of the proxy's start, which only a server that fetches images pays
     from aiohttp.abc import AbstractResolver
 
+from hearth.proxy.http.base64_data import decode_base64
 from hearth.shared.errors import RequestError
 
 IMAGE_BYTES_MAX: Final = 20 * 1024 * 1024
@@ -34,7 +34,6 @@ FETCHES_MAX: Final = 8  # at once; more wait
 URL_CHARS_MAX: Final = 4_096  # of an http(s) one
 
 _PART_BYTES: Final = 64 * 1024
-_SLICE_CHARS: Final = 1024 * 1024  # of base64: some 2 ms. A multiple of 4
 _SHOWN_CHARS: Final = 40  # of what is no URL of an image, in its refusal
 _DATA: Final = re.compile(r"data:image/[a-z0-9.+-]{1,40}(?:;[a-z0-9=.+-]{1,80}){0,4};base64,", re.I)
 _MAGIC: Final = (
@@ -214,23 +213,14 @@ def _decoded(url: str) -> bytes:
         )
     if (chars := len(url) - head.end()) > (IMAGE_BYTES_MAX + 2) // 3 * 4:
         _refuse_size(f"{chars // 4 * 3:,} bytes")
-    parts = []
-    starts = range(head.end(), len(url), _SLICE_CHARS)
     try:
-        if chars % 4 or url.endswith("==="):  # binascii lets more padding pass
-            raise ValueError(f"{chars:,} characters, not whole groups of four")
-        for start in starts:
-            part = url[start : start + _SLICE_CHARS]
-            if part.endswith("=") and start != starts[-1]:
-                raise ValueError("padding amid the data")
-            parts.append(binascii.a2b_base64(part, strict_mode=True))
+        return decode_base64(url, head.end())
     except ValueError as error:
         _refuse(
             "image_data_url",
             f"The data: URL of an image is not valid base64 ({error}). Send it padded, without "
             "line breaks, in the alphabet with + and /.",
         )
-    return b"".join(parts)
 
 
 def _image(data: bytes) -> NamedImage:

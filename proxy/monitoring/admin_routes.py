@@ -7,18 +7,19 @@ from hearth.proxy.api.responses.response_store import ResponseStore
 from hearth.proxy.http.http_exchange import HttpExchange, wrong_method
 from hearth.proxy.monitoring import request_metrics
 from hearth.proxy.monitoring.dashboard_feed import DashboardFeed
+from hearth.proxy.monitoring.gateway_metrics import served_here
 from hearth.proxy.monitoring.recent_requests import RecentRequests
 from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.proxy.pool.worker_link import ReportKind
 from hearth.proxy.pool.worker_pool import WorkerPool, WorkerReports
-from hearth.proxy.request.model_names import ListedGroup, ModelNames
+from hearth.proxy.request.model_names import ListedGroup, ModelNames, loose_name, loose_names
 from hearth.proxy.request.session_id import key_digest
 from hearth.proxy.request.volatile_fields import telemetry_dropped
 from hearth.proxy.workers.remote_workers import RemoteWorker
 from hearth.proxy.workers.supervisor import Supervisor, WorkerProcess
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.settings_from_env import Settings
-from hearth.shared.wire_messages import Usage
+from hearth.shared.wire_messages import ModelFacts, Usage
 
 _MODELS: Final = ("/v1/models/", "/models/")
 _PROMPTS: Final = "/v1/cache/prompts/"
@@ -58,6 +59,7 @@ class AdminRoutes:
         self.names = ModelNames.of(settings)
         self.groups: Mapping[str, ListedGroup] = {}  # of a LiteLLM config
         self.metrics = request_metrics.RequestMetrics(version, self.names.public)
+        self.metrics.gateway.know(map(served_here, self.names.adapters), is_cloud=False)
         directory = settings.kv_cache_dir / "responses" if settings.max_kv_size_gb != 0 else None
         self.stored = ResponseStore(directory=directory)
         self._table: dict[str, Methods] = {
@@ -113,17 +115,23 @@ class AdminRoutes:
 
     async def _models(self, exchange: HttpExchange) -> None:
         is_anthropic = _is_anthropic(exchange)
-        facts_of = self._pool.facts_of
-        listing = self.names.listing(facts_of, self.groups, is_anthropic=is_anthropic)
+        listing = self.names.listing(self._facts_of, self.groups, is_anthropic=is_anthropic)
         await exchange.send_json(200, listing)
+
+    def _facts_of(self, target: str) -> ModelFacts | None:
+        """Return what is known of a target: of an adapter, what is known of its model."""
+        return self._pool.facts_of(self.names.model_of(target))
 
     async def _model(self, exchange: HttpExchange) -> None:
         name = _rest(exchange.path, *_MODELS)
         is_anthropic = _is_anthropic(exchange)
         group = self.groups.get(name)
+        if group is None and self.names.find_exact(name) is None:
+            group = loose_names(self.groups).get(loose_name(name))
         if group is None:
-            group = ListedGroup("hearth", self.names.target(self.names.check(name)))
-        facts = group.facts(self._pool.facts_of)
+            name = self.names.check(name, self.groups)
+            group = ListedGroup("hearth", self.names.target(name))
+        facts = group.facts(self._facts_of)
         row = self.names.row(name, facts, is_anthropic=is_anthropic, owner=group.owner)
         await exchange.send_json(200, row)
 

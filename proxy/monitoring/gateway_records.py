@@ -39,13 +39,15 @@ class CountedGateway:
         self._metrics.answered_elsewhere(call.dialect, outcome, reply.served_by)
         key = key_digest(exchange.headers)
         ended = ANSWERED if error is None else error.code
+        speaker = session_of(exchange.headers, call.body, key)
         began, first = reply.began_at, reply.first_byte_at
         row = CloudRow(
             request_id=exchange.request_id,
             dialect=call.dialect,
             stream=bool(call.body.get("stream")),
             key=key,
-            session=session_of(exchange.headers, call.body, key).session,
+            session=speaker.label,
+            client=speaker.client_name,
             served_by=reply.served_by,
             fallback=reply.fallback,
             ended=CANCELLED if is_gone else ended,

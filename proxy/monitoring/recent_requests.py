@@ -45,6 +45,7 @@ class CloudRow:
     stream: bool
     key: str  # digest of whose it is
     session: str
+    client: str  # the program that asked, for people
     served_by: str
     fallback: str  # "FROM CAUSE" as the header has it; "" = nobody else was asked
     ended: str  # "answered", "cancelled", or a code of an error
@@ -90,6 +91,7 @@ class RequestTotals:
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     decode_forwards: int = 0
+    lost: Counter[str] = field(default_factory=Counter)  # tokens that were read again, by cause
     disconnects: int = 0  # clients that left before their answer was complete
     matches: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(MATCHES, 0)))
     prompts: int = 0  # that had a slot
@@ -100,6 +102,8 @@ class RequestTotals:
         self.requests += 1
         self.version += 1
         self.rows.append(row | {"number": self.requests})
+        if told := row["divergence"]:
+            self.lost[told["cause"]] += told["lost"]
         first = self.rows[0]["number"]
         assert first + len(self.rows) - 1 == self.requests, (first, len(self.rows), self.requests)
 
@@ -151,6 +155,8 @@ class RequestTotals:
             "speed": speed,
             "saved_s": self.cached_tokens / speed if speed else None,
             "decode_speed": self._median("decode_speed"),
+            "lost_tokens": self.lost.total(),
+            "lost_by_cause": dict(self.lost.most_common()),
             "matches": dict(self.matches),
             "match_share": self.shares / prompts if prompts else None,
             "match_tokens": self.cached_tokens / prompts if prompts else None,
@@ -250,7 +256,8 @@ def _request_row(
         "id": answers[0].request_id,
         "at": round(time.time(), 3),
         "dialect": request.dialect,
-        "session": request.prompt.speaker.session or "anonymous",
+        "session": request.prompt.speaker.label,
+        "client": request.prompt.speaker.client_name,
         "cloud": False,
         "ended": answer.outcome(broken)[0],
         "prompt": answer.prompt_tokens,
@@ -298,7 +305,8 @@ def _cloud_row(row: CloudRow, usage: CloudUsage | None) -> RequestRow:
         "id": row.request_id,
         "at": round(time.time(), 3),
         "dialect": row.dialect,
-        "session": row.session or "anonymous",
+        "session": row.session,
+        "client": row.client,
         "cloud": True,
         "ended": row.ended,
         "prompt": usage.prompt_tokens if usage else 0,

@@ -200,10 +200,10 @@ class RequestMetrics:
         dialect = PREFILL if request.prefill_only else request.dialect
         self._requests.labels(dialect, outcome).inc()
         self._disconnects.inc(outcome == CANCELLED)
-        self.gateway.served(served_here(request.target or self._model), outcome)
+        self.gateway.served(served_here(request.served_as or self._model), outcome)
         for index, answer in enumerate(answers):
             if answer.usage is not None:
-                self.spent(answer.usage, request.target, is_read=index % request.choices == 0)
+                self.spent(answer.usage, request.served_as, is_read=index % request.choices == 0)
 
     def answered_elsewhere(self, dialect: str, outcome: str, served_by: str) -> None:
         """Count a request at its end whose answer another server gave, or was asked for last."""

@@ -6,6 +6,8 @@ session went on.
 
 import asyncio
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,7 +22,7 @@ from hearth.shared.kept_json import kept_json
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 1.0  # between two polls of the workers
-SESSIONS_MAX: Final = 12  # whose lines are told, the most recently used
+SESSIONS_MAX: Final = 40  # whose lines are told, the most recently used
 ENTRIES_MAX: Final = 40  # of the cache, the most recently used
 
 _CACHE_FIELDS: Final = (
@@ -31,9 +33,13 @@ _CACHE_FIELDS: Final = (
 _DISK_FIELDS: Final = ("bytes_written_today", "write_bytes_per_day", "write_bytes_left")
 _TURN_FIELDS: Final = (
     *("request_id", "turn", "at", "prompt", "cached", "prefilled", "source", "completion"),
-    *("ttft_ms", "match"),
+    *("ttft_ms", "finish_ms", "match"),
 )
-_LINE_FIELDS: Final = ("line", "parent", "kind", "agent", "branch_message", "turns", "tokens")
+_LINE_FIELDS: Final = (
+    *("line", "parent", "kind", "agent", "branch_message", "turns", "tokens"),
+    *("title", "client", "begun_at"),
+)
+_SESSION_FIELDS: Final = ("title", "client", "model", "begun_at", "turns", "lost", "decode_speed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +143,10 @@ class WorkerPoller:
             "workers": rows,
             "prefills": self._pool.prefills(key),
             "queue": self._pool.queue(key),
-            "answers": _told_by(caches, "answers"),
+            "answers": self._pool.with_askers(_told_by(caches, "answers")),
             "entries": entries[:ENTRIES_MAX],
             "held": sum(map(_entry_count, caches.values())),
-            "sessions": _session_count(listed),
+            "sessions": _sessions_by_client(listed),
         }
         self._on_change()
         if any(isinstance(body, RequestError) for body in listed.values()):
@@ -169,16 +175,17 @@ class WorkerPoller:
         self, key: str, view: WorkerView, label: str, rows: Sequence[dict[str, Any]]
     ) -> SessionTree:
         """Return the lines of a session, as they were where they have not changed."""
-        signature = sorted(_size(row) for row in rows if row["session"] == label)
+        rows = [row for row in rows if row["session"] == label]
+        signature = sorted(map(_size, rows))
         tree = view.trees.get(label)
         if tree is not None and tree.signature == signature:
             return tree
         reports = await self._pool.ask("tree", label, key)
-        if _is_whole(reports):
-            return SessionTree(kept_json(_lines(label, reports)), signature)
-        return SessionTree(
-            tree.json if tree is not None else kept_json(_lines(label, reports)), None
-        )
+        is_whole = _is_whole(reports)
+        if tree is not None and not is_whole:
+            return SessionTree(tree.json, None)
+        told = _lines(label, rows, reports)
+        return SessionTree(kept_json(told), signature if is_whole else None)
 
 
 def _worker_row(
@@ -209,15 +216,16 @@ def _entry_count(report: dict[str, Any] | RequestError) -> int:
     return sum(report.get("depths", {}).values()) if isinstance(report, dict) else 0
 
 
-def _session_count(listed: WorkerReports) -> int:
-    """Return how many sessions the workers know; one may be known to several."""
+def _sessions_by_client(listed: WorkerReports) -> dict[str, int]:
+    """Return how many sessions of each client the workers know; one may be known to several."""
     bodies = [body for body in listed.values() if isinstance(body, dict)]
-    return len({row["session"] for body in bodies for row in body["sessions"]})
+    clients = {row["session"]: row["client"] for body in bodies for row in body["sessions"]}
+    return dict(Counter(clients.values()).most_common())
 
 
 def _size(row: dict[str, Any]) -> tuple[Any, ...]:
     """Return what changes in a session's row with each request."""
-    return (row["worker"], row["agent"], row["turns"], row["lines"])
+    return (row["worker"], row["agent"], row["turns"], row["lines"], row["title"])
 
 
 def _is_whole(reports: WorkerReports) -> bool:
@@ -225,8 +233,8 @@ def _is_whole(reports: WorkerReports) -> bool:
     return all(isinstance(body, dict) or body.status == 404 for body in reports.values())
 
 
-def _lines(label: str, reports: WorkerReports) -> dict[str, Any]:
-    """Return the lines of a session, from every worker that has some."""
+def _lines(label: str, rows: Sequence[dict[str, Any]], reports: WorkerReports) -> dict[str, Any]:
+    """Return a session by its `rows`, the last used first, and its lines from every worker."""
     lines = [
         _fields(line, _LINE_FIELDS)
         | {"worker": worker_id, "requests": [_turn(row) for row in line["requests"]]}
@@ -234,7 +242,10 @@ def _lines(label: str, reports: WorkerReports) -> dict[str, Any]:
         if isinstance(body, dict)
         for line in body["lines"]
     ]
-    return {"session": label, "lines": lines}
+    about = _fields(rows[0], _SESSION_FIELDS)
+    return {"session": label, "used_at": time.time() - float(rows[0]["idle_s"]), **about} | {
+        "lines": lines
+    }
 
 
 def _turn(row: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,15 @@ from typing import Any
 from hearth.proxy.http.http_exchange import ClientGone
 from hearth.shared.errors import RequestError, WorkerLost
 from hearth.shared.suspending_clock import awake_s
-from hearth.shared.wire_messages import Admitted, Delta, Failed, Finished, Progress, Usage
+from hearth.shared.wire_messages import (
+    Admitted,
+    Delta,
+    Failed,
+    Finished,
+    Progress,
+    Speaker,
+    Usage,
+)
 
 ADMIT_WAIT_S_MAX = 120.0  # rendering a full queue of the longest prompts takes a minute
 PLAN_WAIT_S_MAX = 0.25  # an idle worker's takes a millisecond
@@ -54,18 +62,17 @@ class AnswerStream:
         self,
         request_id: str,
         release: Callable[[bool], None],
-        key: str = "",
+        speaker: Speaker | None = None,
         *,
         model: str = "",
         is_repeat: bool = False,
     ) -> None:
         """`release(cancel)` forgets this answer at its link, and cancels it at the worker.
 
-        `key` is the digest of the API key that it is for, `model` and `is_repeat` are the
-        request's `target` and `is_repeat`.
+        It is for `speaker`; `model` and `is_repeat` are the request's `target` and `is_repeat`.
         """
         self.request_id = request_id
-        self.key = key
+        self.speaker = speaker or Speaker()
         self.model = model
         self.is_repeat = is_repeat
         self.asked_at = awake_s()
@@ -89,6 +96,17 @@ class AnswerStream:
         self.next_seq = 0
 
     @property
+    def key(self) -> str:
+        """Return the digest of the API key that it is for."""
+        return self.speaker.key
+
+    def asked_by(self) -> dict[str, Any]:
+        """Return by whom and in which session it is asked, for its own key alone to see."""
+        speaker = self.speaker
+        asker = {"session": speaker.label, "client": speaker.client_name, "title": speaker.title}
+        return asker | {"age_s": round(awake_s() - self.asked_at, 1)}
+
+    @property
     def is_prefilling(self) -> bool:
         """Return whether some of its prompt was read for it, and nothing of the answer has come."""
         return self.done_tokens > self.cached_tokens and not self.next_seq
@@ -109,7 +127,7 @@ class AnswerStream:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "done_tokens": self.done_tokens,
-            "age_s": round(awake_s() - self.asked_at, 1),
+            **self.asked_by(),
         }
 
     def take(self, message: Admitted | Progress | Delta | Finished | Failed) -> None:

@@ -217,13 +217,14 @@ class WorkerLink:
             is_apart=self._is_apart,
             prediction=request.prediction,
             kv_bits=request.kv_bits,
+            adapter=request.adapter,
         )
         self._send(message)
         answer = self.answers[request_id] = AnswerStream(
             request_id,
             release,
-            request.prompt.speaker.key,
-            model=request.target,
+            request.prompt.speaker,
+            model=request.served_as,
             is_repeat=request.is_repeat,
         )
         return answer
@@ -231,13 +232,12 @@ class WorkerLink:
     def queue(self, key: str) -> list[dict[str, Any]]:
         """Return which of our requests wait there, as it told last; see `WorkerPool.queue`."""
         ids = self.heartbeat.queue if self.heartbeat is not None else []
-        now = awake_s()
         return [
             {
                 "request_id": request_id,
                 "worker": self.worker_id,
                 "position": position,
-                "age_s": round(now - answer.asked_at, 1),
+                **answer.asked_by(),
             }
             for position, request_id in enumerate(ids, start=1)
             if (answer := self.answers.get(request_id)) is not None and key in ("", answer.key)
@@ -331,4 +331,11 @@ def link_row(link: WorkerLink | None, model: str | None = None) -> dict[str, Any
         "active_bytes": beat.active_bytes if beat else 0,
         "heartbeat_age_s": round(link.silence_s, 3) if link and beat else None,
         "model": beat.model.name if beat and beat.model else model,
+        "loading": _loading(beat) if beat and beat.step else None,
     }
+
+
+def _loading(beat: Heartbeat) -> dict[str, Any]:
+    """Return how far a start is: its step, and of what the step brings how much is there."""
+    told = {"step": beat.step, "s": round(beat.step_s, 1)}
+    return told | {"held_bytes": beat.held_bytes, "of_bytes": beat.step_bytes}

@@ -5,7 +5,7 @@ now waits; one whose worker dies or is full before it admitted goes to another o
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,7 +124,7 @@ class WorkerPool:
         lost: set[int] = set()
         full: set[int] = set()
         waiting = ModelRequest(request.target, awake_s() if came_at is None else came_at)
-        marks = marks_of(request.prompt, request.target) if request.use_kv_cache else []
+        marks = marks_of(request.prompt, request.served_as) if request.use_kv_cache else []
         while True:
             assert len(lost) < ATTEMPTS_MAX, (request_id, lost)
             link = await self._ready_link(waiting, marks, lost | full)
@@ -164,10 +164,19 @@ class WorkerPool:
             if answer.is_prefilling and key in ("", answer.key)
         ]
 
+    def with_askers(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return rows about running requests, each with its `worker`, with who asked them."""
+        told = []
+        for row in rows:
+            link = self.links.get(row["worker"])
+            answer = link.answers.get(row["request_id"]) if link is not None else None
+            told.append(row if answer is None else row | answer.asked_by())
+        return told
+
     async def count(self, request: ParsedRequest) -> int:
         """Return how many tokens `request`'s prompt is."""
         waiting = ModelRequest(request.target, awake_s())
-        marks = marks_of(request.prompt, request.target)
+        marks = marks_of(request.prompt, request.served_as)
         link = await self._ready_link(waiting, marks, set())
         return await link.count(request.prompt)
 

@@ -2,15 +2,20 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from hearth.shared.errors import RequestError, StartError
 from hearth.shared.settings_from_env import Settings, public_name
 from hearth.shared.wire_messages import ModelFacts
+
+V = TypeVar("V")
+
+LATEST: Final = ":latest"  # which Ollama puts behind a name without a tag
+TOLD_MAX: Final = 40  # names in one refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +30,13 @@ class ServedModel:
         """Return what its worker's environment has beyond this server's."""
         if not self.path:
             return {}
-        # A draft model fits one model alone.
-        return {"MODEL_PATH": self.path, "PROXY_MODEL_ID": self.name, "DRAFT_MODEL": ""}
+        # A draft model and adapters fit one model alone.
+        return {
+            "MODEL_PATH": self.path,
+            "PROXY_MODEL_ID": self.name,
+            "DRAFT_MODEL": "",
+            "ADAPTERS": "",
+        }
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,6 +83,44 @@ def _model(entry: str) -> ServedModel:
     return ServedModel(name, path)
 
 
+def adapters_of(settings: Settings, others: Iterable[ServedModel]) -> tuple[str, ...]:
+    """Return the names of the default model's adapters.
+
+    Raises:
+        StartError: one has the name of a model.
+    """
+    names = [name for name, _ in settings.adapters]
+    taken = {settings.model_name, *settings.model_aliases, *(model.name for model in others)}
+    for name in names:
+        if name in taken:
+            raise StartError(
+                f"ADAPTERS has {name!r}, which is the name of a model already. Give the adapter "
+                "another."
+            )
+    return tuple(names)
+
+
+def loose_name(name: str) -> str:
+    """Return what names have in common that differ in case, or in Ollama's `:latest`."""
+    return name.casefold().removesuffix(LATEST) or name
+
+
+def loose_names(known: Mapping[str, V]) -> dict[str, V]:
+    """Return `known` by loose names; of two that are one then the first counts."""
+    found: dict[str, V] = {}
+    for name, meant in known.items():
+        found.setdefault(loose_name(name), meant)
+    return found
+
+
+def _found(name: str, known: Mapping[str, str]) -> str | None:
+    """Return what `name` means, or the longest end of it behind a provider's."""
+    if name not in known:
+        ends = (row for row in known if name.endswith(f"/{row}"))
+        name = max(ends, key=len, default=name)
+    return known.get(name)
+
+
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
     """What is told of a name in the list of models: who answers to it."""
@@ -96,6 +144,7 @@ class ModelNames:
     aliases: tuple[str, ...]
     patterns: tuple[str, ...]
     others: tuple[ServedModel, ...] = ()
+    adapters: tuple[str, ...] = ()  # of the default model: each is a name of its own
     since: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -111,6 +160,7 @@ class ModelNames:
             settings.model_aliases,
             settings.catch_all_models,
             tuple(others),
+            adapters_of(settings, others),
         )
 
     @property
@@ -120,30 +170,35 @@ class ModelNames:
 
     @property
     def listed(self) -> list[str]:
-        return list(dict.fromkeys((self.public, *self.aliases, *(row.name for row in self.others))))
+        others = (row.name for row in self.others)
+        return list(dict.fromkeys((self.public, *self.aliases, *self.adapters, *others)))
 
     def find(self, name: str) -> str | None:
-        """Return the public name of the model that `name` stands for.
+        """Return the public name of the model, or the adapter, that `name` stands for.
 
-        Public names go first, then aliases, then paths and their last parts, then patterns, which
-        stand for the default model. Clients may put a provider before a name.
+        Public names go first, then aliases, then paths and their last parts; then all of these
+        without case and without `:latest`; then patterns, which stand for the default model.
+        Clients may put a provider before a name.
         """
-        if (found := self.find_exact(name)) is not None:
-            return found
-        is_pattern = any(fnmatchcase(name, row) for row in self.patterns)
-        return self.public if is_pattern else None
+        return self.find_exact(name) or self.find_loose(name) or self.find_pattern(name)
 
     def find_exact(self, name: str) -> str | None:
-        """Return what `find` does where `name` is no more than a pattern's: None."""
-        known = self._known()
-        if name not in known:
-            ends = (row for row in known if name.endswith(f"/{row}"))
-            name = max(ends, key=len, default=name)
-        return known.get(name)
+        return _found(name, self._known())
+
+    def find_loose(self, name: str) -> str | None:
+        return _found(loose_name(name), loose_names(self._known()))
+
+    def find_pattern(self, name: str) -> str | None:
+        loose = loose_name(name)
+        for row in self.patterns:
+            if fnmatchcase(name, row) or fnmatchcase(loose, loose_name(row)):
+                return self.public
+        return None
 
     def _known(self) -> dict[str, str]:
         """Return the public name that each name stands for."""
         known = {self.public: self.public} | {model.name: model.name for model in self.others}
+        known |= {name: name for name in self.adapters}
         for name in self.aliases:
             known.setdefault(name, self.public)
         for model in self.others:
@@ -152,34 +207,63 @@ class ModelNames:
         return known
 
     def target(self, name: str) -> str:
-        """Return the model that `name` asks for; "" where there is no choice.
+        """Return the model, or the adapter, that `name` asks for; "" where there is no choice.
 
         `name` has passed `check`.
         """
-        return (self.find(name) or self.public) if self.others else ""
+        return (self.find(name) or self.public) if self.others or self.adapters else ""
 
-    def check(self, name: Any) -> str:
-        """Return `name` where this server answers to it.
+    def adapter_of(self, target: str) -> str:
+        """Return `target`, of `self.target`, where it is an adapter; else ""."""
+        return target if target in self.adapters else ""
+
+    def model_of(self, target: str) -> str:
+        """Return the model of `target`, an adapter's too; "" where there is one model only."""
+        if not self.others:
+            return ""
+        return self.public if target in self.adapters else target
+
+    def named(self, name: Any) -> str:
+        """Return `name`, or the default model's where a request has none.
 
         Raises:
-            RequestError: it is missing (400), or not served here (404).
+            RequestError: it is no text.
         """
-        if not isinstance(name, str) or not name:
+        if name is None or name == "":
+            return self.public
+        if not isinstance(name, str):
             raise RequestError(
-                f'model is {name!r:.60}; name one, for example "{self.public}".',
-                code="missing_model",
-                param="model",
-            )
-        if self.find(name) is None:
-            served = ", ".join((*self.listed, *self.patterns))
-            raise RequestError(
-                f"The model {name!r:.200} is not served here. Served: {served}. To have it "
-                "answered by this model add it to MODEL_ALIASES, or set CATCH_ALL_MODELS=*.",
-                status=404,
-                code="model_not_found",
+                f"model is {name!r:.60}; name one as a text, for example {self.public!r}, or leave "
+                "it out.",
+                code="invalid_model",
                 param="model",
             )
         return name
+
+    def check(self, name: Any, more: Iterable[str] = ()) -> str:
+        """Return `name`, or the default model's, where this server answers to it.
+
+        Raises:
+            RequestError: it is no text (400), or not served here (404, which also lists `more`).
+        """
+        name = self.named(name)
+        if self.find(name) is None:
+            raise self.unknown(name, more)
+        return name
+
+    def unknown(self, name: str, more: Iterable[str] = ()) -> RequestError:
+        """Return the refusal of a name that nothing has; `more` are those of a LiteLLM config."""
+        names = list(dict.fromkeys((*self.listed, *more, *self.patterns)))
+        served = ", ".join(names[:TOLD_MAX])
+        if len(names) > TOLD_MAX:
+            served += f" and {len(names) - TOLD_MAX} more, which GET /v1/models lists"
+        return RequestError(
+            f"The model {name!r:.200} is not served here. Served: {served}. To have it "
+            "answered by the default model add it to MODEL_ALIASES, or set CATCH_ALL_MODELS=*.",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
 
     def listing(
         self,
@@ -219,6 +303,8 @@ class ModelNames:
             tokens = facts.context_tokens if facts is not None else None
             return row | {"max_input_tokens": tokens, "max_tokens": tokens}
         row = {"id": name, "object": "model", "created": self.since, "owned_by": owner}
+        if name in self.adapters:  # as vLLM tells it
+            row["parent"] = self.public
         if facts is None:
             return row
         return row | {

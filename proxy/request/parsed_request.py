@@ -32,12 +32,18 @@ class ParsedRequest:
     choices: int = 1  # answers wanted to the same prompt
     more_prompts: tuple[Prompt, ...] = ()  # raw ones, each answered like `prompt`
     target: str = ""  # public name of the model that is to answer; "" = there is one only
+    adapter: str = ""  # that it is to have; "" = none
     use_kv_cache: bool = True  # else nothing kept is read, and nothing of it is kept
     kv_bits: int | None = None  # of its KV while it runs, 0 = raw; None = the setting's
     prefill_only: bool = False  # the prompt is read and nothing is answered
     pin: bool = False  # what is kept of the prompt stays until it is unpinned
     prediction: str = ""  # the client's guess of the answer's text; no part of the prompt
     is_repeat: bool = False  # a further choice: its prompt counts for the first
+
+    @property
+    def served_as(self) -> str:
+        """Return the name of what answers: its adapter's, or its model's; "" = there is one."""
+        return self.adapter or self.target
 
     @property
     def is_stored(self) -> bool:

@@ -1,30 +1,33 @@
 """Finds the session that a request belongs to, in its headers or its body, and digests its key.
 
+A conversation that no client names is known by its client and its first question.
+
 Nothing here is trusted: it groups conversations, and whoever forges it groups its own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
 from hearth.proxy.http.strict_json import parse_argument
-from hearth.shared.wire_messages import Speaker
+from hearth.proxy.request.client_name import CLAUDE_CODE_HEADER, client_of
+from hearth.shared.wire_messages import MessageName, Speaker
 
 VALUE_CHARS_MAX: Final = 256
 KEY_DIGITS: Final = 16
 USER_ID_CHARS_MAX: Final = 4_096  # of a metadata.user_id, which holds more than the session
 
-_CLAUDE_CODE_HEADER: Final = "x-claude-code-session-id"
+CONVERSATION_DIGITS: Final = 8  # of a conversation that no client names
+
 # A session's header, its agent's, and its parent's, of which the first that is there counts.
 _HEADERS: Final = (
-    (_CLAUDE_CODE_HEADER, "x-claude-code-agent-id", ()),
+    (CLAUDE_CODE_HEADER, "x-claude-code-agent-id", ()),
     ("x-session-id", "", ("x-parent-session-id",)),
     # Codex: the thread is a sub-agent's own, the session is its main thread's in all of them.
     ("thread-id", "", ("x-codex-parent-thread-id", "session-id")),
     ("session-id", "", ("x-codex-parent-thread-id",)),
     ("session_id", "", ("x-codex-parent-thread-id",)),
 )
-_CLAUDE_CODE_AGENT: Final = "claude-cli/"  # what its User-Agent begins with
 _FIELDS: Final = ("prompt_cache_key", "session_id", "conversation_id", "thread_id", "chat_id")
 _USER_SESSION: Final = "_session_"  # in Claude Code's older user ids, before a UUID
 _UUID_LENGTHS: Final = [8, 4, 4, 4, 12]
@@ -44,21 +47,31 @@ def key_digest(headers: Mapping[str, str]) -> str:
 
 def session_of(headers: Mapping[str, str], body: Mapping[str, Any], key: str) -> Speaker:
     """Return who sent a request, as far as it tells. Never raises; `key` is `key_digest`'s."""
-    client = _client(headers)
+    client = client_of(headers)
+    names = {"client": client.word, "client_name": client.text}
     for session_header, agent_header, parent_headers in _HEADERS:
         if session := _name(headers.get(session_header)):
             parents = [_name(headers.get(header)) for header in parent_headers]
             parent = next((name for name in parents if name), "")
             agent = _name(headers.get(agent_header))
-            return Speaker(key, session, agent, parent if parent != session else "", client)
-    return Speaker(key, next(_session_names(body), ""), client=client)
+            return Speaker(key, session, agent, parent if parent != session else "", **names)
+    return Speaker(key, next(_session_names(body), ""), **names)
 
 
-def _client(headers: Mapping[str, str]) -> str:
-    """Return the program that sends, where it is one whose habits matter; else ""."""
-    agent = headers.get("user-agent", "")
-    is_named = _CLAUDE_CODE_HEADER in headers or agent.startswith(_CLAUDE_CODE_AGENT)
-    return "claude-code" if is_named else ""
+def conversation_of(
+    speaker: Speaker, messages: Sequence[Mapping[str, Any]], names: Sequence[MessageName]
+) -> str:
+    """Return what a conversation without an id is told by: its client and its first question.
+
+    It is the same for each of its requests and after a restart. "" where the client names the
+    session, or nothing of the question is stable.
+    """
+    if speaker.session:
+        return ""
+    asked = (name for row, name in zip(messages, names, strict=False) if row["role"] == "user")
+    first = next((name.canonical for name in asked if name.canonical), b"")
+    digits = first.hex()[:CONVERSATION_DIGITS]
+    return f"{speaker.client or 'client'}-{digits}" if digits else ""
 
 
 def _session_names(body: Mapping[str, Any]) -> Iterator[str]:

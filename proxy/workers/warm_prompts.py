@@ -56,9 +56,14 @@ class WarmPrompts:
         request = self.body_parser.read(
             prefill_endpoint.dialect_of(body, headers, {}), body, headers
         )
-        model = self._names.check(body.get("model", self._names.public))
+        model = self._names.check(body.get("model"))
         target = self._names.target(model)
-        request = dataclasses.replace(prefill_endpoint.prepared(request), pin=True, target=target)
+        request = dataclasses.replace(
+            prefill_endpoint.prepared(request),
+            pin=True,
+            target=self._names.model_of(target),
+            adapter=self._names.adapter_of(target),
+        )
         named = request.prompt.speaker.key.encode() + orjson.dumps(body)
         self._requests[f"warm-{blake2b(named, digest_size=_DIGEST_BYTES).hexdigest()}"] = request
 

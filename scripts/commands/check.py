@@ -18,7 +18,7 @@ from typing import Final
 from hearth.commands.serve import add_settings, port_of, settings_of
 from hearth.proxy.gateway.config.routing_table import read_table
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
-from hearth.shared.model_path import check_model
+from hearth.shared.models.model_path import check_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.paths import CODE_DIR, env_file
 from hearth.shared.settings_from_env import setting_warnings, variables_in

@@ -24,7 +24,7 @@ from hearth.commands.server_client import ProbeError, Refused, Row, Server
 from hearth.shared.errors import StartError
 from hearth.shared.openblas_preload import openblas_environment
 from hearth.shared.private_temp_directory import temp_environment
-from hearth.shared.processes import can_listen
+from hearth.shared.processes import can_listen, url_of
 from hearth.shared.settings_from_env import Settings
 from hearth.worker.doctor.report_text import findings_of, report_text
 
@@ -79,9 +79,8 @@ def show(reports: Sequence[Row]) -> int:
 
 async def _asked(settings: Settings, options: argparse.Namespace) -> int:
     """Show what a running server found, once it has."""
-    host = "127.0.0.1" if settings.is_loopback else settings.proxy_host
     key = options.key or settings.proxy_api_key or "local"
-    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.proxy_port}"
+    url = url_of(settings.proxy_host, settings.proxy_port)
     async with Server(url, key, timeout_s=60) as server:
         try:
             told = await (server.post(PATH, {}, {}) if options.again else server.get(PATH))

@@ -25,6 +25,10 @@ class Command:
 
 COMMANDS: Final = {
     "serve": Command("serve", "starts the server and its workers"),
+    "models": Command("models.list_models", "lists models: on this disk, and for this machine"),
+    "pull": Command("models.pull_model", "fetches a model, checked, if it fits this machine"),
+    "rm": Command("models.remove_model", "removes a fetched model"),
+    "run": Command("chat.command", "talks with a model in the terminal"),
     "service": Command("service.command", "runs the server from login on (launchd, systemd)"),
     "check": Command("check", "says whether a start would succeed: packages, settings, port"),
     "launch": Command("agents.launch", "starts an agent set up for this server"),

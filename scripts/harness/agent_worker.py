@@ -172,7 +172,9 @@ class Desk:
             constrainer_for(family, tool_form=prompt_builder.tool_form),
             vocabulary,
             self.machine.rule,
+            adapters=self.machine.engine.adapters.identities,
         )
+        self.adapter = ""  # that requests name from now on
         self.prompts = SessionPromptBuilder(prompt_builder, self.sessions, self.facts)
         self.builder = RequestBuilder(
             self.prompts, RecentPrompts(False), self.facts, self.settings.default_max_tokens
@@ -195,7 +197,7 @@ class Desk:
         lease = ClientLease(f"q{self._number}", b"peer")
         lease.lease_until = float("inf")
         sampling = Sampling(max_tokens=LONG, stop=list(stop))
-        message = Submit(lease.request_id, prompt, sampling)
+        message = Submit(lease.request_id, prompt, sampling, adapter=self.adapter)
         return self.builder.build(lease, message, self.pictures)
 
     def submit(self, prompt: Prompt, parts: AnswerParts, stop: Sequence[str] = ()) -> Answer:

@@ -12,7 +12,7 @@ from mlx_lm.generate import generation_stream
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import Failed, Finished, Sampling, Up, Usage
-from hearth.worker.cache.block_hash import PrefixHash, prefix_hashes
+from hearth.worker.cache.block_hash import PrefixHash, adapter_root, prefix_hashes
 from hearth.worker.cache.cache_budget import MB, Budget
 from hearth.worker.cache.image_keys import ImageRun, keys_of
 from hearth.worker.cache.prefix_search import PrefixQuery
@@ -171,6 +171,7 @@ class Machine:
         images: Sequence[ImageRun] = (),
         kv_bits: int | None = None,
         root: PrefixHash | None = None,
+        adapter: str = "",
         **how: Any,
     ) -> Answer:
         """Hand a prompt in, `how` being further fields; `run` or `step` computes it.
@@ -183,7 +184,10 @@ class Machine:
         keys = keys_of(ids, images)
         cuts = self.rule.cuts(keys)
         kv_bits = self.requested_bits.asked(kv_bits)
-        root = self.requested_bits.root(root or self._root, kv_bits)
+        root = root or self._root
+        if adapter:
+            root = adapter_root(root, self.engine.adapters.identities[adapter])
+        root = self.requested_bits.root(root, kv_bits)
         names = prefix_hashes(root, keys, cuts)
         request = Request(
             lease=lease,
@@ -196,6 +200,7 @@ class Machine:
                 images=tuple(images),
                 system_end=self.rule.system_end(keys),
                 kv_bits=kv_bits,
+                adapter=adapter,
             ),
             sampling=how.pop("sampling", Sampling()),
             tokens_max=tokens_max,

@@ -46,6 +46,14 @@ def key_root(root: PrefixHash, key: str) -> PrefixHash:
     return root_hash([root.hex(), key])
 
 
+def adapter_root(root: PrefixHash, identity: str) -> PrefixHash:
+    """Return the name of the empty prefix under an adapter of these bytes.
+
+    What other adapters, or none, made of the same tokens is other KV: they share nothing.
+    """
+    return root_hash([root.hex(), "adapter", identity])
+
+
 def bits_root(root: PrefixHash, kv_bits: int, group_size: int) -> PrefixHash:
     """Return the name of the empty prefix for KV in other bits than the server's.
 

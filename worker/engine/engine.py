@@ -25,6 +25,7 @@ from hearth.worker.engine.decode.trunk_attention import reach_trunks
 from hearth.worker.engine.decode.trunk_trial import trunks_like_alone
 from hearth.worker.engine.decode.verify_trial import verifies_like_alone
 from hearth.worker.engine.hidden_states import with_hidden
+from hearth.worker.engine.lora.lora_adapter import applied
 from hearth.worker.engine.mlx_memory import return_freed, unwire
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
@@ -55,6 +56,7 @@ class Engine:
         trees: bool = False,
     ) -> None:
         self.vision = vision
+        self.adapters = loaded.adapters
         self._model = loaded.model
         batches = batches and is_mergeable(self.new_cache())
         # Mlx-lm's own models batch in its own caches. What else there is has to be tried.
@@ -178,21 +180,35 @@ class Engine:
         """Wait for what is computed ahead of what was asked: the next token of each answer."""
         mx.synchronize(generation_stream)
 
-    def prefill(self, cache: list[Any], ids: list[int], images: Sequence[ImageRun] = ()) -> None:
+    def prefill(
+        self,
+        cache: list[Any],
+        ids: list[int],
+        images: Sequence[ImageRun] = (),
+        adapter: str = "",
+    ) -> None:
         """Feed `ids` in one forward and wait for its KV.
 
         `images` are all of the prompt, ascending, also those behind `ids` and those in the cache.
         """
-        self._prefill(cache, ids, images, self._kv_alone)
+        with applied(self.adapters.of(adapter)):
+            self._prefill(cache, ids, images, self._kv_alone)
 
     def prefill_with_hidden(
-        self, cache: list[Any], ids: list[int], images: Sequence[ImageRun], tokens_max: int
+        self,
+        cache: list[Any],
+        ids: list[int],
+        images: Sequence[ImageRun],
+        adapter: str = "",
+        *,
+        tokens_max: int,
     ) -> mx.array:
         """Likewise, with the same KV; return hidden states (1, n, hidden), for a draft model.
 
         They are of the last `tokens_max` of `ids` at most.
         """
-        (hidden,) = self._prefill(cache, ids, images, self._kv_and_hidden)
+        with applied(self.adapters.of(adapter)):
+            (hidden,) = self._prefill(cache, ids, images, self._kv_and_hidden)
         kept = mx.contiguous(hidden[:, -tokens_max:])  # a view would pin all of them
         mx.eval(kept)
         return kept

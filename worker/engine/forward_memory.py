@@ -5,7 +5,7 @@ of the chunk, and token before it. At 100,000 tokens, 512 a chunk and 24 heads t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import mlx.core as mx
@@ -38,6 +38,7 @@ class ForwardMemory:
     token_bytes: int = 0  # activations of one token
     pair_bytes: int = 0  # scores of one token with one that it attends to; 0 where they are fused
     depth_bytes: int = 0  # of each token before, whatever the chunk: MLA unfolds its latents
+    fixed_bytes: int = 0  # whatever is read: an adapter's weights, joined with the model's
 
     def bytes_at(self, depth: int) -> int:
         """Return what a prompt of `depth` tokens takes, in the last of its chunks or before.
@@ -47,7 +48,8 @@ class ForwardMemory:
         assert depth >= 0, depth
         if self.grid is None:
             return 0
-        return max(self._chunk_bytes(self.grid, at) for at in self.grid.turns(depth))
+        deepest = (self._chunk_bytes(self.grid, at) for at in self.grid.turns(depth))
+        return self.fixed_bytes + max(deepest)
 
     def _chunk_bytes(self, grid: PrefillGrid, depth: int) -> int:
         tokens = min(grid.step_at(max(0, depth - 1)), depth)
@@ -57,9 +59,11 @@ class ForwardMemory:
 def forward_of(loaded: LoadedModel, grid: PrefillGrid) -> ForwardMemory:
     """Return the estimate for a model whose prompts are read in the steps of `grid`."""
     text = loaded.config.get("text_config") or loaded.config
-    found = (array.dtype for _, array in tree_flatten(loaded.model.parameters()))
-    sizes = (dtype.size for dtype in found if mx.issubdtype(dtype, mx.floating))
-    return forward_memory(text, grid, max(sizes, default=4), loaded.facts.backend)
+    dtypes = (array.dtype for _, array in tree_flatten(loaded.model.parameters()))
+    sizes = (dtype.size for dtype in dtypes if mx.issubdtype(dtype, mx.floating))
+    found = forward_memory(text, grid, max(sizes, default=4), loaded.facts.backend)
+    token_bytes = found.token_bytes + loaded.adapters.token_bytes
+    return replace(found, token_bytes=token_bytes, fixed_bytes=loaded.adapters.forward_bytes)
 
 
 def forward_memory(

@@ -98,7 +98,7 @@ class MemoryShare:
             self._hold(self.limit)
 
     def _fair(self, others: int) -> int:
-        return self.own_bytes + max(0, self.total - self.own_bytes - others) // self._workers
+        return fair_limit(self.total, self.own_bytes, others, self._workers)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -122,6 +122,14 @@ class MemoryShare:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(f"{claim.weight_bytes} {claim.limit}")
+
+
+def fair_limit(total: int, own: int, others: int, workers: int) -> int:
+    """Return the limit of one of so many workers: its weights, and an equal part of what is left.
+
+    `own` and `others` are the bytes of its weights and of theirs.
+    """
+    return own + max(0, total - own - others) // workers
 
 
 def _claim(path: Path) -> _Claim | None:

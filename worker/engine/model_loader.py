@@ -23,7 +23,7 @@ from mlx_lm.utils import (
 )
 
 from hearth.shared.errors import StartError
-from hearth.shared.model_path import named_model
+from hearth.shared.models.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import POCKET, Settings
 from hearth.shared.wire_messages import ModelFacts
@@ -36,6 +36,7 @@ from hearth.worker.engine.compute_dtype import (
     dtype_of,
 )
 from hearth.worker.engine.decode.draft_model import DraftModel
+from hearth.worker.engine.lora.lora_adapter import LoraAdapters
 from hearth.worker.engine.mlx_memory import memory_limit, refuse_heavy, weight_bytes
 from hearth.worker.engine.remote_code_check import CODE_PATTERNS, remote_code
 from hearth.worker.engine.vision.vlm_loader import (
@@ -70,6 +71,7 @@ class LoadedModel:
     vision: VisionModel | None = None  # None for a model of text alone
     dtype: ComputeDtype = ComputeDtype()
     draft_model: DraftModel | None = None  # None = DRAFT_MODEL names none
+    adapters: LoraAdapters = LoraAdapters()
 
 
 def load_model(
@@ -94,7 +96,7 @@ def load_model(
     source = str(POCKET_DIR if named == POCKET else named)
     model: Any
     try:
-        runs_code = may_run_code(settings, settings.model_path)
+        runs_code = may_run_code(settings, source)
         begin("files", 0)
         directory = present(source, runs_code)
         nbytes = weight_bytes(directory)
@@ -137,12 +139,12 @@ def load_model(
 
 
 def weights_of(loaded: LoadedModel) -> list[mx.array]:
-    """Return all weights of a model, those of its towers and of its draft model too."""
+    """Return all weights of a model, those of its towers, draft model and adapters too."""
     weights: Any = loaded.model if loaded.vision is None else loaded.vision.model
     found = [array for _, array in tree_flatten(weights.parameters())]
     if loaded.draft_model is not None:
         found += [array for _, array in tree_flatten(loaded.draft_model.head.parameters())]
-    return found
+    return found + loaded.adapters.arrays
 
 
 def _set_dtype(
@@ -247,7 +249,7 @@ def _facts(
 ) -> ModelFacts:
     """Return what is known of `model`; `weights` are those of its towers too."""
     text = config.get("text_config") or config
-    positions = _positions(text, tokenizer)
+    positions = context_tokens(text, tokenizer)
     return ModelFacts(
         name=settings.model_name,
         path=source,
@@ -263,7 +265,7 @@ def _facts(
     )
 
 
-def _positions(config: dict[str, Any], tokenizer: Any) -> int:
+def context_tokens(config: dict[str, Any], tokenizer: Any) -> int:
     """Return the longest context that the model was made for, whatever name the config uses."""
     found = [config.get(name) for name in POSITION_NAMES]
     found.append(getattr(tokenizer, "model_max_length", None))

@@ -151,8 +151,9 @@ class WeightsIdentity:
         memory: HashMemory | None = None,
         is_hashed: bool = True,
         is_over: Callable[[], bool] = lambda: False,
+        patterns: Iterable[str] = PATTERNS,
     ) -> None:
-        """Look at the files, and begin to hash those that are not remembered.
+        """Look at the files of `patterns`, and begin to hash those that are not remembered.
 
         Where not `is_hashed` their stamps tell them apart, which is enough for KV that dies with
         this process. `is_over` says that nobody waits any more.
@@ -160,7 +161,7 @@ class WeightsIdentity:
         Raises:
             OSError: a file cannot be looked at.
         """
-        self._paths = sorted({path for each in PATTERNS for path in directory.glob(each)})
+        self._paths = sorted({path for each in patterns for path in directory.glob(each)})
         self._before = {path: stamp_of(path) for path in self._paths}
         self._memory = memory
         self._is_over = is_over

@@ -92,6 +92,7 @@ class IdleWork:
             images=slot.images,
             system_end=slot.system_end,
             kv_bits=slot.kv_bits,
+            adapter=slot.adapter,
         )
 
     def known_to(self, query: PrefixQuery) -> int:

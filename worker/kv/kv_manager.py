@@ -454,7 +454,9 @@ class KVManager:
             root = self.store.root_of(query.root)
             slot = self._slots[number] = LiveSlot(number, [], root, line, kv_bits=query.kv_bits)
             self.transfer.restore(slot, plan, rows)
+        assert slot.root is self.store.root_of(query.root), "bits, keys and adapters share no KV"
         assert slot.kv_bits == query.kv_bits, (slot.kv_bits, query.kv_bits)
+        slot.adapter = query.adapter  # of the same bytes; it may have two names
         slot.joint.pins += 1
         slot.images = tuple(run.bare() for run in query.images)
         slot.system_end = query.system_end

@@ -17,11 +17,11 @@ def session_report(
         RequestError: the session or the prompt is unknown, or another key's.
     """
     if message.what == "sessions":
-        return {"sessions": sessions.report(message.key)}
+        return {"sessions": sessions.reports.sessions(message.key)}
     body: dict[str, Any] | None
     if message.what in ("session", "tree"):
         is_brief = message.what == "tree"
-        report = sessions.session_brief if is_brief else sessions.session_report
+        report = sessions.reports.brief if is_brief else sessions.reports.session
         body = report(message.about, message.key)
         text = f"No session {message.about!r:.80} is remembered by this worker."
     else:

@@ -54,6 +54,7 @@ def predict_next_prompt(
         images=images,
         system_end=facts.cut_rule.system_end(tokens),
         kv_bits=request.query.kv_bits,
+        adapter=request.query.adapter,
     )
 
 

@@ -1,5 +1,6 @@
 """Defines what the prompt threads know of the loaded model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hearth.worker.cache.block_hash import PrefixHash
@@ -26,3 +27,4 @@ class PromptFacts:
     model_name: str = ""
     drafts: DraftPolicy = field(default_factory=DraftPolicy)  # what is drafted for answers
     requested_bits: RequestedBits = field(default_factory=RequestedBits)  # of their KV
+    adapters: Mapping[str, str] = field(default_factory=dict)  # by name: what tells its bytes

@@ -1,12 +1,14 @@
 """Turns a Submit into a Request: the prompt's tokens, its cuts, its constraints, its reader."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
+from hearth.shared.errors import RequestError
 from hearth.shared.our_ids import SIGNATURE_BEGIN
 from hearth.shared.wire_messages import Prompt, Submit
-from hearth.worker.cache.block_hash import PrefixHash, key_root, prefix_hashes
+from hearth.worker.cache.block_hash import PrefixHash, adapter_root, key_root, prefix_hashes
 from hearth.worker.cache.image_keys import PromptImages
 from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.constraint.call_drafts import CallDrafts
@@ -54,7 +56,7 @@ class RequestBuilder:
         assert lease.request_id == message.request_id, (lease.request_id, message.request_id)
         check(message.sampling, self._facts.vocab_size)
         kv_bits = self._facts.requested_bits.asked(message.kv_bits)
-        root = root_of(message, self._facts.root)
+        root = root_of(message, self._facts.root, self._facts.adapters)
         root = self._facts.requested_bits.root(root, kv_bits)
         visit, built = self._prompts.build(
             message.prompt, images, message.owner, message.use_kv_cache
@@ -63,14 +65,14 @@ class RequestBuilder:
         suspicions = self._suspects.suspicions(root, built.keys)
         self._recent.add(message, built.ids)
         if visit is not None:
-            visit.kv_bits = kv_bits
+            visit.kv_bits, visit.adapter = kv_bits, message.adapter
         if visit is not None and not message.prefill_only:
             self._prompts.explain(visit, built, images, message.owner)
         splitter, guide, call_drafts = self._readers(message, built, visit)
         new_id = self._prompts.sessions.new_id
         is_side = visit is not None and visit.is_side
         query, prompt_name = self._query(message, built, root, is_side=is_side)
-        query = replace(query, kv_bits=kv_bits)
+        query = replace(query, kv_bits=kv_bits, adapter=message.adapter)
         return Request(
             lease=lease,
             ids=built.ids,
@@ -154,12 +156,30 @@ class RequestBuilder:
         return splitter, guide, calls
 
 
-def root_of(message: Submit, root: PrefixHash) -> PrefixHash:
-    """Return what a prompt's hashes begin with: where there are several keys, its key's own.
+def root_of(
+    message: Submit, root: PrefixHash, adapters: Mapping[str, str] = MappingProxyType({})
+) -> PrefixHash:
+    """Return what a prompt's hashes begin with: its key's own where there are several, its adapter.
 
-    That is but for the bits of its KV: see `RequestedBits.root`.
+    That is but for the bits of its KV: see `RequestedBits.root`. `adapters` has by the name of each
+    what tells its bytes.
+
+    Raises:
+        RequestError: 404, the worker has no such adapter.
     """
-    return key_root(root, message.owner) if message.is_apart else root
+    if message.is_apart:
+        root = key_root(root, message.owner)
+    if not message.adapter:
+        return root
+    if message.adapter not in adapters:
+        raise RequestError(
+            f"The worker has no adapter {message.adapter!r:.80}; it has: "
+            f"{', '.join(adapters) or 'none'}. Give it the same ADAPTERS as the server.",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+    return adapter_root(root, adapters[message.adapter])
 
 
 def family_of(prompt: Prompt) -> str:
@@ -169,12 +189,16 @@ def family_of(prompt: Prompt) -> str:
 
 
 def asker_of(prompt: Prompt) -> str:
-    """Return whose turn for a slot a request uses.
+    """Return whose turn for a slot a request uses: its session's, its sub-agents included.
 
-    That is its session's, its sub-agents included; requests that name none share their key's.
+    A conversation that no client names has a turn of its own once it goes on. First questions
+    share one turn of their client: a program that asks a hundred at once is one asker.
     """
     speaker = prompt.speaker
-    return f"{speaker.key}/{speaker.parent or speaker.session}"
+    if named := speaker.parent or speaker.session:
+        return f"{speaker.key}/{named}"
+    goes_on = any(row["role"] == "assistant" for row in prompt.messages)
+    return f"{speaker.key}//{speaker.conversation if goes_on else speaker.client}"
 
 
 def _shown_tools(prompt: Prompt, names: Sequence[str]) -> list[Any]:

@@ -156,7 +156,8 @@ class IdlePrefill:
         assert start < cut <= query.limit, (start, cut, query.limit)
         while start < cut:
             end = self._config.forward_end(start, cut)
-            self._engine.prefill(slot.cache, ids[start:end].tolist(), query.images)
+            chunk = ids[start:end].tolist()
+            self._engine.prefill(slot.cache, chunk, query.images, query.adapter)
             start = end
 
     def _next(self) -> tuple[PrefixQuery | None, bool]:

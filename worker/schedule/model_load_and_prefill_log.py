@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from hearth.shared.suspending_clock import awake_s
+from hearth.shared.wire_messages import Heartbeat
 from hearth.worker.schedule.request_state import Request
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,17 @@ class StartSteps:
         if before:
             self._taken.append((before, now - since))
         self._step = (name, now, nbytes)
+
+    def heartbeat(self) -> Heartbeat:
+        """Return what a worker tells of itself while it loads its model. Any thread."""
+        name, since, nbytes = self._step
+        return Heartbeat(
+            *("loading", 0, 0, 0, 0, None),
+            step=name,
+            step_s=time.monotonic() - since if name else 0.0,
+            step_bytes=nbytes,
+            held_bytes=min(self._held_bytes(), nbytes) if nbytes else 0,
+        )
 
     def end(self) -> str:
         """End the last step; return the seconds of all and of each, for the log."""

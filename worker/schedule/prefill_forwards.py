@@ -162,9 +162,9 @@ class PrefillForwards:
         began = self._config.clock()
         self._config.forwards.read(request, decoding, is_image=False)
         pairs = self._config.drafts.prompt_pairs_max(request) if end == query.limit else 0
-        chunk = (slot.cache, request.ids[start:end], query.images)
+        chunk = (slot.cache, request.ids[start:end], query.images, query.adapter)
         if pairs:
-            request.hidden = self._engine.prefill_with_hidden(*chunk, pairs)
+            request.hidden = self._engine.prefill_with_hidden(*chunk, tokens_max=pairs)
         else:
             self._engine.prefill(*chunk)
         self._pace.note_chunk(end - start, self._config.clock() - began)

@@ -66,6 +66,17 @@ class PromptShape:
         return not self.tools and len(self.names) <= SIDE_MESSAGES_MAX
 
 
+@dataclass(frozen=True, slots=True)
+class LineFacts:
+    """What people know a line by, but for its title, which is in memory only. Immutable."""
+
+    label: str = ""  # of the session that it is reported under
+    client: str = ""  # the program that sent its last request, for people
+    begun_at: float = 0.0  # wall clock, in seconds; 0 = before anyone noted it
+    lost: int = 0  # tokens, of all of its requests
+    decode_speed: float | None = None  # tokens a second, of the last answer that told one
+
+
 @dataclass(eq=False, slots=True)
 class Line:
     """One conversation. `shape` and `tokens` are of its last request, answer included.
@@ -89,17 +100,24 @@ class Line:
     uid: bytes = field(default_factory=lambda: new_uid())
     is_restored: bool = False  # from an earlier worker, and not gone on with since
     kv_bits: int | None = None  # of its KV, which the last request asked for
+    adapter: str = ""  # that the model had for the last request
+    about: LineFacts = LineFacts()
+    title: str = field(default="", repr=False)  # its first question's words; in memory only
 
 
 @dataclass(eq=False, slots=True)
 class Session:
     """All lines of one speaker. One without an id holds those of everyone who has none.
 
-    Owner: the ConversationLines that hold it.
+    Those are told apart in reports by their lines' labels, so that a conversation which moves from
+    one client to another still finds its line here. Owner: the ConversationLines that hold it.
     """
 
     speaker: Speaker
     lines: dict[int, Line] = field(default_factory=dict)
+    client: str = ""  # as of LineFacts
+    title: str = field(default="", repr=False)  # of its first request that was no side call
+    has_side_title: bool = False  # until such a one comes
     loaded: dict[str, bytes] = field(default_factory=dict)  # deferred tool -> opening of where
     used_at: float = 0.0
 
@@ -114,8 +132,18 @@ class Session:
 
     @property
     def label(self) -> str:
-        """The session's name in logs and reports."""
+        """The session's name in reports; "anonymous" of one that has many conversations."""
         return self.speaker.session or "anonymous"
+
+    def label_of(self, line: Line) -> str:
+        """Return what `line` is reported under."""
+        return self.label if self.is_named else line.about.label or self.label
+
+    def note_speaker(self, speaker: Speaker, *, is_side: bool) -> None:
+        """Note who sends a request, which has the size of a side call or not."""
+        self.client = speaker.client_name or self.client
+        if not self.title or (self.has_side_title and not is_side):
+            self.title, self.has_side_title = speaker.title, is_side
 
     def kind(self, line: Line) -> str:
         """Return the kind of `line` in this session: main, branch, sub-agent or side."""
@@ -134,6 +162,9 @@ class Session:
         return {
             "line": line.number,
             "agent": self.speaker.agent,
+            "client": line.about.client,
+            "title": line.title,
+            "begun_at": line.about.begun_at or None,
             "parent": line.parent.number if line.parent is not None else None,
             "kind": self.kind(line),
             "branch_message": line.branch_message,
@@ -155,6 +186,7 @@ class LineSnapshot:
     is_restored: bool
     used_at: float
     kv_bits: int | None
+    adapter: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +216,7 @@ class EarlierLine:
     is_restored: bool = False  # what was computed of it was computed before a restart
     used_at: float = math.inf  # monotonic seconds
     kv_bits: int | None = None  # of its KV, None = the server's
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +316,7 @@ class ConversationLines:
             if any(line.number == other.number for other in self._lines):
                 line.number = self._number_max + 1
             self._number_max = max(self._number_max, line.number)
+            line.used_at = used_at
             self._tokens += len(line.tokens)
             self._add(line, session)
         self._trim_sessions()
@@ -401,7 +435,7 @@ def _snapshot(line: Line) -> LineSnapshot | None:
         return None
     return LineSnapshot(
         *(line, line.shape, line.tokens, line.prompt_tokens, line.is_restored, line.used_at),
-        line.kv_bits,
+        *(line.kv_bits, line.adapter),
     )
 
 

@@ -75,6 +75,7 @@ def _before(known: LineSnapshot, shape: PromptShape, is_own: bool) -> EarlierLin
         is_restored=known.is_restored,
         used_at=known.used_at,
         kv_bits=known.kv_bits,
+        adapter=known.adapter,
     )
 
 

@@ -8,7 +8,7 @@ says how they are kept private), an API key only as `SessionArchive.owner` has i
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,14 @@ from hearth.shared.durable_journal import Adapter
 from hearth.shared.durable_journal_writer import open_journal_writer
 from hearth.shared.wire_messages import MessageName, Speaker
 from hearth.worker.cache.block_hash import Tokens, common_length
-from hearth.worker.sessions.conversation_lines import PAST_MAX, Line, PromptShape, chains, new_uid
+from hearth.worker.sessions.conversation_lines import (
+    PAST_MAX,
+    Line,
+    LineFacts,
+    PromptShape,
+    chains,
+    new_uid,
+)
 from hearth.worker.sessions.echoed_turn_match import TurnContent
 from hearth.worker.sessions.thinking_store import thinking_key
 from hearth.worker.sessions.turn_store import Turn
@@ -49,7 +56,9 @@ class LineState:
     prompt_tokens: int
     past: tuple[tuple[bytes, tuple[int, int]], ...]
     rows: tuple[ArchiveRow, ...]
+    about: LineFacts = LineFacts()
     before: tuple[PromptShape, Tokens] | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +159,9 @@ def state_of(line: Line, before: tuple[PromptShape, Tokens] | None = None) -> Li
         prompt_tokens=line.prompt_tokens,
         past=tuple(line.past.items()),
         rows=tuple(line.rows),
+        about=line.about,
         before=before,
+        adapter=line.adapter,
     )
 
 
@@ -238,6 +249,8 @@ class RecordWriter:
             "prompt_tokens": line.prompt_tokens,
             "past": None if before is not None else [[a, b, c] for a, (b, c) in line.past],
             "rows": line.rows[-1:] if before is not None else line.rows,
+            "adapter": line.adapter,
+            "about": list(astuple(line.about)),
         }
 
 
@@ -393,12 +406,15 @@ def _grow(line: Line, row: ArchiveRow) -> None:
     )
     line.tokens, line.prompt_tokens, line.turns = tokens, row["prompt_tokens"], row["turns"]
     line.number, (line.branch_message, line.branch_token) = row["number"], row["branch"]
+    line.adapter = row.get("adapter", "")  # older records have none
     for chain, messages, count in row["past"] or ():
         line.past[chain] = (messages, count)
     line.past[line.shape.chain] = (len(names), len(tokens))
     while len(line.past) > PAST_MAX:
         line.past.popitem(last=False)
     line.rows.extend(row["rows"])
+    if "about" in row:  # records of earlier versions lack it
+        line.about = LineFacts(*row["about"])
 
 
 def _turn(row: list[Any]) -> Turn:

@@ -19,7 +19,6 @@ from hearth.shared.wire_messages import Prompt, Speaker
 from hearth.worker.cache.block_hash import Tokens, pack
 from hearth.worker.sessions.cache_trace_log import TraceLog
 from hearth.worker.sessions.conversation_lines import (
-    REQUESTS_MAX,
     ConversationLines,
     Line,
     Session,
@@ -46,6 +45,7 @@ from hearth.worker.sessions.session_archive import (
     entries,
     state_of,
 )
+from hearth.worker.sessions.session_report import SessionReports, facts_after
 from hearth.worker.sessions.session_visit import (
     CHANGED,
     DROPPED,
@@ -59,9 +59,6 @@ from hearth.worker.sessions.turn_store import Turn, TurnStore, place_behind, pla
 
 log = logging.getLogger(__name__)
 
-TREE_LINES_MAX = 24  # of a session that is reported in brief, the most recently used
-TREE_ROWS_MAX = 400  # of all of them together
-TREE_LINE_ROWS_MAX = 40  # of each, the last
 REJECTED, UNEXPLAINED = "exact_key_rejected_by_model_lcp", "unexplained"  # counter, its cause
 PLACES_AT_ONCE = 64  # at which turns are looked for before the lock is let go
 
@@ -76,6 +73,7 @@ class SessionRules:
     shows_text: bool = False  # snippets of prompts in logs and reports
     is_exact: bool = False  # only what was prefilled is reused
     worker_id: int = 0
+    model: str = ""  # the public name, for reports
 
 
 class SessionManager:
@@ -105,6 +103,7 @@ class SessionManager:
         self.new_id: Callable[[], str] = new_id
         self.counts: Counter[str] = Counter(canonical_drift=0, **{REJECTED: 0})
         self.archive = SessionArchive(directory, self.all_entries)
+        self.reports = SessionReports(self.lines, self._lock, self.archive, rules.model)
         self._restore(self.archive.load())
 
     # ------------------------------------------------------------ arrival
@@ -137,6 +136,7 @@ class SessionManager:
         session, opening = place.session, place.opening
         loads = _loads(visit.prompt) if session.is_named else []
         with self._lock:
+            session.note_speaker(visit.prompt.speaker, is_side=place.shape.is_side)
             session.loaded.update(dict.fromkeys(loads, opening))
             visit.loaded = place.loaded_before()
             visit.kind = "side" if visit.is_side else _kind(session, place.line)
@@ -215,7 +215,8 @@ class SessionManager:
                 self._write(visit, tokens, row, now)
         if divergence is not None:
             log.info("lost request=%s %s", ending.request_id, row["divergence"])
-        self._log.write(visit.place.session.label, row)
+        speaker = visit.prompt.speaker  # those without a session share a file of their client
+        self._log.write(speaker.session or speaker.client, row)
         return divergence.as_row(True) if divergence is not None else None
 
     def _remember(self, visit: SessionVisit) -> None:
@@ -234,7 +235,9 @@ class SessionManager:
             line.branch_token = visit.shared
         self.lines.write(line, visit.place.shape, tokens, len(visit.tokens))
         assert visit.turn is None or len(visit.turn.ids) <= len(tokens)
-        line.used_at, line.kv_bits = now, visit.kv_bits
+        line.used_at, line.kv_bits, line.adapter = now, visit.kv_bits, visit.adapter
+        line.about = facts_after(line.about, visit, row)
+        line.title = line.title or visit.prompt.speaker.title
         session = self.lines.session_of(line)
         visit.kind = _kind(session, line)
         row |= {
@@ -271,7 +274,9 @@ class SessionManager:
         idle_s = time.monotonic() - ending.usage.finish_ms / 1000 - before.used_at
         is_expired = 0 < self._rules.ttl_s <= idle_s
         cause = "restart" if before.is_restored else "expired" if is_expired else "eviction"
-        if before.kv_bits != visit.kv_bits:
+        if before.adapter != visit.adapter:
+            cause = "other adapter"
+        elif before.kv_bits != visit.kv_bits:
             cause = "other kv_bits"
         elif self._rules.is_exact and (is_answers or not ending.evictions):
             cause = "exact mode"  # what was generated, or prefilled by other cuts
@@ -293,13 +298,13 @@ class SessionManager:
             self.counts[REJECTED] += divergence.cause.name == UNEXPLAINED
 
     def _row(self, visit: SessionVisit, ending: RequestEnding) -> dict[str, Any]:
-        """Return the request's line of the trace log. No text of the prompt."""
+        """Return the request's line of the trace log. No text of the prompt, nor its title."""
         place, usage = visit.place, ending.usage
         return {
             "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "worker": self._rules.worker_id,
             "request_id": ending.request_id,
-            "session": place.session.speaker.session,
+            "session": visit.prompt.speaker.label,
             "agent": place.session.speaker.agent,
             "messages": len(visit.prompt.messages),
             "stable_prefix_msg_count": visit.shared_messages,
@@ -372,67 +377,12 @@ class SessionManager:
         with self._lock:
             return line.used_at, state_of(line)
 
-    # ------------------------------------------------------------ reports
-
     def counters(self) -> dict[str, Any]:
         """Return the counters and what is remembered."""
         with self._lock:
             held = {"turns": len(self.turns), "turn_bytes": self.turns.nbytes}
             counts = dict(self.counts)
         return {**counts, **held, "archive": self.archive.report()}
-
-    def report(self, key: str = "") -> list[dict[str, Any]]:
-        """Return a row for each session of `key`, "" = all, the most recently used first."""
-        now, owner = time.monotonic(), self.archive.owner(key) if key else ""
-        with self._lock:
-            found = [
-                (session, list(session.lines.values()), session.used_at)
-                for session in reversed(self.lines.sessions)
-                if owner in ("", session.speaker.key)
-            ]
-        return [
-            {
-                "session": session.label,
-                "agent": session.speaker.agent,
-                "lines": len(lines),
-                "turns": sum(line.turns for line in lines),
-                "idle_s": round(now - used_at, 1),
-            }
-            for session, lines, used_at in found
-        ]
-
-    def session_report(self, label: str, key: str = "") -> dict[str, Any] | None:
-        """Return the lines of the sessions called `label` of `key`, "" = all; None of none."""
-        found = self._lines_of(label, key)
-        lines = [self._line_report(session, line, REQUESTS_MAX) for session, line in found or ()]
-        return None if found is None else {"session": label, "lines": lines}
-
-    def session_brief(self, label: str, key: str = "") -> dict[str, Any] | None:
-        """Return the newest of what `session_report` returns, for a page that asks each second."""
-        left, lines = TREE_ROWS_MAX, []
-        found = self._lines_of(label, key)
-        newest = sorted(found or (), key=lambda pair: pair[1].used_at, reverse=True)
-        for session, line in newest[:TREE_LINES_MAX]:
-            report = self._line_report(session, line, min(left, TREE_LINE_ROWS_MAX))
-            left -= len(report["requests"])
-            lines.append(report)
-        return None if found is None else {"session": label, "lines": lines}
-
-    def _lines_of(self, label: str, key: str) -> list[tuple[Session, Line]] | None:
-        """Return the lines of the sessions with this label; None where there is no such session."""
-        owner = self.archive.owner(key) if key else ""
-        with self._lock:
-            found = [
-                (each, list(each.lines.values()))
-                for each in self.lines.sessions
-                if each.label == label and owner in ("", each.speaker.key)
-            ]
-        lines = [(session, line) for session, held in found for line in held]
-        return lines if found else None
-
-    def _line_report(self, session: Session, line: Line, count: int) -> dict[str, Any]:
-        with self._lock:
-            return session.line_report(line, count)
 
 
 def _kind(session: Session, line: Line | None) -> str:

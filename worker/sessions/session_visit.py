@@ -1,5 +1,6 @@
 """Holds what the sessions know of one request, from its arrival to its end."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,12 +40,14 @@ class SessionVisit:
     doubtful: int = 0  # turns whose tokens are known and whose span was not found
     ambiguous: int = 0  # echoes that more than one turn says
     kv_bits: int | None = None  # of its KV, None = the server's
+    adapter: str = ""  # that the model has for it
     header: int = 0  # the token at which the generation prompt begins
     tokens: Tokens = field(default_factory=lambda: pack([]))  # of the prompt
     shared: int = 0  # tokens that the prompt shares with its own line's last
     divergence: Divergence | None = None
     said: TurnContent | None = None  # what was answered
     turn: Turn | None = None  # the same as tokens, where all that was sampled was delivered
+    arrived_at: float = field(default_factory=time.time)
 
     def set_prompt(self, tokens: Tokens, header: int, kept: frozenset[int]) -> None:
         """Take the prompt's tokens, and which turns stand in it as they were sampled."""

@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from hearth.worker.engine.engine import Engine
 from hearth.worker.engine.layer_exactness import differs_when_decoded
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
-from hearth.worker.engine.weights_identity import HashMemory, WeightsIdentity
+from hearth.worker.engine.weights_identity import PATTERNS, HashMemory, WeightsIdentity
 from hearth.worker.kv.kv_manager import KVManager
 from hearth.worker.kv.kv_transfer import IdleMode, KeepRules
 from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
@@ -172,14 +172,19 @@ def cache_root(loaded: LoadedModel, settings: Settings) -> PrefixHash:
     return schema_root(parts)
 
 
-def identify(settings: Settings, is_over: Callable[[], bool], directory: Path) -> WeightsIdentity:
+def identify(
+    settings: Settings,
+    is_over: Callable[[], bool],
+    directory: Path,
+    patterns: Iterable[str] = PATTERNS,
+) -> WeightsIdentity:
     """Begin to tell the weights in `directory` from others; what was found out is remembered.
 
     Where nothing is written to disk no KV outlives this process, and no file is hashed.
     """
     is_kept = settings.max_kv_size_gb != 0
     memory = HashMemory(settings.kv_cache_dir) if is_kept else None
-    return WeightsIdentity(directory, memory, is_kept, is_over)
+    return WeightsIdentity(directory, memory, is_kept, is_over, patterns)
 
 
 def _store_format(

@@ -69,10 +69,11 @@ def make_sessions(
     is_exact: bool = False,
     worker_id: int = 0,
     directory: Path | None = None,
+    model: str = "",
 ) -> SessionManager:
     """Return the sessions that are remembered in `directory`; None remembers in memory only.
 
-    Prefills are cut at most `chunk` tokens apart.
+    Prefills are cut at most `chunk` tokens apart; `model` is the public name, for reports.
     """
     rules = SessionRules(
         lines_max=settings.prompt_cache_max_entries_per_session,
@@ -81,6 +82,7 @@ def make_sessions(
         shows_text=settings.log_prompts,
         is_exact=is_exact,
         worker_id=worker_id,
+        model=model,
     )
     log = TraceLog(settings.log_root, settings.enable_request_logging)
     return SessionManager(rules, log, slack=chunk, directory=directory)

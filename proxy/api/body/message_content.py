@@ -1,7 +1,7 @@
-"""Reads the content of a message: texts and images in their order, in OpenAI's two notations.
+"""Reads the content of a message: texts, images and files in order, in OpenAI's two notations.
 
-A piece is a text, or an image as it is named until it is read: {"type": "image", "url", "param"},
-where `param` is the place that a refusal names.
+An image is named until it is read: {"type": "image", "url", "param"}, where `param` is the place
+that a refusal names.
 """
 
 from typing import Any, Final
@@ -13,13 +13,13 @@ from hearth.proxy.api.body import (
     tool_definitions as tools,
     unknown_blocks_to_text as unknown_blocks,
 )
+from hearth.proxy.api.body.document_parts import FILE_PARTS, file_part, no_files
+from hearth.proxy.request.content_pieces import ContentPart, MessageContent, join, join_text
 from hearth.shared.errors import RequestError
-
-ContentPart = str | dict[str, Any]
-MessageContent = str | list[Any]  # of a message, as hearth.shared.wire_messages.Prompt has it
 
 _TEXT_PARTS: Final = frozenset(("text", "input_text", "output_text"))
 _IMAGE_PARTS: Final = frozenset(("image_url", "input_image"))
+_ALLOWED: Final = "text, input_text, output_text, image_url, input_image, file or input_file"
 _THOUGHTS: Final = ("thinking", "reasoning", "reasoning_text")
 
 
@@ -28,44 +28,19 @@ def image(url: str, param: str) -> ContentPart:
     return {"type": "image", "url": url, "param": param}
 
 
-def join(pieces: list[ContentPart]) -> MessageContent:
-    """Return `pieces` as a message's content: one string, or parts where images are among them.
-
-    Neighbouring texts are joined as `join_text` does; a part without any text is left out.
-    """
-    parts: list[Any] = []
-    texts: list[str] = []
-
-    def flush() -> None:
-        if text := join_text(texts):
-            parts.append({"type": "text", "text": text})
-        texts.clear()
-
-    for piece in pieces:
-        if type(piece) is str:
-            texts.append(piece)
-        else:
-            flush()
-            parts.append(piece)
-    if not parts:
-        return join_text(texts)
-    flush()
-    return parts
-
-
 def texts_only(pieces: list[ContentPart]) -> list[str]:
-    """Return `pieces` of what may show no images.
+    """Return `pieces` of what may show texts only.
 
     Raises:
-        RequestError: one of them is an image.
+        RequestError: one of them is an image or a document.
     """
     texts = []
     for piece in pieces:
         if type(piece) is not str:
             assert isinstance(piece, dict), type(piece)
             raise RequestError(
-                f"{piece['param']} is an image, and those are read in user messages and in tool "
-                "results only. Move it there, or remove it.",
+                f"{piece['param']} is of type {piece['type']}, and those are read in user messages "
+                "and in tool results only. Move it there, or remove it.",
                 code="unsupported_content",
                 param=piece["param"],
             )
@@ -104,7 +79,7 @@ def _piece(value: Any, param: str, untyped: str) -> ContentPart:
     kind = fields.text(row, "type", f"{param}.type") or untyped
     if kind in _IMAGE_PARTS:
         return _image(row, param)
-    return _text(row, kind, param)
+    return file_part(row, param) if kind in FILE_PARTS else _text(row, kind, param)
 
 
 def _text(row: dict[str, Any], kind: str, param: str) -> str:
@@ -115,7 +90,7 @@ def _text(row: dict[str, Any], kind: str, param: str) -> str:
         return fields.text(row, "refusal", f"{param}.refusal") or ""
     if "image" not in kind:
         tools.refuse_media(param, kind)
-    fields.refuse(f"{param}.type", kind, "text, input_text, output_text, image_url or input_image")
+    fields.refuse(f"{param}.type", kind, _ALLOWED)
 
 
 def _image(row: dict[str, Any], param: str) -> ContentPart:
@@ -126,16 +101,6 @@ def _image(row: dict[str, Any], param: str) -> ContentPart:
     given = row.get("image_url")
     holder = given if type(given) is dict else {"url": given}
     return image(fields.required_text(holder, "url", where), where)
-
-
-def no_files(param: str) -> RequestError:
-    """Return the refusal of an image that is named as a file of the client's provider."""
-    return RequestError(
-        f"{param} names an uploaded file, and this server keeps none. Send the image itself, as a "
-        "data: URL or in base64.",
-        code="unsupported_content",
-        param=param,
-    )
 
 
 def result_content(output: Any, param: str, left_out: list[str]) -> MessageContent:
@@ -161,10 +126,17 @@ def result_content(output: Any, param: str, left_out: list[str]) -> MessageConte
             pieces.append(part["text"])
         elif kind in _IMAGE_PARTS:
             pieces.append(_image(part, where))
+        elif kind in FILE_PARTS and _holds_data(part):
+            pieces.append(file_part(part, where))
         else:
             left_out.append(kind)
             pieces.append(tools.omitted(kind or "content"))
     return join(pieces)
+
+
+def _holds_data(part: dict[str, Any]) -> bool:
+    held = part.get("file", part)
+    return type(held) is dict and type(held.get("file_data")) is str and bool(held["file_data"])
 
 
 def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[list[str], list[str]]:
@@ -188,8 +160,3 @@ def said_texts(content: list[Any], param: str, left_out: list[str]) -> tuple[lis
             left_out.append(kind)
             texts += unknown_blocks.texts_of(row)
     return texts, thoughts
-
-
-def join_text(parts: list[str]) -> str:
-    """Return text parts as the one string that chat templates read, each on its own line."""
-    return "\n".join(parts)

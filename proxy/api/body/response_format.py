@@ -17,6 +17,8 @@ class ResponseFormat:
 def read_format(value: Any, param: str, inner: str = "") -> ResponseFormat:
     """Return the format that `value` asks for; a schema is in its field `inner`, or in itself.
 
+    In itself also where the API has it in `inner`, and with a json_object: llama.cpp takes both.
+
     Raises:
         RequestError: it is none of the API's, or its schema is not an object.
     """
@@ -26,12 +28,13 @@ def read_format(value: Any, param: str, inner: str = "") -> ResponseFormat:
     kind = row.get("type", "text")
     if kind == "text":
         return ResponseFormat()
-    if kind == "json_object":
+    if kind == "json_object" and row.get("schema") is None:
         return ResponseFormat(is_json=True)
-    if kind != "json_schema":
+    if kind not in ("json_object", "json_schema"):
         fields.refuse(f"{param}.type", kind, "text, json_object or json_schema")
-    where = f"{param}.{inner}" if inner else param
-    holder = fields.record(row.get(inner), where) if inner else row
+    is_nested = bool(inner) and row.get("schema") is None
+    where = f"{param}.{inner}" if is_nested else param
+    holder = fields.record(row.get(inner), where) if is_nested else row
     fields.text(holder, "name", f"{where}.name")
     if (strict := holder.get("strict")) is not None and type(strict) is not bool:
         fields.refuse(f"{where}.strict", strict, "true or false; it always holds here")

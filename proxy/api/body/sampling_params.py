@@ -7,6 +7,9 @@ from hearth.proxy.api.body.field_readers import Body
 from hearth.shared.wire_messages import Sampling
 
 TOKENS_MAX: Final = 2**31 - 1
+INTEGER_MAX: Final = 2**63 - 1  # more than a context's tokens: no limit, in so many words
+UNLIMITED: Final = (-2, -1)  # llama.cpp's, Ollama's and LM Studio's words for no limit
+RANDOM_SEED: Final = -1  # the same servers' word for none
 TOP_K_MAX: Final = 10_000_000
 PENALTY_MIN: Final = 0.01  # a logit divided by less overflows
 PENALTY_MAX: Final = 10.0
@@ -29,7 +32,7 @@ def read_sampling(
         top_p=top_p,
         top_k=top_k,
         min_p=fields.number(body, "min_p", 0, 1),
-        repetition_penalty=fields.number(body, "repetition_penalty", PENALTY_MIN, PENALTY_MAX),
+        repetition_penalty=_repetition_penalty(body),
         presence_penalty=fields.number(body, "presence_penalty", -2, 2) or 0.0,
         frequency_penalty=fields.number(body, "frequency_penalty", -2, 2) or 0.0,
         seed=_seed(body),
@@ -42,9 +45,16 @@ def read_sampling(
 
 
 def read_max_tokens(body: Body, *names: str) -> int | None:
-    """Return the completion limit: the first of `names` that is there; all are checked."""
-    limits = [fields.integer(body, name, 1, TOKENS_MAX) for name in names]
+    """Return the completion limit: the first of `names` that has one; all are checked."""
+    limits = [_limit(body, name) for name in names]
     return next((limit for limit in limits if limit is not None), None)
+
+
+def _limit(body: Body, name: str) -> int | None:
+    if body.get(name) in UNLIMITED:
+        return None
+    value = fields.integer(body, name, 1, INTEGER_MAX)
+    return None if value is None else min(value, TOKENS_MAX)
 
 
 def _top_k(body: Body) -> int | None:
@@ -54,7 +64,16 @@ def _top_k(body: Body) -> int | None:
 
 def _seed(body: Body) -> int | None:
     value = fields.integer(body, "seed", -(2**63), 2**64 - 1)
-    return None if value is None else value % 2**64  # a random key is 64 bits without a sign
+    if value is None or value == RANDOM_SEED:
+        return None
+    return value % 2**64  # a random key is 64 bits without a sign
+
+
+def _repetition_penalty(body: Body) -> float | None:
+    """Return the penalty by mlx-lm's name, or by llama.cpp's and Ollama's."""
+    names = ("repetition_penalty", "repeat_penalty")
+    given = [fields.number(body, name, PENALTY_MIN, PENALTY_MAX) for name in names]
+    return next((value for value in given if value is not None), None)
 
 
 def _stops(body: Body, name: str) -> list[str]:
@@ -62,13 +81,13 @@ def _stops(body: Body, name: str) -> list[str]:
     if value is None:
         return []
     stops = [value] if type(value) is str else value
-    allowed = f"up to {STOPS_MAX} strings of 1 to {STOP_CHARS_MAX} characters"
+    allowed = f"up to {STOPS_MAX} strings of up to {STOP_CHARS_MAX} characters"
     if type(stops) is not list or len(stops) > STOPS_MAX:
         fields.refuse(name, value, allowed)
     for stop in stops:
-        if type(stop) is not str or not 1 <= len(stop) <= STOP_CHARS_MAX:
+        if type(stop) is not str or len(stop) > STOP_CHARS_MAX:
             fields.refuse(name, stop, allowed)
-    return list(stops)
+    return [stop for stop in stops if stop]  # forms send an empty one for none
 
 
 def _logit_bias(body: Body) -> dict[str, float]:

@@ -7,19 +7,14 @@ from hearth.proxy.api.body import (
     tool_definitions as tools,
     unknown_blocks_to_text as unknown_blocks,
 )
-from hearth.proxy.api.body.message_content import (
-    ContentPart,
-    image,
-    join,
-    join_text,
-    no_files,
-    texts_only,
-)
+from hearth.proxy.api.body.document_parts import document, no_files, no_urls
+from hearth.proxy.api.body.message_content import image, texts_only
 from hearth.proxy.api.messages.messages_tools import MessagesTools
+from hearth.proxy.request.content_pieces import ContentPart, join, join_text
 from hearth.proxy.request.volatile_fields import without_telemetry
 
 ROLES: Final = ("system", "user", "assistant")
-_READABLE: Final = ("text", "content")  # sources of a document; the others are PDFs
+_READABLE: Final = ("text", "content", "base64")  # sources of a document
 
 
 class MessagesReader:
@@ -217,18 +212,23 @@ class MessagesReader:
         return list(unknown_blocks.texts_of(block))
 
     def _document(self, block: dict[str, Any], param: str) -> list[ContentPart]:
-        source = fields.record(block.get("source"), f"{param}.source")
-        pieces: list[ContentPart]
-        if source.get("type") == "text":
-            pieces = [fields.required_text(source, "data", f"{param}.source.data")]
-        elif source.get("type") == "content":
-            pieces = self._pieces(source.get("content"), f"{param}.source.content")
-        else:
-            kind = source.get("type")
-            allowed = "text or content; no model here reads PDFs"
-            fields.refuse(f"{param}.source.type", kind, allowed)
-        title = fields.text(block, "title", f"{param}.title")
-        return [title, *pieces] if title else pieces or [""]
+        where = f"{param}.source"
+        source = fields.record(block.get("source"), where)
+        kind = source.get("type")
+        named = (fields.text(block, name, f"{param}.{name}") for name in ("title", "context"))
+        head = [row for row in named if row]
+        if kind == "text":
+            return [*head, fields.required_text(source, "data", f"{where}.data")]
+        if kind == "content":
+            return [*head, *self._pieces(source.get("content"), f"{where}.content")] or [""]
+        if kind == "base64":
+            data = fields.required_text(source, "data", f"{where}.data")
+            return [document(data, where, *head)]
+        if kind == "url":
+            raise no_urls(where)
+        if kind == "file":
+            raise no_files(where)
+        fields.refuse(f"{where}.type", kind, "text, content or base64")
 
 
 def _is_lost(kind: str, block: dict[str, Any]) -> bool:

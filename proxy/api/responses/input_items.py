@@ -8,14 +8,13 @@ from hearth.proxy.api.body import (
     unknown_blocks_to_text as unknown_blocks,
 )
 from hearth.proxy.api.body.message_content import (
-    MessageContent,
     content_text,
-    join_text,
     read_content,
     result_content,
     said_texts,
 )
 from hearth.proxy.api.responses.responses_tools import LOADING, SEARCH, ResponsesTools, loaded_rows
+from hearth.proxy.request.content_pieces import MessageContent, join_text
 from hearth.shared.our_ids import is_our_signature
 
 ROLES: Final = ("system", "developer", "user", "assistant")

@@ -20,7 +20,13 @@ from typing import Any, Final, NoReturn
 from hearth.proxy.gateway.config import config_secrets
 from hearth.proxy.gateway.config.config_file import ConfigFile, readable_by_others
 from hearth.proxy.gateway.config.fallback_lists import Cause, FallbackLists
-from hearth.proxy.request.model_names import ListedGroup, ServedModel, models_of
+from hearth.proxy.request.model_names import (
+    ListedGroup,
+    ServedModel,
+    loose_name,
+    loose_names,
+    models_of,
+)
 from hearth.shared.settings_from_env import Settings
 
 __all__ = ["Cause", "Deployment", "RoutingTable", "read_table"]
@@ -83,6 +89,7 @@ class RoutingTable:
         self._patterns = _ordered(stars)
         self._pattern_names = tuple(stars)
         self._aliases, hidden = self._read_aliases()
+        self._loose = loose_names({name: name for name in (*self._groups, *self._aliases)})
         self.has_master_key = self._has_master_key()
         others = map(config.section("general_settings").get, _OTHER_CHECKS)
         self.checks_keys = self.has_master_key or any(others)
@@ -112,6 +119,11 @@ class RoutingTable:
         group = self._aliases.get(name, name)
         is_group = group in self._groups or (name in self._aliases and self._filled(group))
         return group if is_group else None
+
+    def loose_group(self, name: str) -> str | None:
+        """Return what `exact_group` does for `name` without case and without `:latest`."""
+        meant = self._loose.get(loose_name(name))
+        return None if meant is None else self.exact_group(meant)
 
     def pattern_group(self, name: str) -> str | None:
         """Return `name` where a model_name with stars takes it; it is a group of its own then."""
@@ -206,7 +218,8 @@ class RoutingTable:
                 about = _UNASKED | about
             entries.append({**row, "model_info": about})
         named = {row["model_name"] for row in entries}
-        for model in models_of(settings):
+        adapters = (ServedModel(name) for name, _ in settings.adapters)
+        for model in (*models_of(settings), *adapters):
             if model.name not in named:
                 entries.append(_local_entry(model))
         return entries
@@ -314,6 +327,8 @@ def local_names(settings: Settings) -> dict[str, str]:
     for model in (ServedModel(default.name, settings.model_path), *others):
         for name in model.names:
             found.setdefault(name, model.name)
+    for name, _ in settings.adapters:
+        found.setdefault(name, name)
     for alias in settings.model_aliases:
         found.setdefault(alias, default.name)
     return found

@@ -11,11 +11,11 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -90,20 +90,16 @@ class _Asker:
             raise ValueError("no object")
         return told
 
-    def is_hearth(self) -> bool:
-        """Whether a Hearth answers, ready or not. Sends no key: it may be anybody."""
-        try:
-            return _Asker(self.base_url, "").get("/").get("name") == "hearth"
-        except (OSError, ValueError, _Refused):
-            return False
+    def workers(self) -> list[Row] | None:
+        """Return the workers' rows of /health; None while no Hearth answers.
 
-    def workers(self) -> list[Row]:
-        """Return the workers' rows of /health; none while it does not answer."""
+        Sends no key: it may be anybody who answers.
+        """
         try:
-            rows: list[Row] = self.get("/health")["workers"]
+            rows: list[Row] = _Asker(self.base_url, "").get("/health")["workers"]
             return rows
-        except (OSError, ValueError, _Refused):
-            return []
+        except (OSError, ValueError, LookupError, _Refused):
+            return None
 
 
 # ---------------------------------------------------------------- finding and starting
@@ -122,25 +118,26 @@ def find_or_start(
     console = console or Console(stderr=True)
     key = next(iter(settings.api_keys), "")
     found = _Asker(url_of(settings.proxy_host, settings.proxy_port), key)
-    if found.is_hearth() or _begins(settings, found):
+    if found.workers() is not None or _begins(settings, found):
         _wait_until_ready(found, None, console)
-        yield _server_for(found, settings, model, is_ours=False)
+        yield _server_for(found, _names_of(settings, model), is_ours=False)
         return
     child = _start(settings, model, console)
     asker = _Asker(url_of(settings.proxy_host, child.port), key)
     try:
         began = time.monotonic()
         _wait_until_ready(asker, child, console)
-        server = _server_for(asker, settings, model, is_ours=True)
-        console.print(
-            f"The server is ready after {time.monotonic() - began:.0f} s and ends with this "
-            "command. `hearth service install` keeps one running.",
-            style="dim",
-            highlight=False,
-        )
+        server = _server_for(asker, (), is_ours=True)
+        ready_s = time.monotonic() - began
+        _say(console, f"The server is ready after {ready_s:.0f} s and ends with this command.")
+        _say(console, "`hearth service install` keeps one running.")
         yield server
     finally:
         child.end()
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, style="dim", highlight=False, markup=False)
 
 
 def _begins(settings: Settings, asker: _Asker) -> bool:
@@ -148,7 +145,7 @@ def _begins(settings: Settings, asker: _Asker) -> bool:
     supervisor, _ = read_pid_file(settings.instance_dir / PID_FILE)
     deadline = time.monotonic() + ANSWER_S_MAX
     while supervisor and supervisor.is_running and time.monotonic() < deadline:
-        if asker.is_hearth():
+        if asker.workers() is not None:
             return True
         time.sleep(POLL_S)
     return False
@@ -157,14 +154,14 @@ def _begins(settings: Settings, asker: _Asker) -> bool:
 def _start(settings: Settings, model: str, console: Console) -> ChildServer:
     """Start a server on PROXY_PORT, or on a free port where something else has that."""
     port = settings.proxy_port
+    source = "" if model == settings.model_name else model  # the settings name it better
     try:
         take_port(settings.proxy_host, port, settings.instance_dir, is_check=True)
     except StartError:
         port = _free_port(settings)
-        about = f"Port {settings.proxy_port} is taken; the server is started on {port}."
-        console.print(about, style="dim", highlight=False)
+        _say(console, f"Port {settings.proxy_port} is taken; the server is started on {port}.")
     directory: Path = settings.run_dir / str(port)
-    return ChildServer(port, model, directory, settings.shutdown_flush_seconds)
+    return ChildServer(port, source, directory, settings.shutdown_flush_seconds)
 
 
 def _free_port(settings: Settings) -> int:
@@ -186,11 +183,10 @@ def _wait_until_ready(asker: _Asker, child: ChildServer | None, console: Console
         StartError: it ended, or will never be ready.
     """
     deadline = time.monotonic() + START_S_MAX
+    if _serves(asker.workers() or []):
+        return
     with _load_bar(console) as show:
-        while True:
-            workers = asker.workers()
-            if any(row["state"] in _SERVES for row in workers):
-                return
+        while not _serves(workers := asker.workers() or []):
             if child is not None and child.exit_status is not None:
                 raise child.failure()
             restarts = max((row["restarts"] for row in workers), default=0)
@@ -199,6 +195,10 @@ def _wait_until_ready(asker: _Asker, child: ChildServer | None, console: Console
             step, held_mb, of_mb = ("", 0, 0) if child is None else child.loading()
             show(step, held_mb, of_mb)
             time.sleep(POLL_S)
+
+
+def _serves(workers: list[Row]) -> bool:
+    return any(row["state"] in _SERVES for row in workers)
 
 
 def _never_ready(asker: _Asker, child: ChildServer | None, restarts: int) -> StartError:
@@ -238,20 +238,35 @@ def _load_bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 # ---------------------------------------------------------------- the model
 
 
-def _server_for(asker: _Asker, settings: Settings, model: str, *, is_ours: bool) -> RunningServer:
-    """Raises: StartError: it does not serve `model`, or does not take the key."""
-    try:
-        listed: list[Row] = asker.get("/v1/models")["data"]
-        row = _row_of(asker, settings, model, listed, is_ours=is_ours)
+def served_names(server: RunningServer) -> list[str]:
+    """Return the names that `server` lists. Raises: StartError: it does not tell."""
+    with _told_as_start_errors(server.base_url):
+        return [row["id"] for row in _listed(_Asker(server.base_url, server.key))]
+
+
+def with_model(server: RunningServer, model: str) -> RunningServer:
+    """Return `server` with the model `model`, loaded. Raises: StartError: it does not serve it."""
+    asker = _Asker(server.base_url, server.key)
+    return _server_for(asker, (model, public_name(model)), is_ours=server.is_ours)
+
+
+def _names_of(settings: Settings, model: str) -> tuple[str, ...]:
+    """Return what a server may call `model`, which is a name, a hub id or a directory."""
+    if not model:
+        return ()
+    named_by_setting = [settings.model_name] if model == settings.model_path else []
+    return (model, public_name(model), *named_by_setting)
+
+
+def _server_for(asker: _Asker, names: Sequence[str], *, is_ours: bool) -> RunningServer:
+    """Return the server with the model of `names`; with its default one where there are none.
+
+    Raises: StartError: it does not serve that, or does not take the key.
+    """
+    with _told_as_start_errors(asker.base_url):
+        row = _row_of(asker, names)
         if row["owned_by"] == "hearth" and "context_length" not in row:
             row = _loaded(asker, row["id"])
-    except _Refused as refused:
-        if refused.status in (401, 403):
-            raise _wants_key(asker, refused.status) from None
-        text = f"{asker.base_url} answers with {refused.status}: {refused}"
-        raise StartError(text) from None
-    except (OSError, ValueError) as error:
-        raise StartError(f"{asker.base_url} does not answer any more: {error}") from None
     return RunningServer(
         asker.base_url,
         asker.key,
@@ -262,24 +277,46 @@ def _server_for(asker: _Asker, settings: Settings, model: str, *, is_ours: bool)
     )
 
 
-def _row_of(
-    asker: _Asker, settings: Settings, model: str, listed: list[Row], *, is_ours: bool
-) -> Row:
-    """Return the row of /v1/models for `model`, which may be a name, a hub id or a directory."""
-    if not model or is_ours:  # the one that it was started with is the first
-        return next((row for row in listed if row["owned_by"] == "hearth"), listed[0])
-    names = [model, public_name(model)]
-    if model == settings.model_path:
-        names.append(settings.model_name)
+@contextlib.contextmanager
+def _told_as_start_errors(base_url: str) -> Iterator[None]:
+    try:
+        yield
+    except _Refused as refused:
+        text = f"{base_url} answers with {refused.status}: {refused}"
+        if refused.status in (401, 403):
+            text = (
+                f"The server at {base_url} answers with {refused.status}: it wants another key. "
+                f"Set PROXY_API_KEY in {env_file()}, or in the environment, to one that it takes."
+            )
+        raise StartError(text) from None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise StartError(
+            f"{base_url} does not answer as a Hearth does: {type(error).__name__} {error}"
+        ) from None
+
+
+def _listed(asker: _Asker) -> list[Row]:
+    rows: list[Row] = asker.get("/v1/models")["data"]
+    return rows
+
+
+def _row_of(asker: _Asker, names: Sequence[str]) -> Row:
+    """Return the row of /v1/models for the first of `names` that is served.
+
+    Raises: StartError: none is.
+    """
+    rows = _listed(asker)
+    if not names:
+        return next((row for row in rows if row["owned_by"] == "hearth"), rows[0])
     for name in dict.fromkeys(names):
         with contextlib.suppress(_Refused):
-            return asker.get(f"/v1/models/{quote(name, safe='/:')}")
-    served = ", ".join(row["id"] for row in listed)
-    port = settings.proxy_port
+            return asker.get(_path_of(name))
+    served = ", ".join(row["id"] for row in rows)
+    port = (urlsplit(asker.base_url).port or 0) % 65_535 + 1
     raise StartError(
-        f"The server at {asker.base_url} serves {served}, not {model!r:.200}. Name one of these, "
-        f"start that server with MODELS={model:.200}, or start another one beside it: "
-        f"PROXY_PORT={port + 1 if port < 65535 else 4000} hearth run {model:.200}"
+        f"The server at {asker.base_url} serves {served}, not {names[0]!r:.200}. Name one of "
+        f"these, start that server with MODELS={names[0]:.200}, or start another one beside it, "
+        f"with PROXY_PORT={port} before the command."
     )
 
 
@@ -287,11 +324,8 @@ def _loaded(asker: _Asker, name: str) -> Row:
     """Have the server load the model `name`, and return its row, which then tells its context."""
     body = {"model": name, "messages": [{"role": "user", "content": "?"}]}
     asker.get("/v1/messages/count_tokens", body, START_S_MAX)
-    return asker.get(f"/v1/models/{quote(name, safe='/:')}")
+    return asker.get(_path_of(name))
 
 
-def _wants_key(asker: _Asker, status: int) -> StartError:
-    return StartError(
-        f"The server at {asker.base_url} answers with {status}: it wants another key. Set "
-        f"PROXY_API_KEY in {env_file()}, or in the environment, to one that it takes."
-    )
+def _path_of(name: str) -> str:
+    return f"/v1/models/{quote(name, safe='/:')}"

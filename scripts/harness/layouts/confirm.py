@@ -140,8 +140,10 @@ class ArrayEngine(Engine):
         decoder.clock, decoder.step_s = self._clock, self._speed.step_s(self._layout)
         self.decoder = decoder
 
-    def prefill(self, cache: list[Any], ids: list[int], images: Sequence[Any] = ()) -> None:
-        super().prefill(cache, ids, images)
+    def prefill(
+        self, cache: list[Any], ids: list[int], images: Sequence[Any] = (), adapter: str = ""
+    ) -> None:
+        super().prefill(cache, ids, images, adapter)
         self.forwards.append(Forward(len(ids), self.is_idle()))
         self._clock.advance(self._speed.prefill_s(self._layout, len(ids)))
 

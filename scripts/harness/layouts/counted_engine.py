@@ -15,6 +15,7 @@ from hearth.worker.engine.decode.decoder import (
 )
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.decode.shared_trunk import Trunk
+from hearth.worker.engine.lora.lora_adapter import LoraAdapters
 from hearth.worker.kv.layer_adapters import LayerMap
 from scripts.harness.layouts.counted_layers import CountedLayerMap
 from scripts.harness.layouts.model_layouts import ModelLayout
@@ -140,6 +141,7 @@ class CountedEngine:
     """Has the interface of `Engine` over counted caches. `layers` is set once it is probed."""
 
     vision = None
+    adapters = LoraAdapters()
     encoder_s = 0.0
     verifies_drafts = False  # what is said is scripted
 
@@ -180,8 +182,10 @@ class CountedEngine:
     def synchronize(self) -> None:
         """Simulated time has passed for all that was asked."""
 
-    def prefill(self, cache: list[Any], ids: list[int], images: Sequence[Any] = ()) -> None:
-        assert ids and not images, (len(ids), len(images))
+    def prefill(
+        self, cache: list[Any], ids: list[int], images: Sequence[Any] = (), adapter: str = ""
+    ) -> None:
+        assert ids and not images and not adapter, (len(ids), len(images), adapter)
         cache[0].offset += len(ids)
         assert cache[0].offset <= cache[0].capacity, (cache[0].offset, cache[0].capacity)
         self.forwards.append(Forward(len(ids), self.is_idle()))

@@ -19,6 +19,7 @@ from hearth.worker.engine.prefill_lengths import lengths_for
 from hearth.worker.engine.weights_identity import WeightsIdentity
 from hearth.worker.setup.kv_room import KVRoom, divide_room
 from hearth.worker.setup.memory_setup import WorkerMemory
+from hearth.worker.setup.memory_verdict import BESIDE_MAC_BYTES
 from scripts.harness.mac.fake_mac import FakeMac
 from scripts.harness.mac.kv_churn import KVChurn
 from scripts.harness.mac.mac_hardware import MB, Mac
@@ -26,7 +27,6 @@ from scripts.harness.mac.metal_memory import load
 from scripts.harness.mac.real_model_sizes import RealModel
 
 KV_ITEM_BYTES: Final = 2
-LIBRARIES_BYTES: Final = 900 * MB  # what the process holds beside MLX's arrays from the start
 
 
 class ImaginedWorker:
@@ -109,7 +109,7 @@ class ImaginedWorker:
             self.memory.end()
 
     def _process(self) -> int:
-        return LIBRARIES_BYTES + int(self._arrays() * self.fake.footprint_share)
+        return BESIDE_MAC_BYTES + int(self._arrays() * self.fake.footprint_share)
 
     def _arrays(self) -> int:
         return self.fake.memory.active_bytes

@@ -1,36 +1,24 @@
 """hearth top as a command, against the real server and in a real terminal."""
 
-import fcntl
 import os
-import pty
-import select
 import signal
-import struct
 import subprocess
-import sys
-import termios
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import pytest
 
 from hearth.shared.settings_from_env import PROJECT_DIR
+from tests.helpers.clients.terminal import COLUMNS, WAIT_S, Terminal, in_terminal, python_module
 from tests.helpers.servers.server import Server, free_port
 
-WAIT_S = 60.0
-ROWS, COLUMNS = 24, 80
+COMMAND = ("hearth.commands.top", "--base-url")
 ALTERNATE_SCREEN, MAIN_SCREEN, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
-
-
-def command(url: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "hearth.commands.top", "--base-url", url, *arguments]
 
 
 def printed(url: str, *arguments: str) -> tuple[int, str]:
     """Return the exit status, and what was printed for 80 columns."""
     done = subprocess.run(
-        command(url, *arguments),
+        python_module(*COMMAND, url, *arguments),
         cwd=PROJECT_DIR,
         env={**os.environ, "COLUMNS": str(COLUMNS)},
         capture_output=True,
@@ -78,63 +66,11 @@ def test_no_server_is_said_and_is_no_success() -> None:
 # ---------------------------------------------------------------- a terminal
 
 
-@dataclass
-class Terminal:
-    """A process whose terminal the test reads."""
-
-    process: subprocess.Popen[bytes]
-    screen: int
-    read: bytearray = field(default_factory=bytearray)
-
-    def until(self, text: bytes) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while text not in self.read:
-            assert time.monotonic() < deadline, bytes(self.read)
-            self._read(0.1)
-
-    def end(self, number: int) -> int:
-        """Send a signal; return the exit status once all that was written is read."""
-        self.process.send_signal(number)
-        deadline = time.monotonic() + WAIT_S
-        while self.process.poll() is None:
-            assert time.monotonic() < deadline, bytes(self.read)
-            self._read(0.1)
-        while self._read(0.1):
-            pass
-        return self.process.returncode
-
-    def _read(self, wait_s: float) -> bool:
-        if not select.select([self.screen], [], [], wait_s)[0]:
-            return False
-        try:
-            chunk = os.read(self.screen, 65_536)
-        except OSError:  # Linux says so once nobody has the other end open
-            return False
-        self.read += chunk
-        return bool(chunk)
-
-
 @pytest.fixture
 def terminal(server: Server) -> Iterator[Terminal]:
     """top.py, running in a terminal of 24 lines."""
-    screen, other = pty.openpty()
-    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    process = subprocess.Popen(
-        command(server.url),
-        cwd=PROJECT_DIR,
-        env={**os.environ, "TERM": "xterm", "NO_COLOR": "1"},
-        stdin=other,
-        stdout=other,
-        stderr=other,
-    )
-    os.close(other)
-    try:
-        yield Terminal(process, screen)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        os.close(screen)
+    with in_terminal(*COMMAND, server.url) as running:
+        yield running
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -65,15 +65,21 @@ def test_nothing_but_loopback_listens_by_default(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/health", "/v1/models", "/v1/cache", "/v1/doctor", "/v1/messages"]
+    ("path", "refusal"),
+    [
+        *(("/health", 403), ("/dashboard", 403), ("/dashboard/events", 403)),
+        *(("/v1/models", 401), ("/v1/cache", 401), ("/v1/doctor", 401), ("/v1/messages", 401)),
+    ],
 )
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.nip.io", "localhost.evil.example", "[::2]", "0.0.0.0", ""]
+    "host", ["evil.example", "127.0.0.1.nip.io", "localhost.evil.example", "[::2]", "0.0.0.0"]
 )
 def test_dns_rebinding_a_page_under_another_name_is_refused(
-    server: Server, path: str, host: str
+    server: Server, path: str, refusal: int, host: str
 ) -> None:
-    status, answer = ask(server, "GET", path, Host=host)
+    status, answer = ask(server, "GET", path, key=None, Host=host)
+    assert status == refusal and (status == 401 or b"ALLOWED_HOSTS" in answer)
+    status, answer = ask(server, "GET", path, key=None, Host="")
     assert status == 403 and b"The Host header is" in answer
 
 

@@ -28,7 +28,10 @@ LOSS = {
 }
 USAGE = Usage(100, 0, 100, 7, source="none", ttft_ms=250, queue_ms=50, finish_ms=400)
 DRAFTS = {"mode": "auto", "state": "off", "reason": "exact mode"}
-SESSION = {"session": "s", "agent": "", "lines": 1, "turns": 1, "idle_s": 0.5}
+SESSION = {
+    **{"session": "s", "agent": "", "title": "Mend it", "client": "Pi 1.2", "model": "m"},
+    **{"lines": 1, "turns": 1, "lost": 0, "decode_speed": None, "begun_at": 1.5, "idle_s": 0.5},
+}
 
 
 class Workers:
@@ -63,6 +66,9 @@ class Workers:
     def queue(self, key: str) -> list[dict[str, Any]]:
         return [{"request_id": "q", "whose": key}]
 
+    def with_askers(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [row | {"title": "Mend it"} for row in rows]
+
     def count(self, what: str) -> int:
         return sum(row[0] == what for row in self.asked)
 
@@ -85,7 +91,7 @@ def request_of(session: str = "s", key: str = "", **fields: Any) -> ParsedReques
 
 def ended(usage: Usage | None = USAGE, key: str = "") -> AnswerStream:
     """Return an answer at its end; without `usage` its client left amid the prefill."""
-    answer = AnswerStream("r", lambda _: None, key)
+    answer = AnswerStream("r", lambda _: None, Speaker(key))
     answer.take(Admitted("r", 100))
     answer.take(Progress("r", 30, 100))
     answer.take(Progress("r", 40, 100))

@@ -11,6 +11,7 @@ from hearth.worker.cache.prefix_search import PrefixQuery
 from hearth.worker.engine.decode.decoder import SampledToken, Sequence, UnfinishedBatch
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.decode.shared_trunk import Trunk
+from hearth.worker.engine.lora.lora_adapter import LoraAdapters
 from hearth.worker.kv.null_kv_manager import NullKVManager
 from hearth.worker.schedule.generation_watchdog import GenerationWatchdog
 from hearth.worker.schedule.request_state import ClientLease, Request
@@ -71,6 +72,7 @@ class ScriptedEngine:
         self.caches_made = 0
         self.verifies_drafts = True
         self.encoder_s = 0.0  # it is given no images
+        self.adapters = LoraAdapters()
 
     def new_cache(self) -> list[Any]:
         self.caches_made += 1
@@ -82,7 +84,8 @@ class ScriptedEngine:
     def synchronize(self) -> None:
         """Nothing is computed ahead."""
 
-    def prefill(self, cache: list[Any], ids: list[int], images: Any) -> None:
+    def prefill(self, cache: list[Any], ids: list[int], images: Any, adapter: str) -> None:
+        assert not adapter, "it has none"
         cache += ids
         self.decoder.log.append(f"chunk {len(ids)}")
 

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from hearth.proxy.api.error_bodies import anthropic_error, error_headers, openai_error
-from hearth.proxy.main import bind
+from hearth.proxy.main import bind, bind_all
 from hearth.proxy.request.model_names import ModelNames
-from hearth.proxy.startup_banner import base_url, ready_lines
+from hearth.proxy.startup_banner import ready_lines
 from hearth.shared.errors import Overloaded, PromptTooLong, RequestError, StartError, WorkerLost
 from hearth.shared.settings_from_env import load_settings
 from hearth.shared.wire_messages import ModelFacts
@@ -34,11 +34,16 @@ def test_a_quote_in_the_models_name_survives_the_shell() -> None:
 
 @pytest.mark.parametrize(
     ("host", "url"),
-    [("0.0.0.0", "http://127.0.0.1:4000"), ("::1", "http://[::1]:4000")],
+    [
+        ("0.0.0.0", "http://127.0.0.1:4000"),
+        ("::", "http://[::1]:4000"),
+        ("::1", "http://[::1]:4000"),
+        ("localhost", "http://localhost:4000"),
+    ],
 )
 def test_the_url_is_one_that_a_client_here_can_use(host: str, url: str) -> None:
     settings = load_settings({"PROXY_HOST": host, "PROXY_API_KEY": "k"}, None)
-    assert base_url(settings) == url
+    assert ready_lines(settings, FACTS)[0] == f"ready: {url}"
 
 
 def test_a_name_that_no_header_can_carry_refuses_to_start() -> None:
@@ -51,7 +56,7 @@ def test_a_port_in_use_is_refused_and_named() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=str(port)):
-            bind("localhost", port)
+            bind_all("localhost", port)
 
 
 def test_errors_keep_their_code_and_say_when_to_come_back() -> None:

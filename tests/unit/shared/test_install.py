@@ -1,6 +1,7 @@
 """The install command: which Python, which .venv, what pip is asked for. No network."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -439,7 +440,19 @@ def test_a_venv_with_a_half_unpacked_pip_is_made_whole_and_filled(
     assert seen.returncode == 0
     assert install_and_run.current_version(venv, []) == VERSION
     assert "Successfully installed tiny" in (venv / "install.log").read_text()
-    assert "Installed into" in capsys.readouterr().err
+    # pip, what it depends on in an old Python, tiny and the project
+    assert re.search(r"\nInstalled [34] packages \(.* MB\) into ", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("version", "option"),
+    [("23.2.1", "off"), ("24.0", "off"), ("24.1", "raw"), ("26.0.1", "raw"), ("", "off")],
+)
+def test_pip_is_asked_for_its_bytes_where_it_can_tell_them(
+    version: str, option: str, tmp_path: Path
+) -> None:
+    pip = executable(tmp_path / "pip", f"#!/bin/sh\necho 'pip {version} from /x (python 3.12)'\n")
+    assert install_and_run.progress_bar([str(pip)]) == f"--progress-bar={option}"
 
 
 def test_env_is_written_once_for_this_user_only(tmp_path: Path) -> None:

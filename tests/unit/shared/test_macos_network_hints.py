@@ -30,13 +30,13 @@ def test_a_machine_where_nobody_listens_says_so_itself() -> None:
     assert refused_hint(ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "darwin") == ""
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "::", "[::]", "*", "mac.local"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "::"])
 def test_listening_where_others_can_connect_names_the_firewall_and_the_program(host: str) -> None:
     hint = listening_hint(host, "/opt/python3.12", "darwin")
     assert f"listening on {host}:" in hint and "--unblockapp /opt/python3.12" in hint
     assert listening_hint(host, "/opt/python3.12", "linux") == ""
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_the_firewall_does_not_ask_about_loopback(host: str) -> None:
     assert listening_hint(host, "python", "darwin") == ""

@@ -23,7 +23,10 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
 }
 # What comes with a dependency that could not work without it.
-BROUGHT = {"transformers": "mlx-lm", "tokenizers": "mlx-lm", "jinja2": "mlx-lm"}
+BROUGHT = {
+    **{"transformers": "mlx-lm", "tokenizers": "mlx-lm", "jinja2": "mlx-lm"},
+    **{"httpx": "huggingface-hub", "filelock": "huggingface-hub"},
+}
 
 
 def folder_of(package: str) -> Path:

@@ -20,6 +20,7 @@ from hearth.worker.setup.concurrency import BATCHED, LONE
 from hearth.worker.setup.kv_room import IDLE_SHARE, LIVE_SHARE_MAX, LIVE_SHARE_MIN
 
 STORED_BITS = "off, 4 or 8; from 2 to 8 in steps of 0.5 with KV_QUANT_SCHEME=turboquant"
+LISTEN_HOST = "an IP address, localhost or a name of this machine"
 
 
 def test_the_example_file_lists_every_setting_with_its_default() -> None:
@@ -87,7 +88,10 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("DEFAULT_TEMPERATURE", "nan", "a number from 0 to 2"),
         ("DEFAULT_THINKING", "maybe", "true or false"),
         ("LOG_LEVEL", "loud", "one of debug, info, warning, error"),
-        ("PROXY_HOST", "my.host", "an IP address or localhost"),
+        *(
+            ("PROXY_HOST", bad, LISTEN_HOST)
+            for bad in ("127.1", "my host", "2130706433", "a..b", "*")
+        ),
         ("CACHE_STORE_BITS", "3.25", STORED_BITS),
         ("SPECULATE", "true", "one of auto, off, forced, lookup"),
         ("CACHE_STORE_BITS", "nan", STORED_BITS),

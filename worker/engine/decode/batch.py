@@ -17,14 +17,15 @@ from hearth.worker.engine.decode.shared_trunk import (
     can_stand_on_trunk,
     merge_on_trunks,
 )
+from hearth.worker.engine.lora.lora_adapter import applied
 
 
 class Batch:
     """Sequences that share forwards, one ahead of what was returned. Never empty when it is used.
 
-    Invariant: row n of each layer holds what `rows[n]` was fed; of the first of them, where it has
-    a trunk, a layer of plain rows holds no copy. A layer at a time is copied, so that no more than
-    one is there twice.
+    Invariants: all have one adapter, or none; row n of each layer holds what `rows[n]` was fed; of
+    the first of them, where it has a trunk, a layer of plain rows holds no copy. A layer at a time
+    is copied, so that no more than one is there twice.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Batch:
         """Take over sequences, which lose their caches, in this order. See `extend`."""
         self._model = model
         self.kind = batch_kind(joining[0].cache)
+        self.adapter = joining[0].row.adapter
         self.rows: list[DecodingRow] = []
         self._layers: list[Any] = []
         self._tokens = mx.zeros((0,), mx.uint32)  # (rows,), sampled behind what the layers hold
@@ -113,6 +115,7 @@ class Batch:
 
     def _note_rows(self) -> None:
         """Find out what the rows have in common."""
+        assert all(row.adapter is self.adapter for row in self.rows), "adapters share no forward"
         shifts = [row.shift for row in self.rows]
         # Models of text alone take no such argument.
         self._model_arguments = {"shift": shifts} if any(shifts) else {}
@@ -138,7 +141,8 @@ class Batch:
 
     def _feed(self, inputs: mx.array) -> None:
         """Feed `inputs` (rows,) and have what follows them sampled."""
-        logits = self._model(inputs[:, None], cache=self._layers, **self._model_arguments)
+        with applied(self.adapter):
+            logits = self._model(inputs[:, None], cache=self._layers, **self._model_arguments)
         logits = logits[:, -1, :]
         if self._is_processed:
             logits = mx.concatenate(

@@ -27,6 +27,7 @@ from hearth.worker.engine.decode.lone_sequence import LoneSequence
 from hearth.worker.engine.decode.shared_trunk import Trunk, whole_rows
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.decode.trunk_plan import TRUNK_TOKENS_MIN, TrunkRow, plan_trunks
+from hearth.worker.engine.lora.lora_adapter import LoraAdapter
 from hearth.worker.engine.mlx_memory import return_freed
 
 ROWS_MAX: Final = 64  # as many as MAX_CONCURRENT_REQUESTS may be
@@ -154,15 +155,19 @@ class Decoder:
     # ------------------------------------------------------------ who shares a forward
 
     def _regroup(self) -> None:
-        """Have sequences share forwards as reads the fewest bytes, where that pays."""
+        """Have sequences share forwards as reads the fewest bytes, where that pays.
+
+        Those of two adapters never do.
+        """
         self._is_changed = False
-        kinds: dict[Hashable, list[Batch | LoneSequence]] = {}
+        kinds: dict[tuple[Hashable, LoraAdapter | None], list[Batch | LoneSequence]] = {}
         for batch in self._batches:
-            kinds.setdefault(batch.kind, []).append(batch)
+            kinds.setdefault((batch.kind, batch.adapter), []).append(batch)
         for lone in self._lone.values():
             if lone.row.remaining > 1:  # one that is about to end gains nothing
-                kinds.setdefault(batch_kind(lone.cache), []).append(lone)
-        for kind, groups in kinds.items():
+                kind = batch_kind(lone.cache)
+                kinds.setdefault((kind, lone.row.adapter), []).append(lone)
+        for (kind, _), groups in kinds.items():
             if len(groups) > 1 or (groups and isinstance(groups[0], Batch)):
                 self._regroup_kind(kind, groups)
 

@@ -16,6 +16,7 @@ from hearth.worker.draft.model_drafts import ModelDrafts
 from hearth.worker.engine.decode.sampler import TokenChoice
 from hearth.worker.engine.decode.shared_trunk import Trunk
 from hearth.worker.engine.decode.tree_forward import TreeForward
+from hearth.worker.engine.lora.lora_adapter import LoraAdapter
 
 
 def _nothing(*_: object) -> None:
@@ -74,6 +75,7 @@ class Sequence:
     draft_model: ModelDrafts | None = None  # is given the hidden states of its forwards
     hidden: mx.array | None = None  # those of the last of `tokens` (1, n, hidden), if they are kept
     lineage: Hashable | None = None  # who may share KV of equal tokens has an equal one; None: none
+    adapter: LoraAdapter | None = None  # that its forwards are computed with
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class DecodingRow:
         self.tree_forward = tree_forward  # None = drafts have no branches
         self.is_lent = False  # its KV is in no slot's own cache
         self.lineage = sequence.lineage
+        self.adapter = sequence.adapter
         self.prompt = np.array(sequence.tokens + sequence.tail, dtype=np.int64)
         self.trunk: Trunk | None = None  # that its KV begins with, beside other rows' in a batch
         self.before_forward = sequence.before_forward

@@ -14,7 +14,7 @@ from typing import Any, Final
 import mlx.core as mx
 
 from hearth.shared.errors import StartError
-from hearth.shared.model_path import named_model
+from hearth.shared.models.model_path import named_model
 from hearth.shared.optional_packages import VISION_REMEDY, has_vision
 from hearth.shared.settings_from_env import POCKET, Settings
 from hearth.worker.draft.model_drafts import ModelDrafts

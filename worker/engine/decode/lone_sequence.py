@@ -20,6 +20,7 @@ from hearth.worker.engine.decode.decoding_sequence import (
 from hearth.worker.engine.decode.tree_forward import TreeForward
 from hearth.worker.engine.decode.verify import accepted_path, process_rows, row_places
 from hearth.worker.engine.hidden_states import with_hidden
+from hearth.worker.engine.lora.lora_adapter import applied
 
 ROWS_MAX: Final = 8  # of a forward that verifies; MLX's kernels for few rows take no more
 
@@ -121,13 +122,14 @@ class LoneSequence:
         self._undo = None
         parts = [mx.array([t], mx.uint32) if isinstance(t, int) else t for t in inputs]
         fed = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        if self.row.draft_model is not None:
+        with applied(self.row.adapter):
+            if self.row.draft_model is None:
+                logits: mx.array = self._model(fed[None], cache=self.cache, **self._model_arguments)
+                return logits
             logits, hidden = with_hidden(
                 self._model, fed[None], self.cache, **self._model_arguments
             )
-            self._hidden = (fed, hidden)
-        else:
-            logits = self._model(fed[None], cache=self.cache, **self._model_arguments)
+        self._hidden = (fed, hidden)
         return logits
 
     def _tell_draft_model(self, start: int, count: int | None = None) -> None:
@@ -229,7 +231,8 @@ class LoneSequence:
         self._undo = None
         run = self.row.tree_forward
         assert run is not None, "this model's drafts have no branches"
-        return run(known, draft.tokens, draft.parents, self.cache, self.row.shift)
+        with applied(self.row.adapter):
+            return run(known, draft.tokens, draft.parents, self.cache, self.row.shift)
 
     def _keep(self, point: ForwardUndo, known: list[int], draft: Draft, path: list[int]) -> None:
         """Have the cache hold no more of a forward than `known` tokens and the draft's `path`.

@@ -41,6 +41,7 @@ def begin_answer(
         take_back=functools.partial(kv_manager.take_back, slot),
         shift=engine.shift(request.query.images, request.position),
         lineage=request.lineage,
+        adapter=engine.adapters.of(request.query.adapter),
         drafter=request.drafter,
         before_draft=functools.partial(kv_manager.grow_for_draft, slot),
         rewind_point=RewindPoint if request.drafter is not None else None,

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from hearth.proxy.api import chat_completions, chat_completions_events
+from hearth.proxy.api.body import sampling_params
 from hearth.shared.errors import RequestError
 from hearth.shared.wire_messages import Constraints, TokenLogprob
 
@@ -52,12 +53,14 @@ def test_a_plain_body_leaves_everything_to_the_workers_settings() -> None:
         ("seed", "1"),
         ("seed", 2**64),
         ("max_tokens", 0),
-        ("max_tokens", -1),
+        ("max_tokens", -3),
+        ("max_tokens", 2**63),
+        ("n_predict", 0),
+        ("repeat_penalty", 0),
         ("max_completion_tokens", 0),
         ("max_tokens", True),
         ("n", 9),
         ("n", 0),
-        ("stop", ""),
         ("stop", ["a"] * 17),
         ("stop", ["x" * 257]),
         ("stop", [1]),
@@ -105,7 +108,7 @@ def test_sampling_fields_arrive() -> None:
             repetition_penalty=1.1,
             presence_penalty=1,
             frequency_penalty=-1,
-            seed=-1,
+            seed=-2,
             max_tokens=5,
             max_completion_tokens=7,
             stop="x",
@@ -115,8 +118,44 @@ def test_sampling_fields_arrive() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 0)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
-    assert (sampling.seed, sampling.max_tokens, sampling.stop) == (2**64 - 1, 7, ["x"])
+    assert (sampling.seed, sampling.max_tokens, sampling.stop) == (2**64 - 2, 7, ["x"])
     assert sampling.logit_bias == {"7": 3.0}
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_what_other_local_servers_call_no_limit_is_none(name: str) -> None:
+    for value in (-1, -1.0, -2, None):
+        sampling = chat_completions.parse(body(**{name: value})).sampling
+        assert sampling.max_tokens is None
+    most = chat_completions.parse(body(**{name: 2**53})).sampling.max_tokens
+    assert most == sampling_params.TOKENS_MAX
+    both = {"max_completion_tokens": -1, "max_tokens": 5, "n_predict": 9}
+    assert chat_completions.parse(body(**both)).sampling.max_tokens == 5
+
+
+def test_what_other_local_servers_take_for_nothing_is_nothing() -> None:
+    sampling = chat_completions.parse(body(seed=-1, stop="", top_k=-1)).sampling
+    assert (sampling.seed, sampling.stop, sampling.top_k) == (None, [], 0)
+    assert chat_completions.parse(body(stop=["", "x", ""])).sampling.stop == ["x"]
+
+
+def test_a_repetition_penalty_has_two_names_and_mlx_lms_goes_first() -> None:
+    assert chat_completions.parse(body(repeat_penalty=1.2)).sampling.repetition_penalty == 1.2
+    both = body(repeat_penalty=1.2, repetition_penalty=1.1)
+    assert chat_completions.parse(both).sampling.repetition_penalty == 1.1
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"type": "json_object", "schema": {"type": "integer"}},
+        {"type": "json_schema", "schema": {"type": "integer"}},
+        {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}},
+    ],
+)
+def test_a_schema_holds_wherever_llama_cpp_reads_it(shape: dict[str, Any]) -> None:
+    constraints = chat_completions.parse(body(response_format=shape)).constraints
+    assert (constraints.is_json, constraints.schema) == (True, {"type": "integer"})
 
 
 def test_top_p_zero_means_the_likeliest_token_alone() -> None:

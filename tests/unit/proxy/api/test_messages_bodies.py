@@ -31,7 +31,7 @@ def refused(*rows: Any, **fields: Any) -> RequestError:
     return caught.value
 
 
-PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+_SOURCE = "messages[0].content[0].source"
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
 HI = {"role": "user", "content": "hi"}
 
@@ -158,7 +158,7 @@ def test_tools_take_their_schema_and_hosted_ones_are_counted() -> None:
         ([user({"text": "what"})], {}, "messages[0].content[0].type"),
         ([user(5)], {}, "messages[0].content[0]"),
         ([HI], {"max_tokens": 0}, "max_tokens"),
-        ([HI], {"stop_sequences": [""]}, "stop_sequences"),
+        ([HI], {"stop_sequences": [5]}, "stop_sequences"),
         ([HI], {"thinking": {"type": "maybe"}}, "thinking.type"),
         ([HI], {"tool_choice": {"type": "any"}}, "tool_choice"),
         ([HI], {"tool_choice": {"type": "required"}}, "tool_choice.type"),
@@ -166,7 +166,10 @@ def test_tools_take_their_schema_and_hosted_ones_are_counted() -> None:
         ([HI], {"system": 5}, "system"),
         ([HI], {"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ([HI], {"output_format": {"type": "json_schema"}}, "output_format.schema"),
-        ([user({"type": "document", "source": PDF})], {}, "messages[0].content[0].source.type"),
+        ([user({"type": "document", "source": {"type": "x"}})], {}, _SOURCE + ".type"),
+        ([user({"type": "document", "source": {"type": "url"}})], {}, _SOURCE),
+        ([user({"type": "document", "source": {"type": "file"}})], {}, _SOURCE),
+        ([user({"type": "document", "source": {"type": "base64"}})], {}, _SOURCE + ".data"),
     ],
 )
 def test_what_is_wrong_is_named(rows: list[Any], fields: Any, param: str) -> None:
@@ -240,7 +243,7 @@ def test_tools_that_the_client_runs_get_the_arguments_that_it_reads() -> None:
 
 def test_what_no_model_reads_is_replaced_by_words_in_a_result_and_refused_of_a_user() -> None:
     audio = {"type": "audio", "source": {}}
-    document = {"type": "document", "source": PDF}
+    document = {"type": "document", "source": {"type": "file", "file_id": "f"}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": [text("a"), audio, document]}
     request = messages_request.parse(body(user(result)))
     assert request.prompt.messages[0]["content"] == (

@@ -125,7 +125,7 @@ def test_what_cannot_be_prefilled_is_refused_in_the_callers_shape(
         ("use_kv_cache", False, 400),
         ("use_kv_cache", "no", 400),
         ("pin", 1, 400),
-        ("model", "", 400),
+        ("model", 5, 400),
     ):
         body = orjson.dumps(BODIES[dialect] | {field: value})
         reply = ask(edge, "POST", prefill_endpoint.PATH, body=body)

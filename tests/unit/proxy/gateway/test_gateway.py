@@ -139,8 +139,12 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
+    return world_of(CONFIG, tmp_path)
+
+
+def world_of(config: dict[str, Any], tmp_path: Path) -> World:
     path = tmp_path / "config.yaml"
-    path.write_bytes(orjson.dumps(CONFIG))
+    path.write_bytes(orjson.dumps(config))
     settings = load_settings(MODELS, None)
     table = read_table(path, settings, {}, {})
     router, records = Router(), Records()
@@ -161,6 +165,29 @@ FULL = Overloaded("It is full.")
 LONG = PromptTooLong(tokens=10, tokens_max=5)
 LOST = WorkerLost("It is gone.")
 MISTAKE = RequestError("It is wrong.")
+
+
+def test_names_that_are_only_alike_go_behind_all_exact_ones_and_before_patterns(
+    tmp_path: Path,
+) -> None:
+    star = {"model_name": "*", "litellm_params": {"model": "openai/*"}}
+    alike = {"model_name": "A", "litellm_params": {"model": "hearth/b"}}
+    config = {**CONFIG, "model_list": [*CONFIG["model_list"], alike, star]}
+    gateway = world_of(config, tmp_path).gateway
+    for name, group in (
+        ("A", "A"),
+        ("a", "a"),
+        ("a:latest", "A"),  # of two that are alike the config's
+        ("PAIR", "pair"),
+        ("Far:latest", "far"),
+        ("C:latest", "c"),
+        ("openai/C", "c"),  # as openai/c would be: the prompt stays here
+        ("another", "another"),
+        ("gpt-5", "gpt-5"),
+    ):
+        assert gateway.group_of(name) == group, name
+    bare = world_of(CONFIG, tmp_path).gateway
+    assert (bare.group_of("GPT-5"), bare.group_of("another")) == ("a", None)
 
 
 def test_the_group_itself_is_tried_to_its_end_before_what_follows_it(world: World) -> None:

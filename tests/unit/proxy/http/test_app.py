@@ -9,90 +9,11 @@ import pytest
 
 from hearth.proxy.http import http_exchange as exchange_module
 from hearth.proxy.http.api_keys import ApiKeyCheck
-from hearth.proxy.http.origin_rules import OriginRules
 from hearth.proxy.request.model_names import ModelNames
 from hearth.proxy.workers.keep_awake import KeepAwake
-from hearth.shared.errors import RequestError, StartError
+from hearth.shared.errors import RequestError
 from hearth.shared.settings_from_env import load_settings
 from tests.helpers.proxy.proxy_app import app_of, ask
-
-
-@pytest.mark.parametrize(
-    "host",
-    ["localhost", "localhost:4000", "127.0.0.1", "127.9.9.9:1", "[::1]:4000", "[::1]", "LOCALHOST"],
-)
-def test_loopback_hosts_pass(host: str) -> None:
-    OriginRules("127.0.0.1", ()).check_host([host])
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "localhost.evil.example",
-        "127.0.0.1.nip.io",
-        "192.168.0.9",
-        "0.0.0.0",
-        "",
-        "localhost:4000:1",
-        "user@localhost",
-        "localhost/",
-        "2130706433",
-        "[::2]",
-    ],
-)
-def test_other_hosts_are_refused(host: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        OriginRules("127.0.0.1", ()).check_host([host])
-    assert caught.value.status == 403
-
-
-def test_a_missing_or_doubled_host_is_refused() -> None:
-    for hosts in ([], ["localhost", "localhost"]):
-        with pytest.raises(RequestError):
-            OriginRules("127.0.0.1", ()).check_host(hosts)
-
-
-def test_a_wildcard_bind_takes_addresses_but_no_names() -> None:
-    for bind in ("0.0.0.0", "::"):
-        rules = OriginRules(bind, ())
-        rules.check_host(["192.168.0.9:4000"])
-        rules.check_host(["[fe80::1]:4000"])
-        with pytest.raises(RequestError):
-            rules.check_host(["rebound.example"])
-    OriginRules("10.0.0.5", ()).check_host(["10.0.0.5"])
-    with pytest.raises(RequestError):
-        OriginRules("10.0.0.5", ()).check_host(["10.0.0.6"])
-
-
-def test_an_origin_is_refused_unless_listed_or_our_own() -> None:
-    rules = OriginRules("127.0.0.1", ("http://App.example:3000/",))
-
-    def origin(text: str) -> str | None:
-        headers = {"origin": text, "host": "127.0.0.1:4000"}
-        return rules.check_origin(headers, "http", "POST")
-
-    assert origin("http://app.example:3000") == "http://app.example:3000"
-    assert origin("http://127.0.0.1:4000") is None
-    for other in ("null", "http://evil.example", "http://127.0.0.1:4001", "https://127.0.0.1:4000"):
-        with pytest.raises(RequestError):
-            origin(other)
-
-
-def test_a_cross_site_fetch_without_an_origin_is_refused_but_a_link_is_not() -> None:
-    rules = OriginRules("127.0.0.1", ())
-    with pytest.raises(RequestError):
-        rules.check_origin({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, "", "GET")
-    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
-    assert rules.check_origin(link, "http", "GET") is None
-    with pytest.raises(RequestError):
-        rules.check_origin(link, "http", "POST")
-
-
-def test_something_that_is_no_origin_refuses_to_start() -> None:
-    for text in ("*", "app.example", "http://a/b"):
-        with pytest.raises(StartError):
-            OriginRules("127.0.0.1", (text,))
 
 
 @pytest.mark.parametrize(
@@ -122,10 +43,12 @@ def test_names_aliases_and_patterns_are_served_and_others_listed_in_the_404() ->
         names.check("other")
     assert caught.value.status == 404
     assert "pocket, mine, claude-*" in str(caught.value)
-    for missing in (None, "", 5, ["pocket"]):
+    for missing in (None, ""):
+        assert names.check(missing) == "pocket"
+    for wrong in (5, ["pocket"], False, {}):
         with pytest.raises(RequestError) as caught:
-            names.check(missing)
-        assert caught.value.status == 400
+            names.check(wrong)
+        assert (caught.value.status, caught.value.param) == (400, "model")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +78,7 @@ def test_another_name_is_refused_with_the_remedy_which_helps() -> None:
     aliased = ModelNames.of(load_settings(settings | {"MODEL_ALIASES": "o3, o4"}, None))
     for name in ("o3", "o4", "org/model", "local/org/model", "x/o4"):
         assert aliased.check(name) == name
-    for name in ("model", "xorg/model", "o3/x", ""):
+    for name in ("model", "xorg/model", "o3/x"):
         with pytest.raises(RequestError):
             aliased.check(name)
 

@@ -90,7 +90,8 @@ def test_health_tells_the_queue_and_its_wait_and_no_word_of_a_prompt() -> None:
             assert (first["position"], second["position"]) == (1, 2)
             assert first["worker"] == second["worker"] == 0
             assert first["age_s"] >= second["age_s"] >= 0
-            assert set(first) == {"request_id", "worker", "position", "age_s"}
+            asker = {"session", "client", "title", "age_s"}
+            assert set(first) == {"request_id", "worker", "position", *asker}
             health = await made.open_ask("GET", "/health")
             assert "queue" not in health.json, "nobody is told whose request is where"
             assert b"secret" not in health.content

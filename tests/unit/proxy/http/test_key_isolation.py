@@ -71,8 +71,13 @@ def test_another_keys_sessions_are_not_listed_nor_told_though_their_names_are_th
     desk.ask(QUESTION, SAID, speaker=MINE)
     desk.ask([*QUESTION, {"role": "user", "content": "other"}], SAID, speaker=THEIRS)
     sessions = desk.sessions
-    assert [len(sessions.report(key)) for key in ("mine", "theirs", "no", "")] == [1, 1, 0, 2]
-    told = {key: sessions.session_report("s1", key) for key in ("mine", "theirs", "no")}
+    assert [len(sessions.reports.sessions(key)) for key in ("mine", "theirs", "no", "")] == [
+        1,
+        1,
+        0,
+        2,
+    ]
+    told = {key: sessions.reports.session("s1", key) for key in ("mine", "theirs", "no")}
     assert told["mine"] is not None and told["theirs"] is not None and told["no"] is None
     assert [len(told["mine"]["lines"]), len(told["theirs"]["lines"])] == [1, 1]
     assert told["mine"]["lines"][0]["turns"] == 2

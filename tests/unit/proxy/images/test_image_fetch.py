@@ -19,6 +19,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 from hypothesis import given, strategies as st
 
+from hearth.proxy.http import base64_data
 from hearth.proxy.images import image_fetch
 from hearth.proxy.images.image_fetch import ImageFetcher, NamedImage, is_public
 from hearth.shared.errors import RequestError
@@ -423,7 +424,7 @@ def test_slices_of_base64_are_read_as_the_whole_is(text: str, quads: int) -> Non
         whole = base64.b64decode(head + text, validate=True)
     except binascii.Error:
         whole = None
-    with mock.patch.object(image_fetch, "_SLICE_CHARS", 4 * quads):
+    with mock.patch.object(base64_data, "_SLICE_CHARS", 4 * quads):
         try:
             read = asyncio.run(ImageFetcher(False).read(f"data:image/png;base64,{head}{text}")).data
         except RequestError:

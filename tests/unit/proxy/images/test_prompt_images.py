@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hearth.proxy.api import chat_completions
-from hearth.proxy.api.body.message_content import join, join_text
 from hearth.proxy.api.messages import messages_request
 from hearth.proxy.api.responses import responses_request
 from hearth.proxy.images import prompt_images
 from hearth.proxy.images.image_fetch import ImageFetcher, NamedImage
 from hearth.proxy.images.prompt_images import IMAGES_MAX, shows_images, with_images
+from hearth.proxy.request.content_pieces import join, join_text
 from hearth.shared.errors import Overloaded, RequestError
 from hearth.shared.wire_messages import Prompt
 from tests.helpers.proxy.proxy_app import HOST, app_of

@@ -20,7 +20,7 @@ from tests.helpers.proxy.feed_events import USAGE, ended, request_of
 from tests.helpers.proxy.metric_values import made, value, values
 
 GPT = "openai/gpt-4o"
-ROW = CloudRow("r", "chat", False, "", "s", GPT, "", "answered", 200, 1_500, 200)
+ROW = CloudRow("r", "chat", False, "", "s", "curl 8.5", GPT, "", "answered", 200, 1_500, 200)
 COST = CloudUsage("r", "dep-1", 100, 60, 7, 0.25)
 
 

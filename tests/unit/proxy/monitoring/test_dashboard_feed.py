@@ -195,7 +195,7 @@ def test_workers_are_asked_only_while_somebody_listens() -> None:
         assert row["cache"] == cache | {"speculation": DRAFTS}
         assert state["entries"][0]["tokens"] == 90
         assert state["held"] == 245, "of which the worker tells the last used"
-        assert state["sessions"] == 1
+        assert state["sessions"] == {"Pi 1.2": 1}
         assert not feed.is_polling
         await asyncio.sleep(0)
         count = len(workers.asked)

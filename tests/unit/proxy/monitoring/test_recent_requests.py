@@ -13,7 +13,7 @@ from hearth.proxy.pool.answer_stream import AnswerStream
 from hearth.shared.errors import RequestError
 from hearth.shared.suspending_clock import awake_s
 from hearth.shared.wire_messages import Admitted, Delta, Progress, Usage
-from hearth.worker.sessions.session_manager import TREE_LINE_ROWS_MAX, TREE_LINES_MAX, TREE_ROWS_MAX
+from hearth.worker.sessions.session_report import TREE_LINE_ROWS_MAX, TREE_LINES_MAX, TREE_ROWS_MAX
 from tests.helpers.proxy.app_over_workers import KEY, Front, front
 from tests.helpers.proxy.fake_worker_pool import run
 from tests.helpers.proxy.feed_events import USAGE, ended, feed_of, request_of
@@ -138,7 +138,7 @@ def test_in_brief_a_session_is_its_newest_lines_with_their_last_rows_and_no_more
     for number in range(TREE_LINES_MAX + 2):
         for _ in range(TREE_LINE_ROWS_MAX + 1):
             desk.ask([{"role": "user", "content": f"conversation {number}"}], WORDS)
-    whole, brief = desk.sessions.session_report("s1"), desk.sessions.session_brief("s1")
+    whole, brief = desk.sessions.reports.session("s1"), desk.sessions.reports.brief("s1")
     assert whole is not None and brief is not None
     rows = {line["line"]: line["requests"] for line in whole["lines"]}
     told = {line["line"]: line["requests"] for line in brief["lines"]}
@@ -159,11 +159,11 @@ def test_a_line_that_is_old_and_still_used_is_told_in_brief() -> None:
     for number in range(TREE_LINES_MAX + 5):
         desk.ask([{"role": "user", "content": f"helper {number}"}], WORDS)
     desk.ask([*main, echo(WORDS), *QUESTION], WORDS)
-    brief = desk.sessions.session_brief("s1")
+    brief = desk.sessions.reports.brief("s1")
     assert brief is not None
     assert brief["lines"][0]["line"] == 1
-    assert desk.sessions.session_brief("s1", "another key") is None
-    assert desk.sessions.session_brief("none") is None
+    assert desk.sessions.reports.brief("s1", "another key") is None
+    assert desk.sessions.reports.brief("none") is None
 
 
 # ---------------------------------------------------------------- prompts that are being read

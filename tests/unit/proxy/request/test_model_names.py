@@ -2,8 +2,10 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from hearth.proxy.request.model_names import ModelNames, ServedModel, models_of
 from hearth.proxy.startup_banner import ready_lines
@@ -56,6 +58,43 @@ def test_what_stands_behind_a_provider_is_taken_as_long_as_it_is() -> None:
     assert (known.target("m"), known.target("provider/a/m")) == ("one", "two")
 
 
+def test_names_match_without_case_and_without_ollamas_latest() -> None:
+    known = names(MODELS="big=owner/Big-4bit", MODEL_ALIASES="Mine", CATCH_ALL_MODELS="gpt-*")
+    for name in ("BIG", "big:latest", "Owner/big-4BIT:LATEST", "ollama/Big:latest"):
+        assert known.target(known.check(name)) == "big"
+    for name in ("Pocket", "pocket:latest", "mine:latest", "x/MINE", "GPT-5", "gpt-5:latest"):
+        assert known.target(known.check(name)) == "pocket"
+    for name in ("big:8b", ":latest", "big:latest:latest", "bi"):
+        with pytest.raises(RequestError, match="is not served here"):
+            known.check(name)
+
+
+def test_a_name_as_it_was_sent_goes_before_one_that_is_only_alike() -> None:
+    known = names(MODELS="Big=a/x, big=a/y, tagged:latest=a/z, tagged=a/w")
+    for name, meant in (("Big", "Big"), ("big", "big"), ("BIG", "Big"), ("tagged", "tagged")):
+        assert known.target(name) == meant
+    assert known.target("Tagged:latest") == known.target("TAGGED") == "tagged:latest"
+
+
+@given(st.sampled_from(("pocket", "big", "a/x", "Mine")), st.booleans(), st.data())
+def test_no_case_of_a_name_means_another_model(name: str, latest: bool, data: Any) -> None:
+    known = names(MODELS="big=a/x", MODEL_ALIASES="Mine", CATCH_ALL_MODELS="")
+    sent = "".join(data.draw(st.sampled_from((c.lower(), c.upper()))) for c in name)
+    sent += ":latest" if latest else ""
+    assert known.find(sent) == known.find(name)
+
+
+def test_a_refusal_names_forty_models_and_where_the_others_stand() -> None:
+    known = names(MODELS=",".join(f"m{index}=a/{index}" for index in range(50)))
+    with pytest.raises(RequestError) as caught:
+        known.check("none", more=("cloudy",))
+    text = str(caught.value)
+    assert "pocket, m0, m1" in text and "m38 and" in text and "m39" not in text
+    left = len(known.listed) + 1 + len(known.patterns) - 40
+    assert f"and {left} more, which GET /v1/models lists" in text
+    assert "cloudy" in str(names().unknown("none", ("cloudy",)))
+
+
 def test_a_worker_is_told_its_model_and_its_name(tmp_path: Path) -> None:
     directory = tmp_path / "a=b"
     directory.mkdir()
@@ -64,7 +103,7 @@ def test_a_worker_is_told_its_model_and_its_name(tmp_path: Path) -> None:
     assert other == ServedModel("a=b", str(directory))
     assert other.environ == {
         **{"MODEL_PATH": str(directory), "PROXY_MODEL_ID": "a=b"},
-        "DRAFT_MODEL": "",  # which fits one model alone
+        **{"DRAFT_MODEL": "", "ADAPTERS": ""},  # which fit one model alone
     }
 
 

@@ -151,7 +151,7 @@ def test_apart_from_the_cache_is_apart_from_the_turns(tmp_path: Path) -> None:
     asked = [{"role": "user", "content": "What is in the harbor?"}]
     desk.ask(desk.named(Prompt(asked)), AnswerParts("Let me think.", "Boats."))
     counts = desk.sessions.counters()
-    turns = [row["turns"] for row in desk.sessions.report()]
+    turns = [row["turns"] for row in desk.sessions.reports.sessions()]
     echo = [*asked, {"role": "assistant", "content": "Boats."}, {"role": "user", "content": "Ok"}]
     known = desk.request(desk.named(Prompt(echo)))
     request = _submitted(desk, echo)
@@ -166,7 +166,7 @@ def test_apart_from_the_cache_is_apart_from_the_turns(tmp_path: Path) -> None:
     assert answer.cached == 0 and answer.usage is not None and answer.usage.divergence is None
     assert all(job.request is not request for job in desk.foreseen)
     assert desk.sessions.counters() == counts
-    assert [row["turns"] for row in desk.sessions.report()] == turns
+    assert [row["turns"] for row in desk.sessions.reports.sessions()] == turns
 
 
 def _submitted(desk: Desk, messages: list[Any]) -> Request:

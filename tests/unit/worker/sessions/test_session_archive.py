@@ -138,7 +138,7 @@ def test_two_workers_lines_of_one_number_are_both_taken_up(home: Path) -> None:
     for desk in (one, two):
         desk.sessions.close()
     three = Desk(home)
-    told = three.sessions.session_report("s1")
+    told = three.sessions.reports.session("s1")
     assert told is not None and [line["line"] for line in told["lines"]] == [1, 2]
     assert three.seen([*QUESTION, ECHO]).place.line is not None
     assert three.seen([{"role": "user", "content": "else"}, ECHO]).place.line is not None
@@ -148,6 +148,25 @@ def test_two_workers_lines_of_one_number_are_both_taken_up(home: Path) -> None:
 # ---------------------------------------------------------------- sessions
 
 
+def test_what_a_line_is_known_by_outlives_the_worker_but_for_its_title(
+    desks: Any, home: Path
+) -> None:
+    first = desks()
+    names = {"client": "pi", "client_name": "Pi 1.2", "title": "Xylophone"}
+    first.ask(QUESTION, speaker=Speaker("key", conversation="pi-1", **names))
+    first.ask(QUESTION, speaker=Speaker("key", "s1", **names))
+    before = first.sessions.reports.sessions()
+    assert [row["title"] for row in before] == ["Xylophone", "Xylophone"]
+    after = desks().sessions.reports.sessions()
+    assert [row["session"] for row in after] == ["s1", "pi-1"]
+    assert [row | {"idle_s": 0} for row in after] == [
+        row | {"idle_s": 0, "title": "", "client": "Pi 1.2"} for row in before
+    ]
+    files = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
+    assert any(b"Pi 1.2" in each for each in files)
+    assert not any(b"Xylophone" in each for each in files)
+
+
 def test_a_session_is_known_as_it_was(desks: Any) -> None:
     first = desks()
     parent = first.ask(QUESTION)
@@ -155,11 +174,11 @@ def test_a_session_is_known_as_it_was(desks: Any) -> None:
     first.ask([*QUESTION, {"role": "user", "content": "else"}], TurnContent("", "no", ()))
     first.ask(QUESTION[1:], speaker=Speaker("key", "s1", "helper", "s1"))
     first.ask(QUESTION[1:], speaker=Speaker(""))
-    told, report = first.sessions.session_report("s1"), first.sessions.report()
+    told, report = first.sessions.reports.session("s1"), first.sessions.reports.sessions()
     counts = first.sessions.counters()
     second = desks()
-    assert second.sessions.session_report("s1") == told
-    assert [row | {"idle_s": 0} for row in second.sessions.report()] == [
+    assert second.sessions.reports.session("s1") == told
+    assert [row | {"idle_s": 0} for row in second.sessions.reports.sessions()] == [
         row | {"idle_s": 0} for row in report
     ]
     assert second.sessions.counters()["turn_bytes"] == counts["turn_bytes"] > 0
@@ -232,7 +251,7 @@ def test_a_session_that_was_idle_for_too_long_is_not_taken_up(
     assert desks(idle_s=60.0).seen([*QUESTION, ECHO]).place.line is None
     monkeypatch.setattr(time, "time", lambda: started() - 1_000.0)  # the clock was put back
     last = desks(idle_s=60.0)
-    assert last.sessions.report()[0]["idle_s"] >= 0.0
+    assert last.sessions.reports.sessions()[0]["idle_s"] >= 0.0
     assert last.seen([*QUESTION, ECHO]).place.line is not None
 
 
@@ -296,7 +315,7 @@ def test_no_more_is_taken_up_than_may_be_remembered(
     for number in range(6):
         first.ask(QUESTION, speaker=Speaker("key", f"s{number}"))
     monkeypatch.setattr(conversation_lines, limit, value)
-    rows = desks().sessions.report()
+    rows = desks().sessions.reports.sessions()
     assert [row["session"] for row in rows if row["lines"]] == ["s5", "s4"]
 
 
@@ -318,14 +337,14 @@ def test_what_was_cut_off_is_no_turn_in_the_next_life_either(desks: Any) -> None
 def test_a_request_that_is_not_to_be_kept_finds_and_leaves_nothing(desks: Any) -> None:
     desk = desks()
     desk.ask(QUESTION)
-    before = (desk.sessions.counters(), desk.sessions.session_report("s1"))
+    before = (desk.sessions.counters(), desk.sessions.reports.session("s1"))
     loads = {"deferred": [GREP]}
     assert desk.arrive([*QUESTION, ECHO, LOADER], is_kept=False, **loads) is None
     assert desk.arrive(QUESTION, Speaker("key", "new"), is_kept=False) is None
     desk.flush()
-    assert desk.sessions.session_report("new") is None
+    assert desk.sessions.reports.session("new") is None
     assert desk.sessions.counters()["turns"] == before[0]["turns"]
-    assert desk.sessions.session_report("s1") == before[1]
+    assert desk.sessions.reports.session("s1") == before[1]
     assert desk.seen([QUESTION[0], {"role": "user", "content": "a summary"}]).loaded == []
 
 

@@ -96,7 +96,7 @@ def test_an_answer_that_was_not_delivered_as_sampled_is_no_turn(ending: dict[str
 def test_a_request_whose_messages_have_no_names_is_not_known() -> None:
     sessions = Desk().sessions
     assert sessions.arrive(Prompt(QUESTION, speaker=ME)) is None
-    assert sessions.report() == []
+    assert sessions.reports.sessions() == []
 
 
 # ---------------------------------------------------------------- kept
@@ -370,22 +370,74 @@ def test_the_session_is_told_with_its_lines_and_requests() -> None:
     desk.ask(QUESTION, WORDS)
     desk.ask([*QUESTION, echo(WORDS), QUESTION[1]], WORDS)
     desk.ask([*QUESTION, echo(WORDS), QUESTION[0]], WORDS)
-    told = desk.sessions.session_report("s1")
+    told = desk.sessions.reports.session("s1")
     assert told is not None
     main, branch = told["lines"]
     assert (main["line"], main["kind"], main["turns"], len(main["requests"])) == (1, "main", 2, 2)
     assert (branch["parent"], branch["kind"], branch["branch_message"]) == (1, "branch", 3)
     assert branch["branch_token"] == 42, "what both prompts begin with"
-    assert desk.sessions.session_report("another") is None
-    (row,) = desk.sessions.report()
+    assert desk.sessions.reports.session("another") is None
+    (row,) = desk.sessions.reports.sessions()
     assert (row["session"], row["lines"], row["turns"]) == ("s1", 2, 3)
 
 
-def test_an_anonymous_session_has_a_label_too() -> None:
+def named_by_client(client: str = "", conversation: str = "", title: str = "") -> Speaker:
+    text = client.capitalize() and f"{client.capitalize()} 1.2"
+    return Speaker("key", client=client, client_name=text, conversation=conversation, title=title)
+
+
+def test_a_request_of_an_unknown_client_is_anonymous() -> None:
     desk = Desk()
     desk.ask(QUESTION, WORDS, speaker=Speaker("key"))
-    assert desk.log.rows[-1][0] == "anonymous"
-    assert desk.sessions.session_report("anonymous") is not None
+    assert desk.log.rows[-1][0] == "", "which the log has as anonymous"
+    assert desk.log.rows[-1][1]["session"] == "anonymous"
+    assert desk.sessions.reports.session("anonymous") is not None
+
+
+def test_clients_without_ids_are_told_apart_by_client_and_conversation() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS, speaker=named_by_client("curl", "curl-1", "Hello"))
+    other = [QUESTION[0], {"role": "user", "content": "Another question?"}]
+    desk.ask(other, WORDS, speaker=named_by_client("pi", "pi-2", "Another question?"))
+    rows = {row["session"]: row for row in desk.sessions.reports.sessions()}
+    assert list(rows) == ["pi-2", "curl-1"], "the last used first"
+    assert [rows[name]["title"] for name in rows] == ["Another question?", "Hello"]
+    assert [rows[name]["client"] for name in rows] == ["Pi 1.2", "Curl 1.2"]
+    assert {row["begun_at"] is not None for row in rows.values()} == {True}
+    told = desk.sessions.reports.session("curl-1")
+    assert told is not None and [line["turns"] for line in told["lines"]] == [1]
+    assert [name for name, _ in desk.log.rows] == ["curl", "pi"], "a file of each client"
+
+
+def test_a_title_is_in_no_row_of_the_log() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS, speaker=named_by_client("pi", "pi-1", "Xylophone"))
+    desk.ask(QUESTION, WORDS, speaker=replace(ME, title="Xylophone"))
+    assert [row["title"] for row in desk.sessions.reports.sessions()] == ["Xylophone"] * 2
+    assert "Xylophone" not in repr(desk.log.rows)
+
+
+def test_the_title_of_a_side_call_makes_way_for_that_of_the_conversation() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, WORDS, speaker=replace(ME, title="Name this conversation"))
+    mended = replace(ME, title="Mend the test")
+    desk.end(
+        desk.arrive(QUESTION, mended, tools=[{"type": "function", "function": {"name": "read"}}]),
+        WORDS,
+    )
+    desk.ask(QUESTION, WORDS, speaker=replace(ME, title="Name it again"))
+    (row,) = desk.sessions.reports.sessions()
+    assert row["title"] == "Mend the test"
+
+
+def test_a_conversation_that_moves_to_another_client_still_finds_its_line() -> None:
+    desk = Desk()
+    desk.ask(QUESTION, SAID, speaker=named_by_client("curl", "curl-1"))
+    visit = desk.arrive(
+        [*QUESTION, stripped(SAID), {"role": "user", "content": "And?"}],
+        named_by_client("pi", "pi-1"),
+    )
+    assert visit.place.line is not None and visit.count(KEPT) == 1
 
 
 def test_once_the_cache_is_emptied_nothing_is_lost_against_it_and_turns_are_still_known() -> None:
@@ -401,7 +453,7 @@ def test_once_the_cache_is_emptied_nothing_is_lost_against_it_and_turns_are_stil
     for each in (on_it, running):  # they were computed while the cache was emptied
         desk.end(each, WORDS)
         assert desk.log.rows[-1][1]["parent"] is None
-    told = desk.sessions.session_report("s1")
+    told = desk.sessions.reports.session("s1")
     assert told is not None and len(told["lines"]) == 3
 
 
@@ -418,7 +470,7 @@ def test_a_session_that_was_forgotten_while_its_request_ran_has_its_line(
     desk.arrive(QUESTION, ME if is_back else Speaker("key", "another"))
     desk.end(visit, WORDS)
     assert desk.log.rows[-1][1]["turn"] == 1
-    told = desk.sessions.session_report("s1")
+    told = desk.sessions.reports.session("s1")
     assert told is not None and [line["turns"] for line in told["lines"]] == [1]
 
 

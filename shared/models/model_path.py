@@ -1,18 +1,29 @@
-"""Tells what a setting names as a model: the builtin one, a directory, a hub id. Loads nothing."""
+"""Tells what a setting names as a model: the builtin one, a directory, a hub id, an alias.
+
+An alias of the catalogue stands for its hub id; the name of a model that another program keeps, or
+the part of a name behind its owner, for that model. Loads nothing and asks no hub.
+"""
 
 from pathlib import Path
 from typing import Final
 
 from hearth.shared.errors import StartError
+from hearth.shared.models.catalogue import catalogued
+from hearth.shared.models.local_models import HUB, local_models, matching
 from hearth.shared.settings import POCKET
 
 _BUILTIN: Final = "builtin:"
+_NOWHERE: Final = (
+    "{setting} is {source!r}, which is neither a directory nor a hub id (owner/name), nor a name "
+    "that `hearth models` lists."
+)
 
 
 def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
     """Return the directory that `source` names, or else the builtin model or the hub id.
 
     A mistyped path is refused here, before a hub is asked for it. `setting` is where it is from.
+    A name that the hub's cache has stays a hub id; what only another program has is a directory.
 
     Raises:
         StartError: it names nothing that could be a model.
@@ -35,11 +46,26 @@ def named_model(source: str, setting: str = "MODEL_PATH") -> Path | str:
         return path
     if is_directory:
         raise StartError(f"{setting} is {source!r}, a directory without a config.json.")
-    if source.startswith(("/", ".", "~")) or source.count("/") != 1:
+    if source.startswith(("/", ".", "~")) or source.count("/") > 1:
+        raise StartError(_NOWHERE.format(setting=setting, source=source))
+    return _known(source, setting)
+
+
+def _known(name: str, setting: str) -> Path | str:
+    """Return what an alias, a hub id or the name of a model on this disk stands for."""
+    model = catalogued(name)
+    wanted = name if model is None else model.hub_id
+    found = [each for each in matching(wanted, local_models()) if each.is_whole]
+    if len(found) > 1:
         raise StartError(
-            f"{setting} is {source!r}, which is neither a directory nor a hub id (owner/name)."
+            f"{setting} is {name!r}, which {len(found)} models on this disk are called: "
+            f"{', '.join(each.name for each in found)}. Give the whole name of one."
         )
-    return source
+    if found:
+        return found[0].name if found[0].place == HUB else found[0].directory
+    if "/" not in wanted:
+        raise StartError(_NOWHERE.format(setting=setting, source=name))
+    return wanted
 
 
 def check_model(source: str, setting: str = "MODEL_PATH") -> str:
@@ -55,4 +81,7 @@ def check_model(source: str, setting: str = "MODEL_PATH") -> str:
         if next(named.glob("*.safetensors"), None) is None:
             raise StartError(f"{setting} is {source!r}, a directory without *.safetensors files.")
         return f"{source}, a directory"
-    return f"{source}, which the first start fetches where the hub's cache lacks it"
+    told = source if source == named else f"{source}, which is {named}"
+    if any(each.is_whole for each in matching(named, local_models())):
+        return f"{told}, which the hub's cache has"
+    return f"{told}, which the first start fetches, as `hearth pull {source}` does"

@@ -6,7 +6,7 @@ import pytest
 
 from hearth.commands import check
 from hearth.shared.errors import EXIT_CANNOT_START, StartError
-from hearth.shared.model_path import check_model, named_model
+from hearth.shared.models.model_path import check_model, named_model
 
 
 def checkpoint(directory: Path, *names: str) -> Path:

@@ -1,0 +1,1 @@
+"""Reads the PDFs and text files of requests as text."""

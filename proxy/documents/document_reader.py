@@ -1,0 +1,182 @@
+"""Reads documents as text: PDFs in a process of their own, all else as the text that it is.
+
+What a document is, its bytes tell, whatever it is called. Nothing is fetched and no path opened.
+"""
+
+import asyncio
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, TypeVar
+
+from hearth.proxy.documents.pdf_client import PdfRefused, pdf_pages
+from hearth.proxy.http.base64_data import decode_base64
+from hearth.shared.errors import RequestError
+from hearth.shared.memory_by_owner import MemoryByOwner
+
+T = TypeVar("T")
+
+DOCUMENT_BYTES_MAX: Final = 32 * 1024 * 1024
+MEMORY_BYTES_MAX: Final = 32 * 1024 * 1024  # of texts that are remembered
+PDFS_AT_ONCE: Final = 2  # processes; more wait
+DIGEST_BYTES: Final = 16
+_HEAD_BYTES: Final = 1_024  # in which a PDF names itself
+_DATA_URL: Final = "data:"
+_MARK: Final = ";base64,"
+_MARK_CHARS: Final = 256  # within which a data: URL has come to it
+_IMAGES: Final = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"RIFF")
+_BLANK_PAGE: Final = "(no text)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What came of a PDF: its text in UTF-8, or why it is not read."""
+
+    text: bytes
+    refusal: tuple[str, str] | None = None  # code and text
+
+    @property
+    def cost(self) -> int:
+        return len(self.text) + 1_000
+
+    def told(self) -> str:
+        """Return the text. Raises: RequestError."""
+        if self.refusal is not None:
+            code, text = self.refusal
+            raise RequestError(text, code=code)
+        return self.text.decode()
+
+
+class DocumentReader:
+    """Reads documents, and remembers the texts of PDFs. Owner: the event loop.
+
+    What is remembered for one owner, "" being everybody, serves no other. An owner has one PDF
+    read at a time, so that many of one key leave a process to another's.
+    `counts` has an entry for every outcome: ok, known, and the code of each refusal.
+    """
+
+    def __init__(self, read_pdf: Callable[[bytes], Awaitable[list[str]]] = pdf_pages) -> None:
+        """`read_pdf` is another for tests."""
+        self.counts: Counter[str] = Counter()
+        self._read_pdf = read_pdf
+        self._known: MemoryByOwner[bytes, _Known] = MemoryByOwner(
+            MEMORY_BYTES_MAX, lambda _, known: known.cost
+        )
+        self._places = asyncio.Semaphore(PDFS_AT_ONCE)
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._decoder = asyncio.Semaphore(1)  # a second thread would take the loop's turns too
+
+    async def read(self, data: str, owner: str) -> str:
+        """Return the text of a document in base64, or in a data: URL of it.
+
+        Raises:
+            RequestError: it is neither a PDF nor text, is not read within the limits, or 503.
+        """
+        try:
+            return await self._read(data, owner)
+        except RequestError as error:
+            self.counts[error.code] += 1
+            raise
+
+    async def _read(self, data: str, owner: str) -> str:
+        start = _start_of(data)
+        if (size := (len(data) - start) // 4 * 3) > DOCUMENT_BYTES_MAX:
+            text = (
+                f"The document has {size:,} bytes and this server accepts "
+                f"{DOCUMENT_BYTES_MAX:,}. Send a part of it, or its text."
+            )
+            raise RequestError(text, code="document_too_large")
+        head = _decoded(data[start : start + _HEAD_BYTES * 4 // 3 // 4 * 4 + 4])
+        if b"%PDF-" not in head:
+            read = await self._in_thread(lambda: _plain_text(_decoded(data, start)))
+            self.counts["ok"] += 1
+            return read
+        digest = await self._in_thread(lambda: _digest(data, start))
+        turn = self._turns.setdefault(owner, asyncio.Lock())
+        async with turn:  # of two that ask for one PDF the second finds it read
+            known = self._known.get(owner, digest)
+            if known is None:
+                known = await self._read_anew(data, start)
+                self._known.put(owner, digest, known)
+                self.counts["ok"] += known.refusal is None
+            else:
+                self.counts["known"] += 1
+        return known.told()
+
+    async def _read_anew(self, data: str, start: int) -> _Known:
+        """Return what comes of a PDF that is not known. Raises: RequestError: no PDF's fault."""
+        async with self._places:
+            octets = await self._in_thread(lambda: _decoded(data, start))
+            try:
+                pages = await self._read_pdf(octets)
+            except PdfRefused as refused:
+                return _Known(b"", (refused.code, str(refused)))
+        return _Known(paged_text(pages).encode())
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        async with self._decoder:
+            return await asyncio.to_thread(work)
+
+
+def paged_text(pages: list[str]) -> str:
+    """Return the text of a PDF as a model is shown it: page by page, each with its number."""
+    return "\n\n".join(
+        f"Page {number}:\n{text or _BLANK_PAGE}" for number, text in enumerate(pages, start=1)
+    )
+
+
+def _start_of(data: str) -> int:
+    """Return where the base64 begins: some clients send a data: URL, some what is in it.
+
+    Raises:
+        RequestError: it is another URL.
+    """
+    if data[: len(_DATA_URL)].lower() == _DATA_URL:
+        at = data.find(_MARK, 0, _MARK_CHARS)
+        if at < 0:
+            text = "A data: URL of a document is data:TYPE;base64,DATA, and this one is not."
+            raise RequestError(text, code="document_data")
+        return at + len(_MARK)
+    if "://" in data[:_MARK_CHARS]:
+        raise RequestError(
+            "This server fetches no documents. Send the document itself, in base64.",
+            code="document_urls_off",
+        )
+    return 0
+
+
+def _decoded(data: str, start: int = 0) -> bytes:
+    try:
+        return decode_base64(data, start)
+    except ValueError as error:
+        raise RequestError(
+            f"The document is not valid base64 ({error}). Send it padded, without line breaks, in "
+            "the alphabet with + and /.",
+            code="document_data",
+        ) from None
+
+
+def _digest(data: str, start: int) -> bytes:
+    return blake2b(data[start:].encode("utf-8", "replace"), digest_size=DIGEST_BYTES).digest()
+
+
+def _plain_text(data: bytes) -> str:
+    """Return the text in a file of text. Raises: RequestError: it is none."""
+    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError:
+        text = "\0" if b"\0" in data else data.decode("cp1252", "replace")
+    if "\0" not in text:
+        return text
+    if data.startswith(_IMAGES):
+        remedy = "An image goes in a part for images (image_url, input_image, image)."
+    else:
+        remedy = "Send it as a PDF, or as text."
+    raise RequestError(
+        "A document is a PDF or text, whatever it is called, and this one begins with "
+        f"{data[:8].hex(' ')}. {remedy}",
+        code="document_type",
+    )

@@ -1,0 +1,116 @@
+"""Puts the texts of documents into a prompt, in the places of the documents."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from hearth.proxy.documents.document_reader import DocumentReader
+from hearth.proxy.request.content_pieces import ContentPart, join
+from hearth.shared.errors import RequestError
+from hearth.shared.wire_messages import Prompt
+
+DOCUMENTS_MAX: Final = 100  # in one request; one that comes twice counts twice
+TEXT_CHARS_MAX: Final = 8_000_000  # of all documents of a request
+DOCUMENTS_WAIT_S_MAX: Final = 60.0  # for all of a request, the wait for their turn included
+
+
+def holds_documents(prompt: Prompt) -> bool:
+    return any(_documents(prompt))
+
+
+async def with_documents(
+    prompt: Prompt, documents: DocumentReader, owner: str, hold: Callable[[int], None]
+) -> tuple[Prompt, int]:
+    """Return `prompt` with the texts of its documents, and how many characters these are.
+
+    `hold` is told the size of each text, and may raise. In a tool's result a line says why a
+    document is not read: no client can take a result back.
+
+    Raises:
+        RequestError: there are too many, they are too long together, or one cannot be read; it
+            names the place of the one.
+    """
+    reading = _Reading(documents, owner, hold)
+    for count, part in enumerate(_documents(prompt), start=1):
+        if count > DOCUMENTS_MAX:
+            text = (
+                f"{part['param']} is one document more than the {DOCUMENTS_MAX} that this server "
+                "reads in a request. Send fewer."
+            )
+            raise _refusal("too_many_documents", text, part["param"])
+    try:
+        async with asyncio.timeout(DOCUMENTS_WAIT_S_MAX):
+            messages = [await reading.message(message) for message in prompt.messages]
+    except TimeoutError:
+        raise RequestError(
+            f"The documents of this request were not all read within {DOCUMENTS_WAIT_S_MAX:g} s. "
+            "Send it again: those that were read are remembered.",
+            status=503,
+            code="documents_too_slow",
+            retry_after_s=5,
+        ) from None
+    return replace(prompt, messages=messages), reading.chars
+
+
+class _Reading:
+    """Reads the documents of one request, one after the other."""
+
+    def __init__(self, documents: DocumentReader, owner: str, hold: Callable[[int], None]) -> None:
+        self.chars = 0  # of the texts so far
+        self._documents = documents
+        self._owner = owner
+        self._hold = hold
+
+    async def message(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return `message` with texts for documents. Raises: RequestError."""
+        content = message["content"]
+        if type(content) is not list or not any(map(_is_document, content)):
+            return message
+        is_result = message["role"] == "tool"
+        pieces: list[ContentPart] = []
+        for part in content:
+            if _is_document(part):
+                pieces.append(await self._text(part, is_result))
+            else:
+                pieces.append(part["text"] if part["type"] == "text" else part)
+        return message | {"content": join(pieces)}
+
+    async def _text(self, part: dict[str, Any], is_result: bool) -> str:
+        try:
+            text = await self._documents.read(part["data"], self._owner)
+        except RequestError as error:
+            if error.status != 400 or not is_result:
+                told = f"{part['param']}: {error}"
+                raise RequestError(
+                    told,
+                    status=error.status,
+                    code=error.code,
+                    param=part["param"],
+                    retry_after_s=error.retry_after_s,
+                ) from None
+            text = f"[document omitted: {error}]"
+        shown = "\n".join((*part["head"], text))
+        self._hold(len(shown))
+        self.chars += len(shown)
+        if self.chars > TEXT_CHARS_MAX:
+            told = (
+                f"The documents of this request, as far as {part['param']}, have {self.chars:,} "
+                f"characters of text and this server accepts {TEXT_CHARS_MAX:,}. Send fewer."
+            )
+            raise _refusal("documents_too_long", told, part["param"])
+        return shown
+
+
+def _is_document(part: dict[str, Any]) -> bool:
+    return bool(part["type"] == "document")
+
+
+def _documents(prompt: Prompt) -> Iterator[dict[str, Any]]:
+    for message in prompt.messages:
+        if type(message["content"]) is list:
+            yield from filter(_is_document, message["content"])
+
+
+def _refusal(code: str, text: str, param: str) -> RequestError:
+    return RequestError(text, code=code, param=param)

@@ -1,0 +1,101 @@
+"""Talks with a model in the terminal; starts a server where none runs, and ends it afterwards.
+
+    hearth run                                    with the model that the settings name
+    hearth run mlx-community/Qwen3-8B-4bit        with this one
+    hearth run pocket "Who are you?"              answers once, in plain text
+    git diff | hearth run pocket "Is it right?"   the question, and what is piped in behind it
+
+In the chat /help lists the commands; Ctrl-C stops an answer, Ctrl-D ends. An image is sent by its
+path in a message. The address and the key are those of the settings (PROXY_HOST, PROXY_PORT,
+PROXY_API_KEY). Nothing that is said is kept when it ends, beside the server's cache.
+Exit status 0: it was answered; 1: an answer broke off; 2: there is no server that serves the model.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from types import FrameType
+from typing import NoReturn
+
+from rich.console import Console
+
+from hearth.commands.chat.chat_loop import Chat
+from hearth.commands.chat.one_answer import BROKEN, answer_once
+from hearth.commands.chat.terminal_text import shown
+from hearth.commands.server.find_or_start import find_or_start
+from hearth.shared.errors import StartError
+from hearth.shared.paths import env_file
+from hearth.shared.settings_from_env import load_settings
+
+NO_SERVER = 2
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="hearth run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", default="", help="a name, hub id or directory"
+    )
+    parser.add_argument("question", metavar="QUESTION", nargs="*", help="answered once")
+    return parser.parse_args(arguments)
+
+
+def question_of(words: Sequence[str]) -> str:
+    """Return what is asked once, from the command line and from a pipe; "" for a chat."""
+    asked = " ".join(words)
+    piped = "" if sys.stdin.isatty() else sys.stdin.read()
+    return "\n\n".join(part for part in (asked, piped.strip("\n")) if part)
+
+
+def chat_in_terminal(options: argparse.Namespace) -> int:
+    import readline  # edits the line that `input` reads, and remembers those before it
+
+    readline.set_auto_history(True)
+    with find_or_start(load_settings(os.environ, env_file()), options.model) as server:
+        Chat(server, Console(highlight=False), input).run()
+    return 0
+
+
+def answer_to_stdout(options: argparse.Namespace, question: str) -> int:
+    with find_or_start(load_settings(os.environ, env_file()), options.model) as server:
+        try:
+            return asyncio.run(answer_once(server, question, sys.stdout))
+        except BrokenPipeError:  # who reads has enough; nothing may be flushed at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return BROKEN
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = options_of(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what a terminal cannot show is shown as "?"
+    is_chat = sys.stdin.isatty() and sys.stdout.isatty() and not options.question
+    question = "" if is_chat else question_of(options.question)
+    if not is_chat and not question:
+        print('Nothing is asked. Ask once: hearth run MODEL "QUESTION"', file=sys.stderr)
+        return NO_SERVER
+    try:
+        return chat_in_terminal(options) if is_chat else answer_to_stdout(options, question)
+    except StartError as error:
+        print(shown(str(error)), file=sys.stderr)
+        return NO_SERVER
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """End as after an error: what was started is ended, and the terminal is put back."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""Makes text that came from a model or a server safe to show: a terminal obeys none of it."""
+
+import unicodedata
+from typing import Final
+
+# They turn the order of what is read, so that a line shows as another one.
+_TURNING: Final = frozenset(
+    "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)
+
+
+def shown(text: str) -> str:
+    """Return `text` without control characters; lines and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(c for c in text if c in "\n\t" or not _is_obeyed(c))
+
+
+def shown_name(text: str, chars_max: int = 200) -> str:
+    """Return a name in one line."""
+    return shown(text[:chars_max]).replace("\n", " ").replace("\t", " ")
+
+
+def _is_obeyed(character: str) -> bool:
+    # Cs: half of a surrogate pair, which no terminal can be sent.
+    return character in _TURNING or unicodedata.category(character) in ("Cc", "Cs")

@@ -1,0 +1,201 @@
+"""Asks the hub what a repository holds, and tells what it refuses with the remedy."""
+
+import contextlib
+import fnmatch
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+from huggingface_hub import HfApi, ResolvedRevision, constants, get_token, resolve_revision
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionResolutionError,
+)
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
+
+CODE_SUFFIX: Final = ".py"
+WEIGHTS_PATTERN: Final = "model*.safetensors"
+_FOREIGN: Final = (".gguf", ".bin", ".pt", ".pth", ".onnx", ".npz")
+_TOKENS_PAGE: Final = "settings/tokens"
+
+
+class ModelError(Exception):
+    """A model cannot be listed, fetched or removed. Its text tells the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """One file of a repository, as the hub tells it. Immutable."""
+
+    path: str
+    nbytes: int
+    digest: str  # hex: SHA-256 of a large file, else git's SHA-1 of a blob
+    is_large: bool  # kept in the hub's store of large files
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """One revision of a repository: the files of it that serving takes. Immutable."""
+
+    hub_id: str
+    revision: ResolvedRevision  # the branch, and the commit that it stood for
+    files: tuple[HubFile, ...]
+    code: tuple[str, ...]  # Python files, which are not among `files`
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(f.nbytes for f in self.files if fnmatch.fnmatch(f.path, WEIGHTS_PATTERN))
+
+    @property
+    def folder(self) -> Path:
+        """Where the hub's cache keeps this repository, as its documentation says."""
+        return Path(constants.HF_HUB_CACHE) / f"models--{self.hub_id.replace('/', '--')}"
+
+    @property
+    def snapshot(self) -> Path:
+        return self.folder / "snapshots" / self.revision.resolved
+
+
+def look_up(hub_id: str, runs_code: bool) -> HubModel:
+    """Return what the hub has under `hub_id` now, without a byte of it.
+
+    `runs_code` takes Python files too. Call it within `remedies`.
+
+    Raises:
+        ModelError: there is nothing that could be served.
+    """
+    revision = resolve_revision(hub_id)
+    info = HfApi().model_info(hub_id, revision=revision, files_metadata=True)
+    files, code = [], []
+    for sibling in info.siblings or ():
+        is_code = sibling.rfilename.endswith(CODE_SUFFIX)
+        if not _is_wanted(sibling.rfilename):
+            continue
+        if is_code:
+            code.append(sibling.rfilename)
+        if is_code and not runs_code:
+            continue
+        digest = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
+        if sibling.size is None or digest is None:
+            raise ModelError(
+                f"{_endpoint()} tells no size or digest of {sibling.rfilename} in {hub_id}, so "
+                "that it could not be checked. Use another mirror (HF_ENDPOINT)."
+            )
+        is_large = sibling.lfs is not None
+        files.append(HubFile(sibling.rfilename, sibling.size, digest.lower(), is_large))
+    names = {file.path for file in files}
+    _refuse_unservable(hub_id, names, [s.rfilename for s in info.siblings or ()])
+    return HubModel(hub_id, revision, tuple(files), tuple(code))
+
+
+def _is_wanted(name: str) -> bool:
+    """Whether serving takes a file: one that mlx-lm fetches, on no path that leads out.
+
+    They name no pickles, whose loading would run code.
+    """
+    is_inside = not name.startswith("/") and ".." not in name.split("/")
+    return is_inside and any(fnmatch.fnmatch(name, each) for each in DEFAULT_ALLOW_PATTERNS)
+
+
+def _refuse_unservable(hub_id: str, names: set[str], all_names: list[str]) -> None:
+    has_weights = any(fnmatch.fnmatch(name, WEIGHTS_PATTERN) for name in names)
+    if "config.json" in names and has_weights:
+        return
+    other = sorted({name[name.rfind(".") :] for name in all_names if name.endswith(_FOREIGN)})
+    found = f" It has {', '.join(other)} files, which MLX does not load." if other else ""
+    missing = "config.json" if has_weights else f"{WEIGHTS_PATTERN} files"
+    raise ModelError(
+        f"{hub_id} has no {missing}, so it is no model that can be served.{found} Look for a "
+        "conversion of it, e.g. by mlx-community."
+    )
+
+
+@contextlib.contextmanager
+def remedies(hub_id: str) -> Iterator[None]:
+    """Turn what the hub, or the way to it, can raise into a ModelError."""
+    try:
+        yield
+    except OfflineModeIsEnabled as error:
+        raise ModelError(_offline(hub_id)) from error
+    except (RevisionResolutionError, LocalEntryNotFoundError) as error:
+        if constants.HF_HUB_OFFLINE:
+            raise ModelError(_offline(hub_id)) from error
+        raise ModelError(_unreachable(_cause(error))) from error
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{_endpoint()} gives {hub_id} only to who has accepted its terms. Accept them on "
+            f"{_endpoint()}/{hub_id}, then log in (`hf auth login`) or set HF_TOKEN to a token "
+            f"from {_endpoint()}/{_TOKENS_PAGE}, and pull again."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(_not_found(hub_id, error)) from error
+    except HFValidationError as error:
+        raise ModelError(f"{hub_id!r} is no hub id (owner/name).") from error
+    except HfHubHTTPError as error:
+        raise ModelError(_refused(hub_id, error)) from error
+    except (httpx.HTTPError, ConnectionError, TimeoutError) as error:
+        raise ModelError(_unreachable(error)) from error
+    except OSError as error:
+        raise ModelError(_not_written(hub_id, error)) from error
+
+
+def _endpoint() -> str:
+    return constants.ENDPOINT
+
+
+def _offline(hub_id: str) -> str:
+    return (
+        f"HF_HUB_OFFLINE is set, and the hub's cache has no whole {hub_id}. Unset it to fetch "
+        "this model; `hearth models` lists those that are here."
+    )
+
+
+def _not_found(hub_id: str, error: HfHubHTTPError) -> str:
+    """Return the text for a repository that is not there, or not for this token: both are a 401."""
+    is_sent = get_token() is not None
+    token = "the token that was sent may not see it" if is_sent else "no token was sent"
+    return (
+        f"{_endpoint()} knows no {hub_id} ({error.response.status_code}): it is not there, or it "
+        f"is private and {token}. Check the name; for a private one log in (`hf auth login`) or "
+        f"set HF_TOKEN to a token from {_endpoint()}/{_TOKENS_PAGE}."
+    )
+
+
+def _refused(hub_id: str, error: HfHubHTTPError) -> str:
+    status = error.response.status_code
+    if status in (401, 403):
+        return (
+            f"{_endpoint()} refuses {hub_id} ({status}). Log in (`hf auth login`) or set HF_TOKEN "
+            f"to a token from {_endpoint()}/{_TOKENS_PAGE} that may read it."
+        )
+    return f"{_endpoint()} answers {status} for {hub_id}. Pull again later: what came is kept."
+
+
+def _unreachable(error: BaseException) -> str:
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return (
+        f"{_endpoint()} cannot be reached ({reason}). Check the network, and HF_ENDPOINT if you "
+        "use a mirror; then pull again: what came is kept."
+    )
+
+
+def _not_written(hub_id: str, error: OSError) -> str:
+    reason = error.strerror or " ".join(str(error).split())[:200]
+    return (
+        f"{hub_id} cannot be written into {constants.HF_HUB_CACHE} ({reason}). Make room or give "
+        "this user access there, or set HF_HOME to another disk, and pull again."
+    )
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return what an error came from, which the hub's library wraps in advice of its own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

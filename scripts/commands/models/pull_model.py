@@ -1,0 +1,217 @@
+"""Fetches a model from the hub into its cache: checked, resumable, and only if it fits.
+
+    hearth pull qwen3.5-9b                          an alias that `hearth models` lists
+    hearth pull mlx-community/Qwen3.5-9B-MLX-4bit   or a hub id
+    hearth pull qwen3.5-9b --dry-run                says what it would fetch, and whether it fits
+
+Before the first byte of weights it says what the model takes of this machine's memory and disk,
+and refuses one that brings code of its own (ALLOW_MODEL_CODE). HF_HOME, HF_ENDPOINT, HF_TOKEN and
+HF_HUB_OFFLINE mean what they mean to the hub's own tools.
+Exit status 0: it is there, whole and checked; 1: it is not, and why is told; 2: it does not fit
+into this machine's memory (--anyway fetches it all the same).
+"""
+
+import argparse
+import functools
+import glob
+import hashlib
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Final
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.utils import disable_progress_bars
+from rich.console import Console
+
+from hearth.commands.models.download_progress import DownloadProgress
+from hearth.commands.models.hub_repository import (
+    HubFile,
+    HubModel,
+    ModelError,
+    look_up,
+    remedies,
+)
+from hearth.commands.models.memory_lines import memory_lines
+from hearth.commands.models.resumable_download import ResumableDownload, remove_leftovers
+from hearth.shared.errors import StartError
+from hearth.shared.models.catalogue import catalogued
+from hearth.shared.paths import env_file
+from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.worker.engine.model_loader import may_run_code
+from hearth.worker.engine.remote_code_check import remote_code
+from hearth.worker.setup.memory_verdict import memory_verdict
+
+FILES_AT_ONCE: Final = 4  # a hub gives one connection less than many a line can take
+DISK_SPARE_BYTES: Final = 256 * 1024**2  # of the volume, left free
+DOES_NOT_FIT: Final = 2
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="hearth pull",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", help="an alias, or a hub id (owner/name)")
+    parser.add_argument("--dry-run", action="store_true", help="fetch no weights")
+    parser.add_argument("--anyway", action="store_true", help="also if it does not fit")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = options_of(arguments)
+    console = Console()
+    disable_progress_bars()
+    try:
+        settings = load_settings(os.environ, env_file())
+        return pull(options, settings, console)
+    except (ModelError, StartError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def pull(options: argparse.Namespace, settings: Settings, console: Console) -> int:
+    """Fetch what `options` name; return the exit status.
+
+    Raises:
+        ModelError: it is not to be had.
+    """
+    hub_id = hub_id_of(options.model)
+    say = functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    with remedies(hub_id):
+        runs_code = may_run_code(settings, hub_id)
+        model = look_up(hub_id, runs_code)
+        if model.code and not runs_code:
+            raise ModelError(_brings_code(hub_id, list(model.code)))
+        say(
+            f"{hub_id} {model.revision.resolved[:12]}: {model.weight_bytes / 1e9:.1f} GB of weights"
+        )
+        fetch_small(model)
+        if not runs_code and (found := remote_code(model.snapshot)):
+            raise ModelError(_brings_code(hub_id, found))
+        verdict = memory_verdict(model.snapshot, settings, model.weight_bytes)
+        say("\n".join(memory_lines(verdict)))
+        if not verdict.fits and not options.anyway:
+            say("Nothing of the weights was fetched. To fetch them all the same: --anyway")
+            return DOES_NOT_FIT
+        nothing = DownloadProgress(Console(quiet=True), "", 0)
+        missing = sum(part.missing_bytes for part in downloads(model, nothing.advance))
+        check_disk(model, missing)
+        say(f"To fetch: {missing / 1e9:.1f} GB into {model.folder.parent}")
+        if options.dry_run:
+            return 0
+        fetch_large(model, console)
+        snapshot_download(hub_id, revision=model.revision, allow_patterns=_patterns(model.files))
+        remove_leftovers(model)
+    say(f"{hub_id} is whole and checked. Serve it: hearth serve --model {options.model}")
+    return 0
+
+
+def hub_id_of(name: str) -> str:
+    """Return the hub id that a name on the command line means.
+
+    Raises:
+        ModelError: it is no alias and no hub id.
+    """
+    known = catalogued(name)
+    if known is not None:
+        return known.hub_id
+    if name.count("/") != 1 or name.startswith(("/", ".", "~")):
+        raise ModelError(
+            f"{name!r} is neither an alias nor a hub id (owner/name). `hearth models` lists the "
+            "aliases."
+        )
+    return name
+
+
+def fetch_small(model: HubModel) -> None:
+    """Fetch what is not in the hub's store of large files, and check it.
+
+    Raises:
+        ModelError: a file is not what the hub told.
+    """
+    small = [file for file in model.files if not file.is_large]
+    if not small:
+        return
+    snapshot_download(model.hub_id, revision=model.revision, allow_patterns=_patterns(small))
+    for file in small:
+        path = model.snapshot / file.path
+        found = git_digest(path.read_bytes())
+        if found != file.digest:
+            path.resolve().unlink()
+            path.unlink(missing_ok=True)
+            raise ModelError(
+                f"{file.path} of {model.hub_id} came altered: git names it {found}, and the hub "
+                f"told {file.digest}. It is not kept. Pull again; if it comes so again, use "
+                "another mirror (HF_ENDPOINT)."
+            )
+
+
+def downloads(
+    model: HubModel, on_bytes: Callable[[int], None], is_over: Callable[[], bool] = lambda: False
+) -> list[ResumableDownload]:
+    large = [file for file in model.files if file.is_large]
+    return [ResumableDownload(model, file, on_bytes, is_over) for file in large]
+
+
+def fetch_large(model: HubModel, console: Console) -> None:
+    """Fetch and check the large files, several at once.
+
+    Raises:
+        ModelError: one is not what the hub told, or the disk is full.
+    """
+    total = sum(file.nbytes for file in model.files if file.is_large)
+    over = threading.Event()
+    with (
+        DownloadProgress(console, model.hub_id.rpartition("/")[2], total) as progress,
+        ThreadPoolExecutor(FILES_AT_ONCE) as pool,
+    ):
+        parts = downloads(model, progress.advance, over.is_set)
+        runs = [pool.submit(part.run, progress.say) for part in parts]
+        try:
+            for run in as_completed(runs):
+                run.result()
+        finally:
+            over.set()  # after a failure or Ctrl-C the others end too
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def check_disk(model: HubModel, missing: int) -> None:
+    """Raise ModelError where the cache's volume has no room for so many bytes more."""
+    place = model.folder
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if missing and missing + DISK_SPARE_BYTES > free:
+        raise ModelError(
+            f"{model.hub_id} needs {missing / 1e9:.2f} GB more on disk (and "
+            f"{DISK_SPARE_BYTES / 1e9:.2f} GB are left free), and {free / 1e9:.2f} GB are free in "
+            f"{model.folder.parent}. Make room there (`hearth rm`), or set HF_HOME to a larger "
+            "disk."
+        )
+
+
+def git_digest(content: bytes) -> str:
+    """Return the name that git gives a file with this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def _patterns(files: Sequence[HubFile]) -> list[str]:
+    return [glob.escape(file.path) for file in files]
+
+
+def _brings_code(hub_id: str, found: list[str]) -> str:
+    return (
+        f"{hub_id} brings code of its own ({', '.join(found[:8])}), which would run with your "
+        "rights, so nothing of its weights was fetched. Use another conversion of the model, or, "
+        f"if you have read that code, set ALLOW_MODEL_CODE={hub_id}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Writes adapters of random weights for a loaded model, in mlx-lm's format or in PEFT's."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.tuner.utils import load_adapters
+
+from hearth.shared.settings_from_env import load_settings
+from hearth.worker.engine.lora.lora_files import CONFIG, MLX_LM_WEIGHTS, PEFT_WEIGHTS
+from hearth.worker.engine.model_loader import LoadedModel
+from hearth.worker.engine.prefill_lengths import network_of
+from hearth.worker.engine.weights_identity import WeightsIdentity
+from hearth.worker.setup.lora_setup import LoraSetup
+from scripts.harness.socketless_worker import Machine, loaded, marks, vocabulary
+
+RANK = 4
+SCALE = 8.0  # so large that no answer stays as it was
+STRENGTH = 0.15  # of the random weights
+
+
+def linear_layers(model: LoadedModel) -> dict[str, nn.Module]:
+    """Return by its path each linear layer that stands in a block."""
+    modules = network_of(model).named_modules()
+    kinds = (nn.Linear, nn.QuantizedLinear)
+    return {path: each for path, each in modules if "layers." in path and isinstance(each, kinds)}
+
+
+def key_of(path: str) -> str:
+    """Return a layer's name within its block."""
+    return path.split("layers.", 1)[1].split(".", 1)[1]
+
+
+def random_parts(layer: nn.Module, rank: int = RANK) -> dict[str, mx.array]:
+    """Return lora_a (in, rank) and lora_b (rank, out) of random numbers."""
+    given, taken = layer.weight.shape
+    if isinstance(layer, nn.QuantizedLinear):
+        taken = taken * 32 // layer.bits
+    wide = STRENGTH / taken**0.5
+    return {
+        "lora_a": mx.random.uniform(-wide, wide, (taken, rank)),
+        "lora_b": mx.random.uniform(-STRENGTH, STRENGTH, (rank, given)),
+    }
+
+
+def write_adapter(
+    directory: Path,
+    model: LoadedModel,
+    seed: int,
+    *,
+    kind: str = "lora",
+    keys: Sequence[str] | None = None,
+    **config: Any,
+) -> Path:
+    """Write an adapter as mlx-lm does, of the layers called `keys` in each block, by default all.
+
+    `config` are further entries of its configuration.
+    """
+    mx.random.seed(seed)
+    layers = linear_layers(model)
+    used = {path: each for path, each in layers.items() if keys is None or key_of(path) in keys}
+    weights: dict[str, mx.array] = {}
+    for path, layer in used.items():
+        parts = random_parts(layer)
+        if kind == "dora":
+            parts["m"] = mx.random.uniform(0.8, 1.2, (layer.weight.shape[0],))
+        weights |= {f"{path}.{name}": array for name, array in parts.items()}
+    directory.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(directory / MLX_LM_WEIGHTS), weights)
+    parameters = {"rank": RANK, "scale": SCALE, "dropout": 0.3}
+    told: dict[str, Any] = {
+        "fine_tune_type": kind,
+        "num_layers": -1,
+        "lora_parameters": parameters | {"keys": sorted({*map(key_of, used)})},
+    }
+    (directory / CONFIG).write_text(json.dumps(told | config))
+    return directory
+
+
+def as_peft(source: Path, directory: Path, **config: Any) -> Path:
+    """Write what `write_adapter` wrote to `source` as PEFT writes it."""
+    weights: dict[str, mx.array] = mx.load(str(source / MLX_LM_WEIGHTS))  # type: ignore[assignment]
+    names = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "m": "lora_magnitude_vector"}
+    turned = {}
+    for name, array in weights.items():
+        path, _, part = name.rpartition(".")
+        turned[f"base_model.model.{path}.{names[part]}"] = array if part == "m" else array.T
+    directory.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(
+        str(directory / PEFT_WEIGHTS), {name: mx.contiguous(each) for name, each in turned.items()}
+    )
+    keys = json.loads((source / CONFIG).read_text())["lora_parameters"]["keys"]
+    told: dict[str, Any] = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": RANK * SCALE,
+        "target_modules": sorted({key.rpartition(".")[2] for key in keys}),
+        "use_dora": any(name.endswith(".m") for name in weights),
+        "bias": "none",
+        "init_lora_weights": True,
+    }
+    (directory / CONFIG).write_text(json.dumps(told | config))
+    return directory
+
+
+def with_adapters(model: LoadedModel, **directories: Path) -> LoadedModel:
+    """Return the model with adapters, as a worker loads them. Raises: StartError."""
+    named = ",".join(f"{name}={path}" for name, path in directories.items())
+    setup = LoraSetup(load_settings({"ADAPTERS": named}, None), lambda _nbytes: None)
+
+    def identify(directory: Path, patterns: Sequence[str]) -> WeightsIdentity:
+        return WeightsIdentity(directory, patterns=patterns)
+
+    return setup.load(model, identify)
+
+
+ADAPTERS = ("", "one", "two", "turned")  # of `adapted`: none, two LoRA, one DoRA
+
+
+@cache
+def adapter_dirs(name: str) -> dict[str, Path]:
+    """Return where a fixture's adapters are."""
+    directory = Path(tempfile.mkdtemp(prefix=f"lora-{name}-"))
+    model = loaded(name)
+    return {
+        "one": write_adapter(directory / "one", model, 1),
+        "two": write_adapter(directory / "two", model, 2),
+        "turned": write_adapter(directory / "turned", model, 3, kind="dora"),
+    }
+
+
+@cache
+def adapted(name: str) -> LoadedModel:
+    """Return a fixture with the adapters of ADAPTERS."""
+    return with_adapters(loaded(name), **adapter_dirs(name))
+
+
+@cache
+def upstream_adapted(name: str, adapter: str) -> LoadedModel:
+    """Return a fixture whose model has an adapter for good, put in by mlx-lm itself."""
+    model = loaded.__wrapped__(name)
+    if adapter:
+        load_adapters(model.model, str(adapter_dirs(name)[adapter])).eval()
+    return model
+
+
+def adapted_machine(name: str, model: LoadedModel | None = None, **rules: Any) -> Machine:
+    return Machine(model or adapted(name), marks(name), vocabulary(name), **rules)

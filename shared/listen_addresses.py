@@ -1,0 +1,71 @@
+"""Finds the addresses that PROXY_HOST means: itself, or all that its name has on this machine.
+
+Standard library only: the installer asks it too.
+"""
+
+import functools
+import ipaddress
+import re
+import socket
+from typing import Final
+
+from hearth.shared.errors import StartError
+
+ADDRESSES_MAX: Final = 16  # of one name; a machine has a few
+_LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+# The last label begins with a letter: 127.1 and 2130706433 are addresses in disguise.
+_NAME: Final = re.compile(rf"(?:{_LABEL}\.)*(?=[a-z]){_LABEL}\.?", re.IGNORECASE)
+
+
+def is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_host_name(text: str) -> bool:
+    return len(text) <= 253 and _NAME.fullmatch(text) is not None
+
+
+@functools.lru_cache(maxsize=4)
+def listen_addresses(host: str) -> tuple[str, ...]:
+    """Return each address that a server on `host` listens on; a name is resolved once a process.
+
+    The answer is kept, so that what decides whether a key is needed is what is then bound.
+    localhost is 127.0.0.1 alone: many containers name ::1 and have no IPv6.
+
+    Raises:
+        StartError: the name has no address here, or more than ADDRESSES_MAX.
+    """
+    if is_address(host):
+        return (host,)
+    if host == "localhost":
+        return ("127.0.0.1",)
+    try:
+        rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise StartError(
+            f"PROXY_HOST is {host}, for which this machine finds no address ({error}). Set it to a "
+            "name that resolves here, to an address of this machine, or to localhost."
+        ) from None
+    found = tuple(dict.fromkeys(_text(row[4]) for row in rows))
+    if len(found) > ADDRESSES_MAX:
+        raise StartError(
+            f"PROXY_HOST is {host}, which has {len(found)} addresses, and at most {ADDRESSES_MAX} "
+            "are listened on. Set it to one of this machine's addresses."
+        )
+    return found
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether nobody but this machine reaches any address of `host`. Raises: StartError."""
+    return all(ipaddress.ip_address(each).is_loopback for each in listen_addresses(host))
+
+
+def _text(address: tuple[object, ...]) -> str:
+    """Return a socket address' text; a link-local one of IPv6 with its interface."""
+    scope = address[3] if len(address) == 4 else 0
+    text = str(address[0]).partition("%")[0]
+    return f"{text}%{scope}" if scope else text

@@ -1,0 +1,231 @@
+"""hearth run as a command: a chat in a real terminal, and answers in pipes, by real servers."""
+
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hearth.shared.processes import PID_FILE, process_started, read_pid_file
+from hearth.shared.settings_from_env import PROJECT_DIR
+from scripts.fixtures.fixture_cache import fixture_dir
+from tests.helpers.clients.terminal import WAIT_S, Terminal, in_terminal, python_module
+from tests.helpers.servers.scripted_server import ScriptedServer
+from tests.helpers.servers.server import Server
+from tests.helpers.worker_processes.scripted_worker import DICTATION, FREEDOM
+
+COMMAND = ("hearth.commands.main", "run")
+READY = b"/help lists the commands"
+FIGURES = b"(/why)"
+
+
+def once(
+    environ: Mapping[str, str], *arguments: str, piped: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        python_module(*COMMAND, *arguments),
+        cwd=PROJECT_DIR,
+        env=dict(environ),
+        input=piped,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+
+
+@pytest.fixture
+def chat(scripted: ScriptedServer) -> Iterator[Terminal]:
+    """A chat with the scripted model."""
+    with in_terminal(*COMMAND, environ=scripted.environment) as running:
+        running.until(READY)
+        yield running
+
+
+def dictated(*turns: str) -> str:
+    """Return a question that has the model write `turns`, one an answer."""
+    return DICTATION + json.dumps(turns)
+
+
+def test_a_chat_goes_on_with_what_is_kept_and_says_so(
+    scripted: ScriptedServer, chat: Terminal
+) -> None:
+    chat.type(dictated("It is **one**.", "And two.") + "\r")
+    at = chat.until(FIGURES)
+    assert b"It is \x1b[1mone\x1b[0m." in chat.read
+    chat.type("And then?\r")
+    at = chat.until(FIGURES, at)
+    first, second = scripted.asked()[-2:]
+    assert second.session == first.session and first.session.startswith("chat-")
+    assert second.ids[: len(first.ids) + len(first.sampled)] == first.ids + first.sampled
+    assert second.cached >= len(first.ids)
+    chat.type("/why\r")
+    at = chat.until(f"hearth why {second.session} --base-url {scripted.url}".encode(), at)
+    told = f"{len(second.ids)} tokens: {second.cached} were kept in a live cache"
+    assert told.encode() in chat.read
+    assert b"lost     nothing" in chat.read
+    chat.type("\x04")
+    assert chat.wait() == 0
+    assert b"Traceback" not in chat.read
+
+
+def test_no_control_character_of_an_answer_reaches_the_terminal(chat: Terminal) -> None:
+    chat.type(dictated("a\x1b]0;owned\x07b\x9b31mc\u202ed <b>tag</b>") + "\r")
+    chat.until(FIGURES)
+    assert b"a]0;ownedb31mcd <b>tag</b>" in chat.read
+    assert b"\x1b]" not in chat.read and b"\x07" not in chat.read
+
+
+def test_ctrl_c_stops_the_answer_at_the_server_too_and_the_chat_goes_on(
+    scripted: ScriptedServer, chat: Terminal
+) -> None:
+    before = len(scripted.asked())
+    chat.type(FREEDOM + "\r")
+    deadline = time.monotonic() + WAIT_S
+    while len(scripted.asked()) == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)
+    chat.type("\x03")
+    at = chat.until(b"stopped")
+    scripted.wait_until_idle()
+    chat.type("\x03")
+    at = chat.until(b"Ctrl-D ends.", at)
+    chat.type("/clear\r" + dictated("Still here.") + "\r")
+    chat.until(b"Still here.", at)
+    chat.until(FIGURES, at)
+
+
+def test_an_error_is_told_and_its_question_is_forgotten() -> None:
+    with (
+        Server(MAX_KV_SIZE="256") as server,
+        in_terminal(*COMMAND, environ=server.environment) as chat,
+    ):
+        chat.until(READY)
+        chat.type('"""' + "\r".join(["many words " * 20] * 3) + '"""\r')
+        at = chat.until(b"this server accepts 255")
+        chat.type("Who are you?\r")
+        at = chat.until(b"I am Pocket", at)
+        chat.until(b"0 tokens kept, 12 read", at)
+
+
+def test_a_pipe_is_answered_once_in_plain_text(scripted: ScriptedServer) -> None:
+    environ = scripted.environment
+    asked = once(environ, "", dictated("It is **one**.\x1b[2J\n"))
+    assert (asked.returncode, asked.stdout, asked.stderr) == (0, "It is **one**.[2J\n", "")
+    asked = once(environ, "", dictated("Both."), piped="what was piped\n")
+    assert (asked.returncode, asked.stdout) == (0, "Both.\n")
+    assert '"Both."]\n\nwhat was piped<' in scripted.prompts()[-1]
+    asked = once(environ, piped=dictated("Piped alone."))
+    assert (asked.returncode, asked.stdout) == (0, "Piped alone.\n")
+    asked = once(environ)
+    assert (asked.returncode, asked.stdout) == (2, "") and "Nothing is asked." in asked.stderr
+
+
+def test_a_model_that_is_not_served_is_refused_with_the_remedies(
+    scripted: ScriptedServer,
+) -> None:
+    asked = once(scripted.environment, "owner/other", "Who?")
+    assert (asked.returncode, asked.stdout) == (2, "")
+    for told in ("not 'owner/other'", "MODELS=owner/other", "PROXY_PORT="):
+        assert told in asked.stderr
+
+
+# ---------------------------------------------------------------- a server of its own
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine on which no server runs."""
+    return Server(RUN_DIR=str(tmp_path / "run"), KV_CACHE_DIR=str(tmp_path / "kv")).environment
+
+
+def children(settings: Mapping[str, str]) -> list[int]:
+    """Return the pids of the server that runs on its port, and of its workers."""
+    directory = Path(settings["RUN_DIR"]) / settings["PROXY_PORT"]
+    supervisor, workers = read_pid_file(directory / PID_FILE)
+    assert supervisor is not None and workers
+    return [supervisor.pid, *(worker.pid for worker in workers)]
+
+
+def until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while any(process_started(pid) is not None for pid in pids):
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.05)
+
+
+def test_a_server_is_started_where_none_runs_and_ends_with_the_chat(
+    settings: dict[str, str],
+) -> None:
+    with in_terminal(*COMMAND, environ=settings) as chat:
+        chat.until(READY)
+        assert b"`hearth service install` keeps one running." in chat.read
+        pids = children(settings)
+        chat.type("Who are you?\r")
+        chat.until(FIGURES)
+        assert b"I am Pocket" in chat.read
+        found = once(settings, "pocket", "Who are you?")  # a second one asks the same server
+        assert "I am Pocket" in found.stdout and "service install" not in found.stderr
+        chat.type("\x04")
+        assert chat.wait() == 0
+    assert all(process_started(pid) is None for pid in pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_server_ends_however_the_chat_does(settings: dict[str, str], number: int) -> None:
+    with in_terminal(*COMMAND, environ=settings) as chat:
+        chat.until(READY)
+        pids = children(settings)
+        status = chat.end(number)
+    assert status == (-number if number == signal.SIGKILL else 128 + number)
+    until_gone(pids)
+
+
+def test_a_start_that_fails_shows_the_end_of_its_log(settings: dict[str, str]) -> None:
+    asked = once(settings, "/no/such/model", "Who?")
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert "did not start (exit status 78)" in asked.stderr
+    assert "neither a directory nor a hub id" in asked.stderr
+
+
+def test_a_port_that_something_else_has_is_left_alone(settings: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", int(settings["PROXY_PORT"]))) as other:
+        other.settimeout(0)
+        asked = once(settings, "builtin:pocket", "Who are you?")
+    assert asked.returncode == 0 and "I am Pocket" in asked.stdout
+    assert f"Port {settings['PROXY_PORT']} is taken" in asked.stderr
+
+
+def test_another_key_is_asked_for() -> None:
+    with Server(PROXY_API_KEY="sk-right") as server:
+        asked = once({**server.environment, "PROXY_API_KEY": "sk-wrong"}, "pocket", "Who?")
+        assert asked.returncode == 2 and "Set PROXY_API_KEY in" in asked.stderr
+        assert "I am Pocket" in once(server.environment, "pocket", "Who are you?").stdout
+
+
+# ---------------------------------------------------------------- images
+
+
+def test_an_image_is_sent_by_its_path_in_a_message(tmp_path: Path) -> None:
+    picture = tmp_path / "a red one.png"
+    Image.new("RGB", (64, 64), "red").save(picture)
+    model = str(fixture_dir("qwen3_5_vl"))
+    with (
+        Server(MODEL_PATH=model, PROXY_MODEL_ID="eyes", MAX_KV_SIZE="256") as server,
+        in_terminal(*COMMAND, environ=server.environment) as chat,
+    ):
+        chat.until(READY)
+        chat.type("/image /no/such.png\r")
+        at = chat.until(b"/no/such.png cannot be read: No such file or directory.")
+        chat.type(f"What is in '{picture}' here?\r")
+        at = chat.until(b"With the message: a red one.png", at)
+        chat.until(b"The answer ended where the context does", at)
+        chat.type("\x04")
+        assert chat.wait() == 0
+        (recent,) = server.get("/v1/sessions")["recent"]
+    assert recent["images"] > 0

@@ -1,0 +1,231 @@
+"""The chat of hearth run is checked here without a server: lines, commands, what is sent."""
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hearth.commands.chat import chat_loop
+from hearth.commands.chat.answer_stream import Turn, error_text
+from hearth.commands.chat.chat_loop import Chat, command_of
+from hearth.commands.chat.conversation import (
+    Conversation,
+    ImageError,
+    ImageFile,
+    image_paths,
+    read_image,
+)
+from hearth.commands.chat.turn_figures import footer, why_lines
+from hearth.commands.server.find_or_start import RunningServer
+from hearth.shared.errors import StartError
+
+PNG = b"\x89PNG\r\n\x1a\n"
+SERVER = RunningServer("http://127.0.0.1:4000", "", "pocket", 131_072, True, False)
+USAGE = {
+    "prompt_tokens": 1_500,
+    "completion_tokens": 101,
+    "prompt_tokens_details": {"cached_tokens": 1_400},
+    "kv_cache": {"prefilled": 100, "source": "ram", "divergence": None},
+    "speculation": {"accepted_prediction_tokens": 30, "rejected_prediction_tokens": 10},
+}
+
+
+def answered(text: str = "Yes.", thinking: str = "", **usage: Any) -> Turn:
+    """A whole turn of 101 tokens that took 3 s, the first of them 1 s."""
+    turn = Turn(first_s=1.0, total_s=3.0)
+    turn.take({"choices": [{"delta": {"content": text, "reasoning_content": thinking}}]})
+    turn.take({"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": USAGE | usage})
+    return turn
+
+
+Talk = Callable[..., str]
+
+
+@pytest.fixture
+def talk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Talk]:
+    """Leads a chat of typed lines, in which each question is answered; returns what was shown."""
+    bodies: list[list[dict[str, Any]]] = []
+
+    async def answer(self: Chat, turn: Turn) -> None:
+        bodies.append([dict(message) for message in self.conversation.messages])
+        whole = answered(f"answer {len(bodies)}", "a thought")
+        turn.reading, turn.first_s, turn.total_s = whole.reading, 1.0, 3.0
+
+    monkeypatch.setattr(Chat, "answer", answer)
+
+    def run(*lines: str, server: RunningServer = SERVER) -> str:
+        typed = iter(lines)
+
+        def read_line(prompt: str) -> str:
+            try:
+                line = next(typed)
+            except StopIteration:
+                raise EOFError from None
+            if line == "^C":
+                raise KeyboardInterrupt
+            return line
+
+        out = io.StringIO()
+        Chat(server, Console(file=out, width=200), read_line).run()
+        return out.getvalue()
+
+    run.bodies = bodies  # type: ignore[attr-defined]
+    yield run
+
+
+@pytest.mark.parametrize(
+    ("line", "command", "rest"),
+    [
+        ("/why", "/why", ""),
+        ("  /image ~/a b.png ", "/image", "~/a b.png"),
+        ("/usr/bin/true is what?", "", "/usr/bin/true is what?"),
+        ("what is /why?", "", "what is /why?"),
+        ("/ is a slash", "", "/ is a slash"),
+        ("", "", ""),
+    ],
+)
+def test_a_line_is_a_command_where_its_first_word_is_one(
+    line: str, command: str, rest: str
+) -> None:
+    assert command_of(line) == (command, rest)
+
+
+def test_every_command_of_the_help_is_known_and_no_other(talk: Talk) -> None:
+    lines = [name.split()[0] for name in chat_loop.HELP if not name.startswith(("/model", "/bye"))]
+    shown = talk("hello", *lines, "/nothing")
+    assert shown.count("is no command") == 1 and "/nothing is no command" in shown
+    assert "hearth why chat-" in shown and "a thought" in shown
+
+
+def test_what_was_said_is_sent_again_with_its_thinking(talk: Talk) -> None:
+    talk("one", '"""two', 'lines"""', "", "   ", "^C", "/clear", "three")
+    bodies = talk.bodies  # type: ignore[attr-defined]
+    assert [message["content"] for message in bodies[1]] == ["one", "answer 1", "two\nlines"]
+    assert bodies[1][1]["reasoning_content"] == "a thought"
+    assert [message["content"] for message in bodies[2]] == ["three"]
+
+
+@pytest.mark.parametrize("end", ["/bye", "/exit", "/quit"])
+def test_a_word_ends_it_too(talk: Talk, end: str) -> None:
+    assert "is no command" not in talk(end, "/nothing")
+
+
+def test_a_stopped_answer_is_kept_as_far_as_it_came_and_none_forgets_its_question() -> None:
+    talk, turn = Conversation(), Turn()
+    talk.question("first", [])
+    assert not talk.answered(turn) and talk.messages == []
+    turn.take({"choices": [{"delta": {"content": "half an ans"}}]})
+    talk.question("second", [])
+    assert talk.answered(turn)
+    assert [message["content"] for message in talk.messages] == ["second", "half an ans"]
+
+
+def test_bytes_that_are_no_utf8_are_sent_as_a_question_mark() -> None:
+    talk = Conversation()
+    talk.question("caf\udce9", [ImageFile("x.png", "data:,")])
+    assert talk.messages[0]["content"][-1] == {"type": "text", "text": "caf?"}
+
+
+def test_models_are_listed_and_changed(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(server: RunningServer, name: str) -> RunningServer:
+        if name != "other":
+            raise StartError("It serves pocket, other, not that.")
+        return RunningServer(server.base_url, "", "other", None, False, False)
+
+    monkeypatch.setattr(chat_loop, "with_model", other)
+    monkeypatch.setattr(chat_loop, "served_names", lambda server: ["pocket", "other\x1b[2J"])
+    shown = talk("/model", "/model none", "/model other", "/image x.png")
+    assert "* pocket\n  other[2J\n" in shown
+    assert "It serves pocket, other, not that." in shown
+    assert shown.endswith("other\nother takes no images.\n\n")
+
+
+# ---------------------------------------------------------------- images
+
+
+def test_an_image_is_found_by_its_path_and_sent_with_its_name(talk: Talk, tmp_path: Path) -> None:
+    path = tmp_path / "my cat.PNG"
+    path.write_bytes(PNG + b"rest")
+    shown = talk(f"what is in '{path}'?", f"/image {path}", "and here?")
+    assert shown.count("With the message: my cat.PNG") == 2
+    first, second = talk.bodies  # type: ignore[attr-defined]
+    image, words = first[0]["content"]
+    assert image["image_url"]["url"] == "data:image/png;base64,iVBORw0KGgpyZXN0"
+    assert words == {"type": "text", "text": "what is in my cat.PNG?"}
+    assert [part["type"] for part in second[-1]["content"]] == ["image_url", "text"]
+
+
+def test_a_model_that_takes_no_images_is_asked_with_the_words(talk: Talk, tmp_path: Path) -> None:
+    path = tmp_path / "cat.png"
+    path.write_bytes(PNG)
+    blind = RunningServer("http://127.0.0.1:4000", "", "pocket", None, False, False)
+    shown = talk(f"rename {path}", server=blind)
+    assert "pocket takes no images." in shown
+    assert talk.bodies[0][0]["content"] == f"rename {path}"  # type: ignore[attr-defined]
+
+
+def test_only_files_that_are_there_and_end_like_an_image_are_taken(tmp_path: Path) -> None:
+    for name in ("a b.png", "c.txt", "d.jpg"):
+        (tmp_path / name).write_bytes(b"")
+    text = f'{tmp_path}/a\\ b.png {tmp_path}/c.txt {tmp_path}/none.png "{tmp_path}/d.jpg", it\'s'
+    assert list(image_paths(text).values()) == [tmp_path / "a b.png", tmp_path / "d.jpg"]
+    assert image_paths("~nobody-of-that-name/x.png x\0.png") == {}
+
+
+def test_a_file_that_is_no_image_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    path.write_bytes(b"no image")
+    with pytest.raises(ImageError, match="is no PNG, JPEG, GIF or WebP"):
+        read_image(path)
+    with path.open("wb") as file:
+        file.truncate(20 * 1024 * 1024 + 1)
+    with pytest.raises(ImageError, match="has 20,971,521 bytes; an image has 20,971,520 at most"):
+        read_image(path)
+    path.write_bytes(b"RIFF1234WEBPVP8 ")
+    assert read_image(path).url.startswith("data:image/webp;")
+    with pytest.raises(ImageError, match="cannot be read: Is a directory"):
+        read_image(tmp_path)
+
+
+# ---------------------------------------------------------------- figures
+
+
+def test_a_turn_says_what_it_cost() -> None:
+    assert footer(answered()) == "1,400 tokens kept, 100 read · first after 1.00 s · 50.0 tokens/s"
+    assert why_lines(answered(), "chat-1", "http://127.0.0.1:4000") == [
+        "prompt   1,500 tokens: 1,400 were kept in memory, 100 were read",
+        "answer   101 tokens in 3.00 s, the first after 1.00 s, then 50.0/s",
+        "drafts   30 of 40 were right",
+        "lost     nothing",
+        "more     hearth why chat-1 --base-url http://127.0.0.1:4000",
+    ]
+
+
+def test_a_loss_is_told_with_its_cause_and_what_helps() -> None:
+    loss = {"cause": "eviction", "lost": 1_300, "remedy": "More memory."}
+    lines = why_lines(answered(kv_cache={"divergence": loss}), "s", "u")
+    assert "lost     1,300 tokens that were kept had to be read again: eviction" in lines
+    assert "helps    More memory." in lines
+
+
+def test_few_tokens_have_no_speed_and_a_turn_without_usage_says_so() -> None:
+    assert "tokens/s" not in footer(answered(completion_tokens=15))
+    assert footer(Turn()) == ""
+    assert why_lines(Turn(), "s", "u") == ["The last answer told no usage."]
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "text"),
+    [
+        ('{"error": {"message": "Too long."}}', 400, "Too long."),
+        ('{"message": "Too long."}', 400, "Too long."),
+        ("<html>", 502, "502 <html>"),
+        ("[1]", 500, "500 [1]"),
+        ('{"error": "odd"}', 500, '500 {"error": "odd"}'),
+    ],
+)
+def test_an_error_is_told_in_its_own_words(told: str, status: int, text: str) -> None:
+    assert error_text(told, status) == text

@@ -1,0 +1,198 @@
+"""Checks that what is foretold of a model's memory is what a worker with it then tells."""
+
+import functools
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings as hypothesis_settings, strategies as st
+
+from hearth.shared.models.catalogue import catalogued
+from hearth.shared.settings_from_env import Settings, load_settings
+from hearth.worker.cache.cache_budget import MB
+from hearth.worker.engine.engine import Engine
+from hearth.worker.engine.footprint import MemoryUse
+from hearth.worker.engine.forward_memory import forward_of
+from hearth.worker.engine.model_loader import LoadedModel, load_model
+from hearth.worker.kv.layer_adapters import LayerMap
+from hearth.worker.kv.quantise_kv import QuantFormat
+from hearth.worker.setup.cut_rule_setup import cut_rule_of
+from hearth.worker.setup.memory_setup import WorkerMemory
+from hearth.worker.setup.memory_verdict import SHORT_TOKENS, memory_verdict
+from scripts.fixtures.fixture_cache import TEXT_NAMES, VISION_NAMES, fixture_dir
+from scripts.harness.mac.imagined_worker import ImaginedWorker
+from scripts.harness.mac.mac_hardware import MACS
+from scripts.harness.mac.real_model_sizes import MODELS
+from scripts.harness.socketless_worker import loaded
+
+DEPTHS = (1, 300, 5000, 100_000)
+BESIDE = 300 * MB
+
+
+def settings_of(directory: Path, **more: str) -> Settings:
+    return load_settings({"MODEL_PATH": str(directory), "MAX_KV_SIZE_GB": "0", **more}, None)
+
+
+def config_alone(source: Path, target: Path) -> Path:
+    """Return a directory with what is there of a checkpoint before its weights are fetched."""
+    for path in source.glob("*.json"):
+        shutil.copy(path, target)
+    return target
+
+
+def layers_of(model: LoadedModel) -> LayerMap:
+    engine = Engine(model, batches=False)
+    with engine.stream():
+        return LayerMap(engine.probe())
+
+
+def slot_bytes(layers: LayerMap, settings: Settings, tokens: int) -> int:
+    """Return what a live cache takes whose rows are packed from QUANTIZED_KV_START on."""
+    is_packed = settings.kv_bits and tokens >= settings.quantized_kv_start
+    form = QuantFormat(settings.kv_bits, settings.kv_group_size) if is_packed else None
+    return layers.slot_bytes(tokens, form)
+
+
+@pytest.mark.parametrize("name", [*TEXT_NAMES, *VISION_NAMES])
+@pytest.mark.parametrize("kv_bits", [0, 8])
+def test_the_config_alone_tells_the_kv_and_the_forwards_of_a_loaded_model(
+    name: str, kv_bits: int, tmp_path: Path
+) -> None:
+    source = fixture_dir(name)
+    settings = settings_of(source, KV_BITS=str(kv_bits or "off"))
+    model = load_model(settings)
+    layers, forward = layers_of(model), forward_of(model, cut_rule_of(model, settings).grid)
+    for directory in (source, config_alone(source, tmp_path)):
+        # As large as nothing is beside it, so that no overhead is added.
+        verdict = memory_verdict(directory, settings, model.facts.weight_bytes, 0)
+        assert verdict.kv_bytes is not None and verdict.forward_bytes is not None, verdict.unknown
+        kv_bytes = [slot_bytes(layers, settings, tokens) for tokens in DEPTHS]
+        assert list(map(verdict.kv_bytes, DEPTHS)) == kv_bytes
+        assert list(map(verdict.forward_bytes, DEPTHS)) == list(map(forward.bytes_at, DEPTHS))
+        assert verdict.context_tokens == model.facts.context_tokens
+
+
+class FixedUse(MemoryUse):
+    """What a process would take with BESIDE bytes beside its weights."""
+
+    def __init__(self, weight_bytes: int) -> None:
+        super().__init__(lambda: weight_bytes + BESIDE, lambda: weight_bytes, lambda: 0)
+
+
+@hypothesis_settings(max_examples=30, deadline=None)
+@given(limit_mb=st.integers(330, 700), workers=st.integers(1, 3), bits=st.sampled_from([0, 8]))
+def test_the_context_that_is_foretold_is_the_one_that_a_worker_tells(
+    limit_mb: int, workers: int, bits: int
+) -> None:
+    model = loaded("qwen3", tiny=True)
+    weights = model.facts.weight_bytes
+    more = {"MEMORY_LIMIT_MB": str(limit_mb * workers), "WORKERS": str(workers)}
+    settings = settings_of(model.directory, KV_BITS=str(bits or "off"), **more)
+    verdict = memory_verdict(model.directory, settings, weights, BESIDE)
+    memory = WorkerMemory(settings, "tcp://127.0.0.1:1" if workers == 1 else "ipc:///nowhere/w")
+    memory.share.own_bytes = weights
+    memory.use = FixedUse(weights)
+    layers = layers_of(model)
+    forward = forward_of(model, cut_rule_of(model, settings).grid)
+    kv_bytes = functools.partial(slot_bytes, layers, settings)
+    fitted = memory.fit(model, kv_bytes, forward).facts
+    assert verdict.context_tokens == fitted.context_tokens
+    assert verdict.context_by == fitted.context_by
+
+
+def test_a_model_far_larger_than_this_machine_is_asked_without_its_weights(tmp_path: Path) -> None:
+    config = json.loads((fixture_dir("qwen3") / "config.json").read_text())
+    config |= {"num_hidden_layers": 80, "hidden_size": 16_384, "intermediate_size": 65_536}
+    config |= {"num_attention_heads": 128, "num_key_value_heads": 16, "head_dim": 128}
+    config |= {"dtype": "bfloat16", "max_position_embeddings": 131_072}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    verdict = memory_verdict(tmp_path, settings_of(tmp_path), 300 * 10**9)
+    assert mx.get_peak_memory() - before < 64 * MB
+    assert verdict.kv_bytes is not None
+    assert not verdict.fits
+    rows = 131_072 * 80 * 2 * 16 * 128 * 2
+    assert rows <= verdict.kv_bytes(131_072) <= rows * 1.01
+
+
+def test_what_nobody_knows_is_told_and_its_weights_still_count(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_architecture"}')
+    verdict = memory_verdict(tmp_path, settings_of(tmp_path), 10**6)
+    assert "no_such_architecture" in verdict.unknown and verdict.fits
+    assert verdict.kv_bytes is None and verdict.context_tokens == 0
+    assert not memory_verdict(tmp_path, settings_of(tmp_path), 10**15).fits
+
+
+# What makes a fixture's config one of real size, by the fixture: as scripts/harness/mac has them.
+REAL_SIZES: dict[str, tuple[str, dict[str, object]]] = {
+    "qwen3_5": (
+        "Qwen3.5-27B",
+        {
+            **{"hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 17_408},
+            **{"num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256},
+            **{"linear_num_value_heads": 48, "linear_num_key_heads": 16},
+            **{"linear_key_head_dim": 128, "linear_value_head_dim": 128},
+            "full_attention_interval": 4,
+        },
+    ),
+    "gpt_oss": (
+        "gpt-oss-20b",
+        {
+            **{"hidden_size": 2880, "num_hidden_layers": 24, "intermediate_size": 2880},
+            **{"num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32},
+            "layer_types": ["sliding_attention", "full_attention"] * 12,
+        },
+    ),
+    "glm4_moe_lite": (
+        "GLM-4.7-Flash",
+        {
+            **{"hidden_size": 2048, "num_hidden_layers": 47, "num_attention_heads": 20},
+            **{"num_key_value_heads": 20, "kv_lora_rank": 512, "n_routed_experts": 64},
+            **{"qk_nope_head_dim": 192, "v_head_dim": 256, "moe_intermediate_size": 1536},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REAL_SIZES)
+def test_a_config_of_real_size_tells_the_kv_of_a_model_of_real_size(
+    name: str, tmp_path: Path
+) -> None:
+    real_name, sizes = REAL_SIZES[name]
+    real = next(model for model in MODELS if model.name == real_name)
+    config = json.loads((fixture_dir(name) / "config.json").read_text())
+    config |= {"torch_dtype": "bfloat16", **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = settings_of(tmp_path, KV_BITS="off")
+    verdict = memory_verdict(tmp_path, settings, real.weight_bytes, 0)
+    assert verdict.kv_bytes is not None, verdict.unknown
+    for tokens in (8192, 131_072):
+        assert verdict.kv_bytes(tokens) == pytest.approx(real.slot_bytes(tokens), rel=0.01)
+
+
+ON_MACS = {
+    "gpt-oss-20b": "gpt-oss-20b",
+    "qwen3.8-27b": "Qwen3.5-27B",
+    "glm-4.7-flash": "GLM-4.7-Flash",
+    "qwen3.6-35b": "Qwen3.5-35B-A3B",
+    "gpt-oss-120b": "gpt-oss-120b",
+}
+
+
+@pytest.mark.parametrize("alias", ON_MACS)
+def test_a_recommended_model_has_room_for_a_long_context_on_the_mac_that_is_told(
+    alias: str,
+) -> None:
+    """By the architecture of ON_MACS, with the catalogue's bytes of weights."""
+    told = catalogued(alias)
+    assert told is not None
+    architecture = next(model for model in MODELS if model.name == ON_MACS[alias])
+    mac = next(mac for mac in MACS if mac.memory_gb == told.memory_gb)
+    model = replace(architecture, weight_bytes=told.weight_bytes)
+    worker = ImaginedWorker(mac, model, Path("worker-0.sock"))
+    worker.start()
+    assert worker.context() >= SHORT_TOKENS

@@ -1,0 +1,37 @@
+"""Loads all that a worker computes with: a model, what drafts for it, adapters, images."""
+
+import functools
+from collections.abc import Callable
+
+from hearth.shared.settings_from_env import Settings
+from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
+from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
+from hearth.worker.setup.doctor_setup import is_float16_good
+from hearth.worker.setup.draft_model_setup import DraftModelSetup
+from hearth.worker.setup.kv_setup import identify
+from hearth.worker.setup.lora_setup import LoraSetup
+from hearth.worker.setup.memory_setup import WorkerMemory
+from hearth.worker.setup.vision_setup import VisionParts, make_vision, with_image_support
+
+
+def load_all(
+    settings: Settings, steps: StartSteps, memory: WorkerMemory, is_over: Callable[[], bool]
+) -> tuple[LoadedModel, VisionParts | None]:
+    """Load the weights, what drafts, the adapters, and what encodes images. Inference thread.
+
+    `is_over` says that the process ends, and nobody waits for this.
+
+    Raises:
+        StartError: something of it cannot be loaded, or does not fit.
+    """
+    is_good = functools.partial(is_float16_good, settings)
+    name = functools.partial(identify, settings, is_over)
+    adapters = LoraSetup(settings, memory.admit)
+    drafts = DraftModelSetup(settings, adapters.admit)
+    loaded = drafts.load(load_model(settings, steps.begin, drafts.admit, is_good, name))
+    steps.begin("adapters")
+    loaded = adapters.load(loaded, name)
+    steps.begin("images")
+    vision = make_vision(loaded, settings)
+    memory.loaded(weight.nbytes for weight in weights_of(loaded))
+    return with_image_support(loaded, vision), vision

@@ -1,0 +1,111 @@
+"""Tells before a model is loaded, or even fetched, what it would take of this machine's memory.
+
+The sums are the worker's own, so that what is foretold is what a worker then tells. Only what the
+process takes beside its arrays is assumed, since no process is there to be measured.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hearth.shared.settings_from_env import Settings
+from hearth.worker.cache.prefill_grid import PrefillGrid
+from hearth.worker.engine import mlx_memory
+from hearth.worker.engine.footprint import OVERHEAD_MAX
+from hearth.worker.engine.forward_memory import forward_of
+from hearth.worker.engine.memory_reserve import working_bytes
+from hearth.worker.engine.memory_shares import fair_limit
+from hearth.worker.engine.model_loader import backend
+from hearth.worker.engine.prefill_lengths import prefill_lengths
+from hearth.worker.kv.layer_adapters import LayerMap, UnknownCache
+from hearth.worker.kv.quantise_kv import QuantFormat
+from hearth.worker.setup.memory_setup import CONTEXT_TOKENS_MIN, fitting_tokens
+from hearth.worker.setup.unloaded_model import unloaded_model, unloaded_probe
+
+# What a worker takes beside its arrays once its model is loaded: Python, libraries, a tokenizer.
+# On Linux measured with three tiny models (99 MB: /v1/cache, beside_arrays_bytes); on a Mac, whose
+# driver holds more, assumed.
+BESIDE_BYTES: Final = 100 * mlx_memory.MB
+BESIDE_MAC_BYTES: Final = 900 * mlx_memory.MB
+SHORT_TOKENS, LONG_TOKENS = 32_768, 131_072  # contexts that a verdict names
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryVerdict:
+    """What one worker with this model takes and has, in bytes. Immutable."""
+
+    machine_bytes: int
+    limit: int  # of this worker
+    weight_bytes: int
+    beside_bytes: int
+    reserve_bytes: int
+    model_tokens: int = 0  # the context that the model was made for; 0 = not known
+    context_tokens: int = 0  # that fits; 0 = not known, or hardly anything fits
+    context_by: str = ""  # "model" | "setting" | "memory"
+    kv_bytes: Callable[[int], int] | None = None  # of one sequence of so many tokens
+    forward_bytes: Callable[[int], int] | None = None  # of a prefill so deep
+    unknown: str = ""  # why nobody knows what its KV takes
+
+    @property
+    def room_bytes(self) -> int:
+        """What is left for KV and forwards; below 0 the weights do not fit."""
+        return self.limit - self.weight_bytes - self.beside_bytes - self.reserve_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether a worker would start: as far as is known, where its KV is not."""
+        is_room = self.weight_bytes <= self.limit - self.reserve_bytes
+        return is_room and bool(self.unknown or self.context_tokens)
+
+
+def memory_verdict(
+    directory: Path, settings: Settings, weight_bytes: int, beside_bytes: int | None = None
+) -> MemoryVerdict:
+    """Return the verdict on the checkpoint in `directory`, of which only the config must be there.
+
+    `weight_bytes` is what its files of weights take or will take, `beside_bytes` what the process
+    takes beside them; by default what is assumed on this machine.
+    """
+    if beside_bytes is None:
+        beside_bytes = BESIDE_MAC_BYTES if backend() == "metal" else BESIDE_BYTES
+    total = mlx_memory.memory_limit(settings)
+    workers = max(1, settings.workers)
+    others = (workers - 1) * weight_bytes
+    limit = fair_limit(total, weight_bytes, others, workers)
+    limit = limit if weight_bytes + others <= total else total // workers
+    sums = (mlx_memory.machine_bytes(), limit, weight_bytes, beside_bytes, working_bytes(limit))
+    try:
+        loaded = unloaded_model(directory, settings.max_kv_size, weight_bytes)
+        layers = LayerMap(unloaded_probe(loaded.model))
+        lengths = prefill_lengths(loaded)
+    except UnknownCache as unknown:
+        return MemoryVerdict(*sums, unknown=f"its layers keep {unknown}")
+    except Exception as error:  # whatever an architecture or a config can raise
+        return MemoryVerdict(*sums, unknown=" ".join(str(error).split()) or type(error).__name__)
+    chunk = settings.prefill_chunk or lengths.chunk
+    forward = forward_of(loaded, PrefillGrid(chunk, lengths.step_min, lengths.full_to))
+    overhead = min(OVERHEAD_MAX, beside_bytes / max(1, weight_bytes))
+    kv_bytes = _kv_bytes(layers, settings, overhead)
+    facts = loaded.facts
+    room = limit - weight_bytes - beside_bytes - working_bytes(limit)
+    tokens = fitting_tokens(facts.context_tokens, room, kv_bytes, forward)
+    return MemoryVerdict(
+        *sums,
+        model_tokens=facts.model_tokens,
+        context_tokens=tokens if tokens >= CONTEXT_TOKENS_MIN else 0,
+        context_by=facts.context_by if tokens == facts.context_tokens else "memory",
+        kv_bytes=kv_bytes,
+        forward_bytes=forward.bytes_at,
+    )
+
+
+def _kv_bytes(layers: LayerMap, settings: Settings, overhead: float) -> Callable[[int], int]:
+    """Return what gives the bytes of one sequence's KV, with what the system counts beside it."""
+    packed = QuantFormat(settings.kv_bits, settings.kv_group_size) if settings.kv_bits else None
+
+    def kv_bytes(tokens: int) -> int:
+        form = packed if tokens >= settings.quantized_kv_start else None
+        return round(layers.slot_bytes(tokens, form) * (1 + overhead))
+
+    return kv_bytes

@@ -1,0 +1,88 @@
+"""Builds a model from its config alone, to learn by shapes what its caches take.
+
+MLX's arrays take no memory before they are evaluated, and nothing here is: neither the weights nor
+the forward that fills the caches. So a model far larger than this machine can be asked.
+Owner: the calling thread, as of all arrays.
+"""
+
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from hearth.shared.wire_messages import ModelFacts
+from hearth.worker.engine.model_loader import LoadedModel, backend, cache_layout, context_tokens
+from hearth.worker.engine.vision.vlm_loader import read_json
+from hearth.worker.engine.weights_identity import WeightsIdentity
+
+# How mlx-lm finds an architecture; it has no public name of its own.
+_known_classes: Final = inspect.signature(load_model).parameters["get_model_classes"].default
+PROBE_TOKENS: Final = 3
+_DTYPES: Final = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+def unloaded_model(directory: Path, context_max: int, weight_bytes: int) -> LoadedModel:
+    """Return the model of `directory` without its weights; only its config has to be there.
+
+    Where its weights are there, they tell the types of its numbers; else the config does.
+
+    Raises:
+        Exception: mlx-lm knows no such architecture, or its config is not whole.
+    """
+    has_weights = next(directory.glob("model*.safetensors"), None) is not None
+    classes = _known_classes if has_weights else _classes_without_weights
+    model, config = load_model(directory, lazy=True, strict=False, get_model_classes=classes)
+    if not has_weights:
+        _set_dtype(model, config)
+    text = config.get("text_config") or config
+    told = read_json(directory / "tokenizer_config.json").get("model_max_length")
+    positions = context_tokens(text, SimpleNamespace(model_max_length=told))
+    facts = ModelFacts(
+        name="",
+        path=str(directory),
+        architecture=str(config.get("model_type", "unknown")),
+        context_tokens=min(positions, context_max),
+        vocab_size=0,
+        parameter_count=0,
+        weight_bytes=weight_bytes,
+        cache_layout=cache_layout(make_prompt_cache(model)),
+        backend=backend(),
+        model_tokens=positions,
+        context_by="model" if positions <= context_max else "setting",
+    )
+    identity = WeightsIdentity(directory, is_hashed=False)
+    return LoadedModel(model, None, {}, config, directory, identity, facts)
+
+
+def unloaded_probe(model: nn.Module) -> list[Any]:
+    """Return caches as they are once they have seen some tokens; not evaluated."""
+    cache: list[Any] = make_prompt_cache(model)
+    model(mx.zeros((1, PROBE_TOKENS), mx.int32), cache=cache)
+    return cache
+
+
+def _classes_without_weights(config: dict[str, Any]) -> tuple[type[nn.Module], type]:
+    """Return the classes of an architecture, whose model does not look for weights to rename."""
+    model_class, arguments_class = _known_classes(config)
+    whole = {"sanitize": lambda _self, weights: weights}
+    return type(model_class.__name__, (model_class,), whole), arguments_class
+
+
+def _set_dtype(model: nn.Module, config: dict[str, Any]) -> None:
+    """Give the numbers the type that a conversion gives them, which leaves some as they are."""
+    text = config.get("text_config") or {}
+    name = next((c[k] for c in (text, config) for k in ("dtype", "torch_dtype") if c.get(k)), "")
+    dtype = _DTYPES.get(str(name), mx.bfloat16)
+    is_cast = getattr(model, "cast_predicate", lambda _name: True)
+    cast = [
+        (name, array.astype(dtype))
+        for name, array in tree_flatten(model.parameters())
+        if mx.issubdtype(array.dtype, mx.floating) and is_cast(name)
+    ]
+    model.update(tree_unflatten(cast))
