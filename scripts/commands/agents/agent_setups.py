@@ -28,17 +28,19 @@ def _told(**values: Any) -> Values:
 
 # ---------------------------------------------------------------- Claude Code
 
-CLAUDE_NAMES: Final = ("OPUS", "SONNET", "HAIKU")
 # Any of these, set, has it ask another provider.
 CLAUDE_PROVIDERS: Final = ("BEDROCK", "VERTEX", "FOUNDRY")
 
 
 def _claude_environment(endpoint: Endpoint) -> dict[str, str]:
+    """Return its variables. Not ANTHROPIC_DEFAULT_OPUS_MODEL: it then rewrites its user's settings.
+
+    The names that it uses for small tasks are served by CATCH_ALL_MODELS.
+    """
     context = endpoint.context_tokens
     return {
         "ANTHROPIC_BASE_URL": endpoint.base_url,
         "ANTHROPIC_MODEL": endpoint.model,
-        **{f"ANTHROPIC_DEFAULT_{name}_MODEL": endpoint.model for name in CLAUDE_NAMES},
         **({"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context)} if context else {}),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
