@@ -23,6 +23,7 @@ from hearth.worker.main import ServingParts, Worker
 from hearth.worker.schedule.request_state import ClientLease, Request
 from hearth.worker.setup.cut_rule_setup import cut_rule_of
 from hearth.worker.setup.kv_setup import cache_root
+from hearth.worker.setup.load_setup import load_all
 from hearth.worker.shutdown import Shutdown
 from hearth.worker.stream.detokenise import Vocabulary
 from hearth.worker.stream.output_processor import OutputProcessor
@@ -116,7 +117,7 @@ def lead_through(fake: FakeMac, model: Path, directory: Path, **settings: str) -
             fake.follow(_kv(parts), "kv")
 
     environ = {"MODEL_PATH": str(model), "MAX_KV_SIZE_GB": "0", "LOG_ROOT": str(directory)}
-    with fake.installed(), mock.patch(f"{Worker.__module__}.load_model", load):
+    with fake.installed(), mock.patch(f"{load_all.__module__}.load_model", load):
         worker = LedWorker(environ | settings, directory / "worker.sock", lead)
         life.exit_code = worker.live()
     return life
