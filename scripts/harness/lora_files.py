@@ -14,10 +14,10 @@ from mlx_lm.tuner.utils import load_adapters
 
 from hearth.shared.settings_from_env import load_settings
 from hearth.worker.engine.lora.lora_files import CONFIG, MLX_LM_WEIGHTS, PEFT_WEIGHTS
+from hearth.worker.engine.lora.lora_loader import LoraLoader
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.weights_identity import WeightsIdentity
-from hearth.worker.setup.lora_setup import LoraSetup
 from scripts.harness.socketless_worker import Machine, loaded, marks, vocabulary
 
 RANK = 4
@@ -114,7 +114,7 @@ def as_peft(source: Path, directory: Path, **config: Any) -> Path:
 def with_adapters(model: LoadedModel, **directories: Path) -> LoadedModel:
     """Return the model with adapters, as a worker loads them. Raises: StartError."""
     named = ",".join(f"{name}={path}" for name, path in directories.items())
-    setup = LoraSetup(load_settings({"ADAPTERS": named}, None), lambda _nbytes: None)
+    setup = LoraLoader(load_settings({"ADAPTERS": named}, None), lambda _nbytes: None)
 
     def identify(directory: Path, patterns: Sequence[str]) -> WeightsIdentity:
         return WeightsIdentity(directory, patterns=patterns)

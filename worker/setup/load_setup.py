@@ -4,12 +4,12 @@ import functools
 from collections.abc import Callable
 
 from hearth.shared.settings_from_env import Settings
+from hearth.worker.engine.lora.lora_loader import LoraLoader
 from hearth.worker.engine.model_loader import LoadedModel, load_model, weights_of
 from hearth.worker.schedule.model_load_and_prefill_log import StartSteps
 from hearth.worker.setup.doctor_setup import is_float16_good
 from hearth.worker.setup.draft_model_setup import DraftModelSetup
 from hearth.worker.setup.kv_setup import identify
-from hearth.worker.setup.lora_setup import LoraSetup
 from hearth.worker.setup.memory_setup import WorkerMemory
 from hearth.worker.setup.vision_setup import VisionParts, make_vision, with_image_support
 
@@ -26,7 +26,7 @@ def load_all(
     """
     is_good = functools.partial(is_float16_good, settings)
     name = functools.partial(identify, settings, is_over)
-    adapters = LoraSetup(settings, memory.admit)
+    adapters = LoraLoader(settings, memory.admit)
     drafts = DraftModelSetup(settings, adapters.admit)
     loaded = drafts.load(load_model(settings, steps.begin, drafts.admit, is_good, name))
     steps.begin("adapters")

@@ -37,7 +37,7 @@ class _Found:
     weights: Path
 
 
-class LoraSetup:
+class LoraLoader:
     """Finds the adapters before the model is loaded, and loads them behind that.
 
     Owner: the inference thread.
