@@ -33,7 +33,7 @@ def asked(server: Server, session: str) -> int:
     with server.openai() as client:
         answer = client.chat.completions.create(
             model="local",
-            messages=[{"role": "user", "content": f"What is in {session}?"}],
+            messages=[{"role": "user", "content": f"{session}?"}],
             max_tokens=4,
             extra_headers={"x-session-id": session},
         )

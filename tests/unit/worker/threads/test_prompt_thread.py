@@ -52,7 +52,9 @@ FACTS = PromptFacts(
 class ScriptedPrompts:
     """Builds every prompt of the same tokens; a prompt of too many messages is refused."""
 
-    sessions = SimpleNamespace(new_id=lambda: "id", report=lambda key: [key])
+    sessions = SimpleNamespace(
+        new_id=lambda: "id", reports=SimpleNamespace(sessions=lambda key: [key])
+    )
 
     def __init__(self) -> None:
         self.images: list[Any] = []
