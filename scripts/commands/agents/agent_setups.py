@@ -248,8 +248,9 @@ def _merged(values: Values, over: Values) -> Values:
     made = dict(values)
     for name, value in over.items():
         there = made.get(name)
-        both = isinstance(value, dict) and isinstance(there, dict)
-        made[name] = _merged(there, value) if both else value
+        if isinstance(value, dict) and isinstance(there, dict):
+            value = _merged(there, value)
+        made[name] = value
     return made
 
 

@@ -38,13 +38,13 @@ class Content:
     data: bytes | None
     mode: int = SECRET_MODE  # of a file that is made
 
-    @property
-    def text(self) -> str:
-        """Raises: ConfigError: it is no UTF-8."""
-        try:
-            return (self.data or b"").decode()
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"it is no UTF-8 (byte {error.start:,})") from None
+
+def text_of(path: Path, content: Content) -> str:
+    """Return the text in `content`, which is that of `path`. Raises: ConfigError."""
+    try:
+        return (content.data or b"").decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no UTF-8 (byte {error.start:,})") from None
 
 
 def read(path: Path) -> Content:

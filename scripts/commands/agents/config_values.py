@@ -41,15 +41,16 @@ def entries_of(wanted: Mapping[str, Any], present: Mapping[str, Any]) -> list[En
 def _entries(keys: Keys, wanted: Mapping[str, Any], present: Mapping[str, Any]) -> Iterator[Entry]:
     for name, value in wanted.items():
         here: Keys = (*keys, name)
+        is_new = name not in present
         there = present.get(name)
-        depth = len(here) if name in present else len(keys)
-        if isinstance(value, dict) and name != OURS and isinstance(there, dict | None):
+        depth = len(keys) if is_new else len(here)
+        if isinstance(value, dict) and name != OURS and (is_new or isinstance(there, dict)):
             for entry in _entries(here, value, there or {}):
-                yield replace(entry, depth=min(entry.depth, depth)) if there is None else entry
-        elif isinstance(value, list) and isinstance(there, list | None):
+                yield replace(entry, depth=depth) if is_new else entry
+        elif isinstance(value, list) and (is_new or isinstance(there, list)):
             if value[0] not in (there or ()):
                 yield Entry((*here, 0), value[0], depth)
-        elif name not in present or value != there:
+        elif is_new or value != there:
             yield Entry(here, value, depth)
 
 

@@ -111,8 +111,8 @@ def _show(changes: Sequence[Change], secret: str) -> None:
 
 def _write_key(endpoint: Endpoint, surroundings: Surroundings, changes: Sequence[Change]) -> None:
     """Keep the key for agents that read it in a file of ours. Raises: ConfigError."""
-    text = str(key_file(surroundings))
-    if endpoint.key and any(text in change.then.text for change in changes):
+    named = str(key_file(surroundings)).encode()
+    if endpoint.key and any(named in (change.then.data or b"") for change in changes):
         config_file.write(key_file(surroundings), Content(endpoint.key.encode()))
 
 

@@ -65,9 +65,10 @@ def _connecting(file: ConfigFile, known: ConnectedFile | None) -> Change:
     directories = [str(each) for each in reversed(file.path.parents) if not each.exists()]
     if known is not None:
         base, directories = _undone(known, now).then, known.directories
-    values = config_file.parsed(file.path, file.syntax, base.text)
+    text = config_file.text_of(file.path, base)
+    values = config_file.parsed(file.path, file.syntax, text)
     entries = entries_of(file.wanted(values), values)
-    text, entries = config_file.edited(file.path, file.syntax, base.text, entries)
+    text, entries = config_file.edited(file.path, file.syntax, text, entries)
     data = text.encode() if entries else base.data
     then = Content(data, SECRET_MODE if file.holds_key else base.mode)
     connected = ConnectedFile(file.path, file.syntax, base, _sha256(then), entries, directories)
@@ -90,7 +91,8 @@ def _undone(file: ConnectedFile, now: Content) -> Change:
         return Change(file.path, now, now)
     if _sha256(now) == file.after_sha256:
         return Change(file.path, now, file.before)
-    text, kept = config_file.reverted(file.path, file.syntax, now.text, file.entries)
+    text = config_file.text_of(file.path, now)
+    text, kept = config_file.reverted(file.path, file.syntax, text, file.entries)
     data: bytes | None = text.encode()
     if file.before.data is None and not config_file.parsed(file.path, file.syntax, text):
         data = None
@@ -103,12 +105,11 @@ def _sha256(content: Content) -> str:
 
 def diff_of(change: Change, secret: str) -> str:
     """Return the unified diff of `change`, without the key `secret`."""
-    names = [
-        "/dev/null" if each.data is None else str(change.path) for each in (change.now, change.then)
-    ]
-    lines = [each.text.splitlines(keepends=True) for each in (change.now, change.then)]
+    sides = (change.now, change.then)
+    old, new = ("/dev/null" if each.data is None else str(change.path) for each in sides)
+    was, then = (config_file.text_of(change.path, each).splitlines(True) for each in sides)
     shown = []
-    for line in difflib.unified_diff(*lines, *names):
+    for line in difflib.unified_diff(was, then, old, new):
         line = line.rstrip("\r\n")
         shown.append(line.replace(secret, "<the server's key>") if secret else line)
     return "\n".join(shown)
