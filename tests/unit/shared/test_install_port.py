@@ -489,7 +489,7 @@ def test_the_options_say_which_extras_are_installed(
 def test_an_unknown_option_is_refused_by_the_usage(
     started: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for wrong in ("--modell", "--mod=x", "serve"):
+    for wrong in ("--modell", "--mod=x"):
         with pytest.raises(SystemExit) as refusal:
             install_and_run.main([wrong])
         assert refusal.value.code == 2
