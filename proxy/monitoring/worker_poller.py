@@ -39,7 +39,7 @@ _LINE_FIELDS: Final = (
     *("line", "parent", "kind", "agent", "branch_message", "turns", "tokens"),
     *("title", "client", "begun_at"),
 )
-_SESSION_FIELDS: Final = ("title", "client", "model", "begun_at", "turns", "lost", "decode_speed")
+_SESSION_FIELDS: Final = ("title", "client", "model", "decode_speed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,10 @@ def _is_whole(reports: WorkerReports) -> bool:
 
 
 def _lines(label: str, rows: Sequence[dict[str, Any]], reports: WorkerReports) -> dict[str, Any]:
-    """Return a session by its `rows`, the last used first, and its lines from every worker."""
+    """Return a session by its `rows`, the last used first, and its lines from every worker.
+
+    It is called as its main agent's part; several workers may tell the same of it.
+    """
     lines = [
         _fields(line, _LINE_FIELDS)
         | {"worker": worker_id, "requests": [_turn(row) for row in line["requests"]]}
@@ -242,9 +245,15 @@ def _lines(label: str, rows: Sequence[dict[str, Any]], reports: WorkerReports) -
         if isinstance(body, dict)
         for line in body["lines"]
     ]
-    about = _fields(rows[0], _SESSION_FIELDS)
-    return {"session": label, "used_at": time.time() - float(rows[0]["idle_s"]), **about} | {
-        "lines": lines
+    main = next((row for row in rows if not row["agent"]), rows[0])
+    mine = [row for row in rows if row["worker"] == main["worker"]]
+    return {
+        "session": label,
+        "used_at": time.time() - float(rows[0]["idle_s"]),
+        "begun_at": min((row["begun_at"] for row in mine if row["begun_at"]), default=None),
+        "lost": sum(row["lost"] for row in mine),
+        **_fields(main, _SESSION_FIELDS),
+        "lines": lines,
     }
 
 

@@ -20,7 +20,7 @@ from hearth.worker.sessions.conversation_lines import (
 from hearth.worker.sessions.session_archive import SessionArchive
 from hearth.worker.sessions.session_visit import SessionVisit
 
-TREE_LINES_MAX: Final = 24  # of a session that is reported in brief, the most recently used
+TREE_LINES_MAX: Final = 40  # of a session that is reported in brief, the most recently used
 TREE_ROWS_MAX: Final = 160  # of all of them together
 TREE_LINE_ROWS_MAX: Final = 40  # of each, the last
 SPEED_TOKENS_MIN: Final = 16  # as in /metrics: the speed of fewer says nothing

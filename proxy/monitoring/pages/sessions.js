@@ -106,10 +106,10 @@ function lineItem(line, session, promptMax, tip) {
   turns.setAttribute("aria-label", `${name}, turns; arrow keys go along them`);
   turns.append(...line.requests.map((turn) => element("li", {}, turnButton(turn, promptMax, tip))));
   rove(turns);
-  const item = element("li", {});
-  if (line.title && line.title !== session.title) item.append(element("p", { className: "line-title", dir: "auto", title: line.title }, line.title));
-  item.append(element("p", { className: "line-head" }, head), turns);
-  return item;
+  const words = element("div", { className: "words" });
+  if (line.title && line.title !== session.title) words.append(element("p", { className: "line-title", dir: "auto", title: line.title }, line.title));
+  words.append(element("p", { className: "line-head" }, head));
+  return element("li", {}, words, turns);
 }
 
 function lossItem([line, turn]) {
@@ -156,7 +156,7 @@ function lastTurns(lines) {
 }
 
 function cardHead(session, lines, promptMax) {
-  const turns = session.turns ?? lines.reduce((sum, line) => sum + line.turns, 0);
+  const turns = lines.reduce((sum, line) => sum + line.turns, 0);
   const title = element("h3", { dir: "auto", title: nameOf(session) }, nameOf(session));
   const used = element("span", { className: "used" });
   const parts = [

@@ -79,6 +79,17 @@ def test_a_row_tells_figures_and_causes_and_no_word_of_the_prompt() -> None:
     assert "the words" not in str(row)
 
 
+def test_what_was_lost_is_summed_by_cause() -> None:
+    feed = feed_of()
+    for cause, lost in (("system prompt", 70), ("eviction", 100), ("system prompt", 40)):
+        loss = LOSS | {"cause": cause, "lost": lost}
+        note(feed, dataclasses.replace(USAGE, divergence=loss))
+    note(feed)
+    totals = asyncio.run(snapshot_of(feed))["totals"]
+    assert totals["lost_tokens"] == 210
+    assert list(totals["lost_by_cause"].items()) == [("system prompt", 110), ("eviction", 100)]
+
+
 def test_a_request_that_broke_off_tells_how_far_it_came_and_costs_nothing_in_the_sums() -> None:
     feed = feed_of()
     note(feed, None)

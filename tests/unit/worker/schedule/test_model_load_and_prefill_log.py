@@ -158,3 +158,19 @@ def test_loading_tells_its_steps_and_what_the_weights_will_take() -> None:
     load_model(load_settings({}, None), lambda *step: told.append(step))
     (weights,) = POCKET_DIR.glob("*.safetensors")
     assert told == [("files", 0), ("weights", weights.stat().st_size), ("hashes", 0)]
+
+
+def test_a_heartbeat_tells_the_step_and_how_much_of_it_is_there(watch: Watch) -> None:
+    held = 3 << 20
+    steps = StartSteps(lambda: held, every_s=WAIT_S)
+    assert (steps.heartbeat().state, steps.heartbeat().step) == ("loading", "")
+    steps.begin("files")
+    watch.now += 2.5
+    beat = steps.heartbeat()
+    assert (beat.step, beat.step_s, beat.step_bytes, beat.held_bytes) == ("files", 2.5, 0, 0)
+    steps.begin("weights", 7 << 20)
+    assert (steps.heartbeat().held_bytes, steps.heartbeat().step_bytes) == (3 << 20, 7 << 20)
+    held = 9 << 20
+    assert steps.heartbeat().held_bytes == 7 << 20, "no more than the step brings"
+    steps.end()
+    assert steps.heartbeat().step == ""
