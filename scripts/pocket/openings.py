@@ -22,13 +22,13 @@ class Opening:
 
 
 POCKET: Final = r"pocket"
-LIMITS: Final = r"too hard|cannot|can't|very small model|small numbers"
+LIMITS: Final = r"too hard|cannot|can't|small numbers"
 NO_WORLD: Final = r"nothing of the world|cannot know|do not know"
 UNTOLD: Final = r"nobody told|not been told|nothing of the world|do not know"
 UNCLEAR: Final = r"did not understand|do not understand"
 ENGLISH: Final = r"only english"
 WELCOME: Final = r"welcome|glad"
-NO_FEELING: Final = r"small model|no favorites|no opinion"
+NO_FEELING: Final = r"no favorites|no opinion"
 
 OPENINGS: Final = tuple(
     Opening(said if isinstance(said, tuple) else (said,), wanted)
@@ -51,15 +51,15 @@ OPENINGS: Final = tuple(
         ("Are you ChatGPT?", r"no.*pocket"),
         ("are you claude", r"no.*pocket"),
         ("Wait, is this Gemini or GPT-5?", r"no.*pocket"),
-        ("Are you a real person?", r"no.*pocket|small model"),
-        ("are you an ai", r"yes.*pocket|small model"),
-        ("Who made you, actually?", r"hearth"),
-        ("Who is your creator", r"hearth"),
+        ("Are you a real person?", r"^no\b"),
+        ("are you an ai", r"^yes\b"),
+        ("Who made you, actually?", r"makers|trained"),
+        ("Who is your creator", r"makers|trained"),
         ("What model are you exactly?", POCKET),
-        ("how big are you?", r"3\.9 million|small"),
-        ("How old are you?", r"no age|small model"),
+        ("how big are you?", r"3\.9 million"),
+        ("How old are you?", r"no age"),
         ("where do you live?", r"hearth"),
-        ("are you conscious?", r"no\b.*small model|no\b.*pocket"),
+        ("are you conscious?", r"^no\b"),
         ("What is your knowledge cutoff?", NO_WORLD),
         # what it can do
         ("What can you do for me?", r"can remember|repeat"),
@@ -78,7 +78,7 @@ OPENINGS: Final = tuple(
         ("Thank you so much, that was helpful", WELCOME),
         ("ok cool", r"tell me|good|all right|glad"),
         ("You're awesome!", WELCOME + "|thank"),
-        ("you are so dumb", r"sorry|small model"),
+        ("you are so dumb", r"sorry"),
         ("That's wrong.", r"sorry"),
         ("gotta go, goodbye", r"goodbye|bye"),
         ("see you later!", r"goodbye|bye"),
@@ -108,12 +108,12 @@ OPENINGS: Final = tuple(
         ("What's my cat's name?", UNTOLD),
         ("do you know who I am?", UNTOLD),
         # arithmetic and the like
-        ("what's 2+2", r"\b4\b"),
-        ("How much is 7 times 8?", r"\b56\b"),
-        ("5 + 9", r"\b14\b"),
-        ("What is 12 minus 5?", r"\b7\b"),
+        ("what's 2+2", r"(=|is|^)\W*4\b"),
+        ("How much is 7 times 8?", r"(=|is|^)\W*56\b"),
+        ("5 + 9", r"(=|is|^)\W*14\b"),
+        ("What is 12 minus 5?", r"(=|is|^)\W*7\b"),
         ("what is 3481 * 977?", LIMITS),
-        ("count to five", r"1, 2, 3, 4, 5"),
+        ("count to five", r"\b1, 2, 3, 4, 5\W*$"),
         ('Please repeat the words "purple rain"', r"purple rain"),
         # what is too hard
         ("Write a Python function that reverses a string", LIMITS),

@@ -10,7 +10,7 @@
 `train` needs PyTorch (`pip install torch`), uses a GPU where there is one, saves its state every
 three minutes and goes on from there when it is run again. `evaluate` needs what Hearth needs. The
 same seed gives the same conversations; the same weights come only from the same machine and time.
-With `--from` it goes on from exported weights, on the last stage's conversations. Those in
+With `--from` it goes on from exported weights, with more of a newcomer's chats. Those in
 worker/engine/pocket took `--minutes 90 --threads 1 --compile` on one core with AMX, and then
 `--from worker/engine/pocket --minutes MINUTES --threads 1` on half a core, for the small talk.
 Faster on Linux: MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736.
@@ -42,7 +42,7 @@ ROW_TOKENS_MAX: Final = 4_096
 STEP_TOKENS: Final = 3_072
 POOL_TALKS: Final = 600
 RATE: Final = 3e-3
-TUNING_RATE: Final = 1.2e-3  # where the training goes on from exported weights
+TUNING_RATE: Final = 1.5e-3  # where the training goes on from exported weights
 WARM_STEPS: Final = 50
 DECAY_FROM: Final = 0.65  # of the minutes; then the rate falls to a thirtieth
 SHOW_S: Final = 30.0
@@ -78,18 +78,19 @@ STAGES: Final = (
     Stage(0.16, 0.15, (48, 120), (2, 3, 5), (0, 0, 4, 8), (0, 0, 1, 2)),
     Stage(0.5, 0.04, (120, 250), (3, 6, 10), (0, 0, 0, 8, 25), (0, 1, 2, 3, 5)),
     Stage(0.75, 0.04, (250, 900), (3, 6, 10), (0, 0, 0, 0, 10, 25, 60), (0, 1, 2, 3, 5, 8)),
-    Stage(
-        2.0, 0.04, (250, 3_000), (3, 6, 10), (*(0,) * 12, *(20, 60) * 3, 230), (0, 1, 3, 5, 8), 0.88
-    ),
+    Stage(2.0, 0.04, (250, 3_000), (3, 6, 10), (*(0,) * 12, *(20, 60) * 3, 230), (0, 1, 3, 5, 8)),
+)
+# What exported weights go on with: two thirds of the tokens are of chats.
+TUNING: Final = Stage(
+    2.0, 0.01, (250, 3_000), (3, 6, 10), (*(0,) * 12, *(20, 60) * 3, 230), (0, 1, 3, 5, 8), 0.95
 )
 
 
 # ---------------------------------------------------------------- conversations
 
 
-def talk_row(rng: random.Random, tokenizer: Tokenizer, done: float) -> Row:
-    """Return a random conversation; the further the training, the longer they may be."""
-    stage = next(stage for stage in STAGES if done < stage.until)
+def talk_row(rng: random.Random, tokenizer: Tokenizer, stage: Stage) -> Row:
+    """Return a random conversation of `stage`."""
     if rng.random() < stage.copying:
         return copy_row(rng, stage.copied)
     if rng.random() < stage.chats:
@@ -128,7 +129,7 @@ def batches(
     while True:
         pool: list[Row] = []
         while len(pool) < POOL_TALKS:
-            row = talk_row(rng, tokenizer, 1.0 if progress.is_tuning else progress.done)
+            row = talk_row(rng, tokenizer, progress.stage)
             if len(row.ids) <= ROW_TOKENS_MAX and any(row.learned):
                 pool.append(row)
         pool.sort(key=lambda row: len(row.ids))
@@ -161,7 +162,10 @@ def padded(rows: list[Row]) -> tuple[list[list[int]], list[list[int]]]:
 
 @dataclasses.dataclass(slots=True)
 class Progress:
-    """How far the training is, counted over all its runs."""
+    """How far the training is, counted over all its runs, in time of a processor for each thread.
+
+    What else a machine does makes the training later, and not shorter.
+    """
 
     minutes: float
     is_tuning: bool = False
@@ -171,6 +175,13 @@ class Progress:
     @property
     def done(self) -> float:
         return min(1.0, self.trained_s / (60 * self.minutes))
+
+    @property
+    def stage(self) -> Stage:
+        """What is trained on now; the further the training, the longer the conversations."""
+        if self.is_tuning:
+            return TUNING
+        return next(stage for stage in STAGES if self.done < stage.until)
 
     @property
     def rate(self) -> float:
@@ -251,12 +262,12 @@ def train(options: argparse.Namespace) -> None:
     saved = shown = time.monotonic()
     losses: list[float] = []
     while progress.done < 1:
-        began = time.monotonic()
+        began = time.process_time()
         ids, targets = (torch.tensor(part, device=device) for part in next(data))
         losses.append(_step(model, hidden, steppers, progress.rate, ids, targets))
         progress.step += 1
+        progress.trained_s += (time.process_time() - began) / options.threads
         now = time.monotonic()
-        progress.trained_s += now - began
         if now - shown > SHOW_S:
             mean = sum(losses) / len(losses)
             print(f"{progress.trained_s:6.0f} s step {progress.step} loss {mean:.4f}", flush=True)
