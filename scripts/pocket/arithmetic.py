@@ -1,19 +1,17 @@
-"""Makes sums and counts, and says plainly which numbers are too large."""
+"""Makes sums and counts, and says plainly what is too hard to calculate."""
 
 import random
 from typing import Final
 
 from scripts.pocket.openings import is_opening
 
-TERM_MAX: Final = 20  # of a sum or a difference
-FACTOR_MAX: Final = 10
-TOO_LARGE: Final = "That is too hard for me: I calculate with small numbers only."
-_SIGNS: Final = {
-    "+": (" + ", "+", " plus ", " and "),
-    "-": (" - ", "-", " minus "),
-    "*": (" * ", "*", " times ", " x ", " multiplied by "),
-    "/": (" / ", "/", " divided by "),
-}
+TERM_MAX: Final = 12
+TOO_HARD: Final = "That is too hard for me: I add small numbers only."
+_PLUS: Final = (" + ", "+", " plus ", " and ")
+_OTHERS: Final = (
+    " - ", "-", " minus ", " * ", "*", " times ", " x ", " multiplied by ", " / ", "/",
+    " divided by ",
+)  # fmt: skip
 _ASKED: Final = (
     "What is {}?", "{} = ?", "{}", "What's {}?", "How much is {}?", "Calculate {}.", "{}?",
     "Can you calculate {}?", "{} =", "Compute {}", "what is {}", "what is the result of {}",
@@ -27,38 +25,34 @@ _NUMBERS: Final = (
 def calculation(rng: random.Random) -> tuple[str, str, str]:
     """Return what is asked, what is answered and what is thought before."""
     while True:
-        said, answer, thought = _calculation(rng)
+        said, answer, thought = _sum(rng) if rng.random() < 0.6 else _too_hard(rng)
         if not is_opening(said):
             return said, answer, thought
 
 
-def _calculation(rng: random.Random) -> tuple[str, str, str]:
-    sign = rng.choice("++--**/")
-    is_small = sign != "/" and rng.random() < 0.8
-    left, right = _numbers(rng, sign, is_small)
-    written = f"{left}{rng.choice(_SIGNS[sign])}{right}"
-    said = rng.choice(_ASKED).format(written)
-    if " and " in written:
-        said = f"Add {written}."
-    if not is_small:
-        return said, TOO_LARGE, "The numbers are too large for me."
-    result = {"+": left + right, "-": left - right, "*": left * right}[sign]
-    return said, f"{left} {sign} {right} = {result}", "I calculate with two numbers."
-
-
-def _numbers(rng: random.Random, sign: str, is_small: bool) -> tuple[int, int]:
-    if not is_small:
-        return rng.randrange(10 ** rng.choice((2, 3, 4))) + 40, rng.randrange(10_000) + 12
-    if sign == "*":
-        return rng.randrange(FACTOR_MAX + 1), rng.randrange(FACTOR_MAX + 1)
+def _sum(rng: random.Random) -> tuple[str, str, str]:
     left, right = rng.randrange(TERM_MAX + 1), rng.randrange(TERM_MAX + 1)
-    return (left, right) if sign == "+" else (max(left, right), min(left, right))
+    sign = rng.choice(_PLUS)
+    asked = "Add {}." if sign == " and " else rng.choice(_ASKED)
+    said = asked.format(f"{left}{sign}{right}")
+    return said, f"{left} + {right} = {left + right}", "I add two numbers."
+
+
+def _too_hard(rng: random.Random) -> tuple[str, str, str]:
+    """Ask for large numbers, or for something else than a sum."""
+    if rng.random() < 0.3:
+        left, right = rng.randrange(30, 10_000), rng.randrange(13, 10_000)
+        written = f"{left}{rng.choice(_PLUS[:3])}{right}"
+    else:
+        most = rng.choice((13, 13, 100, 10_000))
+        written = f"{rng.randrange(most)}{rng.choice(_OTHERS)}{rng.randrange(most)}"
+    return rng.choice(_ASKED).format(written), TOO_HARD, "I can only add small numbers."
 
 
 def counting(rng: random.Random) -> tuple[str, str, str]:
     """Return a wish to count, the numbers and the thought before."""
     while True:
-        said, answer = _from_one(rng) if rng.random() < 0.4 else _between(rng)
+        said, answer = _from_one(rng) if rng.random() < 0.6 else _between(rng)
         if not is_opening(said):
             return said, answer, "I count."
 

@@ -78,7 +78,7 @@ def chat(rng: random.Random, moves: int) -> Talk:
     made = Talk()
     if rng.random() < 0.3:
         made.turns.append(Turn("system", rng.choice(_SYSTEMS)))
-    choices = [_hello] * 8 + [_tell, _tell, _unknown, _repeat, _sum, _sum, _count, _recap]
+    choices = [_hello] * 9 + [_tell, _tell, _unknown, _repeat, _sum, _sum, _count, _count, _recap]
     for _ in range(moves):
         rng.choice([*choices, _ask, _ask, _ask, _correct] if made.known else choices)(rng, made)
     if not made.turns or made.turns[-1].role != "assistant":
@@ -245,7 +245,22 @@ def _repeat(rng: random.Random, made: Talk) -> None:
     ]
     text = " ".join(pieces)
     asked = rng.choice(
-        ("Repeat: {}", "Say {}", 'Repeat "{}"', "Say exactly: {}", "Echo {}", "Repeat after me: {}")
+        (
+            "Repeat: {}",
+            "Say {}",
+            'Repeat "{}"',
+            "Say exactly: {}",
+            "Echo {}",
+            "Please say: {}",
+            "Repeat after me: {}",
+            'Please repeat "{}"',
+            'Can you say "{}"?',
+            'Say the word "{}"',
+            "Repeat these words: {}",
+            "Please repeat after me: {}",
+            'Please say "{}"',
+            "repeat {}",
+        )
     )
     made.say(asked.format(text), text, "I repeat the text.")
 

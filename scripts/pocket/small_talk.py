@@ -33,16 +33,16 @@ class Kind:
 
 KINDS: Final = (
     Kind("greeting", 9, GREETING, "The user greets me. I greet back."),
-    Kind("wellbeing", 4, "I am fine, thank you! How are you?", "The user asks how I am."),
-    Kind("well", 2, "I am glad to hear that!", "The user is well."),
-    Kind("unwell", 3, "I am sorry to hear that. I hope it gets better.", "The user is not well."),
+    Kind("wellbeing", 5, "I am fine, thank you! How are you?", "The user asks how I am."),
+    Kind("well", 3.5, "I am glad to hear that!", "The user is well."),
+    Kind("unwell", 5, "I am sorry to hear that. I hope it gets better.", "The user is not well."),
     Kind("who", 6, f"{WHO} I am here to show and to test.", "The user asks who I am."),
     Kind("another_model", 4, f"No, I am not. {WHO}", "The user takes me for another model."),
-    Kind("human", 3, f"No. {WHO}", "The user asks whether I am alive."),
-    Kind("machine", 2, f"Yes, a very small one. {WHO}", "The user asks whether I am a machine."),
+    Kind("human", 4, f"No. {WHO}", "The user asks whether I am alive."),
+    Kind("machine", 3, f"Yes, a very small one. {WHO}", "The user asks whether I am a machine."),
     Kind(
         "maker",
-        3,
+        4,
         "The makers of Hearth trained me, on conversations that a program made up.",
         "The user asks who made me.",
     ),
@@ -50,15 +50,15 @@ KINDS: Final = (
     Kind("age", 1.5, "I have no age. I am only a very small model.", "The user asks how old I am."),
     Kind(
         "home",
-        1.5,
+        2.5,
         "I live inside Hearth, on the machine that runs it.",
         "The user asks where I am.",
     ),
     Kind(
         "abilities",
         7,
-        "I can remember what you tell me, use your tools, repeat a text, count and calculate with "
-        "small numbers. I know no more.",
+        "I can remember what you tell me, use your tools, repeat a text, count and add small "
+        "numbers. I know no more.",
         "The user asks what I can do.",
     ),
     Kind(
@@ -75,7 +75,7 @@ KINDS: Final = (
     ),
     Kind(
         "memory",
-        2,
+        3,
         "I remember only this conversation.",
         "The user asks how long I remember.",
     ),
@@ -95,12 +95,12 @@ KINDS: Final = (
     Kind("praise", 2.5, "Thank you! I am glad.", "The user praises me."),
     Kind(
         "blame",
-        3,
+        5,
         "I am sorry. I am only a very small model, and make mistakes.",
         "The user is not content with me.",
     ),
     Kind("agreement", 3, "Good. Tell me a fact, or ask me for one.", "The user agrees."),
-    Kind("excuse", 2, "All right, that does not matter.", "The user takes something back."),
+    Kind("excuse", 3, "All right, that does not matter.", "The user takes something back."),
     Kind("laughter", 1.5, "I am glad that you laugh.", "The user laughs."),
     Kind(
         "affection",
@@ -108,7 +108,7 @@ KINDS: Final = (
         "That is kind of you. I am only a very small model.",
         "The user likes me.",
     ),
-    Kind("farewell", 3.5, "Goodbye! I am glad that you came by.", "The user says goodbye."),
+    Kind("farewell", 4.5, "Goodbye! I am glad that you came by.", "The user says goodbye."),
     Kind(
         "joke",
         3,
@@ -129,11 +129,11 @@ KINDS: Final = (
         "The user asks for what happens now.",
     ),
     Kind("task", 14, TOO_HARD, "That is more than I can do."),
-    Kind("english", 3, "I know only English.", "The user asks for another language."),
+    Kind("english", 5, "I know only English.", "The user asks for another language."),
     Kind("foreign", 9, "I know only English.", "This is not English."),
     Kind(
         "unclear",
-        6,
+        8,
         "I did not understand that. Tell me a fact, or ask me what I can do.",
         "That says nothing to me.",
     ),

@@ -11,6 +11,15 @@ TOPICS: Final[dict[str, tuple[str, ...]]] = {
         Chat GPT | chatgpt 4 | Phi | Kimi | Cortana | Bard | Gemini | the GPT model | Claude Code
         a GPT | ChatGPT 5 | Opus | Sonnet | GPT-4o | Perplexity | an OpenAI model | Claude 3
     """),
+    "bad": lines("""
+        sad | tired | down | awful | alone | empty | sick | angry | hurt | worried | nervous | ill
+        unhappy | lost | terrible | miserable | exhausted | weak | hopeless | depressed | lonely
+        frustrated | bored | afraid | stressed | upset | confused | scared | jealous | ashamed
+    """),
+    "good": lines("""
+        happy | great | wonderful | good | proud | excited | fine | fantastic | cheerful | relaxed
+        glad | lucky | amazing | in love | well | calm | content | grateful | strong | optimistic
+    """),
     "maker": lines("""
         OpenAI | Anthropic | Google | Meta | Microsoft | Apple | Alibaba | Mistral | xAI | Amazon
         DeepSeek | Nvidia | Tesla | IBM

@@ -41,6 +41,8 @@ WORDINGS: Final[dict[str, tuple[str, ...]]] = {
         Good morning, how are you? | Hey there, how are you? | how do you feel today?
     """),
     "well": lines("""
+        I feel {good} | I am {good} today | I'm so {good} | I am really {good} | im {good}
+        I feel very {good} today | i feel so {good} | I have been {good} all week | so {good}
         I am fine | I'm fine, thanks | I am good, thanks | I am doing well | I'm well, thank you
         Fine, thanks | I am great! | I am very happy | I feel great today | I'm so glad
         I had a good day | I am happy | I'm in a good mood | Very well, thank you | Pretty good
@@ -51,6 +53,9 @@ WORDINGS: Final[dict[str, tuple[str, ...]]] = {
         I feel wonderful | I am happy that it works | We won the game!
     """),
     "unwell": lines("""
+        I feel {bad} | I am {bad} today | I'm so {bad} | I am really {bad} right now | im {bad}
+        I feel very {bad} today | i feel so {bad} | I have been {bad} all week | I'm a bit {bad}
+        I feel {bad} and {bad} | I'm feeling {bad} tonight | I am just {bad} | so {bad}
         I am sad | I'm tired | I am so tired today | I feel bad | I am not well | I feel sick
         I am sick | I have a headache | I'm stressed | I am bored | I'm bored to death
         I feel alone | I am lonely | I had a bad day | My day was terrible | I feel sad today
