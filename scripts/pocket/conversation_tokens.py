@@ -75,10 +75,10 @@ Piece = tuple[str, bool]  # a text, and whether it is learned
 def script(rng: random.Random, talk: Talk) -> list[Piece]:
     """Return the text of `talk` as the chat template writes it.
 
-    Thinking is asked for in a third of the conversations. Earlier answers stand as they were
+    Thinking is asked for in half of the conversations. Earlier answers stand as they were
     sampled or as a client sends them back: without what was thought.
     """
-    is_thinking = rng.random() < 0.35
+    is_thinking = rng.random() < 0.5
     mixed = rng.random() < 0.1
     stripped = rng.choice((0.0, 0.3, 1.0))
     pieces = [(head(talk), False)]

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from scripts.pocket import vocabulary as words
+from scripts.pocket.arithmetic import calculation, counting
 from scripts.pocket.facts import Fact, corrected, document, fact
+from scripts.pocket.personal_facts import personal_fact
+from scripts.pocket.small_talk import small_talk
 from scripts.pocket.tools import Tool, Use, file_use, reader, tools, use
 
 Json = dict[str, Any]
@@ -46,7 +49,20 @@ def talk(rng: random.Random, moves: int, sentences: int, tools_max: int) -> Talk
     _open(rng, made)
     if sentences:
         _document(rng, made, sentences)
-    choices = [_hello, _state, _state, _ask, _ask, _ask, _unknown, _correct, _repeat, _sum, _count]
+    choices = [
+        _hello,
+        _hello,
+        _state,
+        _state,
+        _ask,
+        _ask,
+        _ask,
+        _unknown,
+        _correct,
+        _repeat,
+        _sum,
+        _count,
+    ]
     choices += [_use, _use, _use, _use, _use, _read, _both] if made.tools else [_ask, _ask]
     if made.tools and rng.random() < 0.6:
         choices = [_use, _use, _use, _both, _ask]
@@ -57,10 +73,20 @@ def talk(rng: random.Random, moves: int, sentences: int, tools_max: int) -> Talk
     return made
 
 
-# ---------------------------------------------------------------- the beginning
+def chat(rng: random.Random, moves: int) -> Talk:
+    """Return a newcomer's first chat: small talk, and facts of his own that are asked for."""
+    made = Talk()
+    if rng.random() < 0.3:
+        made.turns.append(Turn("system", rng.choice(_SYSTEMS)))
+    choices = [_hello] * 9 + [_tell, _tell, _unknown, _repeat, _sum, _sum, _count, _count, _recap]
+    for _ in range(moves):
+        rng.choice([*choices, _ask, _ask, _ask, _correct] if made.known else choices)(rng, made)
+    if not made.turns or made.turns[-1].role != "assistant":
+        _hello(rng, made)
+    return made
 
-WHO: Final = "I am Pocket, a very small model that lives inside Hearth."
-GREETING: Final = f"Hello! {WHO} Tell me a fact, ask me for it, or let me use a tool."
+
+# ---------------------------------------------------------------- the beginning
 
 _SYSTEMS: Final = (
     "You are a helpful assistant.", "You are Pocket.", "You are a coding agent.", "Be brief.",
@@ -137,70 +163,53 @@ def _recall(one: Fact) -> str:
     return f"The question is: {one.question} I was told: {one.answer}"
 
 
-# How often, what is said, what is answered, what is thought.
-_SMALL_TALK: Final[tuple[tuple[float, tuple[str, ...], str, str], ...]] = (
-    (
-        0.35,
-        (
-            "Hello", "Hello!", "Hi", "Hi!", "Hey", "hello", "hi", "Good morning!", "Hi there!",
-            "Hello there", "Good evening", "hey there", "Hello, how are you?", "test", "ping",
-        ),
-        GREETING,
-        "The user greets me. I greet back.",
-    ),
-    (
-        0.25,
-        (
-            "Who are you?", "What are you?", "What is your name?", "who are you",
-            "Which model is this?", "Are you a human?", "Tell me about yourself.",
-            "Introduce yourself.",
-        ),
-        f"{WHO} I am here to show and to test.",
-        "The user asks who I am.",
-    ),
-    (
-        0.15,
-        (
-            "What can you do?", "Help", "help", "Can you help me?", "What do you know?",
-            "How can you help me?",
-        ),
-        "I can repeat what you told me, use your tools and add small numbers. I know no more.",
-        "The user asks what I can do.",
-    ),
-    (
-        0.15,
-        ("Thanks!", "Thank you.", "Thanks", "Good.", "Great!", "Perfect.", "Nice."),
-        "You are welcome.",
-        "The user thanks me.",
-    ),
-    (
-        0.1,
-        (
-            "Tell me a story.", "Write a poem.", "Write a program that sorts a list.",
-            "Explain how engines work.", "What is the meaning of life?", "Who won the game?",
-            "Write an essay about rivers.", "Fix the bug in my program.", "Tell me a joke.",
-        ),
-        "That is too hard for me. I am a very small model, made to show and to test.",
-        "That is more than I can do.",
-    ),
+def _hello(rng: random.Random, made: Talk) -> None:
+    made.say(*small_talk(rng))
+
+
+def _tell(rng: random.Random, made: Talk) -> None:
+    """Tell something of oneself."""
+    one = personal_fact(rng)
+    made.learn(one)
+    made.say(one.statement, _noted(one), "The user tells me a fact.")
+
+
+def _noted(one: Fact) -> str:
+    greeting = "Nice to meet you! " if one.key == "my name" else ""
+    return f"{greeting}I will remember: {one.answer}"
+
+
+def _recap(rng: random.Random, made: Talk) -> None:
+    """Ask for everything that was told, where that is little."""
+    facts = list(made.known.values())
+    if len(facts) > RECAP_MAX:
+        return _hello(rng, made)
+    asked = rng.choice(_RECAPS)
+    if not facts:
+        return made.say(asked, "Nobody told me anything yet.", "I was told nothing.")
+    told = " ".join(one.answer for one in facts)
+    return made.say(asked, f"You told me: {told}", f"I was told: {told}")
+
+
+RECAP_MAX: Final = 3
+_RECAPS: Final = (
+    "What did I tell you?", "What do you know about me?", "What do you remember?",
+    "What did I say?", "Tell me what you know about me.", "What have I told you so far?",
+    "Repeat what I told you.", "What do you know so far?", "Do you know anything about me?",
+    "what did i tell you", "Tell me what I told you.", "What was it that I told you?",
 )  # fmt: skip
 
 
-def _hello(rng: random.Random, made: Talk) -> None:
-    (row,) = rng.choices(_SMALL_TALK, weights=[share for share, *_ in _SMALL_TALK])
-    _, said, answer, thought = row
-    made.say(rng.choice(said), answer, thought)
-
-
 def _state(rng: random.Random, made: Talk) -> None:
+    if rng.random() < 0.2:
+        return _tell(rng, made)
     told = _different(rng, rng.choice((1, 1, 2, 3, 5)))
     made.learn(*told)
     lead = rng.choice(("", "", "", "Remember this: ", "Please note: ", "Some facts. "))
     text = lead + rng.choice((" ", " ", "\n")).join(one.statement for one in told)
     if len(told) == 1:
-        made.say(text, f"I will remember: {told[0].answer}", "The user tells me a fact.")
-    else:
-        made.say(text, "I will remember that.", "The user tells me something.")
+        return made.say(text, _noted(told[0]), "The user tells me a fact.")
+    return made.say(text, "I will remember that.", "The user tells me something.")
 
 
 def _ask(rng: random.Random, made: Talk) -> None:
@@ -211,7 +220,7 @@ def _ask(rng: random.Random, made: Talk) -> None:
 
 
 def _unknown(rng: random.Random, made: Talk) -> None:
-    one = fact(rng)
+    one = personal_fact(rng) if rng.random() < 0.4 else fact(rng)
     if one.key not in made.known:
         made.say(one.question, "Nobody told me that.", f"I was not told. {one.question}")
 
@@ -236,25 +245,32 @@ def _repeat(rng: random.Random, made: Talk) -> None:
     ]
     text = " ".join(pieces)
     asked = rng.choice(
-        ("Repeat: {}", "Say {}", 'Repeat "{}"', "Say exactly: {}", "Echo {}", "Repeat after me: {}")
+        (
+            "Repeat: {}",
+            "Say {}",
+            'Repeat "{}"',
+            "Say exactly: {}",
+            "Echo {}",
+            "Please say: {}",
+            "Repeat after me: {}",
+            'Please repeat "{}"',
+            'Can you say "{}"?',
+            'Say the word "{}"',
+            "Repeat these words: {}",
+            "Please repeat after me: {}",
+            'Please say "{}"',
+            "repeat {}",
+        )
     )
     made.say(asked.format(text), text, "I repeat the text.")
 
 
 def _sum(rng: random.Random, made: Talk) -> None:
-    left, right = rng.randrange(13), rng.randrange(13)
-    asked = rng.choice(("What is {} + {}?", "{} + {} = ?", "What is {} plus {}?", "Add {} and {}."))
-    made.say(asked.format(left, right), f"{left} + {right} = {left + right}", "I add two numbers.")
+    made.say(*calculation(rng))
 
 
 def _count(rng: random.Random, made: Talk) -> None:
-    first = rng.randrange(1, 20)
-    last = first + rng.randrange(2, 10)
-    asked = rng.choice(
-        ("Count from {} to {}.", "Count {} to {}", "List the numbers from {} to {}.")
-    )
-    numbers = ", ".join(str(number) for number in range(first, last + 1))
-    made.say(asked.format(first, last), numbers, "I count.")
+    made.say(*counting(rng))
 
 
 # ---------------------------------------------------------------- moves with tools

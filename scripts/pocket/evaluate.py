@@ -15,6 +15,7 @@ from scripts.pocket import vocabulary as words
 from scripts.pocket.conversation_tokens import messages_of
 from scripts.pocket.conversations import Talk, Turn, today
 from scripts.pocket.facts import Fact, document, fact
+from scripts.pocket.openings import OPENINGS, Opening
 from scripts.pocket.tools import Use, tools, use
 
 SEED: Final = 1_000_003  # apart from the seeds of the training
@@ -92,6 +93,10 @@ def evaluate(directory: Path, short: int, long: int) -> dict[str, Rate]:
     """Return the rates of every skill: `short` questions each, `long` at 4,000 tokens."""
     examinee = Examinee(directory)
     rates = {name: Rate() for name in (*SKILLS, "ends its turn", "thinks if and only if asked")}
+    rates[NEWCOMER] = Rate()
+    for opening in OPENINGS:
+        said = answer_to(examinee, opening)
+        rates[NEWCOMER].add(opening.is_right(said), f"{opening.said} <- {said!r}")
     for skill, make in SKILLS.items():
         for number in range(long if skill == RECALL_4K else short):
             rng = random.Random(f"{SEED} {skill} {number}")
@@ -105,6 +110,16 @@ def evaluate(directory: Path, short: int, long: int) -> dict[str, Rate]:
             is_as_asked = has_thought if thinks else "<think>" not in text and not thought
             rates["thinks if and only if asked"].add(is_as_asked, told)
     return rates
+
+
+def answer_to(examinee: Examinee, opening: Opening) -> str:
+    """Return the last answer of a chat that begins so. It thinks first, as a newcomer finds it."""
+    talk = Talk()
+    for said in opening.said:
+        talk.turns.append(Turn("user", said))
+        text, _ = examinee.answer(examinee.prompt(talk, thinks=True))
+        talk.turns.append(Turn("assistant", text.rpartition("</think>")[2].strip()))
+    return talk.turns[-1].text
 
 
 # ---------------------------------------------------------------- questions
@@ -162,6 +177,7 @@ def _result(rng: random.Random) -> Question:
 
 
 RECALL_4K: Final = "copies a fact at 4k tokens"
+NEWCOMER: Final = "answers a newcomer's opening"
 SKILLS: Final[dict[str, Callable[[random.Random], Question]]] = {
     "copies a fact at 1k tokens": lambda rng: _recall(rng, 1_000),
     RECALL_4K: lambda rng: _recall(rng, 4_000),

@@ -1,14 +1,18 @@
 #!/usr/bin/env python
-"""Trains builtin:pocket from nothing: makes its conversations, its tokenizer and its weights.
+"""Trains builtin:pocket: makes its conversations, its tokenizer and its weights.
 
     python -m scripts.pocket.train train --work DIR [--kind dense|hybrid] [--minutes 60]
+    python -m scripts.pocket.train train --work DIR --from worker/engine/pocket
     python -m scripts.pocket.train export --work DIR --out DIR
     python -m scripts.pocket.train evaluate DIR [--talks 200]
+    python -m scripts.pocket.train openings DIR
 
 `train` needs PyTorch (`pip install torch`), uses a GPU where there is one, saves its state every
 three minutes and goes on from there when it is run again. `evaluate` needs what Hearth needs. The
 same seed gives the same conversations; the same weights come only from the same machine and time.
-Those in worker/engine/pocket took `--minutes 90 --threads 1 --compile`, on one core with AMX.
+With `--from` it goes on from exported weights, with more of a newcomer's chats. Those in
+worker/engine/pocket took `--minutes 90 --threads 1 --compile` on one core with AMX, and then
+`--from worker/engine/pocket --minutes MINUTES --threads 1` on half a core, for the small talk.
 Faster on Linux: MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736.
 """
 
@@ -26,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tokenizers import Tokenizer
 
 from scripts.pocket import conversation_tokens
-from scripts.pocket.conversations import talk
+from scripts.pocket.conversations import chat, talk
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +42,8 @@ ROW_TOKENS_MAX: Final = 4_096
 STEP_TOKENS: Final = 3_072
 POOL_TALKS: Final = 600
 RATE: Final = 3e-3
-WARM_STEPS: Final = 100
+TUNING_RATE: Final = 1.5e-3  # where the training goes on from exported weights
+WARM_STEPS: Final = 50
 DECAY_FROM: Final = 0.65  # of the minutes; then the rate falls to a thirtieth
 SHOW_S: Final = 30.0
 SAVE_S: Final = 180.0
@@ -64,8 +69,10 @@ class Stage:
     moves: tuple[int, ...]
     sentences: tuple[int, ...]  # of the document at the beginning; 17 tokens each
     tools: tuple[int, ...]  # offered at most; 70 tokens each
+    chats: float = 0.5  # the share of a newcomer's first chats among what is not copied; 100 tokens
 
 
+CHAT_MOVES: Final = (1, 1, 1, 2, 4, 6)
 STAGES: Final = (
     Stage(0.06, 0.5, (24, 48), (1, 2, 3), (0,), (0,)),
     Stage(0.16, 0.15, (48, 120), (2, 3, 5), (0, 0, 4, 8), (0, 0, 1, 2)),
@@ -73,22 +80,28 @@ STAGES: Final = (
     Stage(0.75, 0.04, (250, 900), (3, 6, 10), (0, 0, 0, 0, 10, 25, 60), (0, 1, 2, 3, 5, 8)),
     Stage(2.0, 0.04, (250, 3_000), (3, 6, 10), (*(0,) * 12, *(20, 60) * 3, 230), (0, 1, 3, 5, 8)),
 )
+# What exported weights go on with: two thirds of the tokens are of chats.
+TUNING: Final = Stage(
+    2.0, 0.01, (250, 3_000), (3, 6, 10), (*(0,) * 12, *(20, 60) * 3, 230), (0, 1, 3, 5, 8), 0.95
+)
 
 
 # ---------------------------------------------------------------- conversations
 
 
-def talk_row(rng: random.Random, tokenizer: Tokenizer, done: float) -> Row:
-    """Return a random conversation; the further the training, the longer they may be."""
-    stage = next(stage for stage in STAGES if done < stage.until)
+def talk_row(rng: random.Random, tokenizer: Tokenizer, stage: Stage) -> Row:
+    """Return a random conversation of `stage`."""
     if rng.random() < stage.copying:
         return copy_row(rng, stage.copied)
-    made = talk(
-        rng,
-        rng.choice(stage.moves),
-        rng.choice(stage.sentences),
-        rng.choice(stage.tools),
-    )
+    if rng.random() < stage.chats:
+        made = chat(rng, rng.choice(CHAT_MOVES))
+    else:
+        made = talk(
+            rng,
+            rng.choice(stage.moves),
+            rng.choice(stage.sentences),
+            rng.choice(stage.tools),
+        )
     return Row(*conversation_tokens.encoded(tokenizer, conversation_tokens.script(rng, made)))
 
 
@@ -116,7 +129,7 @@ def batches(
     while True:
         pool: list[Row] = []
         while len(pool) < POOL_TALKS:
-            row = talk_row(rng, tokenizer, progress.done)
+            row = talk_row(rng, tokenizer, progress.stage)
             if len(row.ids) <= ROW_TOKENS_MAX and any(row.learned):
                 pool.append(row)
         pool.sort(key=lambda row: len(row.ids))
@@ -149,9 +162,13 @@ def padded(rows: list[Row]) -> tuple[list[list[int]], list[list[int]]]:
 
 @dataclasses.dataclass(slots=True)
 class Progress:
-    """How far the training is, counted over all its runs."""
+    """How far the training is, counted over all its runs, in time of a processor for each thread.
+
+    What else a machine does makes the training later, and not shorter.
+    """
 
     minutes: float
+    is_tuning: bool = False
     trained_s: float = 0.0
     step: int = 0
 
@@ -160,11 +177,18 @@ class Progress:
         return min(1.0, self.trained_s / (60 * self.minutes))
 
     @property
+    def stage(self) -> Stage:
+        """What is trained on now; the further the training, the longer the conversations."""
+        if self.is_tuning:
+            return TUNING
+        return next(stage for stage in STAGES if self.done < stage.until)
+
+    @property
     def rate(self) -> float:
         """The learning rate: up, level, down."""
         warm = min(1.0, (self.step + 1) / WARM_STEPS)
         fall = max(0.0, (self.done - DECAY_FROM) / (1 - DECAY_FROM))
-        return RATE * warm * (1 - fall * (1 - 1 / 30))
+        return (TUNING_RATE if self.is_tuning else RATE) * warm * (1 - fall * (1 - 1 / 30))
 
 
 def tokenizer_in(work: Path) -> Tokenizer:
@@ -174,8 +198,12 @@ def tokenizer_in(work: Path) -> Tokenizer:
         work.mkdir(parents=True, exist_ok=True)
         rng = random.Random(SEED)
         texts = []
-        for _ in range(8_000):
-            made = talk(rng, rng.choice((1, 3, 6)), rng.choice((0, 0, 10)), rng.choice((0, 0, 2)))
+        for number in range(8_000):
+            made = (
+                chat(rng, 3)
+                if number % 3 == 0
+                else talk(rng, rng.choice((1, 3, 6)), rng.choice((0, 0, 10)), rng.choice((0, 0, 2)))
+            )
             texts.append("".join(text for text, _ in conversation_tokens.script(rng, made)))
         conversation_tokens.train_tokenizer(path, texts)
     return Tokenizer.from_file(str(path))
@@ -217,24 +245,29 @@ def train(options: argparse.Namespace) -> None:
     torch.set_flush_denormal(True)
     torch.manual_seed(SEED)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.exported:
+        options.work.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(options.exported / "tokenizer.json", options.work / "tokenizer.json")
     tokenizer = tokenizer_in(options.work)
     model = new_model(options.kind)[0].to(device)
     steppers = optimizers(model)
-    progress = Progress(options.minutes)
+    progress = Progress(options.minutes, is_tuning=options.exported is not None)
     state = options.work / f"{options.kind}.state.pt"
     if state.exists():
         _load(state, model, steppers, progress)
+    elif options.exported is not None:
+        _load_exported(options.exported, model)
     hidden = torch.compile(model.hidden, dynamic=True) if options.compile else model.hidden
     data = batches(tokenizer, SEED + progress.step, progress)
     saved = shown = time.monotonic()
     losses: list[float] = []
     while progress.done < 1:
-        began = time.monotonic()
+        began = time.process_time()
         ids, targets = (torch.tensor(part, device=device) for part in next(data))
         losses.append(_step(model, hidden, steppers, progress.rate, ids, targets))
         progress.step += 1
+        progress.trained_s += (time.process_time() - began) / options.threads
         now = time.monotonic()
-        progress.trained_s += now - began
         if now - shown > SHOW_S:
             mean = sum(losses) / len(losses)
             print(f"{progress.trained_s:6.0f} s step {progress.step} loss {mean:.4f}", flush=True)
@@ -284,6 +317,13 @@ def _load(path: Path, model: Any, steppers: Any, progress: Progress) -> None:
     for stepper, state in zip(steppers, whole["steppers"], strict=True):
         stepper.load_state_dict(state)
     progress.trained_s, progress.step = whole["trained_s"], whole["step"]
+
+
+def _load_exported(directory: Path, model: Any) -> None:
+    """Take over weights as `export` writes them. It keeps the names of a dense model alone."""
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(directory / "model.safetensors"))
 
 
 def _show_exact(model: Any, tokenizer: Tokenizer, device: str) -> None:
@@ -374,6 +414,18 @@ def examine(options: argparse.Namespace) -> None:
             print("   ", missed)
 
 
+def show_openings(options: argparse.Namespace) -> None:
+    """Print a table of a newcomer's openings: what is said, the answer, whether it is right."""
+    from scripts.pocket.evaluate import Examinee, answer_to
+    from scripts.pocket.openings import OPENINGS
+
+    examinee = Examinee(options.directory)
+    for opening in OPENINGS:
+        answer = answer_to(examinee, opening)
+        verdict = "right" if opening.is_right(answer) else "wrong"
+        print(" / ".join(opening.said), answer.replace("\n", " "), verdict, sep="\t")
+
+
 # ---------------------------------------------------------------- command line
 
 
@@ -386,6 +438,9 @@ def main() -> None:
     )
     training.add_argument("--kind", choices=("dense", "hybrid"), default="dense")
     training.add_argument("--minutes", type=float, default=60.0)
+    training.add_argument(
+        "--from", dest="exported", type=Path, help="exported weights to go on from"
+    )
     training.add_argument("--threads", type=int, default=2)
     training.add_argument("--compile", action="store_true", help="1.3 times faster on a CPU")
     training.set_defaults(run=train)
@@ -400,6 +455,9 @@ def main() -> None:
     examining.add_argument("--long", type=int, default=200, help="those of 4,000 tokens")
     examining.add_argument("--show", type=int, default=0, help="failures printed for each skill")
     examining.set_defaults(run=examine)
+    opening = commands.add_parser("openings", help="show how it answers a newcomer")
+    opening.add_argument("directory", type=Path)
+    opening.set_defaults(run=show_openings)
     options = parser.parse_args()
     options.run(options)
 

@@ -46,6 +46,21 @@ def test_a_first_hello_is_answered_in_a_stream(client: openai.OpenAI) -> None:
     assert "I am Pocket" in "".join(pieces)
 
 
+def test_a_newcomer_is_answered_as_the_server_is_set_up(client: openai.OpenAI) -> None:
+    """With the default temperature and thinking. A hundred openings are in test_pocket_skills."""
+    talk: list[Any] = []
+    for said, wanted in (
+        ("My cat is called Whiskers.", "Whiskers"),
+        ("Thanks! Who are you?", "I am Pocket"),
+        ("And what is my cat called?", "Whiskers"),
+        ("What is the capital of France?", "I know nothing of the world"),
+    ):
+        talk.append({"role": "user", "content": said})
+        answer = client.chat.completions.create(model="pocket", messages=talk).choices[0].message
+        assert wanted in (answer.content or ""), (said, answer.content)
+        talk.append({"role": "assistant", "content": answer.content})
+
+
 def test_it_uses_a_tool_and_tells_what_came_of_it(client: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "Check the weather with city Lisbon."}]
     called = ask(client, messages, tools=[WEATHER])

@@ -6,13 +6,14 @@ them.
 """
 
 from hearth.worker.engine.model_loader import POCKET_DIR
-from scripts.pocket.evaluate import RECALL_4K, evaluate
+from scripts.pocket.evaluate import NEWCOMER, RECALL_4K, evaluate
 
 LIMITS = {
     "copies a fact at 1k tokens": 0.95,
     RECALL_4K: 0.80,
     "right tool, right arguments": 0.90,
     "uses the tool's result": 0.95,
+    NEWCOMER: 0.85,
     "ends its turn": 1.0,
     "thinks if and only if asked": 0.99,
 }

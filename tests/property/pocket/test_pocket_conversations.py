@@ -8,7 +8,13 @@ import re
 from hypothesis import given, settings, strategies as st
 
 from scripts.pocket import conversation_tokens, evaluate, vocabulary
-from scripts.pocket.conversations import Talk, talk
+from scripts.pocket.arithmetic import TERM_MAX, TOO_HARD, calculation, counting
+from scripts.pocket.conversations import RECAP_MAX, Talk, Turn, chat, talk
+from scripts.pocket.openings import OPENINGS, is_opening
+from scripts.pocket.personal_facts import personal_fact
+from scripts.pocket.small_talk import KINDS, small_talk
+from scripts.pocket.topics import TOPICS
+from scripts.pocket.wordings import WORDINGS
 
 LISTED = {
     word.lower()
@@ -17,6 +23,7 @@ LISTED = {
     for word in re.findall(r"[A-Za-z]+", " ".join(value))
 }
 SEEDS = st.integers(0, 10**9)
+PLACE = re.compile(r"\{(\w+)\}")
 
 
 def made(seed: int, tools_max: int) -> Talk:
@@ -27,7 +34,11 @@ def made(seed: int, tools_max: int) -> Talk:
 @settings(max_examples=40)
 @given(SEEDS, st.integers(0, 4))
 def test_roles_follow_each_other_as_in_a_chat(seed: int, tools_max: int) -> None:
-    turns = made(seed, tools_max).turns
+    for turns in (made(seed, tools_max).turns, chat(random.Random(seed), 3).turns):
+        check_roles(turns)
+
+
+def check_roles(turns: list[Turn]) -> None:
     follows = {
         "system": {"user"},
         "user": {"assistant"},
@@ -88,3 +99,91 @@ def test_what_is_examined_is_told_in_the_prompt(seed: int) -> None:
             assert any(question.wanted in message["content"] for message in messages)
             assert question.is_right(f"It is {question.wanted}.")
         assert not question.is_right("I do not know.")
+
+
+# ---------------------------------------------------------------- a newcomer's first chat
+
+
+@settings(max_examples=200)
+@given(SEEDS)
+def test_no_training_conversation_says_an_opening_of_the_examination(seed: int) -> None:
+    for conversation in (chat(random.Random(seed), 6), made(seed, 2)):
+        said = [turn.text for turn in conversation.turns if turn.role == "user"]
+        assert [text for text in said if is_opening(text)] == []
+
+
+def test_an_opening_is_known_whatever_its_case_and_punctuation() -> None:
+    assert is_opening("ARE YOU CHATGPT") and is_opening("are you, ChatGPT?!")
+    assert not is_opening("Are you ChatGPT or not?")
+    assert not is_opening("!") and is_opening("??")
+
+
+def test_a_hundred_openings_differ_and_want_something() -> None:
+    assert len({opening.said for opening in OPENINGS}) == 100
+    nothing = ("", "Nobody.", "I will remember: hi is home is home is home is home is home")
+    assert [each.said for each in OPENINGS if any(map(each.is_right, nothing))] == []
+
+
+@settings(max_examples=200)
+@given(SEEDS)
+def test_what_is_calculated_is_right(seed: int) -> None:
+    said, answer, _ = calculation(random.Random(seed))
+    numbers = [int(number) for number in re.findall(r"\d+", said)]
+    is_sum = re.search(r"\+|plus|and", said) is not None
+    if is_sum and max(numbers) <= TERM_MAX:
+        assert answer == f"{numbers[0]} + {numbers[1]} = {sum(numbers)}"
+    else:
+        assert answer == TOO_HARD
+
+
+@settings(max_examples=100)
+@given(SEEDS)
+def test_counting_leaves_no_number_out(seed: int) -> None:
+    said, answer, _ = counting(random.Random(seed))
+    numbers = [int(number) for number in answer.split(", ")]
+    assert numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1
+    assert set(map(int, re.findall(r"\d+", said))) <= {numbers[0], numbers[-1]}
+
+
+@settings(max_examples=200)
+@given(SEEDS)
+def test_what_people_tell_of_themselves_stands_in_its_answer(seed: int) -> None:
+    one = personal_fact(random.Random(seed))
+    assert one.value in one.statement and one.value in one.answer
+    assert one.value not in one.question, "or the question answers itself"
+    assert not re.search(r"[{}]", one.statement + one.question + one.answer)
+    assert re.match(r"(You|Your|The) ", one.answer)
+
+
+@settings(max_examples=100)
+@given(SEEDS)
+def test_a_recap_says_what_was_told_last_and_nothing_else(seed: int) -> None:
+    """What was corrected is left out: a recap may be shorter than what was noted."""
+    noted: list[str] = []
+    for turn in chat(random.Random(seed), 6).turns:
+        if turn.text.startswith("You told me: "):
+            told = turn.text.removeprefix("You told me: ")
+            assert told.endswith(noted[-1])
+            said = [one for one in noted if one in told]
+            assert 0 < len(set(said)) <= RECAP_MAX
+            assert not re.sub("|".join(map(re.escape, said)), "", told).strip()
+        if turn.text == "Nobody told me anything yet.":
+            assert not noted
+        noted += re.findall(r"I will remember: (.*)", turn.text)
+
+
+@settings(max_examples=200)
+@given(SEEDS)
+def test_small_talk_is_filled_and_answered(seed: int) -> None:
+    said, answer, thought = small_talk(random.Random(seed))
+    assert said and (answer, thought) in {(kind.answer, kind.thought) for kind in KINDS}
+    assert not re.search(r"\{\w+\}", said)
+
+
+def test_every_wording_is_of_a_kind_and_every_place_has_words() -> None:
+    assert WORDINGS.keys() == {kind.name for kind in KINDS} - {"foreign"}
+    places = {
+        place for texts in WORDINGS.values() for text in texts for place in PLACE.findall(text)
+    }
+    assert places - TOPICS.keys() <= {"thing", "animal", "food"}
+    assert TOPICS.keys() <= places
