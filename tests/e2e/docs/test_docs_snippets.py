@@ -30,7 +30,7 @@ SHOWS = {
     "/v1/models": ('"pocket"',),
     "/health": ('"status":"ok"',),
     "/metrics": ("hearth_prompt_tokens_total",),
-    "hearth top --once": ("my-session",),
+    "hearth top --once": ("hello, documents",),
     "hearth cache": ("verdict: good",),
     "hearth eval": ("verdict: good: none of 10 answers changed",),
     "hearth keys": ("worker.key_secret", "proxy.key_secret"),
@@ -51,7 +51,7 @@ def pocket() -> Iterator[Server]:
 
 
 def talk_to(running: Server) -> None:
-    talk: list[Any] = [{"role": "user", "content": "hello"}]
+    talk: list[Any] = [{"role": "user", "content": "hello, documents"}]
     for _ in range(2):
         answer = httpx.post(
             f"{running.url}/v1/chat/completions",
