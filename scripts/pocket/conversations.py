@@ -78,7 +78,8 @@ def chat(rng: random.Random, moves: int) -> Talk:
     made = Talk()
     if rng.random() < 0.3:
         made.turns.append(Turn("system", rng.choice(_SYSTEMS)))
-    choices = [_hello] * 9 + [_tell, _tell, _unknown, _repeat, _sum, _sum, _count, _count, _recap]
+    choices = [_hello] * 9 + [_tell, _tell, _tell_and_ask, _tell_and_ask, _unknown, _repeat]
+    choices += [_sum, _sum, _count, _count, _recap]
     for _ in range(moves):
         rng.choice([*choices, _ask, _ask, _ask, _correct] if made.known else choices)(rng, made)
     if not made.turns or made.turns[-1].role != "assistant":
@@ -172,6 +173,14 @@ def _tell(rng: random.Random, made: Talk) -> None:
     one = personal_fact(rng)
     made.learn(one)
     made.say(one.statement, _noted(one), "The user tells me a fact.")
+
+
+def _tell_and_ask(rng: random.Random, made: Talk) -> None:
+    """Tell something and ask for it in one turn."""
+    one = personal_fact(rng) if rng.random() < 0.5 else fact(rng)
+    made.learn(one)
+    joint = rng.choice((" ", " ", "\n"))
+    made.say(f"{one.statement}{joint}{one.question}", one.answer, _recall(one))
 
 
 def _noted(one: Fact) -> str:

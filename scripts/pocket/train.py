@@ -12,7 +12,7 @@ three minutes and goes on from there when it is run again. `evaluate` needs what
 same seed gives the same conversations; the same weights come only from the same machine and time.
 With `--from` it goes on from exported weights, with more of a newcomer's chats. Those in
 worker/engine/pocket took `--minutes 90 --threads 1 --compile` on one core with AMX, and then
-`--from worker/engine/pocket --minutes MINUTES --threads 1` on half a core, for the small talk.
+`--from worker/engine/pocket` for 1,916 steps, while the wordings were still being added to.
 Faster on Linux: MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=68719476736.
 """
 
