@@ -1,0 +1,50 @@
+"""Pulls models from a hub that lies, and from one that hangs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.helpers.hub.hub_pulls import SHARDS, PullHome, pull_home
+
+PRECIOUS: Final = "precious.json"
+OUT: Final = f"../../../../{PRECIOUS}"  # from a folder of the cache's repository
+LIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
+    "a commit that leads out": {"": {"sha": OUT.removesuffix(".json")}},
+    "a commit that is a number": {"": {"sha": 5}},
+    "no files at all": {"": {"siblings": [1, 2]}},
+    "a digest that leads out": {SHARDS[0]: {"lfs": {"sha256": OUT, "size": 9, "pointerSize": 1}}},
+    "a git digest that is none": {"config.json": {"blobId": "HEAD"}},
+    "a size below nothing": {SHARDS[0]: {"size": -5}},
+    "a size that is text": {SHARDS[0]: {"size": "4000000"}},
+    "weights among what git holds": {SHARDS[0]: {"lfs": None, "size": 10**9}},
+}
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[PullHome]:
+    with pull_home(tmp_path) as home:
+        yield home
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_is_no_listing_of_a_hub_is_told_and_nothing_is_written_outside_of_the_cache(
+    user: PullHome, lie: str
+) -> None:
+    precious = user.home / PRECIOUS
+    precious.write_text("precious")
+    user.repository.lies = LIES[lie]
+    status, said = user.pull()
+    assert status == 1 and "what is no listing of a hub" in said, said
+    assert "HF_ENDPOINT" in said and "Traceback" not in said
+    assert precious.read_text() == "precious"
+    assert {path.name for path in user.home.iterdir()} <= {PRECIOUS, "hf"}
+
+
+def test_files_with_names_that_no_terminal_or_disk_takes_are_left_alone(user: PullHome) -> None:
+    odd = {"\x1b]0;title\x07.py": b"", "a\0b.json": b"{}", "e" * 300 + ".json": b"{}"}
+    user.repository.files |= odd
+    status, said = user.pull()
+    assert status == 0 and "\x1b" not in said, said
+    assert not any(user.hub.served[name] for name in odd)
