@@ -16,11 +16,12 @@ import functools
 import glob
 import hashlib
 import os
+import queue
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
 from huggingface_hub import snapshot_download
@@ -46,6 +47,7 @@ from hearth.worker.engine.remote_code_check import remote_code
 from hearth.worker.setup.memory_verdict import memory_verdict
 
 FILES_AT_ONCE: Final = 4  # a hub gives one connection less than many a line can take
+LEFT_WAIT_S: Final = 1.0  # for the other files, once one has failed
 DISK_SPARE_BYTES: Final = 256 * 1024**2  # of the volume, left free
 DOES_NOT_FIT: Final = 2
 
@@ -167,18 +169,39 @@ def fetch_large(model: HubModel, console: Console) -> None:
     """
     total = sum(file.nbytes for file in model.files if file.is_large)
     over = threading.Event()
-    with (
-        DownloadProgress(console, model.hub_id.rpartition("/")[2], total) as progress,
-        ThreadPoolExecutor(FILES_AT_ONCE) as pool,
-    ):
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    with DownloadProgress(console, model.hub_id.rpartition("/")[2], total) as progress:
         parts = downloads(model, progress.advance, over.is_set)
-        runs = [pool.submit(part.run, progress.say) for part in parts]
+        waiting = iter(parts)  # whose next() one thread at a time runs
+
+        def work() -> None:
+            for part in waiting:
+                if over.is_set():
+                    return
+                ended.put(_failure(part, progress))
+
+        # Daemons: one that waits for its hub keeps nobody from leaving. It may be killed anywhere.
+        threads = [threading.Thread(target=work, daemon=True) for _ in parts[:FILES_AT_ONCE]]
         try:
-            for run in as_completed(runs):
-                run.result()
+            for thread in threads:
+                thread.start()
+            for _ in parts:
+                if (failure := ended.get()) is not None:
+                    raise failure
         finally:
             over.set()  # after a failure or Ctrl-C the others end too
-            pool.shutdown(wait=False, cancel_futures=True)
+            deadline = time.monotonic() + LEFT_WAIT_S
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _failure(part: ResumableDownload, progress: DownloadProgress) -> BaseException | None:
+    """Have a file here; return what kept it from coming."""
+    try:
+        part.run(progress.say)
+    except BaseException as error:
+        return error
+    return None
 
 
 def check_disk(model: HubModel, missing: int) -> None:

@@ -1,13 +1,23 @@
 """Pulls models from a hub that lies, and from one that hangs."""
 
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.helpers.hub.hub_pulls import SHARDS, PullHome, pull_home
+from tests.helpers.hub.hub_pulls import (
+    HUB_ID,
+    PULL_S_MAX,
+    SHARD_BYTES,
+    SHARDS,
+    PullHome,
+    pull_home,
+)
 
+INTERRUPTED_S_MAX: Final = 6.0  # less than the hub's library waits for a byte
 PRECIOUS: Final = "precious.json"
 OUT: Final = f"../../../../{PRECIOUS}"  # from a folder of the cache's repository
 LIES: Final[dict[str, dict[str, dict[str, Any]]]] = {
@@ -48,3 +58,24 @@ def test_files_with_names_that_no_terminal_or_disk_takes_are_left_alone(user: Pu
     status, said = user.pull()
     assert status == 0 and "\x1b" not in said, said
     assert not any(user.hub.served[name] for name in odd)
+
+
+def test_control_c_ends_a_pull_whose_hub_hangs_and_one_that_waits_for_another(
+    user: PullHome,
+) -> None:
+    user.repository.hold_at = SHARD_BYTES // 4
+    first = user.start("pull", HUB_ID)
+    assert user.hub.reached.wait(PULL_S_MAX)
+    second = user.start("pull", HUB_ID)
+    assert second.stdout is not None
+    while "waiting for it" not in second.stdout.readline():
+        assert second.poll() is None
+    for pull in (second, first):
+        began = time.monotonic()
+        pull.send_signal(signal.SIGINT)
+        said = "".join(pull.communicate(timeout=PULL_S_MAX))
+        assert time.monotonic() - began < INTERRUPTED_S_MAX
+        assert pull.returncode == 130 and "Traceback" not in said, said
+    user.repository.hold_at = 0
+    status, said = user.pull()
+    assert status == 0 and user.is_whole(), said
