@@ -40,6 +40,7 @@ from hearth.commands.models.memory_lines import memory_lines
 from hearth.commands.models.resumable_download import ResumableDownload, remove_leftovers
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import catalogued
+from hearth.shared.models.local_models import indexed_files
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.engine.model_loader import may_run_code
@@ -96,6 +97,7 @@ def pull(options: argparse.Namespace, settings: Settings, console: Console) -> i
         fetch_small(model)
         if not runs_code and (found := remote_code(model.snapshot)):
             raise ModelError(_brings_code(hub_id, found))
+        check_index(model)
         verdict = memory_verdict(model.snapshot, settings, model.weight_bytes)
         say("\n".join(memory_lines(verdict)))
         if not verdict.fits and not options.anyway:
@@ -143,6 +145,11 @@ def fetch_small(model: HubModel) -> None:
     snapshot_download(model.hub_id, revision=model.revision, allow_patterns=_patterns(small))
     for file in small:
         path = model.snapshot / file.path
+        if not path.exists():
+            raise ModelError(
+                f"The hub lists {file.path} of {model.hub_id}, and does not give it. Pull again "
+                "later, or use another mirror (HF_ENDPOINT)."
+            )
         found = git_digest(path.read_bytes())
         if found != file.digest:
             path.resolve().unlink()
@@ -152,6 +159,17 @@ def fetch_small(model: HubModel) -> None:
                 f"told {file.digest}. It is not kept. Pull again; if it comes so again, use "
                 "another mirror (HF_ENDPOINT)."
             )
+
+
+def check_index(model: HubModel) -> None:
+    """Raise ModelError where the index names weights that the repository does not have."""
+    lacking = sorted(indexed_files(model.snapshot) - {file.path for file in model.files})
+    if lacking:
+        raise ModelError(
+            f"{model.hub_id} is not whole on the hub: its index names weights that it does not "
+            f"have ({len(lacking)}, as {lacking[0]!r:.120}). Nothing of its weights was fetched. "
+            "Use another conversion of the model, or pull again once it is complete."
+        )
 
 
 def downloads(

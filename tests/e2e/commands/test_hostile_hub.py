@@ -1,5 +1,6 @@
 """Pulls models from a hub that lies, and from one that hangs."""
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -58,6 +59,28 @@ def test_files_with_names_that_no_terminal_or_disk_takes_are_left_alone(user: Pu
     status, said = user.pull()
     assert status == 0 and "\x1b" not in said, said
     assert not any(user.hub.served[name] for name in odd)
+
+
+def test_weights_that_the_index_names_and_the_hub_lacks_are_told_before_any_are_fetched(
+    user: PullHome,
+) -> None:
+    index = {
+        "weight_map": {"a": SHARDS[0], "b": SHARDS[1], "c": "model-00003-of-00003.safetensors"}
+    }
+    user.repository.files["model.safetensors.index.json"] = json.dumps(index).encode()
+    status, said = user.pull()
+    assert status == 1 and "is not whole on the hub" in said
+    assert "(1, as 'model-00003-of-00003.safetensors')" in said
+    assert not any(user.hub.served[name] for name in SHARDS)
+
+
+def test_a_file_that_is_listed_and_not_given_is_told(user: PullHome) -> None:
+    about = {"rfilename": "extra.json", "size": 2, "blobId": "a" * 40}
+    real = {"rfilename": "config.json", "size": 9, "blobId": "b" * 40}
+    weights = {"rfilename": SHARDS[0], "size": 9, "blobId": "c" * 40}
+    user.repository.lies = {"": {"siblings": [about, real, weights]}}
+    status, said = user.pull()
+    assert status == 1 and f"lists extra.json of {HUB_ID}, and does not give it" in said
 
 
 def test_control_c_ends_a_pull_whose_hub_hangs_and_one_that_waits_for_another(
