@@ -2,6 +2,7 @@
 
 import contextlib
 import fnmatch
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,27 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionResolutionError,
 )
+from huggingface_hub.hf_api import RepoSibling
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
 CODE_SUFFIX: Final = ".py"
 WEIGHTS_PATTERN: Final = "model*.safetensors"
 _FOREIGN: Final = (".gguf", ".bin", ".pt", ".pth", ".onnx", ".npz")
 _TOKENS_PAGE: Final = "settings/tokens"
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_LARGE_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_NAME_BYTES_MAX: Final = 255
+_BYTES_MAX: Final = 1024**5  # of a file
+_SMALL_BYTES_MAX: Final = 64 * 1024**2  # git holds text; a hub keeps larger files in its store
+# What its library raises at an answer of another form than a hub's.
+_MALFORMED: Final = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    AssertionError,
+    RecursionError,
+)
 
 
 class ModelError(Exception):
@@ -72,31 +88,62 @@ def look_up(hub_id: str) -> HubModel:
     Raises:
         ModelError: there is nothing that could be served.
     """
-    revision = resolve_revision(hub_id)
-    info = HfApi().model_info(hub_id, revision=revision, files_metadata=True)
-    files = []
-    for sibling in info.siblings or ():
-        if not _is_wanted(sibling.rfilename):
-            continue
-        digest = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
-        if sibling.size is None or digest is None:
-            raise ModelError(
-                f"{_endpoint()} tells no size or digest of {sibling.rfilename} in {hub_id}, so "
-                "that it could not be checked. Use another mirror (HF_ENDPOINT)."
-            )
-        is_large = sibling.lfs is not None
-        files.append(HubFile(sibling.rfilename, sibling.size, digest.lower(), is_large))
-    names = {file.path for file in files}
-    _refuse_unservable(hub_id, names, [s.rfilename for s in info.siblings or ()])
-    return HubModel(hub_id, revision, tuple(files))
+    with _well_formed(hub_id):
+        revision = resolve_revision(hub_id)
+        _check(_COMMIT.fullmatch(revision.resolved))  # it becomes a folder's name
+        siblings = HfApi().model_info(hub_id, revision=revision, files_metadata=True).siblings or ()
+        names = [sibling.rfilename for sibling in siblings]
+        files = tuple(_hub_file(each) for each in siblings if _is_wanted(each.rfilename))
+    _refuse_unservable(hub_id, {file.path for file in files}, names)
+    return HubModel(hub_id, revision, files)
+
+
+@contextlib.contextmanager
+def _well_formed(hub_id: str) -> Iterator[None]:
+    """Raise ModelError where an answer is none that a hub gives."""
+    try:
+        yield
+    except (OSError, HFValidationError):  # some are ValueErrors too
+        raise
+    except _MALFORMED as error:
+        raise ModelError(
+            f"{_endpoint()} answers for {hub_id} with what is no listing of a hub. Check "
+            "HF_ENDPOINT, or that no sign-in page of this network answers in its place."
+        ) from error
+
+
+def _check(is_so: object) -> None:
+    if not is_so:
+        raise ValueError("not as a hub tells it")
+
+
+def _hub_file(sibling: RepoSibling) -> HubFile:
+    """Return a file as a hub tells it, whose digest becomes a name in the cache.
+
+    Raises:
+        ModelError: it could not be checked.
+        ValueError: a size or a digest is none.
+    """
+    is_large = sibling.lfs is not None
+    digest, size = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id, sibling.size
+    if size is None or digest is None:
+        raise ModelError(
+            f"{_endpoint()} tells no size or digest of {sibling.rfilename}, so that it could not "
+            "be checked. Use another mirror (HF_ENDPOINT)."
+        )
+    _check((_LARGE_DIGEST if is_large else _COMMIT).fullmatch(digest.lower()))
+    _check(type(size) is int and 0 <= size <= (_BYTES_MAX if is_large else _SMALL_BYTES_MAX))
+    return HubFile(sibling.rfilename, size, digest.lower(), is_large)
 
 
 def _is_wanted(name: str) -> bool:
-    """Whether serving takes a file: one that mlx-lm fetches, on no path that leads out.
+    """Whether serving takes a file: one that mlx-lm fetches, on a plain path that leads not out.
 
     They name no pickles, whose loading would run code.
     """
-    is_inside = not name.startswith("/") and ".." not in name.split("/")
+    parts = name.split("/")
+    is_inside = all(parts) and parts.count("..") == parts.count(".") == 0
+    is_inside = is_inside and name.isprintable() and len(name.encode()) <= _NAME_BYTES_MAX
     return is_inside and any(fnmatch.fnmatch(name, each) for each in DEFAULT_ALLOW_PATTERNS)
 
 

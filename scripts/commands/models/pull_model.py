@@ -16,11 +16,12 @@ import functools
 import glob
 import hashlib
 import os
+import queue
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
 from huggingface_hub import snapshot_download
@@ -39,6 +40,7 @@ from hearth.commands.models.memory_lines import memory_lines
 from hearth.commands.models.resumable_download import ResumableDownload, remove_leftovers
 from hearth.shared.errors import StartError
 from hearth.shared.models.catalogue import catalogued
+from hearth.shared.models.local_models import indexed_files
 from hearth.shared.paths import env_file
 from hearth.shared.settings_from_env import Settings, load_settings
 from hearth.worker.engine.model_loader import may_run_code
@@ -46,6 +48,7 @@ from hearth.worker.engine.remote_code_check import remote_code
 from hearth.worker.verdict.memory_verdict import memory_verdict
 
 FILES_AT_ONCE: Final = 4  # a hub gives one connection less than many a line can take
+LEFT_WAIT_S: Final = 1.0  # for the other files, once one has failed
 DISK_SPARE_BYTES: Final = 256 * 1024**2  # of the volume, left free
 DOES_NOT_FIT: Final = 2
 
@@ -94,6 +97,7 @@ def pull(options: argparse.Namespace, settings: Settings, console: Console) -> i
         fetch_small(model)
         if not runs_code and (found := remote_code(model.snapshot)):
             raise ModelError(_brings_code(hub_id, found))
+        check_index(model)
         verdict = memory_verdict(model.snapshot, settings, model.weight_bytes)
         say("\n".join(memory_lines(verdict)))
         if not verdict.fits and not options.anyway:
@@ -141,6 +145,11 @@ def fetch_small(model: HubModel) -> None:
     snapshot_download(model.hub_id, revision=model.revision, allow_patterns=_patterns(small))
     for file in small:
         path = model.snapshot / file.path
+        if not path.exists():
+            raise ModelError(
+                f"The hub lists {file.path} of {model.hub_id}, and does not give it. Pull again "
+                "later, or use another mirror (HF_ENDPOINT)."
+            )
         found = git_digest(path.read_bytes())
         if found != file.digest:
             path.resolve().unlink()
@@ -150,6 +159,17 @@ def fetch_small(model: HubModel) -> None:
                 f"told {file.digest}. It is not kept. Pull again; if it comes so again, use "
                 "another mirror (HF_ENDPOINT)."
             )
+
+
+def check_index(model: HubModel) -> None:
+    """Raise ModelError where the index names weights that the repository does not have."""
+    lacking = sorted(indexed_files(model.snapshot) - {file.path for file in model.files})
+    if lacking:
+        raise ModelError(
+            f"{model.hub_id} is not whole on the hub: its index names weights that it does not "
+            f"have ({len(lacking)}, as {lacking[0]!r:.120}). Nothing of its weights was fetched. "
+            "Use another conversion of the model, or pull again once it is complete."
+        )
 
 
 def downloads(
@@ -167,18 +187,39 @@ def fetch_large(model: HubModel, console: Console) -> None:
     """
     total = sum(file.nbytes for file in model.files if file.is_large)
     over = threading.Event()
-    with (
-        DownloadProgress(console, model.hub_id.rpartition("/")[2], total) as progress,
-        ThreadPoolExecutor(FILES_AT_ONCE) as pool,
-    ):
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    with DownloadProgress(console, model.hub_id.rpartition("/")[2], total) as progress:
         parts = downloads(model, progress.advance, over.is_set)
-        runs = [pool.submit(part.run, progress.say) for part in parts]
+        waiting = iter(parts)  # whose next() one thread at a time runs
+
+        def work() -> None:
+            for part in waiting:
+                if over.is_set():
+                    return
+                ended.put(_failure(part, progress))
+
+        # Daemons: one that waits for its hub keeps nobody from leaving. It may be killed anywhere.
+        threads = [threading.Thread(target=work, daemon=True) for _ in parts[:FILES_AT_ONCE]]
         try:
-            for run in as_completed(runs):
-                run.result()
+            for thread in threads:
+                thread.start()
+            for _ in parts:
+                if (failure := ended.get()) is not None:
+                    raise failure
         finally:
             over.set()  # after a failure or Ctrl-C the others end too
-            pool.shutdown(wait=False, cancel_futures=True)
+            deadline = time.monotonic() + LEFT_WAIT_S
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _failure(part: ResumableDownload, progress: DownloadProgress) -> BaseException | None:
+    """Have a file here; return what kept it from coming."""
+    try:
+        part.run(progress.say)
+    except BaseException as error:
+        return error
+    return None
 
 
 def check_disk(model: HubModel, missing: int) -> None:

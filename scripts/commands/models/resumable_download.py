@@ -91,13 +91,17 @@ class ResumableDownload:
 
     @contextlib.contextmanager
     def _alone(self, say: Callable[[str], None]) -> Iterator[None]:
-        try:
-            with WeakFileLock(self._lock, timeout=LOCK_TOLD_AFTER_S):
-                yield
-            return
-        except filelock.Timeout:
-            say(f"{self._file.path} is being fetched by another process; waiting for it")
-        with WeakFileLock(self._lock):
+        is_told = False
+        with contextlib.ExitStack() as held:
+            while True:
+                try:
+                    held.enter_context(WeakFileLock(self._lock, timeout=LOCK_TOLD_AFTER_S))
+                    break
+                except filelock.Timeout:
+                    self._check_awaited()
+                if not is_told:
+                    say(f"{self._file.path} is being fetched by another process; waiting for it")
+                is_told = True
             yield
 
     def _fetch(self) -> None:
@@ -111,6 +115,7 @@ class ResumableDownload:
                     tries = 0 if target.tell() > before else tries + 1
                     if tries >= TRIES_MAX:
                         raise self._given_up(error, target.tell()) from error
+                    self._check_awaited()
                     time.sleep(min(self._wait_s * 2**tries, WAIT_S_MAX))
             os.fsync(target.fileno())
         if self._digest.hexdigest() != self._file.digest:
@@ -154,10 +159,13 @@ class ResumableDownload:
                 target.flush()  # what is told to be here outlives this process
                 self._digest.update(part)
                 self._tell(target.tell())
-                if self._is_over():
-                    raise ModelError(f"{self._file.path} was left: what came is kept.")
+                self._check_awaited()
         if target.tell() < self._file.nbytes:
             raise _TryAgain("its answer ended early")
+
+    def _check_awaited(self) -> None:
+        if self._is_over():
+            raise ModelError(f"{self._file.path} was left: what came is kept.")
 
     def _tell(self, here: int) -> None:
         self._on_bytes(here - self._here)

@@ -41,6 +41,8 @@ class HubRepository:
     has_ranges: bool = True
     part_wait_s: float = 0.0  # before each part of a large file
     has_git_digests: bool = True
+    # What the listing tells in place of the truth: by file, "" = of the repository.
+    lies: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def revision(self) -> str:
@@ -171,9 +173,10 @@ class _HubHandler(BaseHTTPRequestHandler):
                 row["blobId"] = git_digest(content) if repository.has_git_digests else None
                 if is_large(file):
                     row["lfs"] = _large_row(content)
-            rows.append(row)
+            rows.append(row | repository.lies.get(file, {}))
         about = {"id": name, "modelId": name, "sha": repository.revision, "private": False}
-        self._json({**about, "tags": [], "downloads": 0, "siblings": rows})
+        told = {**about, "tags": [], "downloads": 0, "siblings": rows}
+        self._json(told | repository.lies.get("", {}))
 
     def _resolve(self, name: str, repository: HubRepository, file: str) -> None:
         if repository.token and not self._has_token(repository):
