@@ -10,7 +10,6 @@ from hearth.shared.settings_from_env import Settings
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter, LoraAdapters
 from hearth.worker.engine.lora.lora_files import (
     FILES,
-    LoraConfig,
     find_directory,
     read_arrays,
     read_config,
@@ -28,12 +27,11 @@ Identify = Callable[..., WeightsIdentity]  # takes a directory and the patterns 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An adapter's files, before its weights are read."""
+    """An adapter's files, as they are before the model is loaded: they may change until then."""
 
     name: str
     source: str
     directory: Path
-    config: LoraConfig
     weights: Path
 
 
@@ -70,11 +68,10 @@ class LoraSetup:
     def _load(self, found: _Found, loaded: LoadedModel, identify: Identify) -> LoraAdapter:
         try:
             identity = identify(found.directory, FILES)  # before they are read
-            arrays = read_arrays(found.weights, found.config)
+            config = read_config(found.directory)
+            arrays = read_arrays(weights_file(found.directory, config), config)
             network, sees_images = network_of(loaded), loaded.vision is not None
-            adapter = make_adapter(
-                found.name, network, found.config, arrays, sees_images=sees_images
-            )
+            adapter = make_adapter(found.name, network, config, arrays, sees_images=sees_images)
             adapter = replace(adapter, identity="\n".join(identity.parts()))
             if reason := why_not_computed(adapter, loaded.model):
                 raise ValueError(reason)
@@ -89,8 +86,7 @@ class LoraSetup:
 def _find(name: str, source: str) -> _Found:
     try:
         directory = find_directory(source)
-        config = read_config(directory)
-        return _Found(name, source, directory, config, weights_file(directory, config))
+        return _Found(name, source, directory, weights_file(directory, read_config(directory)))
     except Exception as error:  # whatever a hub or a file can raise
         raise _refusal(name, source, error) from error
 
