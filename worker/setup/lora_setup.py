@@ -16,6 +16,7 @@ from hearth.worker.engine.lora.lora_files import (
     weights_file,
 )
 from hearth.worker.engine.lora.lora_layers import make_adapter, why_not_computed
+from hearth.worker.engine.mlx_memory import GB
 from hearth.worker.engine.model_loader import LoadedModel
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.weights_identity import WeightsIdentity
@@ -51,8 +52,18 @@ class LoraSetup:
         self._found = [_find(name, source) for name, source in settings.adapters]
 
     def admit(self, nbytes: int) -> None:
-        """Make ready for a model's weights of `nbytes`, and for those of the adapters."""
-        self._admit(nbytes + sum(found.weights.stat().st_size for found in self._found))
+        """Make ready for a model's weights of `nbytes`, and for those of the adapters.
+
+        Raises:
+            StartError: they do not fit together.
+        """
+        own = sum(found.weights.stat().st_size for found in self._found)
+        try:
+            self._admit(nbytes + own)
+        except StartError as error:
+            if not own:
+                raise
+            raise StartError(f"{error} {own / GB:.1f} GB of them are those of ADAPTERS.") from error
 
     def load(self, loaded: LoadedModel, identify: Identify) -> LoadedModel:
         """Return the model with its adapters, as it is where ADAPTERS is empty.

@@ -1,6 +1,7 @@
 """Adapters compute what upstream computes with them, fit the model or refuse the start."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from hearth.worker.engine.lora import lora_files
 from hearth.worker.engine.lora.lora_adapter import LoraAdapter, applied
 from hearth.worker.engine.lora.lora_files import CONFIG, FILES, MLX_LM_WEIGHTS, PEFT_WEIGHTS
 from hearth.worker.engine.lora.lora_layers import why_not_computed
+from hearth.worker.engine.mlx_memory import GB, refuse_heavy
 from hearth.worker.engine.model_loader import LoadedModel, weights_of
 from hearth.worker.engine.prefill_lengths import network_of
 from hearth.worker.engine.weights_identity import WeightsIdentity
@@ -236,6 +238,20 @@ def test_what_peft_left_out_is_not_missed(tmp_path: Path) -> None:
     fields["exclude_modules"] = ["q_proj"]
     theirs = as_peft(mine, tmp_path / "theirs", **fields)
     assert with_adapters(loaded("qwen3"), theirs=theirs).adapters.by_name
+
+
+def test_a_model_that_does_not_fit_with_its_adapters_says_how_much_these_are(mine: Path) -> None:
+    def admit(nbytes: int) -> None:
+        refuse_heavy(nbytes, "owner/model", 64 * GB)
+
+    os.truncate(mine / MLX_LM_WEIGHTS, 90 * GB)
+    setup = LoraSetup(load_settings({"ADAPTERS": f"mine={mine}"}, None), admit)
+    with pytest.raises(
+        StartError, match=r"weights are 91\.0 GB.* 90\.0 GB of them are those of AD"
+    ):
+        setup.admit(GB)
+    with pytest.raises(StartError, match=r"MEMORY_LIMIT_MB\.$"):
+        LoraSetup(load_settings({}, None), admit).admit(91 * GB)
 
 
 def test_an_adapter_that_changes_while_the_model_loads_is_read_as_it_is_hashed(mine: Path) -> None:
